@@ -1,0 +1,37 @@
+# Everything a person runs here. Each target creates the virtual environment it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test test-slow test-gpu check format clean
+
+demo: $(READY)          ## the embedded demo: five methods, three seeds, about a minute
+	rm -rf runs/demo
+	$(BIN)/fedaux run recipes/demo.toml --out runs/demo
+
+test: $(READY)          ## the quick tests
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(READY)     ## tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(READY)      ## tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+check: $(READY)         ## formatting, lint, strict types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	touch $@
