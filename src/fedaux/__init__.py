@@ -1,3 +1,54 @@
-"""Federated learning with unlabeled auxiliary data."""
+"""Federated learning with unlabeled auxiliary data.
+
+`fedaux.run(fedaux.Experiment(...))` does in Python what `fedaux run` does on the command line. Names are imported when
+first used, so that `import fedaux` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedaux.config import ConfigError, Experiment, load_experiment
+    from fedaux.execute import Result, run
+    from fedaux.methods import METHODS, Method
+    from fedaux.models import MODELS, SplitModel, split_model
+
+_HOMES = {
+    "ConfigError": "fedaux.config",
+    "Experiment": "fedaux.config",
+    "load_experiment": "fedaux.config",
+    "Result": "fedaux.execute",
+    "run": "fedaux.execute",
+    "METHODS": "fedaux.methods",
+    "Method": "fedaux.methods",
+    "MODELS": "fedaux.models",
+    "SplitModel": "fedaux.models",
+    "split_model": "fedaux.models",
+}
+
+__all__ = [
+    "METHODS",
+    "MODELS",
+    "ConfigError",
+    "Experiment",
+    "Method",
+    "Result",
+    "SplitModel",
+    "load_experiment",
+    "run",
+    "split_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedaux' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,1 +1,1 @@
-
+"""Who carries out the clients' part."""

@@ -1,1 +1,24 @@
+"""Models: f = head after features. A row of MODELS makes one for given inputs and classes."""
 
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+from fedaux.models.cnn import cnn
+from fedaux.models.resnet import resnet8
+from fedaux.models.split import SplitModel, split_model
+
+MODELS: dict[str, Callable[..., SplitModel]] = {
+    "cnn": cnn,
+    "resnet8": resnet8,
+}
+"""Each is called as model(image_shape, num_classes, **options) with image_shape = (channels, height, width)."""
+
+__all__ = ["MODELS", "SplitModel", "model_options", "split_model"]
+
+
+def model_options(name: str) -> list[str]:
+    """Return the names of the options that a model takes."""
+    parameters = inspect.signature(MODELS[name]).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

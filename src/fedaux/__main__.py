@@ -1,0 +1,5 @@
+"""`python -m fedaux` is `fedaux`."""
+
+from fedaux.cli import main
+
+main()

@@ -1,0 +1,86 @@
+"""The default mechanism: a linear-discriminant density ratio with a private mean.
+
+Public map: centre features on the negatives' mean, keep their leading principal components scaled to unit variance,
+clip to the norm c (the negatives' median norm) and divide by c; call the result u(x), so |u(x)| <= 1.
+Release: m_i = mean of u over the client's n_i examples, plus Gaussian noise. Replacing one example moves the mean by at
+most 2/n_i, which is the sensitivity; everything else is public or post-processing.
+Score: with unit covariance and d_i = m_i - m_0 (m_0: the negatives' mean of u), the log density ratio of x between
+the client and the negatives is c^2 (<d_i, u(x) - m_0> - |d_i|^2 / 2). The score is its exponential, tempered:
+log s_i(x) = sharpness * that, so that Eq. 3 becomes the distribution-weighted rule of Mansour et al. (2008).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedaux.certainty.gaussian import noise_multiplier
+from fedaux.certainty.mechanism import Mechanism, Noise, Public, Release
+from fedaux.config import Certainty
+
+
+class PrivateMean:
+    """Whitened, clipped, private mean with density-ratio scores."""
+
+    def __init__(self, section: Certainty) -> None:
+        self._components = section.components
+        self._sharpness = section.sharpness
+        self._epsilon = section.epsilon
+        self._delta = section.delta
+
+    def publish(self, negatives: Tensor) -> Public:
+        """Return centre [F], map [F, k], clipping norm [] and the negatives' own mean [k]."""
+        features = negatives.double()
+        centre = features.mean(dim=0)
+        covariance = (features - centre).T @ (features - centre) / max(1, len(features) - 1)
+        variances, directions = torch.linalg.eigh(covariance)  # rising
+        # Directions in which the negatives hardly vary would be blown up to noise by whitening.
+        usable = int((variances > 1e-6 * variances[-1].clamp_min(1e-12)).sum())
+        keep = min(self._components, usable)
+        if keep == 0:
+            raise ValueError("the negatives' features do not vary: pretraining has collapsed")
+        whitening = (directions / variances.clamp_min(1e-30).sqrt()).flip(1)[:, :keep]
+        bound = ((features - centre) @ whitening).norm(dim=1).median()
+        # Single precision halves the message; whatever the rounded map is, it is public and norms stay clipped.
+        public = {"centre": centre.float(), "whitening": whitening.float(), "bound": bound.float()}
+        return public | {"mean": self.project(features, public).mean(dim=0).float()}
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        """Release the client's mean; sensitivity 2 / n_i."""
+        if len(features) == 0:
+            raise ValueError("a client without examples has nothing to release")
+        mean = self.project(features, public).mean(dim=0)
+        sensitivity = 2.0 / len(features)
+        sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        vector = mean + noise.gaussian(len(mean), sigma=sigma).to(mean.device)
+        return Release(vector, "mean", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
+
+    def project(self, features: Tensor, public: Public) -> Tensor:
+        """Return u(x) [N, k], each of norm at most 1."""
+        whitened = (features.double() - public["centre"]) @ public["whitening"].double() / public["bound"]
+        projected: Tensor = whitened / whitened.norm(dim=1, keepdim=True).clamp_min(1.0)
+        return projected
+
+    def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
+        """Return log s_i(x) [K, N]; the noise's known share k sigma^2 of |d_i|^2 is taken out."""
+        shifts = vectors - public["mean"]
+        squares = shifts.square().sum(dim=1) - shifts.shape[1] * sigmas.square()
+        ratio = shifts @ (projected - public["mean"]).T - squares.clamp_min(0.0)[:, None] / 2
+        return self._sharpness * public["bound"].square() * ratio
+
+
+class _Unprotected(PrivateMean):
+    """The same without noise, for ablations: it protects nothing and says so."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        if len(features) == 0:
+            raise ValueError("a client without examples has nothing to release")
+        mean = self.project(features, public).mean(dim=0)
+        return Release(mean, "none", 2.0 / len(features), 0.0, math.inf, 0.0, "none")
+
+
+def unprotected_mean(section: Certainty) -> Mechanism:
+    """The `mean` mechanism without noise, at infinite epsilon."""
+    return _Unprotected(section)

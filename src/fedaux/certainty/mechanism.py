@@ -1,0 +1,73 @@
+"""The seam between clients, server and the ways to release certainty: publish, release, score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Public = dict[str, Tensor]
+"""What a mechanism derives from public data alone and sends to every client."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """The one thing that leaves a client, with what it cost.
+
+    `sensitivity` is the proved bound on the l2 distance between the noiseless vectors of neighbouring data sets:
+    those that differ by replacing one example, the number of examples being public.
+    """
+
+    vector: Tensor
+    mechanism: str
+    sensitivity: float
+    sigma: float
+    epsilon: float
+    delta: float
+    noise: str
+
+
+class Noise(Protocol):
+    """A source of Gaussian noise that says what it is."""
+
+    kind: str
+
+    def gaussian(self, size: int, *, sigma: float) -> Tensor:
+        """Return `size` independent draws of N(0, sigma^2) in double precision."""
+        ...
+
+
+class SimulatedNoise:
+    """Seeded noise: right for simulations, worthless as protection, and marked as such in the ledger."""
+
+    kind = "simulated"
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self._generator = generator
+
+    def gaussian(self, size: int, *, sigma: float) -> Tensor:
+        """Return `size` independent draws of N(0, sigma^2) in double precision."""
+        return torch.from_numpy(self._generator.normal(0.0, sigma, size))
+
+
+class Mechanism(Protocol):
+    """One way to release certainty. `release` runs where the data is; the rest needs public data and releases."""
+
+    def publish(self, negatives: Tensor) -> Public:
+        """Derive from the negatives' features [M, F] what clients need (server)."""
+        ...
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        """Release a vector about the client's features [n, F] (client)."""
+        ...
+
+    def project(self, features: Tensor, public: Public) -> Tensor:
+        """Prepare public features [N, F] for scoring, once (server)."""
+        ...
+
+    def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
+        """Return log s_i(x) [K, N] of released vectors [K, D] with noise sigmas [K] on projected features (server)."""
+        ...

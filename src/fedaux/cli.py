@@ -1,0 +1,195 @@
+"""The command line. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedaux import __version__
+from fedaux.config import ConfigError, Experiment, inspect, read_recipe
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+app = typer.Typer(
+    help="Federated learning with unlabeled auxiliary data: FedAUX and the methods it is compared with.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Recipe = Annotated[
+    str, typer.Argument(help="A TOML file, or the name of a recipe that ships with fedaux.", metavar="RECIPE")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change a setting: --set local.epochs=5. May be repeated.", metavar="KEY=VALUE"),
+]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"fedaux {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    recipe: Recipe = "demo",
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory.", show_default="runs/NAME", metavar="DIR")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run where it stopped.")] = False,
+    overrides: Overrides = None,
+) -> None:
+    """Run every method and seed of a recipe; without one, the embedded demo.
+
+    Leaves a run directory with configuration, metrics, privacy ledger, checkpoints, summary and report. A run that was
+    interrupted, in whatever way, continues with --resume and ends with the same figures.
+    """
+    experiment = load(recipe, overrides or [])
+    from fedaux import display, execute
+
+    console = Console()
+    directory = Path(out or experiment.output.directory or Path("runs") / experiment.name)
+    done = _rounds_done(directory) if resume else 0
+    try:
+        with display.Display(experiment, console, done=done) as watcher:
+            result = execute.run(experiment, out=directory, resume=resume, watcher=watcher)
+    except KeyboardInterrupt:
+        console.print(
+            f"\nStopped. Finished rounds are safe; continue with the same command and --resume ({directory})."
+        )
+        raise typer.Exit(130) from None
+    console.print(display.result_table(result.summary))
+    for line in display.privacy_lines(directory):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def data(
+    recipe: Recipe = "demo",
+    overrides: Overrides = None,
+    alpha: Annotated[
+        list[float] | None,
+        typer.Option(help="Concentration of a panel; may be repeated.", show_default="the recipe's, 0.1, 1, 100"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the picture goes (.png, .svg or .pdf).", metavar="FILE")] = Path(
+        "split.png"
+    ),
+    seed: Annotated[int | None, typer.Option(help="The seed of the split.", show_default="the recipe's first")] = None,
+) -> None:
+    """Show how a recipe spreads its labelled data: a client-by-class table and the bubble picture."""
+    experiment = load(recipe, overrides or [])
+    alphas = sorted(set(alpha or [experiment.split.alpha, 0.1, 1.0, 100.0]))
+    if wrong := [value for value in alphas if not value > 0]:
+        raise ValueError(f"--alpha {wrong[0]}: should be greater than 0")
+    if out.suffix not in {".png", ".svg", ".pdf"}:
+        raise ValueError(f"--out {out}: should end in .png, .svg or .pdf")
+    from fedaux import checks, display, execute
+    from fedaux.data import load_labelled
+    from fedaux.report import figures
+
+    checks.check(experiment)
+    labelled = load_labelled(experiment.data)
+    chosen = experiment.seeds[0] if seed is None else seed
+    table = execute.split_table(experiment, labelled, chosen)
+    console = Console()
+    console.print(display.split_table(table, labelled.classes, alpha=experiment.split.alpha, seed=chosen))
+    empty = [client for client, row in enumerate(table) if row.sum() == 0]
+    if empty:
+        shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
+        console.print(
+            f"{len(empty)} of {len(table)} clients are empty and take no part: {shown}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    panels: list[tuple[str, NDArray[np.int64]]] = []
+    for value in alphas:
+        split = experiment.split.model_copy(update={"alpha": value})
+        drawn = execute.split_table(experiment.model_copy(update={"split": split}), labelled, chosen)
+        panels.append((f"α = {value:g}", drawn))
+    figures.save(figures.split_bubbles(panels, labelled.classes), out)
+    console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="A run directory.", metavar="DIR")],
+) -> None:
+    """Write report.html of a run anew, finished or not."""
+    from fedaux.report import write_report
+
+    typer.echo(write_report(directory))
+
+
+@app.command()
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """List the methods and what distinguishes them."""
+    from fedaux.methods import METHODS
+
+    if as_json:
+        typer.echo(json.dumps([asdict(method) for method in METHODS.values()], indent=1))
+        return
+    from rich.table import Table
+
+    table = Table()
+    for column in ("method", "start", "proximal term", "teacher", "private scores", "memory"):
+        table.add_column(column)
+    for method in METHODS.values():
+        flags = ["yes" if flag else "–" for flag in (method.proximal, method.scores, method.memory)]
+        table.add_row(method.name, method.start, flags[0], method.teacher or "–", flags[1], flags[2])
+    Console().print(table)
+
+
+def load(recipe: str, overrides: list[str]) -> Experiment:
+    """Read a recipe by path or by the name of one that ships with the package; all problems are told at once."""
+    path = Path(recipe)
+    if not path.is_file():
+        shipped = {entry.name.removesuffix(".toml"): entry for entry in files("fedaux").joinpath("recipes").iterdir()}
+        if recipe not in shipped:
+            raise ValueError(
+                f"{recipe}: there is no such file, nor such a recipe; there are {', '.join(sorted(shipped))}"
+            )
+        path = Path(str(shipped[recipe]))
+    raw, problems = read_recipe(path, overrides=overrides)
+    fields, found = inspect(raw)
+    from fedaux.checks import problems_of
+
+    # Names that were wrong already stand at their defaults in `fields`, so nothing is told twice.
+    problems += found + [line for line in problems_of(fields) if line not in found]
+    if problems:
+        raise ConfigError(problems, origin=str(path))
+    return Experiment(**raw)
+
+
+def _rounds_done(directory: Path) -> int:
+    states = directory.glob("cells/*/state.json")
+    return sum(json.loads(state.read_text(encoding="utf-8"))["round"] for state in states)
+
+
+def main() -> None:
+    """Run the command line; what a user did wrong is told in plain words, without a traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)

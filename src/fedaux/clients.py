@@ -1,0 +1,113 @@
+"""Who carries out the clients' part: a protocol of two verbs, and the values that cross the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedaux.certainty.mechanism import Public
+from fedaux.config import Certainty, Local
+from fedaux.privacy import LedgerEntry
+
+Weights = dict[str, Tensor]
+"""A model's parameters and buffers by name."""
+
+
+@dataclass(frozen=True)
+class CertifyRequest:
+    """What the server sends in the preparation phase: h0 and the public map, per prototype."""
+
+    extractors: Mapping[str, Weights]
+    public: Mapping[str, Public]
+    certainty: Certainty
+    seed: int
+
+    def num_bytes(self, prototype: str) -> int:
+        """Return the size of the message to a client of this prototype."""
+        return num_bytes(self.extractors[prototype]) + num_bytes(self.public[prototype])
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A client's answer: the released vector and its price."""
+
+    client: int
+    vector: Tensor
+    entry: LedgerEntry
+
+    def num_bytes(self) -> int:
+        """Return the size of the message."""
+        return num_bytes({"vector": self.vector})
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What the server sends in a round: the current model per prototype and how to train it."""
+
+    round: int
+    weights: Mapping[str, Weights]
+    local: Local
+    proximal: float
+    seed: int
+
+    def num_bytes(self, prototype: str) -> int:
+        """Return the size of the message to a client of this prototype."""
+        return num_bytes(self.weights[prototype])
+
+
+@dataclass(frozen=True)
+class Update:
+    """A client's answer: its trained weights, the size of its data and its mean training loss."""
+
+    client: int
+    num_examples: int
+    weights: Weights
+    loss: float
+
+    def num_bytes(self) -> int:
+        """Return the size of the message."""
+        return num_bytes(self.weights)
+
+
+class Clients(Protocol):
+    """The clients of a federation. Iterators may yield fewer answers than asked for, in any order."""
+
+    def present(self) -> Sequence[int]:
+        """Return the ids of clients that can be asked now, rising."""
+        ...
+
+    def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
+        """Ask for certainty releases (preparation phase)."""
+        ...
+
+    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        """Ask for local training (one round)."""
+        ...
+
+
+def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return the bytes of tensors as they would cross a network."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def problem_of(update: Update, *, expected: Weights) -> str | None:
+    """Say why an update cannot be used: missing or foreign tensors, wrong shapes, numbers that are none."""
+    if update.num_examples < 1:
+        return f"claims {update.num_examples} examples"
+    if missing := sorted(expected.keys() - update.weights.keys()):
+        return f"tensor {missing[0]} is missing"
+    if foreign := sorted(update.weights.keys() - expected.keys()):
+        return f"tensor {foreign[0]} is unknown"
+    for name, tensor in update.weights.items():
+        if tensor.shape != expected[name].shape or tensor.dtype != expected[name].dtype:
+            return (
+                f"tensor {name} is {tensor.dtype} {list(tensor.shape)}, "
+                f"should be {expected[name].dtype} {list(expected[name].shape)}"
+            )
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return f"tensor {name} holds NaN or infinity"
+    return None

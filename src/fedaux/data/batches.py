@@ -1,0 +1,22 @@
+"""Batches formed on the device: examples stay uint8 until they are used, and no Python runs per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def to_float(images: Tensor) -> Tensor:
+    """Map uint8 to single precision in [0, 1]."""
+    return images.float().div_(255.0)
+
+
+def shuffled_batches(
+    size: int, *, batch_size: int, generator: np.random.Generator, device: torch.device
+) -> Iterator[Tensor]:
+    """Yield the indices of one epoch in random order, batch by batch; the last batch can be smaller."""
+    order = torch.from_numpy(generator.permutation(size)).to(device)
+    yield from order.split(batch_size)

@@ -1,0 +1,141 @@
+"""The embedded demo's data, without download: handwritten digits (private), rendered letters (auxiliary)."""
+
+from __future__ import annotations
+
+import math
+import string
+from functools import lru_cache
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.nn import functional
+
+LETTERS = string.ascii_uppercase + string.ascii_lowercase
+
+# Named one by one: matplotlib also ships fonts without letters, and a directory listing has no fixed order.
+FONTS = (
+    "DejaVuSans.ttf",
+    "DejaVuSans-Bold.ttf",
+    "DejaVuSans-Oblique.ttf",
+    "DejaVuSans-BoldOblique.ttf",
+    "DejaVuSansMono.ttf",
+    "DejaVuSansMono-Bold.ttf",
+    "DejaVuSansMono-Oblique.ttf",
+    "DejaVuSansMono-BoldOblique.ttf",
+    "DejaVuSerif.ttf",
+    "DejaVuSerif-Bold.ttf",
+    "DejaVuSerif-Italic.ttf",
+    "DejaVuSerif-BoldItalic.ttf",
+    "STIXGeneral.ttf",
+    "STIXGeneralBol.ttf",
+    "STIXGeneralItalic.ttf",
+    "STIXGeneralBolIta.ttf",
+    "cmr10.ttf",
+    "cmb10.ttf",
+    "cmti10.ttf",
+    "cmss10.ttf",
+    "cmtt10.ttf",
+    "cmmi10.ttf",
+)
+
+GLYPH_SIDE = 64
+BITMAP_SIDE = 32
+IMAGE_SIDE = 8
+INK_LEVELS = (BITMAP_SIDE // IMAGE_SIDE) ** 2
+CHUNK = 1024
+
+
+def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return scikit-learn's digits: images uint8 [1797, 1, 8, 8] in 0..255 and labels int64 [1797]."""
+    bunch = load_digits()
+    images = np.rint(np.asarray(bunch.images) * (255.0 / INK_LEVELS)).astype(np.uint8)
+    return images[:, None, :, :], np.asarray(bunch.target, dtype=np.int64)
+
+
+def letters(size: int, *, generator: np.random.Generator) -> NDArray[np.uint8]:
+    """Draw `size` images of upper- and lower-case letters in the style of the digits: uint8 [size, 1, 8, 8].
+
+    A random letter of a random font and stroke width is slanted, rotated, bent, scaled and shifted into a
+    bitmap of 32 x 32, whose ink is counted in blocks of 4 x 4, as the digits were made. No digit is ever
+    rendered, but letters that look like digits (O, l, I, S, B, Z, ...) stay: they are letters, and auxiliary
+    data may resemble the private data. The result is a function of the generator and of matplotlib's fonts.
+
+    Raises:
+        ValueError: `size` is negative.
+    """
+    if size < 0:
+        raise ValueError(f"size is the number of letters to draw and must be 0 or more, got {size}")
+    glyphs = _glyphs()
+    chosen = torch.from_numpy(generator.integers(len(glyphs), size=size))
+    affine = _random_affine(size, generator=generator)
+    bends = generator.normal(scale=0.05, size=(size, 2, 4, 4)).astype(np.float32)
+    specks = generator.random(size=size).astype(np.float32) * 0.005
+
+    images = np.empty((size, 1, IMAGE_SIDE, IMAGE_SIDE), dtype=np.uint8)
+    for start in range(0, size, CHUNK):
+        rows = slice(start, start + CHUNK)
+        grid = functional.affine_grid(
+            affine[rows], [len(affine[rows]), 1, BITMAP_SIDE, BITMAP_SIDE], align_corners=False
+        )
+        bend = functional.interpolate(
+            torch.from_numpy(bends[rows]), size=BITMAP_SIDE, mode="bicubic", align_corners=True
+        )
+        ink = functional.grid_sample(glyphs[chosen[rows]].float(), grid + bend.permute(0, 2, 3, 1), align_corners=False)
+        bitmap = ink > 127.5
+        speck = generator.random(size=bitmap.shape, dtype=np.float32) < specks[rows, None, None, None]
+        bitmap ^= torch.from_numpy(speck)
+        share = functional.avg_pool2d(bitmap.float(), BITMAP_SIDE // IMAGE_SIDE)
+        images[rows] = torch.round(share * 255.0).to(torch.uint8).numpy()
+    return images
+
+
+def _random_affine(size: int, *, generator: np.random.Generator) -> Tensor:
+    """Draw maps from image to glyph coordinates in [-1, 1]^2, [size, 2, 3]: rotate, slant, scale, shift."""
+    height = generator.uniform(0.85, 1.05, size)
+    width = generator.uniform(0.55, 0.85, size)
+    slant = generator.normal(0.0, 0.2, size)
+    angle = np.clip(generator.normal(0.0, math.radians(6.0), size), -0.3, 0.3)
+    shift = generator.normal(0.0, 0.04, (size, 2))
+
+    cosine, sine = np.cos(angle), np.sin(angle)
+    affine = np.empty((size, 2, 3), dtype=np.float32)
+    affine[:, 0, 0] = (cosine - slant * sine) / width
+    affine[:, 0, 1] = (sine + slant * cosine) / width
+    affine[:, 1, 0] = -sine / height
+    affine[:, 1, 1] = cosine / height
+    affine[:, :, 2] = shift
+    return torch.from_numpy(affine)
+
+
+@lru_cache(maxsize=1)
+def _glyphs() -> Tensor:
+    """Render every (font, letter, stroke width) once: uint8 [glyphs, 1, 64, 64], bright on dark."""
+    directory = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    paths = [directory / name for name in FONTS if (directory / name).exists()]
+    if not paths:
+        raise FileNotFoundError(f"matplotlib should ship fonts such as {FONTS[0]} in {directory}, found none of them")
+    tiles = []
+    for path in paths:
+        font = ImageFont.truetype(str(path), size=48)
+        # A pen's stroke is about 4 of 32 pixels, bold for a printed letter: thin fonts are thickened more.
+        strokes = (0, 1) if "Bol" in path.name or path.name == "cmb10.ttf" else (1, 2, 3)
+        tiles += [_glyph(letter, font=font, stroke=stroke) for letter in LETTERS for stroke in strokes]
+    return torch.from_numpy(np.stack(tiles))[:, None, :, :]
+
+
+def _glyph(letter: str, *, font: ImageFont.FreeTypeFont, stroke: int) -> NDArray[np.uint8]:
+    """Render one letter, cut it to its ink and centre it in a dark square [64, 64] of the same height."""
+    left, top, right, bottom = (int(edge) for edge in font.getbbox(letter, stroke_width=stroke))
+    canvas = Image.new("L", (right - left, bottom - top))
+    ImageDraw.Draw(canvas).text((-left, -top), letter, fill=255, font=font, stroke_width=stroke)
+    # Wide letters are squeezed to the square; narrow ones keep their shape.
+    width = max(1, min(GLYPH_SIDE, round(canvas.width * GLYPH_SIDE / canvas.height)))
+    square = Image.new("L", (GLYPH_SIDE, GLYPH_SIDE))
+    square.paste(canvas.resize((width, GLYPH_SIDE), Image.Resampling.BILINEAR), ((GLYPH_SIDE - width) // 2, 0))
+    return np.asarray(square)

@@ -1,0 +1,166 @@
+"""What a person sees while a run goes on, and the table at its end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from fedaux.config import Experiment
+from fedaux.rounds import Task
+
+QUIET_SECONDS = 2.0
+"""Plain output says at most one line in this time, besides the last round of each method and seed."""
+
+
+class Display:
+    """A watcher for people: a live bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, experiment: Experiment, console: Console, *, done: int = 0) -> None:
+        self._rounds = experiment.rounds
+        self._total = experiment.rounds * len(experiment.method) * len(experiment.seeds)
+        self._done = self._done_before = done
+        self._console = console
+        self._began = time.monotonic()
+        self._spoke = 0.0
+        self._accuracy: dict[tuple[str, int], float] = {}
+        self._progress: Progress | None = None
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("rounds"),
+                TimeElapsedColumn(),
+                TextColumn("ETA"),
+                TimeRemainingColumn(),
+                console=console,
+                transient=True,
+            )
+            self._bar = self._progress.add_task("starting", total=self._total, completed=done)
+
+    def __enter__(self) -> Display:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def phase(self, task: Task, round: int, name: str) -> None:
+        """Show what is being done."""
+        method = task.method.name
+        where = f"seed {task.seed}  {method:<10} round {round}/{self._rounds}  {name:<8}"
+        accuracy = self._accuracy.get((method, task.seed))
+        if self._progress is not None:
+            self._progress.update(self._bar, description=where + _percent(accuracy, width=7))
+        elif round == 0:
+            self._say(f"seed {task.seed}  {method:<10} preparing: {name}", force=False)
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Count a finished round."""
+        self._done += 1
+        if row["accuracy"] is not None:
+            self._accuracy[row["method"], row["seed"]] = row["accuracy"]
+        if self._progress is not None:
+            self._progress.update(self._bar, completed=self._done)
+            return
+        elapsed = time.monotonic() - self._began
+        remaining = elapsed / max(1, self._done - self._done_before) * (self._total - self._done)
+        dropped = f"  dropped {', '.join(row['clients_dropped'])}" if row["clients_dropped"] else ""
+        self._say(
+            f"seed {row['seed']}  {row['method']:<10} round {row['round']}/{self._rounds}"
+            f"{_percent(row['accuracy'], width=9)}{dropped}  {self._done}/{self._total} rounds, ETA {remaining:.0f} s",
+            force=row["round"] == self._rounds,
+        )
+
+    def _say(self, line: str, *, force: bool) -> None:
+        now = time.monotonic()
+        if force or now - self._spoke >= QUIET_SECONDS:
+            self._spoke = now
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def result_table(summary: Mapping[str, Any]) -> Table:
+    """Return the final table: mean and spread over seeds, of the last round and of the maximum over rounds."""
+    seeds: Sequence[int] = summary["seeds"]
+    table = Table(
+        title=f"{summary['name']}: test accuracy in %, mean ± standard deviation over {len(seeds)} seed"
+        + ("s" if len(seeds) != 1 else ""),
+        title_justify="left",
+    )
+    table.add_column("method")
+    table.add_column("last round", justify="right")
+    table.add_column("maximum over rounds", justify="right")
+    table.add_column("scores' (ε, δ)", justify="right")
+    table.add_column("seconds a seed", justify="right")
+    table.add_column("MB up / down", justify="right")
+    best = max((row["accuracy_mean"] for row in summary["rows"] if row["accuracy_mean"] is not None), default=None)
+    for row in summary["rows"]:
+        private = "–" if row["epsilon"] is None else f"({row['epsilon']}, {row['delta']:g})"
+        table.add_row(
+            row["method"],
+            _with_spread(row["accuracy_mean"], row["accuracy_std"]),
+            _with_spread(row["accuracy_max_mean"], row["accuracy_max_std"]),
+            private,
+            f"{row['seconds']:.1f}",
+            f"{row['bytes_up'] / 1e6:.1f} / {row['bytes_down'] / 1e6:.1f}",
+            style="bold" if row["accuracy_mean"] == best else None,
+        )
+    return table
+
+
+def _with_spread(mean: float | None, spread: float | None) -> str:
+    return "–" if mean is None else f"{100 * mean:.1f} ± {100 * (spread or 0.0):.1f}"
+
+
+def _percent(accuracy: float | None, *, width: int) -> str:
+    return "" if accuracy is None else f"{100 * accuracy:>{width}.1f} %"
+
+
+def privacy_lines(directory: Path) -> list[str]:
+    """Say what the ledger of a run comes to."""
+    ledger = json.loads((directory / "ledger.json").read_text(encoding="utf-8"))
+    lines = []
+    prices = sorted({(entry["method"], str(entry["epsilon"]), entry["delta"]) for entry in ledger["entries"]})
+    for method, epsilon, delta in prices:
+        sizes = [entry["num_examples"] for entry in ledger["entries"] if entry["method"] == method]
+        kinds = sorted({entry["noise"] for entry in ledger["entries"] if entry["method"] == method})
+        lines.append(
+            f"Privacy: each client of {method} released one vector for certainty scores at ε = {epsilon}, "
+            f"δ = {delta:g} ({min(sizes)} to {max(sizes)} examples a client, {' and '.join(kinds)} noise). "
+            f"Neighbours are {ledger['neighbours']}."
+        )
+    return [*lines, f"Not protected: {ledger['unprotected']}"]
+
+
+def split_table(table: NDArray[np.int64], classes: Sequence[str], *, alpha: float, seed: int) -> Table:
+    """Return the client-by-class table of a split."""
+    shown = Table(title=f"Examples by client and class (alpha = {alpha:g}, seed {seed})", title_justify="left")
+    shown.add_column("client", justify="right")
+    for name in (*classes, "all"):
+        shown.add_column(name, justify="right")
+    for client, counts in enumerate(table):
+        shown.add_row(str(client), *(str(count) if count else "·" for count in counts), str(counts.sum()))
+    shown.add_section()
+    shown.add_row("all", *(str(count) for count in table.sum(axis=0)), str(table.sum()))
+    return shown

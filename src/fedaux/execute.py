@@ -1,0 +1,259 @@
+"""From an experiment to a finished run directory: every method and seed, resumable after every round."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import fedaux
+from fedaux import checks, seeding
+from fedaux.clients import Weights
+from fedaux.config import Experiment
+from fedaux.data import LabelledData, load_auxiliary, load_labelled, split_auxiliary, split_dirichlet
+from fedaux.engines.simulate import SimulatedClients
+from fedaux.files import save_json, save_tensors
+from fedaux.methods import METHODS
+from fedaux.models import SplitModel
+from fedaux.pretrain import content_digest, pretrained_extractor
+from fedaux.rounds import Federation, State, Task, Watcher, assign_prototypes, prepare
+from fedaux.runs import Progress, RunDirectory
+from fedaux.summary import summarise
+
+TOP_IMAGES = 8
+"""How many of the auxiliary images that a client scores highest are kept for the report."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    directory: Path
+    summary: Mapping[str, Any]
+
+
+class Silent:
+    """A watcher that does not look."""
+
+    def phase(self, task: Task, round: int, name: str) -> None:
+        """Do nothing."""
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+def run(
+    experiment: Experiment,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+) -> Result:
+    """Run every method and seed of an experiment into a run directory, and report.
+
+    Raises ConfigError or ValueError before anything is written where the experiment cannot be run.
+    """
+    checks.check(experiment)
+    device = choose_device(experiment.engine.device)
+    if experiment.engine.threads is not None:
+        torch.set_num_threads(experiment.engine.threads)
+    data = load_labelled(experiment.data).to(device)
+    auxiliary = load_auxiliary(experiment.auxiliary).to(device)
+    checks.check_shapes(data, tuple(auxiliary.shape))
+    path = Path(out or experiment.output.directory or Path("runs") / experiment.name)
+    with RunDirectory.open(path, experiment, resume=resume) as directory:
+        save_json(path / "environment.json", environment(device))
+        save_json(path / "split.json", split_tables(experiment, data))
+        directory.write_metrics()
+        directory.write_ledger()
+        work = Work(experiment, directory, data, auxiliary, watcher or Silent())
+        for method, seed in directory.cells():
+            work.finish(method, seed)
+        directory.write_metrics()
+        summary = write_summary(directory)
+        write_report(path)
+    return Result(path, summary)
+
+
+class Work:
+    """What the methods and seeds of one run share."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: RunDirectory,
+        data: LabelledData,
+        auxiliary: Tensor,
+        watcher: Watcher,
+    ) -> None:
+        self._experiment = experiment
+        self._directory = directory
+        self._data = data
+        self._auxiliary = auxiliary
+        self._content = content_digest(auxiliary)
+        self._watcher = watcher
+
+    def finish(self, method: str, seed: int) -> None:
+        """Bring one method and seed from wherever it stands to its last round."""
+        directory, rounds = self._directory, self._experiment.rounds
+        progress = directory.load(method, seed, device=str(self._data.images.device))
+        if progress is not None and progress.state.round >= rounds and not self._lacks_scores(method, seed):
+            return
+        task = self.task(method, seed)
+        parts = split_for(self._experiment, self._data, seed)
+        clients = SimulatedClients(task, self._data.images, self._data.labels, parts)
+        if progress is None:
+            state, preparation = prepare(
+                task,
+                clients,
+                extractor=lambda name, model: self._extractor(task, name, model),
+                watcher=self._watcher,
+            )
+            progress = Progress(state, preparation, [])
+            directory.save(method, seed, progress)
+            directory.write_ledger()
+        federation = Federation(task, progress.preparation, clients, watcher=self._watcher)
+        while progress.state.round < rounds:
+            state, row = federation.play_round(progress.state)
+            released = state.certificates.keys() != progress.state.certificates.keys()
+            progress = Progress(state, progress.preparation, [*progress.rows, row])
+            directory.save(method, seed, progress)
+            directory.append_metrics(row)
+            if released:
+                directory.write_ledger()
+        if self._lacks_scores(method, seed):
+            tensors, metadata = describe_scores(federation, progress.state)
+            save_tensors(directory.path / "scores.safetensors", tensors, metadata=metadata)
+        write_summary(directory)
+
+    def task(self, method: str, seed: int) -> Task:
+        """Return the task of one method and seed: all methods of a seed see the same public data."""
+        negatives, distill_set = split_auxiliary(
+            len(self._auxiliary),
+            negatives_fraction=self._experiment.auxiliary.negatives_fraction,
+            generator=seeding.generator(seed, "auxiliary split"),
+        )
+        channels, height, width = self._data.images.shape[1:]
+        return Task(
+            experiment=self._experiment,
+            method=METHODS[method],
+            seed=seed,
+            image_shape=(channels, height, width),
+            num_classes=len(self._data.classes),
+            prototype_of=assign_prototypes(self._experiment),
+            negatives=self._auxiliary[torch.from_numpy(negatives).to(self._auxiliary.device)],
+            distill_images=self._auxiliary[torch.from_numpy(distill_set).to(self._auxiliary.device)],
+            test_images=self._data.test_images,
+            test_labels=self._data.test_labels,
+        )
+
+    def _extractor(self, task: Task, name: str, model: SplitModel) -> Weights:
+        section = self._experiment.pretraining
+        return pretrained_extractor(
+            next(prototype for prototype in self._experiment.prototypes if prototype.name == name),
+            model,
+            section=section,
+            images=self._auxiliary,
+            content=self._content,
+            seed=task.seed,
+            store=self._directory.path / "pretrained",
+            on_epoch=lambda epoch, _: self._watcher.phase(task, 0, f"pretrain {epoch + 1}/{section.epochs}"),
+        )
+
+    def _lacks_scores(self, method: str, seed: int) -> bool:
+        """Whether the scores picture is still to be made, and from this method and seed."""
+        scoring = [name for name in self._experiment.method if METHODS[name].scores]
+        first = (scoring[:1], self._experiment.seeds[0]) == ([method], seed)
+        return first and not (self._directory.path / "scores.safetensors").exists()
+
+
+def split_for(experiment: Experiment, data: LabelledData, seed: int) -> list[NDArray[np.int64]]:
+    """Return the examples of each client: the same for every method of a seed."""
+    return split_dirichlet(
+        data.labels.cpu().numpy(),
+        num_clients=experiment.split.num_clients,
+        alpha=experiment.split.alpha,
+        num_classes=len(data.classes),
+        generator=seeding.generator(seed, "split"),
+    )
+
+
+def split_table(experiment: Experiment, data: LabelledData, seed: int) -> NDArray[np.int64]:
+    """Return how many examples of each class each client holds, clients x classes."""
+    labels = data.labels.cpu().numpy()
+    parts = split_for(experiment, data, seed)
+    return np.stack([np.bincount(labels[part], minlength=len(data.classes)) for part in parts])
+
+
+def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
+    """Return the client-by-class table of every seed, for split.json."""
+    tables = {str(seed): split_table(experiment, data, seed).tolist() for seed in experiment.seeds}
+    return {"classes": list(data.classes), "alpha": experiment.split.alpha, "tables": tables}
+
+
+def describe_scores(federation: Federation, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return what the released scores say: weight of each client by test class, and its highest-scored public images.
+
+    Test labels are used for this picture alone; nothing else sees it.
+    """
+    import json
+
+    task, scorer = federation.task, federation.scorer
+    chosen = sorted(state.certificates)
+    projected = {
+        name: scorer.project(name, model, federation.preparation.extractors[name], task.test_images)
+        for name, model in federation.models.items()
+    }
+    weights = torch.softmax(scorer.log_scores(state.certificates, chosen, projected), dim=0)
+    members = torch.nn.functional.one_hot(task.test_labels, task.num_classes).to(weights)
+    by_class = (weights @ members) / members.sum(dim=0).clamp_min(1)
+    scores = scorer.log_scores(state.certificates, chosen)
+    top = scores.topk(min(TOP_IMAGES, scores.shape[1]), dim=1).indices
+    tensors = {"weights_by_class": by_class.float(), "top_images": task.distill_images[top]}
+    return tensors, {"method": task.method.name, "seed": str(task.seed), "clients": json.dumps(chosen)}
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device to work on; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"engine.device = {name}: torch finds no CUDA device here; use auto or cpu")
+    return torch.device(name)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return the versions and the machine that a result depends on."""
+    return {
+        "fedaux": fedaux.__version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_summary(directory: RunDirectory) -> dict[str, Any]:
+    """Write and return summary.json."""
+    summary = summarise(directory.experiment, directory.headers())
+    save_json(directory.path / "summary.json", summary)
+    return summary
+
+
+def write_report(path: Path) -> Path:
+    """Write report.html; imported late, because drawing is not part of the work."""
+    from fedaux.report import write_report as write
+
+    return write(path)

@@ -1,0 +1,27 @@
+"""A small convolutional network for small images and quick trials."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedaux.models.split import SplitModel
+
+
+def cnn(image_shape: tuple[int, int, int], num_classes: int, *, width: int = 32) -> SplitModel:
+    """Three 3x3 convolutions (width, 2 width, 2 width) with group normalisation, then the mean over positions.
+
+    Two of them halve the image. Group normalisation, because its output for an image never depends on the batch.
+    """
+    widths = (width, 2 * width, 2 * width)
+    layers: list[nn.Module] = []
+    channels = image_shape[0]
+    for index, out_channels in enumerate(widths):
+        stride = 1 if index == 0 else 2
+        layers += [
+            nn.Conv2d(channels, out_channels, 3, stride=stride, padding=1, bias=False),
+            nn.GroupNorm(min(8, out_channels), out_channels),
+            nn.ReLU(),
+        ]
+        channels = out_channels
+    features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return SplitModel(features, nn.Linear(channels, num_classes), feature_width=channels)

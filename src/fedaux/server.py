@@ -1,0 +1,95 @@
+"""What the server does with what it was sent: average, distill, evaluate. Pure functions of weights and data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedaux.clients import Weights
+from fedaux.config import Distillation
+from fedaux.data.batches import shuffled_batches, to_float
+from fedaux.local import single_example_statistics
+
+
+def average(weights: Sequence[Weights], *, sizes: Sequence[int]) -> Weights:
+    """Return sum_i |D_i| theta_i / sum_l |D_l| (FedAVG; Algorithm 2, parameter averaging).
+
+    Floating-point buffers (running statistics of batch normalisation) are averaged like parameters; of integer
+    buffers (counters) the largest is kept.
+    """
+    total = float(sum(sizes))
+    averaged: Weights = {}
+    for name, first in weights[0].items():
+        if first.is_floating_point():
+            result = torch.zeros_like(first)
+            for client_weights, size in zip(weights, sizes, strict=True):
+                result.add_(client_weights[name], alpha=size / total)
+            averaged[name] = result
+        else:
+            averaged[name] = torch.stack([client_weights[name] for client_weights in weights]).amax(dim=0)
+    return averaged
+
+
+def distill(
+    model: nn.Module,
+    weights: Weights,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    section: Distillation,
+    generator: np.random.Generator,
+) -> Weights:
+    """Return the weights after minimising D_KL(targets || softmax f(x)) over the distill set with Adam (Eq. 1)."""
+    model.load_state_dict(weights)
+    model.train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=section.learning_rate)
+    for _ in range(section.epochs):
+        for batch in shuffled_batches(
+            len(images), batch_size=section.batch_size, generator=generator, device=images.device
+        ):
+            with single_example_statistics(model, batch_size=len(batch)):
+                logits = model(to_float(images[batch]))
+            loss = distillation_loss(logits, targets[batch])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+    return snapshot(model)
+
+
+def distillation_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of D_KL(targets || softmax(logits)), for logits and targets [N, C] (Eq. 1)."""
+    return functional.kl_div(torch.log_softmax(logits, dim=1), targets, reduction="batchmean")
+
+
+@torch.no_grad()
+def predict(module: nn.Module, images: Tensor, *, batch_size: int) -> Tensor:
+    """Return the module's outputs [N, ...] on uint8 images, in inference mode: no image sees its batch."""
+    with inference(module):
+        return torch.cat([module(to_float(batch)) for batch in images.split(batch_size)])
+
+
+def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:
+    """Return accuracy and mean cross-entropy of logits [N, C] against labels [N]."""
+    accuracy = (logits.argmax(dim=1) == labels).double().mean()
+    return float(accuracy), float(functional.cross_entropy(logits, labels))
+
+
+def snapshot(model: nn.Module) -> Weights:
+    """Return a copy of the model's weights that later training does not change."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+@contextmanager
+def inference(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode for a while."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)

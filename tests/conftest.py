@@ -1,0 +1,44 @@
+"""A tiny experiment that runs in about a second, and what tests share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedaux.config import Experiment
+
+torch.set_num_threads(1)  # two test processes on two cores
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "method": ["fedaux"],
+    "rounds": 3,
+    "participation_rate": 1.0,
+    "auxiliary": {"source": "letters", "size": 200},
+    "split": {"num_clients": 4, "alpha": 0.1},
+    "prototypes": [{"name": "cnn", "model": "cnn", "options": {"width": 4}}],
+    "pretraining": {"epochs": 1, "batch_size": 64, "augmentation": {"flip": 0.0}},
+    "certainty": {"epsilon": 1.0, "components": 4},
+    "distillation": {"learning_rate": 0.001},
+    "engine": {"device": "cpu", "threads": 1},
+}
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return base with nested changes."""
+    result = dict(base)
+    for key, value in changes.items():
+        result[key] = merged(result[key], value) if isinstance(value, dict) and key in result else value
+    return result
+
+
+def tiny(**changes: Any) -> Experiment:
+    """Return the tiny experiment with changes."""
+    return Experiment(**merged(TINY, changes))
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    return tiny()

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from conftest import tiny
+from fedaux.checks import problems_of
+from fedaux.config import ConfigError, Experiment, inspect, known_keys, load_experiment, read_recipe
+
+
+def problems(**values: object) -> list[str]:
+    return inspect(values)[1]
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"split": {"alpha": 0}}, "split.alpha = 0: should be greater than 0"),
+        ({"split": {"alpha": float("nan")}}, "split.alpha = NaN: should be a finite number"),
+        ({"split": {"num_clients": 0}}, "split.num_clients = 0: should be greater than or equal to 1"),
+        ({"participation_rate": 0}, "participation_rate = 0: should be greater than 0"),
+        ({"participation_rate": 1.5}, "participation_rate = 1.5: should be less than or equal to 1"),
+        ({"auxiliary": {"negatives_fraction": 1.0}}, "auxiliary.negatives_fraction = 1.0: should be less than 1"),
+        ({"auxiliary": {"negatives_fraction": 0}}, "auxiliary.negatives_fraction = 0: should be greater than 0"),
+        ({"local": {"epochs": "5"}}, 'local.epochs = "5": should be a valid integer'),
+        ({"local": {"epochs": 2.5}}, "local.epochs = 2.5: should be a valid integer"),
+        ({"local": {"epochs": True}}, "local.epochs = true: should be a valid integer"),
+        ({"local": {"optimizer": "adamw"}}, "local.optimizer = \"adamw\": should be 'adam' or 'sgd'"),
+        ({"local": 3}, "local = 3: should be a table, see Local"),
+        ({"engine": {"device": "gpu"}}, 'engine.device = "gpu": should be auto, cpu, cuda or cuda:N'),
+        ({"local": {"epoch": 5}}, "local.epoch: unknown key; did you mean local.epochs?"),
+        ({"alpha": 1.0}, "alpha: unknown key; did you mean split.alpha?"),
+        ({"rouns": 3}, "rouns: unknown key; did you mean rounds?"),
+        ({"zzz": 3}, "zzz: unknown key"),
+        ({"seeds": [1, 1]}, "seeds = [1, 1]: 1 appears more than once"),
+        ({"seeds": []}, "seeds = []: should have at least 1 item"),
+        ({"prototypes": [{"name": "a"}]}, "prototypes.0.model: missing"),
+        (
+            {"split": {"num_clients": 3}, "prototypes": [{"name": "a", "model": "cnn", "clients": [0, 3]}]},
+            "prototypes.clients = 3: there are 3 clients, numbered 0 to 2",
+        ),
+        (
+            {"pretraining": {"augmentation": {"crop_scale": [0.9, 0.2]}}},
+            "pretraining.augmentation.crop_scale = [0.9, 0.2]: should be two rising numbers above 0, at most 1",
+        ),
+    ],
+)
+def test_each_problem_gets_one_line_that_names_key_and_value(values: dict[str, object], line: str) -> None:
+    assert line in problems(**values)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    found = problems(
+        split={"alpha": -1, "num_client": 3},
+        local={"epochs": "x"},
+        seeds=[0, 0],
+        participation_rate=0,
+        rouns=1,
+    )
+    assert len(found) == 6
+    with pytest.raises(ConfigError, match="6 problems") as error:
+        Experiment(
+            split={"alpha": -1, "num_client": 3}, local={"epochs": "x"}, seeds=[0, 0], participation_rate=0, rouns=1
+        )
+    assert error.value.problems == found
+
+
+def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
+    found = problems(split={"num_clients": -1}, prototypes=[{"name": "a", "model": "cnn", "clients": [50]}])
+    assert found == ["split.num_clients = -1: should be greater than or equal to 1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"method": "fedauxx"}, "method = 'fedauxx': not known; did you mean fedaux?"),
+        ({"data": {"source": "digit"}}, "data.source = 'digit': not known; did you mean digits?"),
+        ({"data": {"source": "letters"}}, "data.source = 'letters': not known; there are digits, tensors"),
+        ({"auxiliary": {"source": "letter"}}, "auxiliary.source = 'letter': not known; did you mean letters?"),
+        ({"certainty": {"mechanism": "maen"}}, "certainty.mechanism = 'maen': not known; did you mean mean?"),
+        ({"split": {"num_clients": 1439}}, "split.num_clients = 1439: more clients than the 1438 training examples"),
+        ({"data": {"source": "tensors"}}, "data.path: missing; the source tensors needs one"),
+        ({"pretraining": {"checkpoint": "no.safetensors"}}, "pretraining.checkpoint = 'no.safetensors': there is no such file"),
+        (
+            {"prototypes": [{"name": "a", "model": "cnn", "options": {"widht": 3}}]},
+            "prototypes.options.widht: cnn has no such option; did you mean width?",
+        ),
+    ],
+)
+def test_names_and_sizes_are_checked_before_work_starts(changes: dict[str, object], line: str) -> None:
+    assert problems_of(tiny(**changes)) == [line]
+
+
+def test_overrides_change_nested_keys_and_are_parsed_as_toml_or_words(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("rounds = 3\n[local]\nepochs = 1\n")
+    overrides = ["local.epochs=5", "method=[fedaux,feddf+p]", "split.alpha=0.5", 'name="a"', "data.source=digits"]
+    experiment = load_experiment(path, overrides=overrides)
+    assert experiment.local.epochs == 5
+    assert experiment.method == ("fedaux", "feddf+p")
+    assert (experiment.split.alpha, experiment.name, experiment.rounds) == (0.5, "a", 3)
+
+
+def test_bad_overrides_and_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text("rounds = 3\n")
+    assert "should be key=value" in read_recipe(path, overrides=["rounds"])[1][0]
+    assert read_recipe(path, overrides=["rounds.x=1"])[1] == ["rounds.x: rounds is not a table"]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_experiment(tmp_path / "absent.toml")
+    path.write_text("rounds = = 3")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_experiment(path)
+
+
+def test_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
+    experiment = tiny(method=["fedaux", "fedavg"], pretraining={"checkpoint": "x.safetensors"})
+    path = tmp_path / "config.toml"
+    path.write_text(tomli_w.dumps(experiment.to_dict()))
+    again = load_experiment(path)
+    assert again == experiment
+    assert again.sha256() == experiment.sha256()
+
+
+def test_digest_depends_on_results_only() -> None:
+    assert tiny().sha256() != tiny(rounds=4).sha256()
+    assert tiny().sha256() == tiny(output={"directory": "elsewhere"}, engine={"threads": 2}).sha256()
+
+
+def test_every_key_can_be_found() -> None:
+    keys = known_keys()
+    assert {"split.alpha", "pretraining.augmentation.flip", "prototypes.share", "method"} <= set(keys)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from fedaux.data import embedded
+from fedaux.data.embedded import digits, letters
+
+
+def test_digits_are_scikit_learns_scaled_to_bytes() -> None:
+    images, labels = digits()
+    bunch = load_digits()
+    assert images.shape == (1797, 1, 8, 8)
+    assert images.dtype == np.uint8
+    assert labels.dtype == np.int64
+    assert images.min() == 0
+    assert images.max() == 255
+    np.testing.assert_allclose(images[:, 0] / 255 * 16, bunch.images, atol=0.05)
+    np.testing.assert_array_equal(labels, bunch.target)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1025])
+def test_letters_have_the_digits_shape(size: int) -> None:
+    images = letters(size, generator=np.random.default_rng(0))
+    assert images.shape == (size, 1, 8, 8)
+    assert images.dtype == np.uint8
+
+
+def test_letters_have_the_digits_style() -> None:
+    drawn = letters(2000, generator=np.random.default_rng(0))
+    handwritten, _ = digits()
+    assert abs(float(drawn.mean()) - float(handwritten.mean())) < 20
+    assert abs(float((drawn > 127).mean()) - float((handwritten > 127).mean())) < 0.08
+    # Ink counts of 4 x 4 blocks: 17 grey levels, the same ones.
+    assert set(np.unique(drawn)) <= set(np.rint(np.arange(17) * 255 / 16).astype(np.uint8))
+    # Bright on dark: every letter has ink, and the corners hold little of it.
+    assert (drawn.max(axis=(1, 2, 3)) > 100).all()
+    assert drawn[:, 0, [0, 0, -1, -1], [0, -1, 0, -1]].mean() < 30
+
+
+def test_letters_differ_from_one_another() -> None:
+    drawn = letters(1000, generator=np.random.default_rng(0))
+    assert len(np.unique(drawn.reshape(1000, -1), axis=0)) > 990
+
+
+def test_letters_are_a_function_of_the_generator() -> None:
+    first = letters(300, generator=np.random.default_rng(5))
+    again = letters(300, generator=np.random.default_rng(5))
+    other = letters(300, generator=np.random.default_rng(6))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_letters_leave_the_global_generators_alone() -> None:
+    before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
+    letters(10, generator=np.random.default_rng(0))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == str(np.random.get_state())  # noqa: NPY002
+    assert before[2] == random.getstate()
+
+
+def test_only_letters_are_rendered() -> None:
+    assert len(set(embedded.LETTERS)) == 52
+    assert embedded.LETTERS.isalpha()
+
+
+def test_every_glyph_has_ink_from_top_to_bottom() -> None:
+    rows = embedded._glyphs().amax(dim=3)[:, 0]
+    assert (rows[:, :4].amax(dim=1) > 60).all()
+    assert (rows[:, -4:].amax(dim=1) > 60).all()
+
+
+def test_negative_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="got -1"):
+        letters(-1, generator=np.random.default_rng(0))

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import oracles
+from fedaux.ensemble import TEACHERS, Ensemble, Member, certainty_teacher, mean_teacher
+
+LOGITS = torch.from_numpy(np.random.default_rng(0).normal(0, 3, (3, 5, 4))).float()  # clients, examples, classes
+SCORES = torch.from_numpy(np.random.default_rng(1).uniform(0.01, 1, (3, 5)))
+
+
+def ensemble(logits: Tensor = LOGITS, scores: Tensor = SCORES, order: Sequence[int] = (0, 1, 2)) -> Ensemble:
+    members = [Member(client, "cnn", 10, {}) for client in order]
+    return Ensemble(
+        members,
+        predict=lambda member: logits[member.client],
+        log_scores=lambda ids: torch.log(torch.stack([scores[client] for client in ids])),
+    )
+
+
+def test_mean_teacher_is_equation_2() -> None:
+    expected = oracles.mean_soft_labels_loop(LOGITS.tolist())
+    assert mean_teacher(ensemble()).numpy() == pytest.approx(np.array(expected), abs=1e-6)
+
+
+def test_certainty_teacher_is_equation_3() -> None:
+    expected = oracles.weighted_soft_labels_loop(LOGITS.tolist(), SCORES.tolist())
+    assert certainty_teacher(ensemble()).numpy() == pytest.approx(np.array(expected), abs=1e-6)
+    assert certainty_teacher(ensemble()).numpy() != pytest.approx(mean_teacher(ensemble()).numpy(), abs=1e-2)
+
+
+def test_equal_scores_give_the_mean_teacher() -> None:
+    equal = ensemble(scores=torch.full((3, 5), 0.3, dtype=torch.float64))
+    assert torch.allclose(certainty_teacher(equal), mean_teacher(equal), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_one_client_gives_that_clients_predictions(name: str) -> None:
+    labels = TEACHERS[name](ensemble(order=[1]))
+    assert torch.allclose(labels, torch.softmax(LOGITS[1], dim=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_order_of_clients_is_irrelevant(name: str) -> None:
+    first, second = (TEACHERS[name](ensemble(order=order)) for order in ([0, 1, 2], [2, 0, 1]))
+    assert torch.allclose(first, second, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_soft_labels_are_distributions(name: str) -> None:
+    labels = TEACHERS[name](ensemble())
+    assert torch.allclose(labels.sum(dim=1), torch.ones(5), atol=1e-6)
+    assert labels.dtype == torch.float32
+
+
+def test_vanishing_scores_neither_divide_by_zero_nor_overflow() -> None:
+    tiny = ensemble()
+    extreme = Ensemble(tiny.members, tiny.predict, lambda ids: torch.tensor([[-2000.0], [-2001.0], [3000.0]]).expand(3, 5))
+    assert torch.allclose(certainty_teacher(extreme), torch.softmax(LOGITS[2], dim=1), atol=1e-6)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedaux import seeding
+from fedaux.config import Local
+from fedaux.local import proximal_term, train_locally
+from fedaux.models import MODELS
+from fedaux.server import snapshot
+
+
+def linear() -> nn.Module:
+    with seeding.initialisation(0, part="test"):
+        return nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+
+
+def problem(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = np.random.default_rng(0)
+    images = torch.from_numpy(generator.integers(0, 256, (size, 1, 2, 2), dtype=np.uint8))
+    return images, torch.from_numpy(generator.integers(0, 3, size))
+
+
+def train(model: nn.Module, size: int, *, proximal: float = 0.0, **settings: object) -> float:
+    images, labels = problem(size)
+    section = Local(**({"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 4, "epochs": 2} | settings))
+    return train_locally(
+        model, images, labels, section=section, proximal=proximal, generator=seeding.generator(0, "local")
+    )
+
+
+@pytest.mark.parametrize("proximal", [0.0, 0.7])
+def test_local_training_equals_plain_gradient_descent(proximal: float) -> None:
+    """Softmax regression by hand: gradient of cross-entropy is (p - y) x, that of the proximal term mu (w - w0)."""
+    model = linear()
+    layer = model[1]  # type: ignore[index]
+    weight, bias = layer.weight.detach().double().numpy().copy(), layer.bias.detach().double().numpy().copy()
+    start_weight, start_bias = weight.copy(), bias.copy()
+    images, labels = problem(10)
+    inputs, targets = images.double().flatten(1).numpy() / 255, np.eye(3)[labels.numpy()]
+    generator = seeding.generator(0, "local")
+    losses = []
+    for _ in range(2):
+        order = generator.permutation(10)
+        for batch in (order[:4], order[4:8], order[8:]):
+            logits = inputs[batch] @ weight.T + bias
+            exponentials = np.exp(logits)
+            probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+            losses += [-np.log(probabilities[targets[batch] == 1])]
+            error = (probabilities - targets[batch]) / len(batch)
+            weight_step = error.T @ inputs[batch] + proximal * (weight - start_weight)
+            bias_step = error.sum(axis=0) + proximal * (bias - start_bias)
+            weight, bias = weight - 0.5 * weight_step, bias - 0.5 * bias_step
+    loss = train(model, 10, proximal=proximal)
+    assert layer.weight.detach().numpy() == pytest.approx(weight, abs=1e-5)
+    assert layer.bias.detach().numpy() == pytest.approx(bias, abs=1e-5)
+    assert loss == pytest.approx(np.concatenate(losses).mean(), rel=1e-5)
+
+
+def test_proximal_term_is_half_the_squared_distance() -> None:
+    parameters = [torch.tensor([1.0, 2.0]), torch.tensor([[3.0]])]
+    anchors = [torch.tensor([0.0, 0.0]), torch.tensor([[1.0]])]
+    assert float(proximal_term(parameters, anchors, strength=0.5)) == pytest.approx(0.25 * (1 + 4 + 4))
+
+
+def test_a_stronger_proximal_term_keeps_the_model_closer() -> None:
+    distances = []
+    for proximal in (0.0, 0.1, 1.0):
+        model = linear()
+        before = snapshot(model)
+        train(model, 12, proximal=proximal)
+        distances.append(sum(float((v - before[k]).square().sum()) for k, v in model.state_dict().items()))
+    assert distances[0] > distances[1] > distances[2]
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_batches_of_one_work_with_batch_normalisation(size: int) -> None:
+    with seeding.initialisation(0, part="test"):
+        model = MODELS["resnet8"]((1, 2, 2), 3)
+    loss = train(model, size, optimizer="adam", learning_rate=1e-3)
+    assert np.isfinite(loss)
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values())
+
+
+def test_a_client_without_examples_is_refused() -> None:
+    with pytest.raises(ValueError, match="without examples"):
+        train(linear(), 0)
