@@ -371,6 +371,16 @@ def test_a_run_that_just_started_has_a_report(tmp_path: Path) -> None:
     assert write_report(directory).read_text() == text
 
 
+def test_a_method_with_one_seed_so_far_has_no_spread(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", recorded=0)
+    summary = json.loads((directory / "summary.json").read_text())
+    for row in summary["rows"]:
+        row.update(seeds_done=1 if row["method"] == "feddf" else 2, accuracy_std=0.0)
+    (directory / "summary.json").write_text(json.dumps(summary))
+    table = read_table(write_report(directory).read_text(), "results")
+    assert {method for method, cells in table.items() if "±" in cells[0]} == set(LEVELS) - {"feddf"}
+
+
 def test_without_a_summary_the_last_accuracies_are_shown(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", levels={"fedavg": 0.3}, seeds=1)
     (directory / "summary.json").unlink()
@@ -505,15 +515,15 @@ def test_top_images_stand_in_the_row_of_their_client(channels: int) -> None:
         figures.top_images(images[:, :, :, 0], table=[[0, 5], [5, 0]], classes=["cat", "dog"], clients=[3, 8])
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
-def test_saved_figures_are_the_same_bytes(run: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG\r"), ("svg", b"<?xml"), ("pdf", b"%PDF-")])
+def test_saved_figures_are_the_same_bytes(run: Path, tmp_path: Path, kind: str, start: bytes) -> None:
     paths = [tmp_path / "one" / f"curves.{kind}", tmp_path / "two" / f"curves.{kind}"]
     for path in paths:
         path.parent.mkdir()
         figures.save(figures.learning_curves(read_metrics(run)), path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
-    assert paths[0].read_bytes()[:5] == (b"\x89PNG\r" if kind == "png" else b"<?xml")
-    with pytest.raises(ValueError, match=r"must end in \.png or \.svg"):
+    assert paths[0].read_bytes()[:5] == start
+    with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf"):
         figures.save(figures.learning_curves([]), tmp_path / "curves.gif")
 
 

@@ -65,6 +65,13 @@ BLUE = "#2A86C8"  # between the palette's two blues: seen on white and on black
 # Clear where the value is 0, so that the page shows through, and solid where it is largest.
 FADE = ListedColormap([(*to_rgb(BLUE), (step / 255) ** 0.65) for step in range(256)])
 
+# What to leave out of each kind of file, so that it does not depend on the day.
+UNDATED: dict[str, dict[str, Any]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
 
 class Point(NamedTuple):
     """One round of a learning curve: accuracy over the seeds that evaluated it."""
@@ -236,7 +243,8 @@ def _label_curves(
 def split_bubbles(panels: Sequence[tuple[str, npt.ArrayLike]], classes: Sequence[object]) -> Figure:
     """Who holds what: x = client, y = class, area of a bubble = number of examples; one panel a split.
 
-    Each panel is a title and a table [clients, classes] of counts; all share one scale.
+    Each panel is a title and a table [clients, classes] of counts; all share one scale. Counts below a fiftieth
+    of the largest are drawn at that size, to be seen.
     """
     if not panels:
         raise ValueError("no panel to draw: give at least one (title, table)")
@@ -246,7 +254,7 @@ def split_bubbles(panels: Sequence[tuple[str, npt.ArrayLike]], classes: Sequence
     lines = -(-len(panels) // columns)
     left = 22 + 5.4 * max((len(shorten(name)) for name in classes), default=1)
     cell = float(np.clip((WIDTH - left) / columns / max(widest, 1), 9.5, 24))
-    width = max(WIDTH, left + columns * (cell * widest + 12))
+    width = max(200, left + columns * (cell * widest + 12))
     titled = any(title for title, _ in panels)
     figure, _ = _figure(width, lines * (cell * len(classes) + (22 if titled else 4)) + 40)
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
@@ -381,13 +389,12 @@ def shrink_images(images: Array, *, side: int) -> Array:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure on white as PNG or SVG, by the ending of ``path``; the same figure, the same bytes."""
-    kind = path.suffix.lstrip(".").lower()
-    if kind not in ("png", "svg"):
-        raise ValueError(f"cannot save a figure as {path.name!r}: the name must end in .png or .svg")
-    metadata: dict[str, Any] = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+    """Write a figure on white, as PNG, SVG or PDF by the ending of ``path``; the same figure, the same bytes."""
+    kind = path.suffix.lower()
+    if kind not in UNDATED:
+        raise ValueError(f"cannot save a figure as {path.name!r}: the name must end in .png, .svg or .pdf")
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": path.stem}):
-        figure.savefig(path, format=kind, dpi=200, facecolor="white", metadata=metadata)
+        figure.savefig(path, format=kind[1:], dpi=200, facecolor="white", metadata=UNDATED[kind])
 
 
 def as_svg(figure: Figure, *, prefix: str, label: str) -> str:

@@ -103,6 +103,7 @@ class Run:
         ]
         for row in rows:
             row["method"] = str(row["method"])
+            row["several"] = row.get("seeds_done", len(self.summary.get("seeds", []))) > 1
         return sorted(rows, key=lambda row: -_number(row.get("accuracy_mean"), missing=-1))
 
     @property
@@ -196,7 +197,7 @@ def finding(run: Run) -> str:
         else:
             sentence += f", {abs(points):.1f} points {'above' if points > 0 else 'below'} {rival['method']}, {others}"
         spread = 100 * max(_number(row.get("accuracy_std"), missing=0) for row in (hero, rival))
-        if len(run.summary.get("seeds", [])) > 1 and 0.05 <= abs(points) <= spread:
+        if hero["several"] and 0.05 <= abs(points) <= spread:
             sentence += " (a difference within the spread over seeds)"
     epsilon = hero.get("epsilon")
     if epsilon is not None:
@@ -247,15 +248,15 @@ def _results(run: Run) -> str:
     rows = run.rows
     if not rows:
         return _section("results", "Results", _note("No method has results yet."))
-    several = len(run.summary.get("seeds", [])) > 1
-    over = f"mean ± standard deviation over {len(run.summary['seeds'])} seeds" if several else "one seed"
+    seeds = len(run.summary.get("seeds", []))
+    over = f"mean ± standard deviation over {seeds} seeds" if rows[0]["several"] else "one seed"
     body = _table(
         ("method", "last round, %", "best round, %", "ε", "δ", "seconds", "MB up", "MB down"),
         [
             (
                 row["method"],
-                _spread(row.get("accuracy_mean"), row.get("accuracy_std") if several else None),
-                _spread(row.get("accuracy_max_mean"), row.get("accuracy_max_std") if several else None),
+                _spread(row.get("accuracy_mean"), row.get("accuracy_std") if row["several"] else None),
+                _spread(row.get("accuracy_max_mean"), row.get("accuracy_max_std") if row["several"] else None),
                 _budget(row.get("epsilon")),
                 _short(row.get("delta")),
                 _decimal(row.get("seconds")),
@@ -331,7 +332,7 @@ def _split(run: Run) -> str:
     holds = (table > 0).sum(axis=1)
     sizes = table.sum(axis=1)
     caption = (
-        f"Examples of each class at each client for seed {seed}, α = {alpha}; the area of a bubble is their "
+        f"Examples of each class at each client for seed {seed}, α = {alpha}; the area of a bubble shows their "
         f"number, at most {table.max(initial=0)}. A client holds {_range(sizes)} examples of "
         f"{_range(holds)} classes."
     )
