@@ -69,9 +69,7 @@ def kl_divergence_loop(teacher: Sequence[Sequence[float]], logits: Sequence[Sequ
 def weighted_average_loop(values: Sequence[Sequence[float]], sizes: Sequence[int]) -> list[float]:
     """FedAVG: sum_i |D_i| theta_i / sum_l |D_l|, for values[client][parameter]."""
     total = sum(sizes)
-    return [
-        sum(sizes[i] * values[i][p] for i in range(len(values))) / total for p in range(len(values[0]))
-    ]
+    return [sum(sizes[i] * values[i][p] for i in range(len(values))) / total for p in range(len(values[0]))]
 
 
 def certainty_objective_loop(

@@ -156,9 +156,7 @@ def test_impossible_policies_are_refused(bad: dict[str, Any]) -> None:
         Augmentation(**bad)
 
 
-@pytest.mark.parametrize(
-    "images", [torch.zeros(2, 2, 8, 8), torch.zeros(2, 8, 8), torch.zeros(2, 1, 8, 8).byte()]
-)
+@pytest.mark.parametrize("images", [torch.zeros(2, 2, 8, 8), torch.zeros(2, 8, 8), torch.zeros(2, 1, 8, 8).byte()])
 def test_wrong_images_are_refused(images: Tensor) -> None:
     with pytest.raises(ValueError, match="images must be floating point"):
         augment(images, policy=Augmentation(), generator=seeded())

@@ -126,7 +126,9 @@ def test_a_client_scores_data_like_its_own_higher(name: str) -> None:
     public = mechanism.publish(normal(300, 4))
     shift = torch.tensor([2.0, 0.0, 0.0, 0.0])
     releases = [
-        mechanism.release(normal(100, 4, seed=1) + sign * shift, public, noise=SimulatedNoise(seeding.generator(1, "n")))
+        mechanism.release(
+            normal(100, 4, seed=1) + sign * shift, public, noise=SimulatedNoise(seeding.generator(1, "n"))
+        )
         for sign in (1, -1)
     ]
     vectors = torch.stack([release.vector for release in releases])

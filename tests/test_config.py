@@ -82,7 +82,10 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
         ({"certainty": {"mechanism": "maen"}}, "certainty.mechanism = 'maen': not known; did you mean mean?"),
         ({"split": {"num_clients": 1439}}, "split.num_clients = 1439: more clients than the 1438 training examples"),
         ({"data": {"source": "tensors"}}, "data.path: missing; the source tensors needs one"),
-        ({"pretraining": {"checkpoint": "no.safetensors"}}, "pretraining.checkpoint = 'no.safetensors': there is no such file"),
+        (
+            {"pretraining": {"checkpoint": "no.safetensors"}},
+            "pretraining.checkpoint = 'no.safetensors': there is no such file",
+        ),
         (
             {"prototypes": [{"name": "a", "model": "cnn", "options": {"widht": 3}}]},
             "prototypes.options.widht: cnn has no such option; did you mean width?",

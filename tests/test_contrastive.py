@@ -125,9 +125,7 @@ def test_pretraining_is_a_function_of_the_generator_and_leaves_the_global_one_al
     assert runs[0][0] != runs[2][0]
 
 
-@pytest.mark.parametrize(
-    ("size", "batch_size", "expected"), [(40, 16, [32, 32]), (10, 16, [20]), (32, 16, [32, 32])]
-)
+@pytest.mark.parametrize(("size", "batch_size", "expected"), [(40, 16, [32, 32]), (10, 16, [20]), (32, 16, [32, 32])])
 def test_incomplete_batch_is_left_out_unless_alone(size: int, batch_size: int, expected: list[int]) -> None:
     features = extractor()
     sizes: list[int] = []

@@ -60,5 +60,7 @@ def test_soft_labels_are_distributions(name: str) -> None:
 
 def test_vanishing_scores_neither_divide_by_zero_nor_overflow() -> None:
     tiny = ensemble()
-    extreme = Ensemble(tiny.members, tiny.predict, lambda ids: torch.tensor([[-2000.0], [-2001.0], [3000.0]]).expand(3, 5))
+    extreme = Ensemble(
+        tiny.members, tiny.predict, lambda ids: torch.tensor([[-2000.0], [-2001.0], [3000.0]]).expand(3, 5)
+    )
     assert torch.allclose(certainty_teacher(extreme), torch.softmax(LOGITS[2], dim=1), atol=1e-6)

@@ -58,9 +58,7 @@ def federation(
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
     work = Work(experiment, directory, data, auxiliary, Silent())
     task = work.task(experiment.method[0], experiment.seeds[0])
-    clients = kind(
-        SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0]))
-    )
+    clients = kind(SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])))
     state, preparation = prepare(
         task, clients, extractor=lambda name, model: work._extractor(task, name, model), watcher=Silent()
     )

@@ -88,11 +88,8 @@ def test_scores_picture_has_a_distribution_over_clients(finished: Path) -> None:
 
 def test_only_the_last_checkpoint_is_kept_and_nothing_is_pickled(finished: Path) -> None:
     for cell in (finished / "cells").iterdir():
-        assert sorted(path.name for path in cell.iterdir()) == [
-            "prepared.safetensors",
-            "round-00003.safetensors",
-            "state.json",
-        ]
+        held = {path.name for path in cell.iterdir()} - {"prepared.safetensors"}
+        assert held == {"round-00003.safetensors", "state.json"}
 
 
 def test_a_used_directory_is_refused(finished: Path) -> None:
@@ -105,7 +102,9 @@ def test_a_used_directory_is_refused(finished: Path) -> None:
 
 def test_resuming_another_experiment_is_refused_naming_the_keys(finished: Path) -> None:
     with pytest.raises(ConfigError, match=r"rounds = 9: the run was started with 3"):
-        fedaux.run(tiny(method=["fedavg", "fedaux"], seeds=[0, 1], participation_rate=0.5, rounds=9), out=finished, resume=True)
+        fedaux.run(
+            tiny(method=["fedavg", "fedaux"], seeds=[0, 1], participation_rate=0.5, rounds=9), out=finished, resume=True
+        )
 
 
 def test_resuming_a_finished_run_does_no_work_and_keeps_every_figure(finished: Path) -> None:
@@ -155,6 +154,13 @@ def test_a_failure_at_any_round_resumes_to_the_same_metrics(
         assert rows_of(directory) == rows_of(whole.directory)
 
 
+def progress(directory: Path) -> list[str]:
+    """Return the names of all checkpoints and pretrained features, finished or half written."""
+    return sorted(
+        str(path) for folder in ("cells/*", "pretrained") for path in directory.glob(f"{folder}/*.safetensors*")
+    )
+
+
 def start(recipe: Path, out: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "fedaux", "run", str(recipe), "--out", str(out), "--resume"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -179,21 +185,16 @@ def test_sigkill_at_random_moments_loses_nothing(killable: tuple[Path, Path]) ->
     """Kill at random points of the work, resume each time, and compare with a run that was never killed."""
     recipe, folder = killable
     directory, generator = folder / "killed", random.Random(0)
-    for kill in range(4):
+    for _ in range(5):
         process = start(recipe, directory)
-        deadline = time.monotonic() + 120
-        while not (directory / "environment.json").exists() and kill == 0 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        seen = len(list(directory.glob("cells/*/state.json")))
-        time.sleep(generator.uniform(0.0, 1.0))
-        while kill > 0 and process.poll() is None and time.monotonic() < deadline:
-            if len(list(directory.glob("cells/*/.*"))) > 0 or len(list(directory.glob("cells/*/state.json"))) > seen:
-                break  # in the middle of writing, or just after it
-            time.sleep(0.002)
-            if time.monotonic() > deadline - 115:
-                break
+        before = progress(directory)
+        deadline = time.monotonic() + 60
+        while progress(directory) == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)  # until it does something that was not there before
+        time.sleep(generator.uniform(0.0, 0.5))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
+    assert len(rows_of(directory)) < len(rows_of(folder / "whole"))  # or the kills came too late to mean anything
     finish(start(recipe, directory))
     assert rows_of(directory) == rows_of(folder / "whole")
     assert json.loads((directory / "ledger.json").read_text()) == json.loads((folder / "whole/ledger.json").read_text())

@@ -96,7 +96,9 @@ def test_same_generator_gives_the_same_split_and_others_another() -> None:
 
     def split(seed: int) -> list[list[int]]:
         generator = seeding.generator(seed, "split")
-        return [p.tolist() for p in split_dirichlet(labels, num_clients=5, alpha=0.1, num_classes=10, generator=generator)]
+        return [
+            p.tolist() for p in split_dirichlet(labels, num_clients=5, alpha=0.1, num_classes=10, generator=generator)
+        ]
 
     assert split(0) == split(0)
     assert split(0) != split(1)
@@ -128,8 +130,6 @@ def test_negatives_and_distill_set_are_disjoint_and_complete(size: int, fraction
         with pytest.raises(ValueError, match=r"auxiliary\.negatives_fraction"):
             split_auxiliary(size, negatives_fraction=fraction, generator=seeding.generator(seed, "x"))
         return
-    negatives, distill_set = split_auxiliary(
-        size, negatives_fraction=fraction, generator=seeding.generator(seed, "x")
-    )
+    negatives, distill_set = split_auxiliary(size, negatives_fraction=fraction, generator=seeding.generator(seed, "x"))
     assert len(negatives) == round(fraction * size)
     assert sorted([*negatives.tolist(), *distill_set.tolist()]) == list(range(size))

@@ -95,7 +95,7 @@ class RunDirectory:
         if not (cell / "state.json").exists():
             return None
         header = json.loads((cell / "state.json").read_text(encoding="utf-8"))
-        prepared = _nested(load_file(cell / header["prepared"], device=device))
+        prepared = _nested(load_file(cell / header["prepared"], device=device)) if header["prepared"] else {}
         tensors = _nested(load_file(cell / header["checkpoint"], device=device))
         entries = [LedgerEntry.from_json(entry) for entry in header["ledger"]]
         vectors = tensors.get("vector", {}).get("client", {})
@@ -107,12 +107,9 @@ class RunDirectory:
     def save(self, method: str, seed: int, progress: Progress) -> None:
         """Make a round durable: tensors first, then the header that names them, then the old tensors go."""
         cell, state, preparation = self.cell(method, seed), progress.state, progress.preparation
-        prepared = "prepared.safetensors"
-        if not (cell / prepared).exists() or state.round == 0:
-            save_tensors(
-                cell / prepared,
-                _flat("extractor", preparation.extractors) | _flat("public", preparation.public),
-            )
+        prepared = _flat("extractor", preparation.extractors) | _flat("public", preparation.public)
+        if prepared and state.round == 0:
+            save_tensors(cell / "prepared.safetensors", prepared)
         checkpoint = f"round-{state.round:05d}.safetensors"
         vectors = {str(client): certificate.vector for client, certificate in state.certificates.items()}
         save_tensors(cell / checkpoint, _flat("weights", state.weights) | _flat("vector", {"client": vectors}))
@@ -120,7 +117,7 @@ class RunDirectory:
             "method": method,
             "seed": seed,
             "round": state.round,
-            "prepared": prepared,
+            "prepared": "prepared.safetensors" if prepared else None,
             "checkpoint": checkpoint,
             "preparation": {
                 "seconds": dict(preparation.seconds),

@@ -1,0 +1,163 @@
+"""The command line as people meet it: a process, its output and its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+import fedaux
+from conftest import TINY, tiny
+from fedaux.methods import METHODS
+
+
+def fedaux_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedaux", *arguments]
+    environment = os.environ | {"COLUMNS": "120"}
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, env=environment)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(tomli_w.dumps(TINY))
+    return path
+
+
+def test_version_and_help(tmp_path: Path) -> None:
+    assert fedaux_command("--version", cwd=tmp_path).stdout == f"fedaux {fedaux.__version__}\n"
+    text = fedaux_command("--help", cwd=tmp_path).stdout
+    assert all(command in text for command in ("run", "data", "report", "methods"))
+    assert "--resume" in fedaux_command("run", "--help", cwd=tmp_path).stdout
+
+
+def test_help_and_import_do_not_load_torch() -> None:
+    program = (
+        "import sys, fedaux, fedaux.cli, fedaux.methods\n"
+        "from typer.testing import CliRunner\n"
+        "assert CliRunner().invoke(fedaux.cli.app, ['--help']).exit_code == 0\n"
+        "assert CliRunner().invoke(fedaux.cli.app, ['methods', '--json']).exit_code == 0\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_methods_are_listed_for_machines_and_people(tmp_path: Path) -> None:
+    listed = json.loads(fedaux_command("methods", "--json", cwd=tmp_path).stdout)
+    assert [row["name"] for row in listed] == list(METHODS)
+    assert all({"name", "start", "proximal", "teacher", "memory"} <= row.keys() for row in listed)
+    assert "fedaux" in fedaux_command("methods", cwd=tmp_path).stdout
+
+
+def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
+    done = fedaux_command("run", str(recipe), "--set", "rounds=2", "--set", "method=[feddf+p, fedaux]", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "round 2/2" in done.stdout
+    assert "±" in done.stdout
+    assert "ε = 1.0" in done.stdout
+    assert "replacing one example" in done.stdout
+    assert "Not protected: The model updates" in done.stdout
+    summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
+    assert [row["method"] for row in summary["rows"]] == ["feddf+p", "fedaux"]
+
+    (tmp_path / "runs/tiny/report.html").unlink()
+    assert fedaux_command("report", "runs/tiny", cwd=tmp_path).stdout == "runs/tiny/report.html\n"
+    assert (tmp_path / "runs/tiny/report.html").exists()
+
+    refused = fedaux_command("run", str(recipe), cwd=tmp_path)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "error: runs/tiny already holds a run; continue it with --resume, or choose another directory with --out\n"
+    )
+    other = fedaux_command("run", str(recipe), "--resume", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "rounds = 3: the run was started with 2" in other.stderr
+
+
+def test_all_mistakes_are_told_at_once_without_a_traceback(recipe: Path, tmp_path: Path) -> None:
+    wrong = fedaux_command(
+        "run",
+        str(recipe),
+        "--set",
+        "split.alpha=-1",
+        "--set",
+        "local.epoch=5",
+        "--set",
+        "method=fedauxx",
+        "--set",
+        "split.num_clients=5000",
+        cwd=tmp_path,
+    )
+    assert wrong.returncode == 2
+    assert wrong.stderr.splitlines() == [
+        f"error: {recipe}: 4 problems in the configuration",
+        "split.alpha = -1: should be greater than 0",
+        "local.epoch: unknown key; did you mean local.epochs?",
+        "method = 'fedauxx': not known; did you mean fedaux?",
+        "split.num_clients = 5000: more clients than the 1438 training examples",
+    ]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    missing = fedaux_command("run", "nothing.toml", cwd=tmp_path)
+    assert missing.returncode == 1
+    assert "nothing.toml: there is no such file, nor such a recipe; there are demo" in missing.stderr
+    empty = fedaux_command("report", str(tmp_path), cwd=tmp_path)
+    assert empty.returncode == 1
+    assert str(tmp_path) in empty.stderr
+    assert "Traceback" not in empty.stderr
+
+
+def test_data_prints_the_table_and_draws_the_picture(recipe: Path, tmp_path: Path) -> None:
+    shown = fedaux_command(
+        "data", str(recipe), "--out", "bubbles.svg", "--alpha", "0.01", "--alpha", "10", cwd=tmp_path
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "1438" in shown.stdout  # all examples are somewhere
+    picture = (tmp_path / "bubbles.svg").read_text()
+    assert "α = 0.01" in picture
+    assert "α = 10" in picture
+    many = fedaux_command(
+        "data", str(recipe), "--set", "split.num_clients=1430", "--set", "split.alpha=0.01", cwd=tmp_path
+    )
+    assert "clients are empty and take no part" in many.stdout
+    assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
+    assert "--alpha -1.0: should be greater than 0" in fedaux_command("data", "--alpha", "-1", cwd=tmp_path).stderr
+
+
+def test_a_terminal_shows_a_live_bar(recipe: Path, tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "fedaux", "run", str(recipe), "--set", "method=fedavg"]
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "140"}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=slave, stderr=slave, env=environment) as process:
+        os.close(slave)
+        output = b""
+        while True:
+            try:
+                piece = os.read(master, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not piece:
+                break
+            output += piece
+    os.close(master)
+    assert process.returncode == 0
+    text = output.decode(errors="replace")
+    assert "ETA" in text
+    assert "round 3/3" in text
+    assert "━" in text
+
+
+def test_python_does_what_the_command_line_does(recipe: Path, tmp_path: Path) -> None:
+    fedaux_command("run", str(recipe), "--out", "a", cwd=tmp_path)
+    result = fedaux.run(tiny(), out=tmp_path / "b")
+    first = json.loads((tmp_path / "a/summary.json").read_text())["rows"][0]
+    assert first["accuracy_mean"] == result.summary["rows"][0]["accuracy_mean"]
