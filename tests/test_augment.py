@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaux.data.augment import Augmentation, augment
+from fedaux.config import Augmentation
+from fedaux.data.augment import augment
 
 STILL: dict[str, Any] = {
     "crop_scale": (1.0, 1.0),

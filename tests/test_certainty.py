@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import numpy as np
+import oracles
 import pytest
 import torch
 from scipy.integrate import quad
@@ -11,7 +12,6 @@ from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-import oracles
 from fedaux import seeding
 from fedaux.certainty import MECHANISMS, SimulatedNoise
 from fedaux.certainty.gaussian import delta_of, noise_multiplier

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from conftest import TINY, tiny
 
 import fedaux
-from conftest import TINY, tiny
 from fedaux.methods import METHODS
 
 

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
 import tomli_w
-
 from conftest import tiny
+
 from fedaux.checks import problems_of
-from fedaux.config import ConfigError, Experiment, inspect, known_keys, load_experiment, read_recipe
+from fedaux.config import ConfigError, Experiment
+from fedaux.mistakes import inspect, known_keys
+from fedaux.reading import load_experiment, read_recipe
 
 
 def problems(**values: object) -> list[str]:
@@ -135,3 +138,12 @@ def test_digest_depends_on_results_only() -> None:
 def test_every_key_can_be_found() -> None:
     keys = known_keys()
     assert {"split.alpha", "pretraining.augmentation.flip", "prototypes.share", "method"} <= set(keys)
+
+
+def test_the_documented_configuration_is_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    monkeypatch.syspath_prepend(str(docs))
+    page = importlib.import_module("make_configuration").page()
+    assert page == (docs / "configuration.md").read_text(encoding="utf-8"), "run python docs/make_configuration.py"
+    assert "None |" not in page  # every key has a meaning
+    assert all(f"`{key.rpartition('.')[2]}`" in page or "[" + key in page for key in known_keys())

@@ -7,7 +7,7 @@ import torch
 from oracles import nt_xent_loop
 from torch import Tensor, nn
 
-from fedaux.data.augment import Augmentation
+from fedaux.config import Augmentation
 from fedaux.pretrain.contrastive import ProjectionHead, nt_xent, pretrain_contrastive
 
 GENTLE = Augmentation(crop_scale=(0.6, 1.0), flip=0.0)

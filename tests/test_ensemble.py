@@ -3,11 +3,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import oracles
 import pytest
 import torch
 from torch import Tensor
 
-import oracles
 from fedaux.ensemble import TEACHERS, Ensemble, Member, certainty_teacher, mean_teacher
 
 LOGITS = torch.from_numpy(np.random.default_rng(0).normal(0, 3, (3, 5, 4))).float()  # clients, examples, classes

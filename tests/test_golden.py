@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import tiny
 
 import fedaux
-from conftest import tiny
 
 GOLDEN = Path(__file__).with_name("golden.json")
 METHODS = ["fedavg", "fedprox+p", "feddf+p", "fedaux"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -23,9 +25,10 @@ def problem(size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.from_numpy(generator.integers(0, 3, size))
 
 
-def train(model: nn.Module, size: int, *, proximal: float = 0.0, **settings: object) -> float:
+def train(model: nn.Module, size: int, *, proximal: float = 0.0, **settings: Any) -> float:
     images, labels = problem(size)
-    section = Local(**({"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 4, "epochs": 2} | settings))
+    defaults: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 4, "epochs": 2}
+    section = Local(**(defaults | settings))
     return train_locally(
         model, images, labels, section=section, proximal=proximal, generator=seeding.generator(0, "local")
     )

@@ -20,7 +20,7 @@ def test_forward_is_head_after_features(name: str) -> None:
 
 def test_resnet8_has_the_size_that_the_paper_states() -> None:
     model = MODELS["resnet8"]((3, 32, 32), 100)
-    parameters = {name: p for name, p in model.named_parameters()}
+    parameters = dict(model.named_parameters())
     assert num_bytes(parameters) == pytest.approx(19.79e6, rel=1e-3)  # appendix: 19.79 MB on CIFAR-100
     assert sum(p.numel() for p in MODELS["resnet8"]((3, 32, 32), 10).parameters()) == 4_903_242
     assert model.feature_width == 512
@@ -62,7 +62,7 @@ def test_any_module_becomes_a_split_model_by_naming_its_head() -> None:
     assert isinstance(model, SplitModel)
     assert model.feature_width == 6
     assert torch.equal(model(example), own(example))
-    model.head.weight.data.zero_()  # type: ignore[operator, union-attr]
+    model.head.weight.data.zero_()  # type: ignore[operator]
     assert own.body["out"].weight.abs().sum() > 0  # type: ignore[operator]
 
 

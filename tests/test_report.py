@@ -1,5 +1,7 @@
 """The report of a run: what it says, that it is whole, and that a browser shows it without asking anyone."""
 
+from __future__ import annotations
+
 import csv
 import html
 import io
@@ -18,7 +20,7 @@ import pytest
 import tomli_w
 from safetensors.numpy import save_file
 
-from fedaux.report import figures, page, write_report
+from fedaux.report import figures, page, record, svg, write_report
 
 CLASSES = [str(number) for number in range(10)]
 LEVELS = {"fedavg": 0.30, "fedavg+p": 0.48, "feddf": 0.36, "feddf+p": 0.56, "fedaux": 0.80}
@@ -404,7 +406,7 @@ def test_without_a_summary_the_last_accuracies_are_shown(tmp_path: Path) -> None
 def test_finding_is_honest(means: dict[str, float | None], deviation: float | None, expected: str) -> None:
     rows = [{"method": name, "accuracy_mean": mean, "accuracy_std": deviation} for name, mean in means.items()]
     summary = {"rows": rows, "seeds": [0, 1], "complete": True}
-    assert expected in page.finding(page.Run("demo", "", {}, {}, [], {}, summary, {}, None))
+    assert expected in page.finding(record.Run("demo", "", {}, {}, [], {}, summary, {}, None))
 
 
 def test_only_a_run_directory_is_reported(tmp_path: Path) -> None:
@@ -452,7 +454,7 @@ def test_svg_follows_the_colour_of_the_page_and_ids_do_not_clash(text: str) -> N
     targets = re.findall(r'href="#([^"]+)"', text) + re.findall(r"url\(#([^)]+)\)", text)
     assert targets
     assert set(targets) <= set(ids)
-    assert figures.INK not in text
+    assert svg.INK not in text
     assert text.count("currentColor") > 100
     assert "DejaVu" not in text
     assert text.count("<style") == 1
@@ -520,11 +522,11 @@ def test_saved_figures_are_the_same_bytes(run: Path, tmp_path: Path, kind: str, 
     paths = [tmp_path / "one" / f"curves.{kind}", tmp_path / "two" / f"curves.{kind}"]
     for path in paths:
         path.parent.mkdir()
-        figures.save(figures.learning_curves(read_metrics(run)), path)
+        svg.save(figures.learning_curves(read_metrics(run)), path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert paths[0].read_bytes()[:5] == start
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf"):
-        figures.save(figures.learning_curves([]), tmp_path / "curves.gif")
+        svg.save(figures.learning_curves([]), tmp_path / "curves.gif")
 
 
 PROBE = """<!doctype html><title>probe</title><iframe id="frame" style="width:375px;height:800px;border:0" srcdoc="{}">

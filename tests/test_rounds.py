@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from conftest import tiny
+
 from fedaux import seeding
 from fedaux.clients import Certificate, CertifyRequest, TrainRequest, Update, num_bytes
 from fedaux.config import Experiment
@@ -142,7 +142,7 @@ def test_fedaux_with_one_client_is_feddf(tmp_path: Path) -> None:
 
 
 def test_bytes_are_those_of_the_tensors_that_cross(tmp_path: Path) -> None:
-    server, state, clients, _ = federation(tmp_path, participation_rate=0.5)
+    server, state, _clients, _ = federation(tmp_path, participation_rate=0.5)
     model_bytes = num_bytes(state.weights["cnn"])
     _, row = server.play_round(state)
     assert row["bytes_down"] == 2 * model_bytes == row["bytes_up"]
@@ -177,7 +177,7 @@ def test_unusable_answers_are_named_and_the_round_goes_on(tmp_path: Path) -> Non
     assert "NaN" in row["clients_dropped"]["0"]
     assert "should be torch.float32" in row["clients_dropped"]["1"]
     assert row["clients_dropped"]["2"] == "no answer"
-    alone = list(clients.inner.train([3], TrainRequest(1, state.weights, experiment.local, 0.0, 0)))[0]
+    alone = next(iter(clients.inner.train([3], TrainRequest(1, state.weights, experiment.local, 0.0, 0))))
     assert all(torch.equal(alone.weights[name], tensor) for name, tensor in after.weights["cnn"].items())
 
 
@@ -215,7 +215,7 @@ def test_a_latecomer_is_certified_once(tmp_path: Path) -> None:
 
 
 def test_empty_clients_take_no_part(tmp_path: Path) -> None:
-    server, state, clients, experiment = federation(
+    server, state, clients, _experiment = federation(
         tmp_path, split={"num_clients": 1400, "alpha": 0.01}, participation_rate=0.02
     )
     present = clients.present()

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from conftest import tiny
 from safetensors.torch import load_file
 
 import fedaux
-from conftest import tiny
-from fedaux.config import ConfigError, Experiment, load_experiment
+from fedaux.config import ConfigError, Experiment
 from fedaux.privacy import LedgerEntry
+from fedaux.reading import load_experiment
 from fedaux.rounds import Federation, State
 
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import oracles
 import pytest
 import torch
 from torch import nn
 
-import oracles
 from fedaux import seeding
 from fedaux.config import Distillation
 from fedaux.server import average, distill, distillation_loss, evaluate, predict, snapshot

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
+import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import oracles
 from fedaux import seeding
 from fedaux.data.splits import client_shares, round_to_sum, split_auxiliary, split_dirichlet
 

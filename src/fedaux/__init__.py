@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fedaux.config import ConfigError, Experiment, load_experiment
+    from fedaux.config import ConfigError, Experiment
     from fedaux.execute import Result, run
     from fedaux.methods import METHODS, Method
     from fedaux.models import MODELS, SplitModel, split_model
+    from fedaux.reading import load_experiment
 
 _HOMES = {
     "ConfigError": "fedaux.config",
     "Experiment": "fedaux.config",
-    "load_experiment": "fedaux.config",
+    "load_experiment": "fedaux.reading",
     "Result": "fedaux.execute",
     "run": "fedaux.execute",
     "METHODS": "fedaux.methods",

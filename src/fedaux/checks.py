@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedaux.certainty import MECHANISMS
-from fedaux.config import ConfigError, ExperimentFields, nearest
+from fedaux.config import ConfigError, ExperimentFields
 from fedaux.data.sources import SOURCES, LabelledData
 from fedaux.methods import METHODS
+from fedaux.mistakes import nearest
 from fedaux.models import MODELS, model_options
 
 

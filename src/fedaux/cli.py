@@ -13,7 +13,9 @@ import typer
 from rich.console import Console
 
 from fedaux import __version__
-from fedaux.config import ConfigError, Experiment, inspect, read_recipe
+from fedaux.config import ConfigError, Experiment
+from fedaux.mistakes import inspect
+from fedaux.reading import read_recipe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +103,7 @@ def data(
         raise ValueError(f"--out {out}: should end in .png, .svg or .pdf")
     from fedaux import checks, display, execute
     from fedaux.data import load_labelled
-    from fedaux.report import figures
+    from fedaux.report import figures, svg
 
     checks.check(experiment)
     labelled = load_labelled(experiment.data)
@@ -122,7 +124,7 @@ def data(
         split = experiment.split.model_copy(update={"alpha": value})
         drawn = execute.split_table(experiment.model_copy(update={"split": split}), labelled, chosen)
         panels.append((f"α = {value:g}", drawn))
-    figures.save(figures.split_bubbles(panels, labelled.classes), out)
+    svg.save(figures.split_bubbles(panels, labelled.classes), out)
     console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
 
 

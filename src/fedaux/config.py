@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
@@ -24,12 +21,23 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
-Interval = Annotated[tuple[float, float], Field(strict=False)]
 
 
 def _as_tuple(value: object) -> object:
     """Let one name stand for a list of one."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _rising(interval: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < interval[0] <= interval[1] < float("inf"):
+        raise ValueError("should be two rising numbers above 0")
+    return interval
+
+
+def _share(interval: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < interval[0] <= interval[1] <= 1:
+        raise ValueError("should be two rising numbers above 0, at most 1")
+    return interval
 
 
 class ConfigError(ValueError):
@@ -45,69 +53,103 @@ class ConfigError(ValueError):
 class Section(BaseModel):
     """A table of the configuration: unknown keys and wrong types are refused, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, validate_default=True, use_attribute_docstrings=True
+    )
 
 
 class Data(Section):
     """The clients' labelled data."""
 
     source: str = "digits"
+    """Where the data comes from: a row of `fedaux.data.SOURCES`."""
     path: str | None = None
+    """A file, for sources that read one."""
     test_fraction: Fraction = 0.2
+    """Share held out for testing where the source has no test set; the same examples for every seed."""
 
 
 class Auxiliary(Section):
     """The server's public unlabeled data D_aux, split into negatives D- and the distill set."""
 
     source: str = "letters"
+    """Where the data comes from: a row of `fedaux.data.SOURCES`."""
     path: str | None = None
+    """A file, for sources that read one."""
     size: Count | None = None
+    """How many examples to use; all of them (5000 letters) when not given."""
     negatives_fraction: Fraction = 0.2
+    """Share of the negatives; the rest is the distill set."""
 
 
 class Split(Section):
     """How the labelled data is spread over the clients (appendix, Data Splitting Methodology)."""
 
     num_clients: Count = 20
+    """Population n."""
     alpha: Positive = 0.01
+    """Concentration of the Dirichlet distribution: 0.01 gives a client hardly more than one class, 100 all of them."""
 
 
 class Prototype(Section):
     """A model architecture, and which clients hold it: named ones, or a share of those not named."""
 
     name: Annotated[str, Field(min_length=1, pattern=NAME_PATTERN)]
+    """What the prototype is called in metrics and checkpoints."""
     model: str
+    """The architecture: a row of `fedaux.models.MODELS`."""
     clients: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)] | None = None
+    """The clients that hold it; when not given, it takes its share of those that no prototype names."""
     share: Positive = 1.0
+    """Its share relative to the other prototypes without named clients."""
     options: dict[str, bool | int | float | str] = {}
+    """Options of the architecture, such as width."""
 
 
 class Augmentation(Section):
-    """Random views for contrastive pretraining; the defaults are those of SimCLR."""
+    """Random views for contrastive pretraining; the defaults are those of SimCLR, without the blur."""
 
-    crop_scale: Interval = (0.08, 1.0)
-    crop_ratio: Interval = (0.75, 4 / 3)
+    crop_scale: Annotated[tuple[float, float], Field(strict=False), AfterValidator(_share)] = (0.08, 1.0)
+    """Share of the image's area that a crop keeps, least and most."""
+    crop_ratio: Annotated[tuple[float, float], Field(strict=False), AfterValidator(_rising)] = (0.75, 4 / 3)
+    """Width over height of a crop, least and most."""
     flip: Probability = 0.5
+    """Probability of a mirror image; 0 for what means something else in the mirror, such as characters."""
     rotation: NonNegative = 0.0
+    """Largest rotation in degrees."""
     shear: NonNegative = 0.0
+    """Largest shear, as a share of the height."""
     jitter: Probability = 0.8
+    """Probability that brightness, contrast, saturation and hue change."""
     brightness: NonNegative = 0.4
+    """Strength of the change in brightness."""
     contrast: NonNegative = 0.4
+    """Strength of the change in contrast."""
     saturation: NonNegative = 0.4
+    """Strength of the change in saturation."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.1
+    """Strength of the change in hue, in turns."""
     greyscale: Probability = 0.2
+    """Probability that a colour image loses its colour."""
 
 
 class Pretraining(Section):
-    """Self-supervised training of h0 on the auxiliary data."""
+    """Self-supervised training of h0 on the auxiliary data, for methods that start from it."""
 
     kind: Literal["contrastive", "none"] = "contrastive"
+    """`contrastive` is SimCLR; `none` takes the random initial features as h0."""
     checkpoint: str | None = None
+    """A safetensors file with h0; then nothing is trained."""
     epochs: Count = 100
+    """Passes over the auxiliary data."""
     batch_size: Annotated[int, Field(ge=2)] = 512
+    """Images a batch, each in two views."""
     learning_rate: Positive = 1e-3
+    """Of Adam."""
     temperature: Positive = 0.5
+    """Of the NT-Xent loss."""
     projection_widths: Annotated[tuple[Count, Count], BeforeValidator(_as_tuple)] = (512, 128)
+    """Widths of the projection head, which is thrown away afterwards."""
     augmentation: Augmentation = Augmentation()
 
 
@@ -115,59 +157,83 @@ class Certainty(Section):
     """The private release that certainty scores are computed from."""
 
     mechanism: str = "mean"
+    """How: a row of `fedaux.certainty.MECHANISMS`."""
     epsilon: Positive = 0.1
+    """Privacy loss of a client's release; neighbours differ by replacing one example."""
     delta: Fraction = 1e-5
+    """Probability with which that loss may be exceeded."""
     components: Count = 64
+    """`mean`: how many principal components of the negatives' features are kept."""
     sharpness: Positive = 0.25
+    """`mean`: the power to which density ratios are raised before they become weights."""
     regularisation: Positive = 0.1
+    """`paper`: lambda of the logistic regression."""
 
 
 class Local(Section):
     """Local training of one client in one round."""
 
     epochs: Count = 1
+    """Passes over the client's data."""
     batch_size: Count = 32
+    """Examples a batch."""
     optimizer: Literal["adam", "sgd"] = "adam"
+    """The optimizer; it starts anew every round."""
     learning_rate: Positive = 1e-3
+    """Of the optimizer."""
     proximal: NonNegative = 0.01
+    """mu of FedPROX; other methods do not look at it."""
 
 
 class Distillation(Section):
     """Distillation of the averaged model on the teacher's soft labels (Eq. 1)."""
 
     epochs: Count = 1
+    """Passes over the distill set."""
     batch_size: Count = 128
+    """Examples a batch."""
     learning_rate: Positive = 5e-5
+    """Of Adam; it starts anew every round."""
 
 
 class Evaluation(Section):
-    """When the server's models are measured on the test data. The last round always is."""
+    """When and how the server's models are measured on the test data."""
 
     every: Count = 1
+    """Rounds between two measurements; the last round is always measured."""
     batch_size: Count = 1024
+    """Examples a batch wherever nothing is trained: evaluation, teachers, features."""
 
 
 class Engine(Section):
     """Where the work is done."""
 
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
+    """auto, cpu, cuda or cuda:N; auto takes a GPU where there is one."""
     threads: Count | None = None
+    """Threads of torch on the CPU; its own choice when not given."""
 
 
 class Output(Section):
-    """Where the run directory goes; runs/NAME when not given."""
+    """Where results go."""
 
     directory: str | None = None
+    """The run directory; runs/NAME when not given."""
 
 
 class ExperimentFields(Section):
     """The fields of an experiment, each validated on its own."""
 
     name: Annotated[str, Field(min_length=1, pattern=NAME_PATTERN)] = "experiment"
+    """What the run is called."""
     method: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_as_tuple)] = ("fedaux",)
+    """One method or a list: rows of `fedaux.methods.METHODS`, see `fedaux methods`."""
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(_as_tuple)] = (0,)
+    """Each seed is a run of its own: split, h0, selection, noise and batches."""
     rounds: Count = 100
+    """Communication rounds T."""
     participation_rate: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """Share C of the population asked in a round, at least one client."""
     data: Data = Data()
     auxiliary: Auxiliary = Auxiliary()
     split: Split = Split()
@@ -184,7 +250,7 @@ class ExperimentFields(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved configuration as TOML can hold it: no None, lists for tuples."""
-        table: dict[str, Any] = _without_none(self.model_dump(mode="json"))
+        table: dict[str, Any] = without_none(self.model_dump(mode="json"))
         return table
 
     def sha256(self) -> str:
@@ -197,227 +263,16 @@ class Experiment(ExperimentFields):
     """Everything a run depends on. Raises ConfigError with all problems at once."""
 
     def __init__(self, **values: Any) -> None:
+        from fedaux.mistakes import inspect, plain  # which is about the fields above
+
         _, problems = inspect(values)
         if problems:
             raise ConfigError(problems)
-        super().__init__(**_copy(values))
+        super().__init__(**plain(values))
 
 
-def load_experiment(path: Path, *, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment from a TOML file, with `key=value` overrides. Raises ConfigError with all problems."""
-    raw, problems = read_recipe(path, overrides=overrides)
-    problems += inspect(raw)[1]
-    if problems:
-        raise ConfigError(problems, origin=str(path))
-    return Experiment(**raw)
-
-
-def read_recipe(path: Path, *, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Return the raw values of a TOML file with `key=value` overrides applied, and the problems of the latter."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: not valid TOML ({error})"]) from error
-    return raw, [problem for override in overrides for problem in _apply_override(raw, override)]
-
-
-def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
-    """Return the fields of an experiment and all problems; where a value is wrong, the field holds the default.
-
-    The fields are there so that callers can look for further problems in one go.
-    """
-    raw = _copy(values)
-    problems: list[str] = []
-    wrong: set[tuple[str | int, ...]] = set()
-    for _ in range(20):  # each pass removes the wrong keys; a removed key can uncover a missing one
-        try:
-            fields = ExperimentFields.model_validate(raw)
-            break
-        except ValidationError as error:
-            locations = []
-            for item in error.errors(include_url=False):
-                line, location = _explain(item, raw)
-                problems += [line] if line not in problems else []
-                # A prototype cannot stand without its wrong key, so the whole list goes back to the default.
-                locations.append(location[:1] if location[0] == "prototypes" else location)
-            for location in locations:
-                _remove(raw, location)
-            wrong.update(locations)
-    else:
-        raise AssertionError("removing wrong keys did not end")
-    broken = {".".join(str(part) for part in location) for location in wrong}
-    problems += [line for keys, line in _joint_problems(fields) if not _touches(keys, broken)]
-    return fields, problems
-
-
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return {"split.alpha": 0.01, ...} of a nested table."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Return `; did you mean X?` or nothing."""
-    found = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}?" if found else ""
-
-
-def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
-    """Return the problems that lie between keys, each with the keys it joins."""
-    found: list[tuple[set[str], str]] = []
-    clients = experiment.split.num_clients
-    for key in ("method", "seeds"):
-        values = getattr(experiment, key)
-        repeated = sorted({str(value) for value in values if values.count(value) > 1})
-        if repeated:
-            found.append(({key}, f"{key} = {list(values)}: {', '.join(repeated)} appears more than once"))
-    names = [prototype.name for prototype in experiment.prototypes]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        found.append(({"prototypes"}, f"prototypes.name = {name!r}: used by more than one prototype"))
-    owner: dict[int, str] = {}
-    for prototype in experiment.prototypes:
-        for client in prototype.clients or ():
-            if client >= clients:
-                line = f"prototypes.clients = {client}: there are {clients} clients, numbered 0 to {clients - 1}"
-                found.append(({"prototypes", "split.num_clients"}, line))
-            elif owner.setdefault(client, prototype.name) != prototype.name:
-                line = f"prototypes.clients = {client}: given to both {owner[client]!r} and {prototype.name!r}"
-                found.append(({"prototypes"}, line))
-    if all(prototype.clients is not None for prototype in experiment.prototypes) and len(owner) < clients:
-        left = [client for client in range(clients) if client not in owner]
-        shown = ", ".join(map(str, left[:5])) + (", ..." if len(left) > 5 else "")
-        line = (
-            f"prototypes.clients: no prototype for client {shown}; name them, or leave `clients` out of one prototype"
-        )
-        found.append(({"prototypes", "split.num_clients"}, line))
-    augmentation = experiment.pretraining.augmentation
-    for key, upper in (("crop_scale", 1.0), ("crop_ratio", float("inf"))):
-        low, high = getattr(augmentation, key)
-        if not 0 < low <= high <= upper:
-            name = f"pretraining.augmentation.{key}"
-            found.append(({name}, f"{name} = [{low}, {high}]: should be two rising numbers above 0, at most {upper:g}"))
-    return found
-
-
-def _explain(item: Any, raw: Mapping[str, Any]) -> tuple[str, tuple[str | int, ...]]:
-    """Turn one of pydantic's errors into a line that names the key, the value and what would be right."""
-    location = tuple(part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-")))
-    location = _existing(location, raw)
-    key = ".".join(str(part) for part in location)
-    kind, value = item["type"], item["input"]
-    if kind == "extra_forbidden":
-        known = known_keys()
-        name = str(location[-1])
-        parent = ".".join(str(p) for p in location[:-1] if isinstance(p, str))
-        siblings = [k for k in known if k.rpartition(".")[0] == parent]
-        guess = nearest(key, siblings) or nearest(name, [k.rpartition(".")[2] for k in known])
-        if guess and "." not in guess and parent == "":  # found by its last word: name its whole path
-            word = guess.removeprefix("; did you mean ").removesuffix("?")
-            guess = f"; did you mean {next(k for k in known if k.rpartition('.')[2] == word)}?"
-        return f"{key}: unknown key{guess}", location
-    if kind == "missing":
-        return f"{key}: missing", location
-    message = item["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
-    message = message.replace("a valid dictionary or instance of", "a table, see")
-    if kind == "too_short":
-        message = f"should have at least {item['ctx']['min_length']} item"
-    if kind == "string_pattern_mismatch":
-        message = PATTERN_MEANING[item["ctx"]["pattern"]]
-    return f"{key} = {_short(value)}: {message}", location
-
-
-def _existing(location: tuple[str | int, ...], raw: Any) -> tuple[str | int, ...]:
-    """Cut off what pydantic adds behind the user's own key, such as the member of a union."""
-    kept: list[str | int] = []
-    for part in location:
-        if isinstance(raw, Mapping) and isinstance(part, str):
-            kept.append(part)
-            raw = raw.get(part)
-        elif isinstance(raw, list | tuple) and isinstance(part, int) and part < len(raw):
-            kept.append(part)
-            raw = raw[part]
-        elif not kept:
-            kept.append(part)
-        else:
-            break
-    return tuple(kept)
-
-
-def known_keys() -> list[str]:
-    """Return every dotted key a recipe may hold."""
-    return list(_keys_of(ExperimentFields, ""))
-
-
-def _keys_of(section: type[BaseModel], prefix: str) -> Iterable[str]:
-    for name, field in section.model_fields.items():
-        yield prefix + name
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _keys_of(kind, f"{prefix}{name}.")
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _touches(keys: set[str], broken: set[str]) -> bool:
-    return any(b == k or b.startswith(k + ".") or k.startswith(b + ".") or not b for k in keys for b in broken)
-
-
-def _apply_override(raw: dict[str, Any], override: str) -> list[str]:
-    """Write one `key=value` into the raw configuration; return what is wrong with it."""
-    key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        return [f"--set {override}: should be key=value, for example --set local.epochs=5"]
-    table: Any = raw
-    for part in parts[:-1]:
-        table = table.setdefault(part, {}) if isinstance(table, dict) else None
-        if not isinstance(table, dict):
-            return [f"{key.strip()}: {part} is not a table"]
-    table[parts[-1]] = _parse_value(text.strip())
-    return []
-
-
-def _parse_value(text: str) -> Any:
-    """Read a TOML value; words that are none are strings, also inside [a, b]."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        if text.startswith("[") and text.endswith("]"):
-            return [_parse_value(part.strip()) for part in text[1:-1].split(",") if part.strip()]
-        return text
-
-
-def _copy(table: Any) -> Any:
-    if isinstance(table, BaseModel):
-        return _without_none(table.model_dump(mode="json"))
-    if isinstance(table, Mapping):
-        return {str(key): _copy(value) for key, value in table.items()}
-    return [_copy(item) for item in table] if isinstance(table, list | tuple) else table
-
-
-def _remove(raw: Any, location: tuple[str | int, ...]) -> None:
-    for part in location[:-1]:
-        try:
-            raw = raw[part]
-        except (KeyError, IndexError, TypeError):
-            return
-    if isinstance(raw, dict):
-        raw.pop(location[-1], None)
-    elif isinstance(raw, list) and isinstance(location[-1], int) and location[-1] < len(raw):
-        del raw[location[-1]]
-
-
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
+    """Return nested tables and lists without the keys that hold None, which TOML cannot say."""
     if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return [_without_none(item) for item in value] if isinstance(value, list) else value
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value

@@ -22,9 +22,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedaux.clients import Certificate
-from fedaux.config import ConfigError, Experiment, flatten, load_experiment
+from fedaux.config import ConfigError, Experiment
 from fedaux.files import save_json, save_tensors, save_text
 from fedaux.privacy import NEIGHBOURS, UNPROTECTED, LedgerEntry
+from fedaux.reading import flatten, load_experiment
 from fedaux.rounds import Preparation, State
 
 

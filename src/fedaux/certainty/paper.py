@@ -1,6 +1,7 @@
 """The paper's mechanism (Eq. 4 to 6, Theorem 1), with what its proof needs in order to hold.
 
-w_i* = argmin_w J(w), J(w) = a sum_x l(t_x <w, u(x)>) + lambda/2 |w|^2 over D_i (t = +1) and D- (t = -1), a = 1/(|D_i| + |D-|).
+w_i* = argmin_w J(w), J(w) = a sum_x l(t_x <w, u(x)>) + lambda/2 |w|^2 over D_i (t = +1) and D- (t = -1), where
+a = 1 / (|D_i| + |D-|).
 Three corrections. The norm bound is the largest norm of the *public* negatives, and private features are clipped to
 it: a bound that looks at private data, as published, is itself a leak. The loss is log(1 + exp(-z)); with the published
 sign a client would score its own data low. The solver stops at a gradient norm of at most `TOLERANCE`, which puts it

@@ -3,53 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedaux.config import Augmentation
+
 LUMA = (0.299, 0.587, 0.114)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """How far a view may depart from its image; defaults are SimCLR's (Chen et al. 2020) without the blur.
-
-    `crop_scale` is the share of the area kept and `crop_ratio` the width over height of the crop; `rotation`
-    (degrees) and `shear` (share of the height) are largest values; `flip`, `jitter` and `greyscale` are
-    probabilities; `brightness`, `contrast`, `saturation` and `hue` (in turns) are strengths as in
-    torchvision's ColorJitter. What means something else in the mirror, such as a character, wants `flip=0`.
-
-    Raises:
-        ValueError: a range is empty or not positive, a probability outside [0, 1] or a strength negative.
-    """
-
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    rotation: float = 0.0
-    shear: float = 0.0
-    flip: float = 0.5
-    jitter: float = 0.8
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.4
-    hue: float = 0.1
-    greyscale: float = 0.2
-
-    def __post_init__(self) -> None:
-        for name in ("crop_scale", "crop_ratio"):
-            low, high = getattr(self, name)
-            if not 0 < low <= high:
-                raise ValueError(f"{name} must be (low, high) with 0 < low <= high, got {(low, high)}")
-        if self.crop_scale[1] > 1:
-            raise ValueError(f"crop_scale is a share of the area and ends at 1 or below, got {self.crop_scale}")
-        for name in ("flip", "jitter", "greyscale"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a probability in [0, 1], got {getattr(self, name)}")
-        for name in ("rotation", "shear", "brightness", "contrast", "saturation", "hue"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is a strength of 0 or more, got {getattr(self, name)}")
 
 
 def augment(images: Tensor, *, policy: Augmentation, generator: torch.Generator) -> Tensor:

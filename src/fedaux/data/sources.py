@@ -113,24 +113,24 @@ def _check_images(images: Tensor, *, key: str, name: str) -> Tensor:
 def _count_tensors(section: Data) -> int:
     tensors = _open_tensors(section.path, key="data.path", names=("images", "labels"))
     total = len(tensors["labels"])
-    return total if "test_labels" in tensors else total - len(_hold_out(total, fraction=section.test_fraction)[0])
+    return total if "test_images" in tensors else total - len(_hold_out(total, fraction=section.test_fraction)[0])
 
 
 def _load_tensors(section: Data) -> LabelledData:
     """Read images and labels (and test_images, test_labels where the file has them) of a safetensors file."""
     tensors = _open_tensors(section.path, key="data.path", names=("images", "labels"))
     key = f"data.path = {section.path}"
-    if "test_images" not in tensors:
-        test, train = _hold_out(len(tensors["labels"]), fraction=section.test_fraction)
-        tensors["test_images"], tensors["test_labels"] = tensors["images"][test], tensors["labels"][test]
-        tensors["images"], tensors["labels"] = tensors["images"][train], tensors["labels"][train]
-    for part in ("", "test_"):
-        images, labels = tensors[f"{part}images"], tensors[f"{part}labels"]
+    for part in ("", "test_") if "test_images" in tensors else ("",):
+        images, labels = tensors[f"{part}images"], tensors.get(f"{part}labels", torch.zeros(0))
         _check_images(images, key=key, name=f"{part}images")
         if labels.ndim != 1 or labels.dtype.is_floating_point or len(labels) != len(images) or labels.min() < 0:
             raise ValueError(
                 f"{key}: tensor {part}labels should be {len(images)} class numbers from 0 upwards, one an image"
             )
+    if "test_images" not in tensors:
+        test, train = _hold_out(len(tensors["labels"]), fraction=section.test_fraction)
+        tensors["test_images"], tensors["test_labels"] = tensors["images"][test], tensors["labels"][test]
+        tensors["images"], tensors["labels"] = tensors["images"][train], tensors["labels"][train]
     num_classes = int(max(tensors["labels"].max(), tensors["test_labels"].max())) + 1
     return LabelledData(
         images=tensors["images"],

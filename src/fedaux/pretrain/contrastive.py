@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedaux.data.augment import Augmentation, augment
+from fedaux.config import Augmentation
+from fedaux.data.augment import augment
 
 
 def nt_xent(projections: Tensor, *, temperature: float) -> Tensor:
@@ -109,7 +110,7 @@ def pretrain_contrastive(
                 )
             loss = nt_xent(head(embedded), temperature=temperature)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             total += loss.detach()
         losses.append(float(total) / batches)

@@ -1,5 +1,7 @@
 """The report of a run: figures and one self-contained page."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 

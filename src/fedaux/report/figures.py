@@ -1,12 +1,9 @@
 """Figures of a run, drawn for light and dark pages and for eyes that confuse red and green."""
 
-import io
+from __future__ import annotations
+
 import math
-import re
-import xml.etree.ElementTree as ET
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -19,35 +16,10 @@ from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-Array = npt.NDArray[Any]
+from fedaux.report.record import Array, Point, curve_points
+from fedaux.report.svg import SMOOTH, STYLE
 
-INK = "#010203"  # stands for the colour of the page's text; as_svg() turns it into currentColor
-FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 WIDTH = 400  # points: text of 10 points stays readable when the page of a phone shrinks it to 340 pixels
-STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 10.5,
-    "axes.labelsize": 10.5,
-    "axes.titlesize": 10.5,
-    "xtick.labelsize": 9.5,
-    "ytick.labelsize": 9.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.edgecolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": INK,
-    "grid.alpha": 0.14,
-    "grid.linewidth": 0.7,
-    "axes.linewidth": 0.7,
-    "axes.facecolor": "none",
-    "figure.facecolor": "white",
-    "figure.dpi": 72,
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "svg.fonttype": "none",
-    "image.composite_image": False,
-}
 
 # Okabe and Ito's palette; a method keeps its colour and marker in every figure.
 METHOD_STYLES = {
@@ -59,28 +31,10 @@ METHOD_STYLES = {
 }
 OTHER_STYLES = (("#E69F00", "P"), ("#CC79A7", "X"), ("#56B4E9", "<"), ("#009E73", ">"), ("#0072B2", "p"))
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
-SMOOTH = "smooth"  # the id of images whose pixels a browser may blend
 BLUE = "#2A86C8"  # between the palette's two blues: seen on white and on black
 
 # Clear where the value is 0, so that the page shows through, and solid where it is largest.
 FADE = ListedColormap([(*to_rgb(BLUE), (step / 255) ** 0.65) for step in range(256)])
-
-# What to leave out of each kind of file, so that it does not depend on the day.
-UNDATED: dict[str, dict[str, Any]] = {
-    ".png": {"Software": None},
-    ".svg": {"Date": None, "Creator": None},
-    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-}
-
-
-class Point(NamedTuple):
-    """One round of a learning curve: accuracy over the seeds that evaluated it."""
-
-    round: int
-    mean: float
-    low: float
-    high: float
-    seeds: int
 
 
 class Style(NamedTuple):
@@ -89,21 +43,6 @@ class Style(NamedTuple):
     colour: str
     marker: str
     dashes: Any
-
-
-def curve_points(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Point]]:
-    """Mean, minimum and maximum accuracy over the seeds, for each method and evaluated round."""
-    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if row.get("accuracy") is not None:
-            found[str(row["method"])][int(row["round"])].append(float(row["accuracy"]))
-    return {
-        method: [
-            Point(number, float(np.mean(values)), min(values), max(values), len(values))
-            for number, values in sorted(rounds.items())
-        ]
-        for method, rounds in found.items()
-    }
 
 
 def method_styles(methods: Iterable[str]) -> dict[str, Style]:
@@ -386,59 +325,6 @@ def shrink_images(images: Array, *, side: int) -> Array:
     rows, columns = height // factor, width // factor
     blocks = images[..., : rows * factor, : columns * factor].reshape(*lead, rows, factor, columns, factor)
     return np.asarray(blocks.mean(axis=(-3, -1)).round(), dtype=np.uint8)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure on white, as PNG, SVG or PDF by the ending of ``path``; the same figure, the same bytes."""
-    kind = path.suffix.lower()
-    if kind not in UNDATED:
-        raise ValueError(f"cannot save a figure as {path.name!r}: the name must end in .png, .svg or .pdf")
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": path.stem}):
-        figure.savefig(path, format=kind[1:], dpi=200, facecolor="white", metadata=UNDATED[kind])
-
-
-def as_svg(figure: Figure, *, prefix: str, label: str) -> str:
-    """A figure as an ``<svg>`` element to stand inside a page.
-
-    Text and axes take the colour of the page's text, the ground is clear, every id starts with ``prefix``
-    (two figures of one page need two prefixes), and screen readers are told ``label``.
-    """
-    buffer = io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": prefix}):
-        figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
-    root = ET.fromstring(buffer.getvalue())
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.endswith(("}metadata", "}style")):  # a style element would reach the whole page
-                parent.remove(child)
-    for element in root.iter():
-        if element.get("id") == SMOOTH:
-            element.attrib.pop("style", None)
-        element.tag = element.tag.partition("}")[2]
-        for key, value in list(element.attrib.items()):
-            del element.attrib[key]
-            element.set(key.rpartition("}")[2], _inline(key.rpartition("}")[2], value, prefix))
-    width, height = (float(number) for number in root.attrib["viewBox"].split()[2:])
-    for key in ("width", "height", "version"):
-        root.attrib.pop(key, None)
-    root.set("xmlns", "http://www.w3.org/2000/svg")
-    root.set("role", "img")
-    root.set("aria-label", label)
-    # The page may enlarge a figure; a phone shrinks it by a fifth at most, and scrolls beyond that.
-    sizes = f"width:100%;max-width:{1.6 * width:.0f}px;min-width:{0.8 * width:.0f}px"
-    root.set("style", f"stroke-linejoin:round;{sizes};aspect-ratio:{width:g}/{height:g}")
-    return ET.tostring(root, encoding="unicode")
-
-
-def _inline(key: str, value: str, prefix: str) -> str:
-    """One attribute of an SVG element, made fit for a page that holds several."""
-    if key == "id":
-        return f"{prefix}-{value}"
-    if key == "href" and value.startswith("#"):
-        return f"#{prefix}-{value[1:]}"
-    if key == "style":
-        value = value.replace("'DejaVu Sans'", FONTS)
-    return re.sub(r"url\(#", f"url(#{prefix}-", value).replace(INK, "currentColor")
 
 
 def _figure(width: float, height: float) -> tuple[Figure, float]:

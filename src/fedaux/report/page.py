@@ -1,125 +1,22 @@
 """The page of a run: one self-contained HTML file that says what was found, at what cost, and from what."""
 
-import csv
-import io
-import json
+from __future__ import annotations
+
 import math
-import os
-import re
-import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from fedaux.report import figures
+from fedaux.files import save_text
+from fedaux.report import figures, html
+from fedaux.report.record import Array, Record, Run, Scores, as_number, curve_points, read_run
+from fedaux.report.svg import as_svg
 
-REQUIRED = (
-    "config.toml",
-    "environment.json",
-)  # written before the first round; all else may still be missing
 MOST_ROWS_OF_IMAGES = 12
-Record = Mapping[str, Any]
-
-CSS = """
-:root{color-scheme:light dark;--ground:#fff;--ink:#1c2126;--soft:#59636e;--line:#d5dae0;--wash:#f3f5f8;
---link:#0a5ea8;--warn:#8a3c00;--warn-wash:#fff3e6}
-@media (prefers-color-scheme:dark){:root{--ground:#14171b;--ink:#e4e8ec;--soft:#a0abb7;--line:#363d46;
---wash:#1d2228;--link:#79bdf5;--warn:#ffb67a;--warn-wash:#2f2216}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--ground);color:var(--ink);line-height:1.55;overflow-wrap:anywhere;
-font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
-main{max-width:52rem;margin:0 auto;padding:2rem 1rem 4rem}
-h1{font-size:1.75rem;line-height:1.2;margin:0 0 .75rem;letter-spacing:-.01em}
-h2{font-size:1.25rem;line-height:1.3;margin:3rem 0 .75rem;padding-top:.75rem;border-top:1px solid var(--line)}
-h3{font-size:1rem;margin:1.75rem 0 .5rem}
-p{margin:.6rem 0;max-width:42rem}
-.kind{margin:0 0 .25rem;color:var(--soft);font-size:.875rem}
-.finding{font-size:1.2rem;line-height:1.45;margin:.5rem 0 1rem}
-.facts{color:var(--soft);font-size:.925rem}
-.notice{background:var(--warn-wash);color:var(--warn);border-left:4px solid;padding:.6rem .9rem}
-a{color:var(--link)}
-.scroll{overflow-x:auto;overscroll-behavior-x:contain}
-.scroll:focus-visible{outline:2px solid var(--link);outline-offset:2px}
-table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums;min-width:100%}
-.caption{color:var(--soft);font-size:.9rem;margin:1.25rem 0 .3rem}
-th,td{padding:.4rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--line)}
-th:first-child,td:first-child{padding-left:.2rem}
-.text{text-align:left}
-td.wrap{white-space:normal;min-width:9.5rem;overflow-wrap:anywhere}
-thead th{white-space:pre;color:var(--soft);font-weight:600;vertical-align:bottom}
-tbody th{font-weight:500}
-tr.best th,tr.best td{font-weight:700;background:var(--wash)}
-figure{margin:1.25rem 0 1.75rem}
-figure svg{display:block;height:auto}
-figcaption a{white-space:nowrap}
-figcaption{color:var(--soft);font-size:.9rem;margin-top:.6rem;max-width:42rem}
-details{border:1px solid var(--line);border-radius:6px;margin:1rem 0}
-summary{cursor:pointer;padding:.6rem .9rem;font-weight:600}
-pre{margin:0;padding:.2rem .9rem .9rem;overflow-x:auto;overflow-wrap:normal;font-size:.85rem;line-height:1.45;
-font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
-@media (max-width:30rem){main{padding-top:1.25rem}h1{font-size:1.45rem}.finding{font-size:1.08rem}}
-@media print{details,.scroll{overflow:visible}figure,table{break-inside:avoid}}
-"""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What ``scores.safetensors`` holds; images are None where the auxiliary data has none."""
-
-    weights: figures.Array
-    images: figures.Array | None
-    method: str
-    seed: str
-    clients: list[int]
-
-
-@dataclass(frozen=True)
-class Run:
-    """The files of a run directory, read; those not written yet are empty."""
-
-    name: str
-    config_text: str
-    config: Record
-    environment: Record
-    metrics: list[dict[str, Any]]
-    ledger: Record
-    summary: Record
-    split: Record
-    scores: Scores | None
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The summary's rows, best first; without a summary, the last accuracies that were recorded."""
-        rows = [dict(row) for row in self.summary.get("rows", [])] or [
-            {"method": method, "accuracy_mean": points[-1].mean}
-            for method, points in figures.curve_points(self.metrics).items()
-        ]
-        for row in rows:
-            row["method"] = str(row["method"])
-            row["several"] = row.get("seeds_done", len(self.summary.get("seeds", []))) > 1
-        return sorted(rows, key=lambda row: -_number(row.get("accuracy_mean"), missing=-1))
-
-    @property
-    def progress(self) -> dict[str, tuple[int, int]]:
-        """Rounds recorded and rounds planned, over all seeds, for each method."""
-        seeds = self.config.get("seeds", [0])
-        planned = int(self.config.get("rounds", 0)) * (len(seeds) if isinstance(seeds, list) else 1)
-        method = self.config.get("method", [])
-        methods = [str(name) for name in (method if isinstance(method, list) else [method])]
-        recorded = Counter(str(row["method"]) for row in self.metrics)
-        return {name: (recorded[name], planned) for name in dict.fromkeys([*methods, *recorded])}
-
-    @property
-    def complete(self) -> bool:
-        """Whether the summary says so and no planned round is missing."""
-        return bool(self.summary.get("complete")) and all(done >= all_ for done, all_ in self.progress.values())
 
 
 def write_report(directory: Path) -> Path:
@@ -129,38 +26,8 @@ def write_report(directory: Path) -> Path:
     """
     page = render(read_run(directory))
     path = Path(directory) / "report.html"
-    temporary = path.with_name(f".report.html.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)  # a reader sees the old page or the new one, never half of it
-    finally:
-        temporary.unlink(missing_ok=True)
+    save_text(path, page)  # a reader sees the old page or the new one, never half of it
     return path
-
-
-def read_run(directory: Path) -> Run:
-    """Read a run directory, finished or not. Raises ValueError naming the directory and what is wrong."""
-    directory = Path(directory)
-    missing = [name for name in REQUIRED if not (directory / name).is_file()]
-    if missing:
-        raise ValueError(f"{directory} is not a run directory: {' and '.join(missing)} missing")
-    text = (directory / "config.toml").read_text(encoding="utf-8", errors="replace")
-    try:
-        config = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{directory / 'config.toml'} is not valid TOML: {error}") from error
-    summary = _read_json(directory / "summary.json")
-    return Run(
-        name=str(summary.get("name") or config.get("name") or directory.resolve().name),
-        config_text=text,
-        config=config,
-        environment=_read_json(directory / "environment.json"),
-        metrics=_read_metrics(directory / "metrics.jsonl"),
-        ledger=_read_json(directory / "ledger.json"),
-        summary=summary,
-        split=_read_json(directory / "split.json"),
-        scores=_read_scores(directory / "scores.safetensors"),
-    )
 
 
 def render(run: Run) -> str:
@@ -174,20 +41,20 @@ def render(run: Run) -> str:
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
         " style-src 'unsafe-inline'\">\n"
         f'<title>{escape(run.name)} · fedaux run</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>{CSS}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<style>{html.CSS}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
 def finding(run: Run) -> str:
     """What came out, in one plain sentence."""
-    rows = [row for row in run.rows if math.isfinite(_number(row.get("accuracy_mean")))]
+    rows = [row for row in run.rows if math.isfinite(as_number(row.get("accuracy_mean")))]
     if not rows:
         return "Nothing has been measured yet."
     hero = next((row for row in rows if row["method"] == "fedaux"), rows[0])
     rivals = [row for row in rows if row is not hero]
-    sentence = f"{hero['method']} reached {_percent(hero['accuracy_mean'])} % in the last round"
+    sentence = f"{hero['method']} reached {html.percent(hero['accuracy_mean'])} % in the last round"
     if not run.complete:
-        sentence = f"So far {hero['method']} reached {_percent(hero['accuracy_mean'])} % in its last recorded round"
+        sentence = f"So far {hero['method']} reached {html.percent(hero['accuracy_mean'])} % in its last recorded round"
     if rivals:
         rival = rivals[0]
         points = 100 * (hero["accuracy_mean"] - rival["accuracy_mean"])
@@ -196,13 +63,13 @@ def finding(run: Run) -> str:
             sentence += f", level with {rival['method']}, {others}"
         else:
             sentence += f", {abs(points):.1f} points {'above' if points > 0 else 'below'} {rival['method']}, {others}"
-        spread = 100 * max(_number(row.get("accuracy_std"), missing=0) for row in (hero, rival))
+        spread = 100 * max(as_number(row.get("accuracy_std"), missing=0) for row in (hero, rival))
         if hero["several"] and 0.05 <= abs(points) <= spread:
             sentence += " (a difference within the spread over seeds)"
     epsilon = hero.get("epsilon")
     if epsilon is not None:
-        private = math.isfinite(_number(epsilon))
-        budget = f"({_budget(epsilon)}, {_short(hero.get('delta'))})-differentially private"
+        private = math.isfinite(as_number(epsilon))
+        budget = f"({html.budget(epsilon)}, {html.short(hero.get('delta'))})-differentially private"
         sentence += f", at {budget} scores" if private else ", with scores that are not differentially private"
     return sentence + "."
 
@@ -215,7 +82,7 @@ def _header(run: Run) -> str:
         ("{} as auxiliary data", config.get("auxiliary", {}).get("source")),
         ("{} clients", split.get("num_clients")),
         ("α = {}", split.get("alpha")),
-        ("{} of the clients a round", _share(config.get("participation_rate"))),
+        ("{} of the clients a round", html.share(config.get("participation_rate"))),
         ("{} rounds", config.get("rounds")),
         ("seed {}" if len(seeds) == 1 else "seeds {}", ", ".join(str(seed) for seed in seeds) or None),
     ]
@@ -247,33 +114,33 @@ def _missing(run: Run) -> str:
 def _results(run: Run) -> str:
     rows = run.rows
     if not rows:
-        return _section("results", "Results", _note("No method has results yet."))
+        return html.section("results", "Results", html.note("No method has results yet."))
     seeds = len(run.summary.get("seeds", []))
     over = f"mean ± standard deviation over {seeds} seeds" if rows[0]["several"] else "one seed"
-    body = _table(
+    body = html.table(
         ("method", "last round, %", "best round, %", "ε", "δ", "seconds", "MB up", "MB down"),
         [
             (
                 row["method"],
-                _spread(row.get("accuracy_mean"), row.get("accuracy_std") if row["several"] else None),
-                _spread(row.get("accuracy_max_mean"), row.get("accuracy_max_std") if row["several"] else None),
-                _budget(row.get("epsilon")),
-                _short(row.get("delta")),
-                _decimal(row.get("seconds")),
-                _megabytes(row.get("bytes_up")),
-                _megabytes(row.get("bytes_down")),
+                html.spread(row.get("accuracy_mean"), row.get("accuracy_std") if row["several"] else None),
+                html.spread(row.get("accuracy_max_mean"), row.get("accuracy_max_std") if row["several"] else None),
+                html.budget(row.get("epsilon")),
+                html.short(row.get("delta")),
+                html.decimal(row.get("seconds")),
+                html.megabytes(row.get("bytes_up")),
+                html.megabytes(row.get("bytes_down")),
             )
             for row in rows
         ],
         caption=f"Test accuracy ({over}) and cost of each method, best last round first.",
         best=0 if len(rows) > 1 else None,
     )
-    body += _note(
+    body += html.note(
         "Best round is the maximum over the rounds, which nobody without the test data could have picked. "
         "ε and δ are what the certainty scores cost; – means that the method releases nothing through a "
         "privacy mechanism. Seconds and megabytes (10⁶ bytes) are totals of one run with its preparation."
     )
-    return _section("results", "Results", body + _prototypes(run))
+    return html.section("results", "Results", body + _prototypes(run))
 
 
 def _prototypes(run: Run) -> str:
@@ -286,18 +153,20 @@ def _prototypes(run: Run) -> str:
     if len(names) < 2:
         return ""
     rows = [
-        (method, *(_percent(_mean(accuracies.get(name) for accuracies in seeds.values())) for name in names))
+        (method, *(html.percent(_mean(accuracies.get(name) for accuracies in seeds.values())) for name in names))
         for method, seeds in last.items()
     ]
-    return _table(("method", *names), rows, caption="Accuracy of each prototype in the last round, %, mean over seeds.")
+    return html.table(
+        ("method", *names), rows, caption="Accuracy of each prototype in the last round, %, mean over seeds."
+    )
 
 
 def _curves(run: Run) -> str:
-    curves = figures.curve_points(run.metrics)
+    curves = curve_points(run.metrics)
     if not curves:
-        return _section("curves", "Learning curves", _note("No round has been evaluated yet."))
-    ends = ", ".join(f"{method} {_percent(points[-1].mean)} %" for method, points in curves.items())
-    svg = figures.as_svg(
+        return html.section("curves", "Learning curves", html.note("No round has been evaluated yet."))
+    ends = ", ".join(f"{method} {html.percent(points[-1].mean)} %" for method, points in curves.items())
+    svg = as_svg(
         figures.learning_curves(run.metrics),
         prefix="curves",
         label=f"Learning curves: test accuracy against the round. At the end: {ends}.",
@@ -314,17 +183,17 @@ def _curves(run: Run) -> str:
         for point in points
     ]
     header = ("method", "round", "accuracy_mean", "accuracy_min", "accuracy_max", "seeds")
-    return _section("curves", "Learning curves", _picture(svg, caption + ".", "learning_curves", header, data))
+    return html.section("curves", "Learning curves", html.picture(svg, caption + ".", "learning_curves", header, data))
 
 
 def _split(run: Run) -> str:
     tables = run.split.get("tables", {})
     if not tables:
-        return _section("split", "Who holds what", _note("The split of the data has not been written yet."))
+        return html.section("split", "Who holds what", html.note("The split of the data has not been written yet."))
     seed = run.scores.seed if run.scores and run.scores.seed in tables else min(tables, key=_natural)
     table, classes = np.asarray(tables[seed]), run.split["classes"]
-    alpha = _short(run.split.get("alpha"))
-    svg = figures.as_svg(
+    alpha = html.short(run.split.get("alpha"))
+    svg = as_svg(
         figures.split_bubbles([("", table)], classes),
         prefix="split",
         label=f"Split of the data: {len(table)} clients, {len(classes)} classes, alpha {alpha}, seed {seed}.",
@@ -333,11 +202,13 @@ def _split(run: Run) -> str:
     sizes = table.sum(axis=1)
     caption = (
         f"Examples of each class at each client for seed {seed}, α = {alpha}; the area of a bubble shows their "
-        f"number, at most {table.max(initial=0)}. A client holds {_range(sizes)} examples of "
-        f"{_range(holds)} classes."
+        f"number, at most {table.max(initial=0)}. A client holds {html.interval(sizes)} examples of "
+        f"{html.interval(holds)} classes."
     )
     data = [(client, *counts) for client, counts in enumerate(table.tolist())]
-    return _section("split", "Who holds what", _picture(svg, caption, f"split_seed_{seed}", ("client", *classes), data))
+    return html.section(
+        "split", "Who holds what", html.picture(svg, caption, f"split_seed_{seed}", ("client", *classes), data)
+    )
 
 
 def _scores(run: Run) -> str:
@@ -347,12 +218,12 @@ def _scores(run: Run) -> str:
     title = "What the certainty scores know"
     tables, classes = run.split.get("tables", {}), run.split.get("classes", [])
     if scores.seed not in tables:
-        return _section("scores", title, _note(f"The split of seed {scores.seed} is missing, to compare with."))
+        return html.section("scores", title, html.note(f"The split of seed {scores.seed} is missing, to compare with."))
     table = np.asarray(tables[scores.seed])[scores.clients]
     shares, held = figures.class_shares(table), table.sum(axis=0) > 0
     overlap = np.minimum(shares, scores.weights).sum(axis=0)[held].mean() if held.any() else 0.0
     equal = np.minimum(shares, 1 / max(len(table), 1)).sum(axis=0)[held].mean() if held.any() else 0.0
-    svg = figures.as_svg(
+    svg = as_svg(
         figures.score_matrix(scores.weights, table, classes, scores.clients),
         prefix="scores",
         label=f"Heat maps of {len(table)} clients and {len(classes)} classes that overlap by {overlap:.2f}.",
@@ -376,18 +247,18 @@ def _scores(run: Run) -> str:
         for column, name in enumerate(classes)
     ]
     header = ("client", "class", "examples", "share_held", "weight")
-    body = _picture(svg, caption, "scores", header, data)
+    body = html.picture(svg, caption, "scores", header, data)
     if scores.images is not None and scores.images.size and table.any():
         body += _images(scores, scores.images, table, classes)
-    return _section("scores", title, body)
+    return html.section("scores", title, body)
 
 
-def _images(scores: Scores, images: figures.Array, table: figures.Array, classes: Sequence[object]) -> str:
+def _images(scores: Scores, images: Array, table: Array, classes: Sequence[object]) -> str:
     holders = [row for row in figures.order_clients(table) if table[row].sum()]
     picks = np.linspace(0, len(holders) - 1, min(MOST_ROWS_OF_IMAGES, len(holders))).round().astype(int)
     shown = [holders[pick] for pick in picks]  # through all main classes
     clients = [scores.clients[row] for row in shown]
-    svg = figures.as_svg(
+    svg = as_svg(
         figures.top_images(images[shown], table=table[shown], classes=classes, clients=clients),
         prefix="images",
         label=f"The {images.shape[1]} auxiliary images that each of {len(shown)} clients scores highest.",
@@ -402,13 +273,13 @@ def _images(scores: Scores, images: figures.Array, table: figures.Array, classes
         (client, classes[int(counts.argmax())] if counts.sum() else "", int(counts.max()), int(counts.sum()))
         for client, counts in zip(clients, table[shown], strict=True)
     ]
-    return _picture(svg, caption, "main_classes", ("client", "main_class", "examples_of_it", "examples"), data)
+    return html.picture(svg, caption, "main_classes", ("client", "main_class", "examples_of_it", "examples"), data)
 
 
 def _privacy(run: Run) -> str:
     if not run.ledger:
-        note = _note("No ledger was written: nothing can be said about privacy.")
-        return _section("privacy", "Privacy", note)
+        note = html.note("No ledger was written: nothing can be said about privacy.")
+        return html.section("privacy", "Privacy", note)
     entries: list[Record] = run.ledger.get("entries", [])
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for entry in entries:
@@ -421,72 +292,72 @@ def _privacy(run: Run) -> str:
             method,
             release,
             len({entry.get("client") for entry in group}),
-            _range((entry.get("epsilon") for entry in group), form=_budget),
-            *(_range(entry.get(key) for entry in group) for key in columns),
+            html.interval((entry.get("epsilon") for entry in group), form=html.budget),
+            *(html.interval(entry.get(key) for entry in group) for key in columns),
         )
         for (method, release), group in groups.items()
     ]
     unprotected = escape(str(run.ledger.get("unprotected", "–")))
-    body = _note(f"<strong>Not protected:</strong> {unprotected}", raw=True)
+    body = html.note(f"<strong>Not protected:</strong> {unprotected}", raw=True)
     if rows:
         header = ("method", "release", "clients", "ε", "δ", "examples\nof a client", "sensitivity", "noise σ")
         caption = "What the clients released through a privacy mechanism, over all seeds."
-        body += _table(header, rows, caption=caption, texts=(1,))
+        body += html.table(header, rows, caption=caption, texts=(1,))
     else:
-        body += _note("No client released anything through a privacy mechanism.")
-    body += _note(f"(ε, δ) holds for each release, between {run.ledger.get('neighbours', '–')}.")
+        body += html.note("No client released anything through a privacy mechanism.")
+    body += html.note(f"(ε, δ) holds for each release, between {run.ledger.get('neighbours', '–')}.")
     counts = Counter((entry.get("method"), entry.get("seed"), entry.get("client")) for entry in entries)
     if (most := max(counts.values(), default=0)) > 1:
-        body += _note(f"A client released up to {most} times in one run: the costs of its releases add up.")
+        body += html.note(f"A client released up to {most} times in one run: the costs of its releases add up.")
     if len({entry.get("seed") for entry in entries}) > 1:
-        body += _note("Each seed is a run of its own: to repeat a run on the same private data costs again.")
-    if any(math.isinf(_number(entry.get("epsilon"))) for entry in entries):
-        body += _note("ε = ∞ means no differential privacy: the release may reveal single examples.")
+        body += html.note("Each seed is a run of its own: to repeat a run on the same private data costs again.")
+    if any(math.isinf(as_number(entry.get("epsilon"))) for entry in entries):
+        body += html.note("ε = ∞ means no differential privacy: the release may reveal single examples.")
     if any(entry.get("noise") == "simulated" for entry in entries):
-        body += _note(
+        body += html.note(
             "Simulated noise comes from the run's own seeded generator, so that the run can be repeated: it "
             "shows what privacy costs in accuracy, but whoever knows the seed can take it off again."
         )
-    return _section("privacy", "Privacy", body)
+    return html.section("privacy", "Privacy", body)
 
 
 def _communication(run: Run) -> str:
     totals = {row["method"]: row for row in run.rows}
     rows = []
-    for method, lines in _by_method(run).items():
+    for method, lines in run.rounds_by_method.items():
         asked, answered = (
             sum(len(line.get(key) or []) for line in lines) for key in ("clients_asked", "clients_answered")
         )
         reasons = Counter(str(reason) for line in lines for reason in (line.get("clients_dropped") or {}).values())
         dropped = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-        up, down = (sum(_number(line.get(key), missing=0) for line in lines) for key in ("bytes_up", "bytes_down"))
+        up, down = (sum(as_number(line.get(key), missing=0) for line in lines) for key in ("bytes_up", "bytes_down"))
         total = totals.get(method, {})
         rows.append(
             (
                 method,
-                _megabytes(total.get("bytes_up")),
-                _megabytes(total.get("bytes_down")),
-                _megabytes(up / answered if answered else None),
-                _megabytes(down / asked if asked else None),
+                html.megabytes(total.get("bytes_up")),
+                html.megabytes(total.get("bytes_down")),
+                html.megabytes(up / answered if answered else None),
+                html.megabytes(down / asked if asked else None),
                 f"{asked:,}",
                 f"{answered:,}",
                 dropped or "0",
             )
         )
     if not rows:
-        return _section("communication", "Communication", _note("No round has been recorded yet."))
+        return html.section("communication", "Communication", html.note("No round has been recorded yet."))
     header = (
         *("method", "MB up\na run", "MB down\na run"),
         *("MB up\na client\nand round", "MB down\na client\nand round"),
         *("clients\nasked", "clients\nanswered", "clients\ndropped"),
     )
     caption = "What was sent to the server (up) and to the clients (down)."
-    note = _note(
+    note = html.note(
         "A run's totals are means over seeds and include the preparation phase. Per client and round, what "
         "was sent up is divided by the clients that answered and what was sent down by those asked. The last "
         "three columns count clients over all rounds and seeds."
     )
-    return _section("communication", "Communication", _table(header, rows, caption=caption, texts=(7,)) + note)
+    return html.section("communication", "Communication", html.table(header, rows, caption=caption, texts=(7,)) + note)
 
 
 def _time(run: Run) -> str:
@@ -494,14 +365,14 @@ def _time(run: Run) -> str:
     if not phases:
         return ""
     rows = []
-    for method, lines in _by_method(run).items():
+    for method, lines in run.rounds_by_method.items():
         spent = [
-            sum(_number((line.get("seconds") or {}).get(phase), missing=0) for line in lines) / len(lines)
+            sum(as_number((line.get("seconds") or {}).get(phase), missing=0) for line in lines) / len(lines)
             for phase in phases
         ]
-        rows.append((method, *(_short(value) for value in spent), _short(sum(spent))))
+        rows.append((method, *(html.short(value) for value in spent), html.short(sum(spent))))
     caption = "Seconds a round by phase, mean over rounds and seeds, without the preparation."
-    return _section("time", "Time", _table(("method", *phases, "together"), rows, caption=caption))
+    return html.section("time", "Time", html.table(("method", *phases, "together"), rows, caption=caption))
 
 
 def _configuration(run: Run) -> str:
@@ -511,183 +382,15 @@ def _configuration(run: Run) -> str:
     body = (
         "<details>\n<summary>Resolved configuration</summary>\n"
         f"<pre>{escape(run.config_text)}</pre>\n</details>\n"
-        + _table(("", ""), rows, caption="Versions and machine.", texts=(1,))
+        + html.table(("", ""), rows, caption="Versions and machine.", texts=(1,))
     )
-    return _section("configuration", "Configuration and versions", body)
-
-
-def _section(key: str, title: str, body: str) -> str:
-    return f'<section aria-labelledby="{key}">\n<h2 id="{key}">{escape(title)}</h2>\n{body}</section>'
-
-
-def _note(text: str, *, raw: bool = False) -> str:
-    return f"<p>{text if raw else escape(text)}</p>\n"
-
-
-def _table(
-    header: Sequence[object],
-    rows: Iterable[Sequence[object]],
-    *,
-    caption: str,
-    best: int | None = None,
-    texts: Sequence[int] = (),
-) -> str:
-    """A table that scrolls in its own box; the first column names the row, those in ``texts`` are words."""
-
-    def kind(column: int, *, wrap: bool = False) -> str:
-        words = column == 0 or column in texts
-        return (' class="text wrap"' if wrap and column else ' class="text"') if words else ""
-
-    head = "".join(f'<th scope="col"{kind(column)}>{escape(str(name))}</th>' for column, name in enumerate(header))
-    lines = []
-    for number, row in enumerate(rows):
-        cells = "".join(
-            f"<td{kind(column, wrap=len(str(cell)) > 18)}>{escape(str(cell))}</td>"
-            for column, cell in enumerate(row)
-            if column
-        )
-        mark = ' class="best"' if number == best else ""
-        lines.append(f'<tr{mark}><th scope="row" class="text">{escape(str(row[0]))}</th>{cells}</tr>')
-    top = f"<thead><tr>{head}</tr></thead>\n" if any(header) else ""
-    body = "\n".join(lines)
-    return (
-        f'<p class="caption">{escape(caption)}</p>\n'
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">\n<table>\n'
-        f"{top}<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
-    )
-
-
-def _picture(svg: str, caption: str, name: str, header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A figure with its caption and a link that saves its numbers."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    link = f"data:text/csv;charset=utf-8,{quote(buffer.getvalue())}"
-    return (
-        f'<figure>\n<div class="scroll">{svg}</div>\n<figcaption>{escape(caption)} '
-        f'<a download="{escape(name)}.csv" href="{link}">Save the numbers (CSV)</a></figcaption>\n</figure>\n'
-    )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """An object from a JSON file, or an empty one if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, where an object was expected")
-    return value
-
-
-def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rounds of ``metrics.jsonl``: a repeated round's last line wins, a cut-off end is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    rounds: dict[tuple[str, int, int], dict[str, Any]] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            rounds[str(row["method"]), int(row["seed"]), int(row["round"])] = row
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):
-                break
-            raise ValueError(f"{path}, line {number}, is not a round of a run: {error!r}") from error
-    return list(rounds.values())
-
-
-def _read_scores(path: Path) -> Scores | None:
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(str(path), framework="numpy") as file:
-            words, names = file.metadata() or {}, set(file.keys())
-            weights = file.get_tensor("weights_by_class")
-            images = file.get_tensor("top_images") if "top_images" in names else None
-        clients = [int(client) for client in json.loads(words["clients"])]
-        return Scores(weights, images, words["method"], words["seed"], clients)
-    except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} does not hold certainty scores: {error!r}") from error
-
-
-def _by_method(run: Run) -> dict[str, list[dict[str, Any]]]:
-    """The recorded rounds of each method, methods in the order of the result table."""
-    groups: dict[str, list[dict[str, Any]]] = {row["method"]: [] for row in run.rows}
-    for row in run.metrics:
-        groups.setdefault(str(row["method"]), []).append(row)
-    return {method: rows for method, rows in groups.items() if rows}
+    return html.section("configuration", "Configuration and versions", body)
 
 
 def _natural(key: str) -> tuple[int, str]:
     return (int(key), "") if key.isdigit() else (10**9, key)
 
 
-def _number(value: Any, *, missing: float = math.nan) -> float:
-    """A JSON number, ``missing`` for null or NaN, infinity for "inf"."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return missing
-    return missing if math.isnan(number) else number
-
-
 def _mean(values: Iterable[Any]) -> float:
-    known = [number for number in map(_number, values) if math.isfinite(number)]
+    known = [number for number in map(as_number, values) if math.isfinite(number)]
     return sum(known) / len(known) if known else math.nan
-
-
-def _short(value: Any) -> str:
-    """Three digits that matter: 0.0522, 1e-5."""
-    number = _number(value)
-    if math.isnan(number):
-        return "–"
-    if math.isinf(number):
-        return "∞"
-    return re.sub(r"e([+-])0*(\d)", lambda found: f"e{found[1].strip('+')}{found[2]}", f"{number:.3g}")
-
-
-def _budget(value: Any) -> str:
-    text = _short(value)
-    return f"{text}.0" if text.isdigit() else text
-
-
-def _percent(value: Any) -> str:
-    number = _number(value)
-    return "–" if math.isnan(number) else f"{100 * number:.1f}"
-
-
-def _share(value: Any) -> str | None:
-    number = _number(value)
-    return None if math.isnan(number) else f"{100 * number:.4g} %"
-
-
-def _spread(mean: Any, deviation: Any) -> str:
-    return _percent(mean) + ("" if math.isnan(_number(deviation)) else f" ± {_percent(deviation)}")
-
-
-def _decimal(value: Any) -> str:
-    number = _number(value)
-    return "–" if math.isnan(number) else f"{number:,.1f}"
-
-
-def _megabytes(value: Any) -> str:
-    megabytes = _number(value) / 1e6
-    if math.isnan(megabytes):
-        return "–"
-    return f"{megabytes:,.1f}" if megabytes >= 10 else _short(megabytes)
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if value.is_integer() else _short(value)
-
-
-def _range(values: Iterable[Any], *, form: Callable[[float], str] = _count) -> str:
-    known = [number for number in map(_number, values) if not math.isnan(number)]
-    if not known:
-        return "–"
-    low, high = form(min(known)), form(max(known))
-    return low if low == high else f"{low} to {high}"

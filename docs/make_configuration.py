@@ -1,0 +1,29 @@
+"""Write docs/configuration.md from the configuration itself: `python docs/make_configuration.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedaux.reading import reference
+
+PAGE = Path(__file__).with_name("configuration.md")
+
+INTRODUCTION = """# Configuration
+
+A recipe is a TOML file that states only what differs from the defaults below; the defaults are the paper's settings
+where it has them. Any key can be changed on the command line: `fedaux run RECIPE.toml --set local.epochs=5 --set
+method=[fedaux,feddf+p]`. In Python the same keys are arguments: `fedaux.Experiment(rounds=10, split={"alpha": 0.1})`.
+Mistakes are told all at once, before anything runs.
+
+This page is made from `src/fedaux/config.py` by `python docs/make_configuration.py`.
+
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    return INTRODUCTION + reference().rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

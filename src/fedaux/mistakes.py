@@ -1,0 +1,170 @@
+"""What is wrong with the values of an experiment: all of it at once, a line each, in the user's own terms."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from fedaux.config import PATTERN_MEANING, ExperimentFields, without_none
+
+
+def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
+    """Return the fields of an experiment and all problems; where a value is wrong, the field holds the default.
+
+    The fields are there so that callers can look for further problems in one go.
+    """
+    raw = plain(values)
+    problems: list[str] = []
+    wrong: set[tuple[str | int, ...]] = set()
+    for _ in range(20):  # each pass removes the wrong keys; a removed key can uncover a missing one
+        try:
+            fields = ExperimentFields.model_validate(raw)
+            break
+        except ValidationError as error:
+            locations = []
+            for item in error.errors(include_url=False):
+                line, location = _explain(item, raw)
+                problems += [line] if line not in problems else []
+                # A prototype cannot stand without its wrong key, so the whole list goes back to the default.
+                locations.append(location[:1] if location[0] == "prototypes" else location)
+            for location in locations:
+                _remove(raw, location)
+            wrong.update(locations)
+    else:
+        raise AssertionError("removing wrong keys did not end")
+    broken = {".".join(str(part) for part in location) for location in wrong}
+    problems += [line for keys, line in _joint_problems(fields) if not _touches(keys, broken)]
+    return fields, problems
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """Return `; did you mean X?` or nothing."""
+    found = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def known_keys() -> list[str]:
+    """Return every dotted key a recipe may hold."""
+    return list(_keys_of(ExperimentFields, ""))
+
+
+def _keys_of(section: type[BaseModel], prefix: str) -> Iterable[str]:
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        if inner := section_in(field.annotation):
+            yield from _keys_of(inner, f"{prefix}{name}.")
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the table behind a field, or behind the items of a field."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
+    """Return the problems that lie between keys, each with the keys it joins."""
+    found: list[tuple[set[str], str]] = []
+    clients = experiment.split.num_clients
+    for key in ("method", "seeds"):
+        values = getattr(experiment, key)
+        repeated = sorted({str(value) for value in values if values.count(value) > 1})
+        if repeated:
+            found.append(({key}, f"{key} = {list(values)}: {', '.join(repeated)} appears more than once"))
+    names = [prototype.name for prototype in experiment.prototypes]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        found.append(({"prototypes"}, f"prototypes.name = {name!r}: used by more than one prototype"))
+    owner: dict[int, str] = {}
+    for prototype in experiment.prototypes:
+        for client in prototype.clients or ():
+            if client >= clients:
+                line = f"prototypes.clients = {client}: there are {clients} clients, numbered 0 to {clients - 1}"
+                found.append(({"prototypes", "split.num_clients"}, line))
+            elif owner.setdefault(client, prototype.name) != prototype.name:
+                line = f"prototypes.clients = {client}: given to both {owner[client]!r} and {prototype.name!r}"
+                found.append(({"prototypes"}, line))
+    if all(prototype.clients is not None for prototype in experiment.prototypes) and len(owner) < clients:
+        left = [client for client in range(clients) if client not in owner]
+        shown = ", ".join(map(str, left[:5])) + (", ..." if len(left) > 5 else "")
+        line = (
+            f"prototypes.clients: no prototype for client {shown}; name them, or leave `clients` out of one prototype"
+        )
+        found.append(({"prototypes", "split.num_clients"}, line))
+    return found
+
+
+def _explain(item: Any, raw: Mapping[str, Any]) -> tuple[str, tuple[str | int, ...]]:
+    """Turn one of pydantic's errors into a line that names the key, the value and what would be right."""
+    location = tuple(part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-")))
+    location = _existing(location, raw)
+    key = ".".join(str(part) for part in location)
+    kind, value = item["type"], item["input"]
+    if kind == "extra_forbidden":
+        known = known_keys()
+        name = str(location[-1])
+        parent = ".".join(str(p) for p in location[:-1] if isinstance(p, str))
+        siblings = [k for k in known if k.rpartition(".")[0] == parent]
+        guess = nearest(key, siblings) or nearest(name, [k.rpartition(".")[2] for k in known])
+        if guess and "." not in guess and parent == "":  # found by its last word: name its whole path
+            word = guess.removeprefix("; did you mean ").removesuffix("?")
+            guess = f"; did you mean {next(k for k in known if k.rpartition('.')[2] == word)}?"
+        return f"{key}: unknown key{guess}", location
+    if kind == "missing":
+        return f"{key}: missing", location
+    message = item["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+    message = message.replace("a valid dictionary or instance of", "a table, see")
+    if kind == "too_short":
+        message = f"should have at least {item['ctx']['min_length']} item"
+    if kind == "string_pattern_mismatch":
+        message = PATTERN_MEANING[item["ctx"]["pattern"]]
+    return f"{key} = {_short(value)}: {message}", location
+
+
+def _existing(location: tuple[str | int, ...], raw: Any) -> tuple[str | int, ...]:
+    """Cut off what pydantic adds behind the user's own key, such as the member of a union."""
+    kept: list[str | int] = []
+    for part in location:
+        if isinstance(raw, Mapping) and isinstance(part, str):
+            kept.append(part)
+            raw = raw.get(part)
+        elif isinstance(raw, list | tuple) and isinstance(part, int) and part < len(raw):
+            kept.append(part)
+            raw = raw[part]
+        elif not kept:
+            kept.append(part)
+        else:
+            break
+    return tuple(kept)
+
+
+def _touches(keys: set[str], broken: set[str]) -> bool:
+    return any(b == k or b.startswith(k + ".") or k.startswith(b + ".") or not b for k in keys for b in broken)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def plain(table: Any) -> Any:
+    """Return values as TOML would hold them: dicts, lists and plain values."""
+    if isinstance(table, BaseModel):
+        return without_none(table.model_dump(mode="json"))
+    if isinstance(table, Mapping):
+        return {str(key): plain(value) for key, value in table.items()}
+    return [plain(item) for item in table] if isinstance(table, list | tuple) else table
+
+
+def _remove(raw: Any, location: tuple[str | int, ...]) -> None:
+    for part in location[:-1]:
+        try:
+            raw = raw[part]
+        except (KeyError, IndexError, TypeError):
+            return
+    if isinstance(raw, dict):
+        raw.pop(location[-1], None)
+    elif isinstance(raw, list) and isinstance(location[-1], int) and location[-1] < len(raw):
+        del raw[location[-1]]

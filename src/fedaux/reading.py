@@ -1,0 +1,89 @@
+"""Recipes: experiments in TOML files, changed by `key=value`, and the reference of all keys."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from fedaux.config import ConfigError, Experiment, ExperimentFields
+from fedaux.mistakes import inspect, section_in
+
+
+def load_experiment(path: Path, *, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment from a TOML file, with `key=value` overrides. Raises ConfigError with all problems."""
+    raw, problems = read_recipe(path, overrides=overrides)
+    problems += inspect(raw)[1]
+    if problems:
+        raise ConfigError(problems, origin=str(path))
+    return Experiment(**raw)
+
+
+def read_recipe(path: Path, *, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """Return the raw values of a TOML file with `key=value` overrides applied, and the problems of the latter."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: not valid TOML ({error})"]) from error
+    return raw, [problem for override in overrides for problem in _apply_override(raw, override)]
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> list[str]:
+    """Write one `key=value` into the raw configuration; return what is wrong with it."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        return [f"--set {override}: should be key=value, for example --set local.epochs=5"]
+    table: Any = raw
+    for part in parts[:-1]:
+        table = table.setdefault(part, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            return [f"{key.strip()}: {part} is not a table"]
+    table[parts[-1]] = _parse_value(text.strip())
+    return []
+
+
+def _parse_value(text: str) -> Any:
+    """Read a TOML value; words that are none are strings, also inside [a, b]."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        if text.startswith("[") and text.endswith("]"):
+            return [_parse_value(part.strip()) for part in text[1:-1].split(",") if part.strip()]
+        return text
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return {"split.alpha": 0.01, ...} of a nested table."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def reference(section: type[BaseModel] = ExperimentFields, key: str = "") -> str:
+    """Return every key with its default and meaning, as Markdown tables."""
+    heading = f"## `[{'[prototypes]' if key == 'prototypes' else key}]`" if key else "## Top level"
+    about = [(section.__doc__ or "").strip(), ""] if key else []
+    lines = [heading, "", *about, "| key | default | meaning |", "|---|---|---|"]
+    deeper = []
+    for name, field in section.model_fields.items():
+        if inner := section_in(field.annotation):
+            deeper.append(reference(inner, f"{key}.{name}" if key else name))
+            continue
+        default = "required" if field.is_required() else _toml_like(field.default)
+        lines.append(f"| `{name}` | {default} | {field.description} |")
+    return "\n".join([*lines, "", *deeper])
+
+
+def _toml_like(value: Any) -> str:
+    return "–" if value is None else f"`{json.dumps(value)}`"

@@ -1,0 +1,184 @@
+"""What a run left behind, read from its directory."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+REQUIRED = ("config.toml", "environment.json")  # written before the first round; all else may still be missing
+Array = npt.NDArray[Any]
+Record = Mapping[str, Any]
+
+
+class Point(NamedTuple):
+    """One round of a learning curve: accuracy over the seeds that evaluated it."""
+
+    round: int
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What ``scores.safetensors`` holds; images are None where the auxiliary data has none."""
+
+    weights: Array
+    images: Array | None
+    method: str
+    seed: str
+    clients: list[int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The files of a run directory, read; those not written yet are empty."""
+
+    name: str
+    config_text: str
+    config: Record
+    environment: Record
+    metrics: list[dict[str, Any]]
+    ledger: Record
+    summary: Record
+    split: Record
+    scores: Scores | None
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The summary's rows, best first; without a summary, the last accuracies that were recorded."""
+        rows = [dict(row) for row in self.summary.get("rows", [])] or [
+            {"method": method, "accuracy_mean": points[-1].mean}
+            for method, points in curve_points(self.metrics).items()
+        ]
+        for row in rows:
+            row["method"] = str(row["method"])
+            row["several"] = row.get("seeds_done", len(self.summary.get("seeds", []))) > 1
+        return sorted(rows, key=lambda row: -as_number(row.get("accuracy_mean"), missing=-1))
+
+    @property
+    def rounds_by_method(self) -> dict[str, list[dict[str, Any]]]:
+        """The recorded rounds of each method, methods in the order of the result table."""
+        groups: dict[str, list[dict[str, Any]]] = {row["method"]: [] for row in self.rows}
+        for row in self.metrics:
+            groups.setdefault(str(row["method"]), []).append(row)
+        return {method: rows for method, rows in groups.items() if rows}
+
+    @property
+    def progress(self) -> dict[str, tuple[int, int]]:
+        """Rounds recorded and rounds planned, over all seeds, for each method."""
+        seeds = self.config.get("seeds", [0])
+        planned = int(self.config.get("rounds", 0)) * (len(seeds) if isinstance(seeds, list) else 1)
+        method = self.config.get("method", [])
+        methods = [str(name) for name in (method if isinstance(method, list) else [method])]
+        recorded = Counter(str(row["method"]) for row in self.metrics)
+        return {name: (recorded[name], planned) for name in dict.fromkeys([*methods, *recorded])}
+
+    @property
+    def complete(self) -> bool:
+        """Whether the summary says so and no planned round is missing."""
+        return bool(self.summary.get("complete")) and all(done >= all_ for done, all_ in self.progress.values())
+
+
+def read_run(directory: Path) -> Run:
+    """Read a run directory, finished or not. Raises ValueError naming the directory and what is wrong."""
+    directory = Path(directory)
+    missing = [name for name in REQUIRED if not (directory / name).is_file()]
+    if missing:
+        raise ValueError(f"{directory} is not a run directory: {' and '.join(missing)} missing")
+    text = (directory / "config.toml").read_text(encoding="utf-8", errors="replace")
+    try:
+        config = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{directory / 'config.toml'} is not valid TOML: {error}") from error
+    summary = _read_json(directory / "summary.json")
+    return Run(
+        name=str(summary.get("name") or config.get("name") or directory.resolve().name),
+        config_text=text,
+        config=config,
+        environment=_read_json(directory / "environment.json"),
+        metrics=_read_metrics(directory / "metrics.jsonl"),
+        ledger=_read_json(directory / "ledger.json"),
+        summary=summary,
+        split=_read_json(directory / "split.json"),
+        scores=_read_scores(directory / "scores.safetensors"),
+    )
+
+
+def curve_points(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Point]]:
+    """Mean, minimum and maximum accuracy over the seeds, for each method and evaluated round."""
+    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.get("accuracy") is not None:
+            found[str(row["method"])][int(row["round"])].append(float(row["accuracy"]))
+    return {
+        method: [
+            Point(number, float(np.mean(values)), min(values), max(values), len(values))
+            for number, values in sorted(rounds.items())
+        ]
+        for method, rounds in found.items()
+    }
+
+
+def as_number(value: Any, *, missing: float = math.nan) -> float:
+    """A JSON number, ``missing`` for null or NaN, infinity for "inf"."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return missing
+    return missing if math.isnan(number) else number
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An object from a JSON file, or an empty one if there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, where an object was expected")
+    return value
+
+
+def _read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rounds of ``metrics.jsonl``: a repeated round's last line wins, a cut-off end is left out."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    rounds: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            rounds[str(row["method"]), int(row["seed"]), int(row["round"])] = row
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):
+                break
+            raise ValueError(f"{path}, line {number}, is not a round of a run: {error!r}") from error
+    return list(rounds.values())
+
+
+def _read_scores(path: Path) -> Scores | None:
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            words, names = file.metadata() or {}, set(file.keys())
+            weights = file.get_tensor("weights_by_class")
+            images = file.get_tensor("top_images") if "top_images" in names else None
+        clients = [int(client) for client in json.loads(words["clients"])]
+        return Scores(weights, images, words["method"], words["seed"], clients)
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} does not hold certainty scores: {error!r}") from error

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny
+from safetensors.torch import save_file
+
+import fedaux
+from fedaux.checks import problems_of
+from fedaux.config import Auxiliary, ConfigError, Data
+from fedaux.data import SOURCES, load_auxiliary, load_labelled
+
+
+def images(size: int, *, side: int = 6, channels: int = 3) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(size).integers(0, 256, (size, channels, side, side), dtype=np.uint8))
+
+
+def test_digits_are_split_into_training_and_test_once_for_all() -> None:
+    data = load_labelled(Data())
+    assert data.images.shape == (1438, 1, 8, 8)
+    assert data.test_images.shape == (359, 1, 8, 8)
+    assert data.images.dtype == torch.uint8
+    assert torch.equal(data.test_images, load_labelled(Data()).test_images)
+    everything = torch.cat([data.images, data.test_images]).flatten(1).double().sum()
+    assert float(everything) == float(torch.from_numpy(fedaux_digits()).double().sum())
+
+
+def fedaux_digits() -> np.ndarray:
+    from fedaux.data.embedded import digits
+
+    return digits()[0]
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.2, 0.5])
+def test_the_quick_count_is_the_true_one(fraction: float) -> None:
+    section = Data(test_fraction=fraction)
+    count = SOURCES["digits"].count_labelled
+    assert count is not None
+    assert count(section) == len(load_labelled(section).labels)
+
+
+def test_letters_are_public_and_fixed() -> None:
+    first = load_auxiliary(Auxiliary(size=50))
+    assert torch.equal(first, load_auxiliary(Auxiliary(size=50)))
+    assert first.shape == (50, 1, 8, 8)
+
+
+def test_a_tensor_file_is_a_source(tmp_path: Path) -> None:
+    path = tmp_path / "own.safetensors"
+    labels = torch.arange(60) % 4
+    save_file({"images": images(60), "labels": labels}, path)
+    public = tmp_path / "public.safetensors"
+    save_file({"images": images(80)}, public)
+    data = load_labelled(Data(source="tensors", path=str(path)))
+    assert (len(data.labels), len(data.test_labels), data.classes) == (48, 12, ("0", "1", "2", "3"))
+    experiment = tiny(
+        data={"source": "tensors", "path": str(path)}, auxiliary={"source": "tensors", "path": str(public), "size": 70}
+    )
+    assert problems_of(experiment) == []
+    assert fedaux.run(experiment, out=tmp_path / "run").summary["complete"]
+    too_many = tiny(data={"source": "tensors", "path": str(path)}, split={"num_clients": 49})
+    assert problems_of(too_many) == ["split.num_clients = 49: more clients than the 48 training examples"]
+
+
+def test_a_tensor_file_may_bring_its_own_test_data(tmp_path: Path) -> None:
+    path = tmp_path / "own.safetensors"
+    tensors = {"images": images(20), "labels": torch.zeros(20, dtype=torch.int32)}
+    save_file(tensors | {"test_images": images(5), "test_labels": torch.full((5,), 2)}, path)
+    data = load_labelled(Data(source="tensors", path=str(path)))
+    assert (len(data.labels), len(data.test_labels), len(data.classes)) == (20, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"pictures": images(5)}, "holds no tensor images, labels; it holds pictures"),
+        ({"images": images(5).float(), "labels": torch.zeros(5).long()}, "is float32 .* should be uint8"),
+        ({"images": images(5), "labels": torch.zeros(4).long()}, "labels should be"),
+        ({"images": images(5), "labels": torch.zeros(5)}, "labels should be"),
+        ({"images": images(5), "labels": torch.full((5,), -1)}, "labels should be"),
+    ],
+)
+def test_tensor_files_with_mistakes_are_explained(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], message: str
+) -> None:
+    path = tmp_path / "own.safetensors"
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match=message) as error:
+        load_labelled(Data(source="tensors", path=str(path)))
+    assert "own.safetensors" in str(error.value)
+
+
+def test_a_file_that_is_no_tensor_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "own.safetensors"
+    path.write_bytes(b"not tensors at all")
+    problems = problems_of(tiny(data={"source": "tensors", "path": str(path)}))
+    assert len(problems) == 1
+    assert "not a readable safetensors file" in problems[0]
+
+
+def test_private_and_public_images_must_have_one_shape(tmp_path: Path) -> None:
+    public = tmp_path / "public.safetensors"
+    save_file({"images": images(80)}, public)
+    with pytest.raises(ConfigError, match=r"its images are \[3, 6, 6\] and those of data \[1, 8, 8\]"):
+        fedaux.run(tiny(auxiliary={"source": "tensors", "path": str(public)}), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
