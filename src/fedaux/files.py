@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,8 @@ from torch import Tensor
 
 def save_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    _commit(temporary, path)
+    with _replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def save_json(path: Path, value: Any) -> None:
@@ -30,23 +26,28 @@ def save_json(path: Path, value: Any) -> None:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(path)
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(on_cpu, temporary, metadata=dict(metadata or {}))
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    _commit(temporary, path)
+    with _replacing(path) as temporary:
+        save_file(on_cpu, temporary, metadata=dict(metadata or {}))
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
-
-
-def _commit(temporary: Path, path: Path) -> None:
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary name to write to; on success its content is forced to disk and takes the path's place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        os.fsync(folder)
+        yield temporary
+        _force_to_disk(temporary)
+        temporary.replace(path)
+        _force_to_disk(path.parent)
     finally:
-        os.close(folder)
+        temporary.unlink(missing_ok=True)
+
+
+def _force_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
