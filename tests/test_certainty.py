@@ -24,8 +24,8 @@ class NoNoise:
 
     kind = "none"
 
-    def gaussian(self, size: int, *, sigma: float) -> Tensor:
-        return torch.zeros(size, dtype=torch.float64)
+    def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
+        return vector
 
 
 def normal(*shape: int, seed: int = 0, shift: float = 0.0) -> Tensor:
@@ -120,6 +120,25 @@ def test_no_neighbour_moves_the_vector_beyond_the_stated_sensitivity(name: str) 
     assert 0.1 < largest <= 1.0
 
 
+@pytest.mark.parametrize("name", ["mean", "paper"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_features_that_are_no_numbers_move_a_release_no_further_than_others(name: str, value: float) -> None:
+    mechanism = MECHANISMS[name](section(components=4))
+    public = mechanism.publish(normal(60, 5))
+    features = normal(12, 5, seed=1)
+    spoiled = features.clone()
+    spoiled[3, 2] = value
+    base, other = (mechanism.release(rows, public, noise=NoNoise()) for rows in (features, spoiled))
+    assert float((other.vector - base.vector).norm()) <= base.sensitivity
+
+
+def test_negatives_without_spread_are_refused() -> None:
+    negatives = torch.cat([torch.zeros(30, 3), normal(10, 3)])
+    negatives[30:] -= negatives[30:].mean(dim=0)
+    with pytest.raises(ValueError, match="no public scale"):
+        MECHANISMS["mean"](section()).publish(negatives)
+
+
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_client_scores_data_like_its_own_higher(name: str) -> None:
     mechanism = MECHANISMS[name](section(components=4, epsilon=100.0))
@@ -177,6 +196,8 @@ def test_releases_state_their_price() -> None:
         assert release.mechanism == name
         if name == "none":
             assert (release.epsilon, release.sigma, release.noise) == (math.inf, 0.0, "none")
+        elif name == "release":
+            assert (release.epsilon, release.sensitivity, release.noise) == (math.inf, math.inf, "simulated")
         else:
             assert (release.epsilon, release.delta, release.noise) == (0.5, 1e-5, "simulated")
         with pytest.raises(ValueError, match="nothing to release"):

@@ -80,7 +80,7 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
     [
         ({"method": "fedauxx"}, "method = 'fedauxx': not known; did you mean fedaux?"),
         ({"data": {"source": "digit"}}, "data.source = 'digit': not known; did you mean digits?"),
-        ({"data": {"source": "letters"}}, "data.source = 'letters': not known; there are digits, tensors"),
+        ({"data": {"source": "letters"}}, "data.source = 'letters': not known; there are digits, tensors, parquet"),
         ({"auxiliary": {"source": "letter"}}, "auxiliary.source = 'letter': not known; did you mean letters?"),
         ({"certainty": {"mechanism": "maen"}}, "certainty.mechanism = 'maen': not known; did you mean mean?"),
         ({"split": {"num_clients": 1439}}, "split.num_clients = 1439: more clients than the 1438 training examples"),

@@ -34,6 +34,15 @@ def test_certainty_teacher_is_equation_3() -> None:
     assert certainty_teacher(ensemble()).numpy() != pytest.approx(mean_teacher(ensemble()).numpy(), abs=1e-2)
 
 
+def test_mixture_teacher_averages_probabilities() -> None:
+    labels = np.zeros((5, 4))
+    for x in range(5):
+        total = sum(float(SCORES[i, x]) for i in range(3))
+        for i in range(3):
+            labels[x] += float(SCORES[i, x]) / total * np.array(oracles.softmax_loop(LOGITS[i, x].tolist()))
+    assert TEACHERS["mixture"](ensemble()).numpy() == pytest.approx(labels, abs=1e-6)
+
+
 def test_equal_scores_give_the_mean_teacher() -> None:
     equal = ensemble(scores=torch.full((3, 5), 0.3, dtype=torch.float64))
     assert torch.allclose(certainty_teacher(equal), mean_teacher(equal), atol=1e-6)

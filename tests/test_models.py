@@ -31,6 +31,14 @@ def test_resnet8_uses_the_names_of_common_checkpoints() -> None:
     assert {"conv1.weight", "bn1.running_mean", "layer2.0.downsample.0.weight", "layer4.0.bn2.bias"} <= names
 
 
+def test_the_group_normalised_resnet8_keeps_size_and_names_and_never_looks_at_the_batch() -> None:
+    plain, grouped = (MODELS[name]((3, 32, 32), 10) for name in ("resnet8", "resnet8-gn"))
+    assert {n: p.shape for n, p in plain.named_parameters()} == {n: p.shape for n, p in grouped.named_parameters()}
+    assert not list(grouped.buffers())
+    images = torch.rand(3, 3, 32, 32)
+    assert torch.allclose(grouped.train()(images)[:1], grouped(images[:1]), atol=1e-5)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_inference_on_an_image_does_not_depend_on_its_batch(name: str) -> None:
     model = MODELS[name]((1, 8, 8), 10).eval()
@@ -40,7 +48,7 @@ def test_inference_on_an_image_does_not_depend_on_its_batch(name: str) -> None:
 
 def test_cnn_takes_its_width() -> None:
     assert model_options("cnn") == ["width"]
-    assert MODELS["cnn"]((1, 8, 8), 10, width=8).feature_width == 16
+    assert MODELS["cnn"]((1, 8, 8), 10, width=8).feature_width == 64
 
 
 class Own(nn.Module):

@@ -59,9 +59,7 @@ def federation(
     work = Work(experiment, directory, data, auxiliary, Silent())
     task = work.task(experiment.method[0], experiment.seeds[0])
     clients = kind(SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])))
-    state, preparation = prepare(
-        task, clients, extractor=lambda name, model: work._extractor(task, name, model), watcher=Silent()
-    )
+    state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=Silent())
     directory.close()
     return Federation(task, preparation, clients, watcher=Silent()), state, clients, experiment
 

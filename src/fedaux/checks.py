@@ -68,7 +68,7 @@ def _missing_file(key: str, source: str, path: str | None) -> list[str]:
         return [f"{key}.path = {path!r}: the source {source} takes no path"] if path is not None else []
     if path is None:
         return [f"{key}.path: missing; the source {source} needs one"]
-    return [] if Path(path).is_file() else [f"{key}.path = {path!r}: there is no such file"]
+    return [] if Path(path).exists() else [f"{key}.path = {path!r}: there is no such file or folder"]
 
 
 def _size_problems(experiment: ExperimentFields) -> list[str]:

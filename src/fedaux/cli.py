@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from importlib.resources import files
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +53,7 @@ def _root(
 def run(
     recipe: Recipe = "demo",
     out: Annotated[
-        Path | None, typer.Option(help="The run directory.", show_default="runs/NAME", metavar="DIR")
+        Path | None, typer.Option("--out", help="The run directory.", show_default="runs/NAME", metavar="DIR")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run where it stopped.")] = False,
     overrides: Overrides = None,
@@ -87,12 +89,16 @@ def data(
     overrides: Overrides = None,
     alpha: Annotated[
         list[float] | None,
-        typer.Option(help="Concentration of a panel; may be repeated.", show_default="the recipe's, 0.1, 1, 100"),
+        typer.Option(
+            "--alpha", help="Concentration of a panel; may be repeated.", show_default="the recipe's, 0.1, 1, 100"
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the picture goes (.png, .svg or .pdf).", metavar="FILE")] = Path(
-        "split.png"
-    ),
-    seed: Annotated[int | None, typer.Option(help="The seed of the split.", show_default="the recipe's first")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="Where the picture goes (.png, .svg or .pdf).", metavar="FILE")
+    ] = Path("split.png"),
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="The seed of the split.", show_default="the recipe's first")
+    ] = None,
 ) -> None:
     """Show how a recipe spreads its labelled data: a client-by-class table and the bubble picture."""
     experiment = load(recipe, overrides or [])
@@ -159,6 +165,98 @@ def methods(
     Console().print(table)
 
 
+@app.command()
+def privacy(recipe: Recipe = "demo", overrides: Overrides = None) -> None:
+    """Say what each client will spend, before anything runs, and whether the noise leaves any signal."""
+    experiment = load(recipe, overrides or [])
+    from fedaux import execute
+    from fedaux.data import load_auxiliary, load_labelled
+    from fedaux.plan import privacy_plan
+
+    labelled = load_labelled(experiment.data)
+    sizes = [len(part) for part in execute.split_for(experiment, labelled, experiment.seeds[0])]
+    channels, height, width = labelled.images.shape[1:]
+    num_negatives = round(experiment.auxiliary.negatives_fraction * len(load_auxiliary(experiment.auxiliary)))
+    plan = privacy_plan(experiment, sizes, image_shape=(channels, height, width), num_negatives=num_negatives)
+    console = Console()
+    for part in plan.render():
+        console.print(part, highlight=False, soft_wrap=isinstance(part, str))
+
+
+@app.command()
+def audit(
+    mechanism: Annotated[
+        str, typer.Option("--mechanism", help="A certainty mechanism, or `published`: the paper's claim.")
+    ] = "mean",
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The claim to attack.")] = 0.1,
+    delta: Annotated[float, typer.Option("--delta", help="The claim to attack.")] = 1e-5,
+    trials: Annotated[int, typer.Option("--trials", help="Noisy releases of the distinguishing attack.")] = 4_000_000,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same attack.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+) -> None:
+    """Attack a mechanism: search the worst neighbour, then try to tell the two data sets apart."""
+    from fedaux import audit as attacks
+
+    found = attacks.audit(mechanism, epsilon=epsilon, delta=delta, trials=trials, seed=seed)
+    if as_json:
+        typer.echo(json.dumps(attacks.to_json(found), indent=1))
+        return
+    typer.echo(attacks.verdict(found))
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="An experiment; --list names them.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where figures and numbers go.", show_default="runs/NAME", metavar="DIR"),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--recipe", help="The experiment to base it on, for those that take one.", metavar="RECIPE"),
+    ] = None,
+    overrides: Overrides = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--with", help="An option of the experiment: --with alphas=[0.01,1].", metavar="KEY=VALUE"),
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="Name the experiments, their data and their time.")] = False,
+) -> None:
+    """Run an analysis of the paper: figures and numbers into a directory."""
+    from fedaux.mistakes import nearest
+    from fedaux.reading import parse_value
+    from fedaux.reproduce import EXPERIMENTS
+
+    console = Console()
+    if show_list or name is None:
+        from rich.table import Table
+
+        table = Table()
+        for column in ("name", "shows", "data", "time on 2 cores"):
+            table.add_column(column)
+        for key, experiment in EXPERIMENTS.items():
+            table.add_row(key, experiment.shows, experiment.data, experiment.time)
+        console.print(table)
+        return
+    if name not in EXPERIMENTS:
+        raise ValueError(f"{name}: no such experiment{nearest(name, EXPERIMENTS) or '; see fedaux reproduce --list'}")
+    chosen = EXPERIMENTS[name]
+    given = dict(option.partition("=")[::2] for option in options or [])
+    known = [key for key in signature(chosen.run).parameters if key not in {"out", "base", "on_line"}]
+    for key in given:
+        if key not in known:
+            raise ValueError(f"--with {key}: {name} has no such option{nearest(key, known)}; it has {', '.join(known)}")
+    arguments: dict[str, object] = {key: parse_value(value) for key, value in given.items()}
+    if recipe is not None or overrides:
+        if not chosen.takes_base:
+            raise ValueError(f"--recipe: {name} is not based on a recipe")
+        arguments["base"] = load(recipe or "demo", overrides or [])
+    outcome = chosen.run(out or Path("runs") / name, **arguments)
+    console.print(outcome.markdown, highlight=False, markup=False, soft_wrap=True)
+    for path in outcome.files:
+        console.print(str(path), highlight=False, soft_wrap=True)
+
+
 def load(recipe: str, overrides: list[str]) -> Experiment:
     """Read a recipe by path or by the name of one that ships with the package; all problems are told at once."""
     path = Path(recipe)
@@ -187,6 +285,8 @@ def _rounds_done(directory: Path) -> int:
 
 def main() -> None:
     """Run the command line; what a user did wrong is told in plain words, without a traceback."""
+    # Threads that spin while they wait make small models many times slower on a machine that others use too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except ConfigError as error:

@@ -61,12 +61,16 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class Update:
-    """A client's answer: its trained weights, the size of its data and its mean training loss."""
+    """A client's answer: its trained weights, the size of its data, and its mean training loss unless that is private.
+
+    `entry` is what the update cost, where training was differentially private; the loss is then kept at the client.
+    """
 
     client: int
     num_examples: int
     weights: Weights
-    loss: float
+    loss: float | None
+    entry: LedgerEntry | None = None
 
     def num_bytes(self) -> int:
         """Return the size of the message."""

@@ -162,12 +162,23 @@ class Certainty(Section):
     """Privacy loss of a client's release; neighbours differ by replacing one example."""
     delta: Fraction = 1e-5
     """Probability with which that loss may be exceeded."""
-    components: Count = 64
+    components: Count = 96
     """`mean`: how many principal components of the negatives' features are kept."""
-    sharpness: Positive = 0.25
+    sharpness: Positive = 0.5
     """`mean`: the power to which density ratios are raised before they become weights."""
     regularisation: Positive = 0.1
-    """`paper`: lambda of the logistic regression."""
+    """`paper` and `release`: lambda of the logistic regression."""
+
+
+class LocalPrivacy(Section):
+    """Differentially private local training (DP-SGD). Without this table, updates are sent unprotected."""
+
+    noise_multiplier: Positive = 1.0
+    """Noise on the sum of a batch's gradients, in units of `clip`; `fedaux privacy` tells the epsilon it comes to."""
+    clip: Positive = 1.0
+    """Norm to which the gradient of each example is clipped."""
+    delta: Fraction = 1e-5
+    """The delta at which a client's epsilon is stated, for one update as for all of them together."""
 
 
 class Local(Section):
@@ -183,6 +194,7 @@ class Local(Section):
     """Of the optimizer."""
     proximal: NonNegative = 0.01
     """mu of FedPROX; other methods do not look at it."""
+    privacy: LocalPrivacy | None = None
 
 
 class Distillation(Section):

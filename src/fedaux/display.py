@@ -111,12 +111,13 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     table.add_column("method")
     table.add_column("last round", justify="right")
     table.add_column("maximum over rounds", justify="right")
-    table.add_column("scores' (ε, δ)", justify="right")
+    protected = any(row["updates_protected"] for row in summary["rows"])
+    table.add_column("(ε, δ) of all" if protected else "scores' (ε, δ)", justify="right")
     table.add_column("seconds a seed", justify="right")
     table.add_column("MB up / down", justify="right")
     best = max((row["accuracy_mean"] for row in summary["rows"] if row["accuracy_mean"] is not None), default=None)
     for row in summary["rows"]:
-        private = "–" if row["epsilon"] is None else f"({row['epsilon']}, {row['delta']:g})"
+        private = "–" if row["epsilon"] is None else f"({_epsilon(row['epsilon'])}, {row['delta']:g})"
         table.add_row(
             row["method"],
             _with_spread(row["accuracy_mean"], row["accuracy_std"]),
@@ -139,18 +140,9 @@ def _percent(accuracy: float | None, *, width: int) -> str:
 
 def privacy_lines(directory: Path) -> list[str]:
     """Say what the ledger of a run comes to."""
-    ledger = json.loads((directory / "ledger.json").read_text(encoding="utf-8"))
-    lines = []
-    prices = sorted({(entry["method"], str(entry["epsilon"]), entry["delta"]) for entry in ledger["entries"]})
-    for method, epsilon, delta in prices:
-        sizes = [entry["num_examples"] for entry in ledger["entries"] if entry["method"] == method]
-        kinds = sorted({entry["noise"] for entry in ledger["entries"] if entry["method"] == method})
-        lines.append(
-            f"Privacy: each client of {method} released one vector for certainty scores at ε = {epsilon}, "
-            f"δ = {delta:g} ({min(sizes)} to {max(sizes)} examples a client, {' and '.join(kinds)} noise). "
-            f"Neighbours are {ledger['neighbours']}."
-        )
-    return [*lines, f"Not protected: {ledger['unprotected']}"]
+    from fedaux.composition import ledger_lines
+
+    return ledger_lines(json.loads((directory / "ledger.json").read_text(encoding="utf-8")))
 
 
 def split_table(table: NDArray[np.int64], classes: Sequence[str], *, alpha: float, seed: int) -> Table:
@@ -164,3 +156,7 @@ def split_table(table: NDArray[np.int64], classes: Sequence[str], *, alpha: floa
     shown.add_section()
     shown.add_row("all", *(str(count) for count in table.sum(axis=0)), str(table.sum()))
     return shown
+
+
+def _epsilon(value: float | str) -> str:
+    return "∞" if value == "inf" else f"{value:.3g}"

@@ -43,16 +43,33 @@ def mean_teacher(ensemble: Ensemble) -> Tensor:
 
 
 def certainty_teacher(ensemble: Ensemble) -> Tensor:
-    """Softmax of the certainty-weighted mean of the clients' logits (Eq. 3).
+    """Softmax of the certainty-weighted mean of the clients' logits (Eq. 3)."""
+    return soft_labels(
+        (ensemble.predict(member), weights[:, None])
+        for member, weights in zip(ensemble.members, certainty_weights(ensemble), strict=True)
+    )
 
-    s_i / sum_j s_j is the softmax over clients of log s_i, which neither overflows nor divides by zero.
+
+def mixture_teacher(ensemble: Ensemble) -> Tensor:
+    """Certainty-weighted mean of the clients' probabilities, sum_i w_i(x) softmax(f_i(x)).
+
+    This is the distribution-weighted combination of Mansour et al. (2008) to the letter: hypotheses, not their logits,
+    are combined, so a client that is very sure and hardly concerned cannot outshout the others.
+    """
+    labels = torch.zeros(())
+    for member, weights in zip(ensemble.members, certainty_weights(ensemble), strict=True):
+        probabilities = torch.softmax(ensemble.predict(member), dim=1)
+        labels = labels.to(probabilities.device) + probabilities * weights[:, None].to(probabilities.device)
+    return labels
+
+
+def certainty_weights(ensemble: Ensemble) -> Tensor:
+    """Return s_i(x) / sum_j s_j(x) [K, N].
+
+    It is the softmax over clients of log s_i, which neither overflows nor divides by zero.
     """
     log_scores = ensemble.log_scores([member.client for member in ensemble.members])
-    weights_KN = torch.softmax(log_scores, dim=0)
-    return soft_labels(
-        (ensemble.predict(member), weights.to(torch.float32)[:, None])
-        for member, weights in zip(ensemble.members, weights_KN, strict=True)
-    )
+    return torch.softmax(log_scores, dim=0).to(torch.float32)
 
 
 def soft_labels(weighted: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
@@ -68,4 +85,5 @@ def soft_labels(weighted: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
 TEACHERS: dict[str, Teacher] = {
     "mean": mean_teacher,
     "certainty": certainty_teacher,
+    "mixture": mixture_teacher,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -115,7 +115,7 @@ class Work:
             state, preparation = prepare(
                 task,
                 clients,
-                extractor=lambda name, model: self._extractor(task, name, model),
+                extractor=self.extractor(task),
                 watcher=self._watcher,
             )
             progress = Progress(state, preparation, [])
@@ -156,18 +156,24 @@ class Work:
             test_labels=self._data.test_labels,
         )
 
-    def _extractor(self, task: Task, name: str, model: SplitModel) -> Weights:
+    def extractor(self, task: Task) -> Callable[[str, SplitModel], Weights]:
+        """Return the function that gives each prototype's h0 for `prepare`."""
         section = self._experiment.pretraining
-        return pretrained_extractor(
-            next(prototype for prototype in self._experiment.prototypes if prototype.name == name),
-            model,
-            section=section,
-            images=self._auxiliary,
-            content=self._content,
-            seed=task.seed,
-            store=self._directory.path / "pretrained",
-            on_epoch=lambda epoch, _: self._watcher.phase(task, 0, f"pretrain {epoch + 1}/{section.epochs}"),
-        )
+        prototypes = {prototype.name: prototype for prototype in self._experiment.prototypes}
+
+        def extract(name: str, model: SplitModel) -> Weights:
+            return pretrained_extractor(
+                prototypes[name],
+                model,
+                section=section,
+                images=self._auxiliary,
+                content=self._content,
+                seed=task.seed,
+                store=self._directory.path / "pretrained",
+                on_epoch=lambda epoch, _: self._watcher.phase(task, 0, f"pretrain {epoch + 1}/{section.epochs}"),
+            )
+
+        return extract
 
     def _lacks_scores(self, method: str, seed: int) -> bool:
         """Whether the scores picture is still to be made, and from this method and seed."""

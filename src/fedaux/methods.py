@@ -31,4 +31,5 @@ METHODS: dict[str, Method] = {
     "feddf": Method("feddf", start="scratch", teacher="mean"),
     "feddf+p": Method("feddf+p", start="pretrained", teacher="mean"),
     "fedaux": Method("fedaux", start="pretrained", teacher="certainty", scores=True),
+    "fedaux+mix": Method("fedaux+mix", start="pretrained", teacher="mixture", scores=True),
 }

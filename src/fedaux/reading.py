@@ -45,17 +45,17 @@ def _apply_override(raw: dict[str, Any], override: str) -> list[str]:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None
         if not isinstance(table, dict):
             return [f"{key.strip()}: {part} is not a table"]
-    table[parts[-1]] = _parse_value(text.strip())
+    table[parts[-1]] = parse_value(text.strip())
     return []
 
 
-def _parse_value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Read a TOML value; words that are none are strings, also inside [a, b]."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         if text.startswith("[") and text.endswith("]"):
-            return [_parse_value(part.strip()) for part in text[1:-1].split(",") if part.strip()]
+            return [parse_value(part.strip()) for part in text[1:-1].split(",") if part.strip()]
         return text
 
 

@@ -22,6 +22,7 @@ from fedaux.config import ExperimentFields
 from fedaux.ensemble import TEACHERS, Ensemble, Member
 from fedaux.methods import Method
 from fedaux.models import MODELS, SplitModel
+from fedaux.privacy import LedgerEntry
 from fedaux.server import average, distill, evaluate, predict, snapshot
 
 
@@ -56,6 +57,8 @@ class State:
     """The server model of each prototype."""
     certificates: Mapping[int, Certificate] = field(default_factory=dict)
     """What clients have released; nobody is asked twice."""
+    ledger: tuple[LedgerEntry, ...] = ()
+    """What the updates of clients have cost them, where they are protected."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ class Federation:
         bytes_up = bytes_down = 0
         chosen = select(
             self._clients.present(),
-            count=max(1, round(experiment.participation_rate * experiment.split.num_clients)),
+            count=clients_a_round(experiment),
             generator=seeding.generator(task.seed, "selection", round=number),
         )
         certificates = dict(state.certificates)
@@ -231,7 +234,7 @@ class Federation:
         with clock.phase("train"):
             proximal = experiment.local.proximal if task.method.proximal else 0.0
             request = TrainRequest(number, state.weights, experiment.local, proximal, task.seed)
-            updates, unusable = self._collect(asked, request)
+            updates, unusable, spent = self._collect(asked, request)
             dropped |= unusable
             bytes_down += sum(request.num_bytes(task.prototype_of[client]) for client in asked)
             bytes_up += sum(update.num_bytes() for update in updates)
@@ -246,6 +249,7 @@ class Federation:
                     targets = TEACHERS[task.method.teacher](ensemble)
                 with clock.phase("distill"):
                     weights = self._distill(weights, targets, number)
+        losses = [update.loss for update in updates if update.loss is not None]
         row: dict[str, Any] = {
             "method": task.method.name,
             "seed": task.seed,
@@ -254,7 +258,7 @@ class Federation:
             "loss": None,
             "accuracy_by_prototype": {},
             "accuracy_ensemble": None,
-            "local_loss": float(np.mean([update.loss for update in updates])) if updates else None,
+            "local_loss": float(np.mean(losses)) if losses else None,
             "clients_asked": chosen,
             "clients_answered": [update.client for update in updates],
             "clients_dropped": {str(client): reason for client, reason in sorted(dropped.items())},
@@ -266,7 +270,7 @@ class Federation:
                 row |= self.evaluate(weights)
         row["seconds"] = dict(clock.seconds)
         self._watcher.round(row)
-        return State(number, weights, certificates), row
+        return State(number, weights, certificates, (*state.ledger, *spent)), row
 
     def evaluate(self, weights: Mapping[str, Weights]) -> dict[str, Any]:
         """Measure the server models on the test data: their mean, each prototype's, and their ensemble's."""
@@ -283,21 +287,28 @@ class Federation:
             "accuracy_ensemble": evaluate(together, self.task.test_labels)[0],
         }
 
-    def _collect(self, asked: Sequence[int], request: TrainRequest) -> tuple[list[Update], dict[int, str]]:
-        """Return the usable updates by rising client id, and why the others are not there."""
+    def _collect(
+        self, asked: Sequence[int], request: TrainRequest
+    ) -> tuple[list[Update], dict[int, str], list[LedgerEntry]]:
+        """Return the usable updates by rising client id, why the others are not there, and what all of them cost."""
         usable: dict[int, Update] = {}
         dropped: dict[int, str] = {}
+        spent: list[LedgerEntry] = []
         for update in self._clients.train(asked, request) if asked else ():
             if update.client not in asked or update.client in usable:
                 continue  # nobody asked this client, or it answers twice
             expected = request.weights[self.task.prototype_of[update.client]]
             problem = problem_of(update, expected=expected)
+            if update.entry is not None:
+                spent.append(update.entry)  # whatever is wrong with the update, it has left the client
+            elif request.local.privacy is not None:
+                problem = "states no privacy cost, which local.privacy asks for"
             if problem is None:
                 usable[update.client] = update
             else:
                 dropped[update.client] = problem
         dropped |= {client: "no answer" for client in asked if client not in usable and client not in dropped}
-        return [usable[client] for client in sorted(usable)], dropped
+        return [usable[client] for client in sorted(usable)], dropped, sorted(spent, key=lambda entry: entry.client)
 
     def _predict(self, member: Member) -> Tensor:
         model = self.models[member.prototype]
@@ -317,6 +328,11 @@ class Federation:
             )
             for name, model in self.models.items()
         }
+
+
+def clients_a_round(experiment: ExperimentFields) -> int:
+    """Return how many clients a round asks, where so many are present: a share of the population, at least one."""
+    return max(1, round(experiment.participation_rate * experiment.split.num_clients))
 
 
 def select(present: Sequence[int], *, count: int, generator: np.random.Generator) -> list[int]:

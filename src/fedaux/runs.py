@@ -24,7 +24,7 @@ from torch import Tensor
 from fedaux.clients import Certificate
 from fedaux.config import ConfigError, Experiment
 from fedaux.files import save_json, save_tensors, save_text
-from fedaux.privacy import NEIGHBOURS, UNPROTECTED, LedgerEntry
+from fedaux.privacy import NEIGHBOURS, UNPROTECTED, UNPROTECTED_BESIDES_UPDATES, UPDATE, LedgerEntry
 from fedaux.reading import flatten, load_experiment
 from fedaux.rounds import Preparation, State
 
@@ -100,8 +100,13 @@ class RunDirectory:
         tensors = _nested(load_file(cell / header["checkpoint"], device=device))
         entries = [LedgerEntry.from_json(entry) for entry in header["ledger"]]
         vectors = tensors.get("vector", {}).get("client", {})
-        certificates = {entry.client: Certificate(entry.client, vectors[str(entry.client)], entry) for entry in entries}
-        state = State(header["round"], tensors["weights"], certificates)
+        certificates = {
+            entry.client: Certificate(entry.client, vectors[str(entry.client)], entry)
+            for entry in entries
+            if entry.purpose != UPDATE
+        }
+        spent = tuple(entry for entry in entries if entry.purpose == UPDATE)
+        state = State(header["round"], tensors["weights"], certificates, spent)
         preparation = Preparation(prepared.get("extractor", {}), prepared.get("public", {}), **header["preparation"])
         return Progress(state, preparation, header["rows"])
 
@@ -125,13 +130,18 @@ class RunDirectory:
                 "bytes_up": preparation.bytes_up,
                 "bytes_down": preparation.bytes_down,
             },
-            "ledger": [certificate.entry.to_json() for certificate in state.certificates.values()],
+            "ledger": [
+                entry.to_json()
+                for entry in (*(certificate.entry for certificate in state.certificates.values()), *state.ledger)
+            ],
             "rows": list(progress.rows),
         }
         save_json(cell / "state.json", header)
         for old in cell.glob("round-*.safetensors"):
             if old.name != checkpoint:
                 old.unlink()
+        if state.ledger:  # it grows with every round
+            self.write_ledger()
 
     def headers(self) -> list[dict[str, Any]]:
         """Return the header of every method and seed that has begun, in the order of work."""
@@ -155,7 +165,9 @@ class RunDirectory:
             for header in self.headers()
             for entry in header["ledger"]
         ]
-        ledger = {"neighbours": NEIGHBOURS, "unprotected": UNPROTECTED, "entries": entries}
+        protected = self.experiment.local.privacy is not None
+        unprotected = UNPROTECTED_BESIDES_UPDATES if protected else UNPROTECTED
+        ledger = {"neighbours": NEIGHBOURS, "unprotected": unprotected, "entries": entries}
         save_json(self.path / "ledger.json", ledger)
 
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedaux.composition import total_cost
 from fedaux.config import Experiment
 from fedaux.privacy import LedgerEntry, worst_client
 
@@ -21,7 +22,7 @@ def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> d
     for method in experiment.method:
         cells = [header for header in headers if header["method"] == method and header["rows"]]
         if cells:
-            rows.append({"method": method} | _row(cells))
+            rows.append({"method": method} | _row(cells, protected=experiment.local.privacy is not None))
     finished = sum(header["round"] >= experiment.rounds for header in headers)
     return {
         "name": experiment.name,
@@ -33,12 +34,13 @@ def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> d
     }
 
 
-def _row(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _row(cells: Sequence[Mapping[str, Any]], *, protected: bool) -> dict[str, Any]:
     measured = [[row["accuracy"] for row in cell["rows"] if row["accuracy"] is not None] for cell in cells]
     last = [accuracies[-1] for accuracies in measured if accuracies]
     best = [max(accuracies) for accuracies in measured if accuracies]
     entries = [[LedgerEntry.from_json(entry) for entry in cell["ledger"]] for cell in cells]
-    spent = max((cost for cell in entries if (cost := worst_client(cell)) is not None), default=None)
+    costs = [worst_client(cell, compose=total_cost) for cell in entries]
+    spent = max((cost for cost in costs if cost is not None), default=None)
     return {
         "seeds_done": len(cells),
         "accuracy_mean": _mean(last),
@@ -47,7 +49,7 @@ def _row(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "accuracy_max_std": _spread(best),
         "epsilon": None if spent is None else "inf" if math.isinf(spent[0]) else spent[0],
         "delta": None if spent is None else spent[1],
-        "updates_protected": False,
+        "updates_protected": protected,
         "seconds": statistics.fmean(_seconds(cell) for cell in cells),
         "bytes_up": _mean_of_total(cells, "bytes_up"),
         "bytes_down": _mean_of_total(cells, "bytes_down"),

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from fedaux.certainty.mean import PrivateMean, unprotected_mean
 from fedaux.certainty.mechanism import Mechanism, Noise, Public, Release, SimulatedNoise
 from fedaux.certainty.paper import PaperRegression
+from fedaux.certainty.release import ReleasedRegression
 from fedaux.config import Certainty
 
 MECHANISMS: dict[str, Callable[[Certainty], Mechanism]] = {
     "mean": PrivateMean,
     "paper": PaperRegression,
+    "release": ReleasedRegression,
     "none": unprotected_mean,
 }
 

@@ -7,6 +7,9 @@ most 2/n_i, which is the sensitivity; everything else is public or post-processi
 Score: with unit covariance and d_i = m_i - m_0 (m_0: the negatives' mean of u), the log density ratio of x between
 the client and the negatives is c^2 (<d_i, u(x) - m_0> - |d_i|^2 / 2). The score is its exponential, tempered:
 log s_i(x) = sharpness * that, so that Eq. 3 becomes the distribution-weighted rule of Mansour et al. (2008).
+Noise makes clients look more different than they are. What tells clients apart is e_i = d_i - g, g the mean of the d_j
+of the K clients at hand; noise alone gives |e_i|^2 a mean of k sigma_i^2 (1 - 1/K). So e_i is first shrunk by the
+factor 1 - k sigma_i^2 (1 - 1/K) / mean_j |e_j|^2: clients that differ by no more than noise are weighted equally.
 """
 
 from __future__ import annotations
@@ -19,6 +22,11 @@ from torch import Tensor
 from fedaux.certainty.gaussian import noise_multiplier
 from fedaux.certainty.mechanism import Mechanism, Noise, Public, Release
 from fedaux.config import Certainty
+
+
+def sensitivity_of(num_examples: int) -> float:
+    """Return how far replacing one example moves a mean of vectors of norm at most 1: 2 / n."""
+    return 2.0 / num_examples
 
 
 class PrivateMean:
@@ -43,6 +51,8 @@ class PrivateMean:
             raise ValueError("the negatives' features do not vary: pretraining has collapsed")
         whitening = (directions / variances.clamp_min(1e-30).sqrt()).flip(1)[:, :keep]
         bound = ((features - centre) @ whitening).norm(dim=1).median()
+        if not bound > 1e-6:  # of whitened features, whose norm is about the root of their number
+            raise ValueError("more than half of the negatives' features are the same: no public scale to clip at")
         # Single precision halves the message; whatever the rounded map is, it is public and norms stay clipped.
         public = {"centre": centre.float(), "whitening": whitening.float(), "bound": bound.float()}
         return public | {"mean": self.project(features, public).mean(dim=0).float()}
@@ -52,23 +62,35 @@ class PrivateMean:
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
         mean = self.project(features, public).mean(dim=0)
-        sensitivity = 2.0 / len(features)
+        sensitivity = sensitivity_of(len(features))
         sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
-        vector = mean + noise.gaussian(len(mean), sigma=sigma).to(mean.device)
+        vector = noise.perturb(mean, sensitivity=sensitivity, sigma=sigma)
         return Release(vector, "mean", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
 
     def project(self, features: Tensor, public: Public) -> Tensor:
-        """Return u(x) [N, k], each of norm at most 1."""
-        whitened = (features.double() - public["centre"]) @ public["whitening"].double() / public["bound"]
+        """Return u(x) [N, k], each of norm at most 1, whatever the features are."""
+        # An example whose features are no numbers must not spoil the mean of all: it counts as the origin.
+        finite = features.isfinite().all(dim=1, keepdim=True)
+        centred = torch.where(finite, features.double(), 0.0) - public["centre"]
+        whitened = centred @ public["whitening"].double() / public["bound"]
         projected: Tensor = whitened / whitened.norm(dim=1, keepdim=True).clamp_min(1.0)
         return projected
 
     def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
-        """Return log s_i(x) [K, N]; the noise's known share k sigma^2 of |d_i|^2 is taken out."""
-        shifts = vectors - public["mean"]
-        squares = shifts.square().sum(dim=1) - shifts.shape[1] * sigmas.square()
-        ratio = shifts @ (projected - public["mean"]).T - squares.clamp_min(0.0)[:, None] / 2
+        """Return log s_i(x) [K, N]."""
+        shifts = without_noise(vectors - public["mean"], sigmas)
+        ratio = shifts @ (projected - public["mean"]).T - shifts.square().sum(dim=1)[:, None] / 2
         return self._sharpness * public["bound"].square() * ratio
+
+
+def without_noise(shifts: Tensor, sigmas: Tensor) -> Tensor:
+    """Return shifts [K, k] drawn towards their mean by the share that noise of sigmas [K] has in their differences."""
+    clients, width = shifts.shape
+    common = shifts.mean(dim=0)
+    differences = shifts - common
+    noise = width * sigmas.square() * (1.0 - 1.0 / clients)
+    signal = 1.0 - noise / differences.square().sum(dim=1).mean().clamp_min(1e-30)
+    return common + signal.clamp_min(0.0)[:, None] * differences
 
 
 class _Unprotected(PrivateMean):
@@ -78,7 +100,7 @@ class _Unprotected(PrivateMean):
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
         mean = self.project(features, public).mean(dim=0)
-        return Release(mean, "none", 2.0 / len(features), 0.0, math.inf, 0.0, "none")
+        return Release(mean, "none", sensitivity_of(len(features)), 0.0, math.inf, 0.0, "none")
 
 
 def unprotected_mean(section: Certainty) -> Mechanism:

@@ -31,12 +31,15 @@ class Release:
 
 
 class Noise(Protocol):
-    """A source of Gaussian noise that says what it is."""
+    """A source of Gaussian noise that says what it is: "simulated" or "secure"."""
 
     kind: str
 
-    def gaussian(self, size: int, *, sigma: float) -> Tensor:
-        """Return `size` independent draws of N(0, sigma^2) in double precision."""
+    def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
+        """Return vector [k] + N(0, sigma^2 I), as private as that for every epsilon >= 0.
+
+        `sensitivity` bounds the l2 distance between vectors of neighbours: a source that rounds needs to know it.
+        """
         ...
 
 
@@ -48,9 +51,9 @@ class SimulatedNoise:
     def __init__(self, generator: np.random.Generator) -> None:
         self._generator = generator
 
-    def gaussian(self, size: int, *, sigma: float) -> Tensor:
-        """Return `size` independent draws of N(0, sigma^2) in double precision."""
-        return torch.from_numpy(self._generator.normal(0.0, sigma, size))
+    def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
+        """Return vector [k] + N(0, sigma^2 I), drawn in double precision."""
+        return vector + torch.from_numpy(self._generator.normal(0.0, sigma, len(vector))).to(vector.device)
 
 
 class Mechanism(Protocol):

@@ -19,8 +19,14 @@ from fedaux.certainty.mechanism import Noise, Public, Release
 from fedaux.config import Certainty
 
 TOLERANCE = 1e-9
+NEWTON_FEATURES = 64
 SCORE_FLOOR = 1e-8
 """The paper's xi, which keeps weighted means defined where every score vanishes."""
+
+
+def sensitivity_of(num_examples: int, num_negatives: int, *, regularisation: float) -> float:
+    """Return how far replacing one of n examples moves the weights: 2 (a + TOLERANCE) / lambda."""
+    return 2.0 * (1.0 / (num_examples + num_negatives) + TOLERANCE) / regularisation
 
 
 class PaperRegression:
@@ -42,15 +48,15 @@ class PaperRegression:
             raise ValueError("a client without examples has nothing to release")
         positives, negatives = self.project(features, public), public["negatives"].double()
         weights = solve(positives, negatives, regularisation=self._regularisation)
-        share = 1.0 / (len(positives) + len(negatives))
-        sensitivity = 2.0 * (share + TOLERANCE) / self._regularisation
+        sensitivity = sensitivity_of(len(positives), len(negatives), regularisation=self._regularisation)
         sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
-        vector = weights + noise.gaussian(len(weights), sigma=sigma).to(weights.device)
+        vector = noise.perturb(weights, sensitivity=sensitivity, sigma=sigma)
         return Release(vector, "paper", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
 
     def project(self, features: Tensor, public: Public) -> Tensor:
-        """Return u(x) [N, F], the features over the public bound, clipped to norm 1."""
-        scaled = features.double() / public["bound"]
+        """Return u(x) [N, F], the features over the public bound, clipped to norm 1; 0 where they are not finite."""
+        finite = features.isfinite().all(dim=1, keepdim=True)  # a NaN would pass into the vector and give itself away
+        scaled = torch.where(finite, features.double(), 0.0) / public["bound"]
         projected: Tensor = scaled / scaled.norm(dim=1, keepdim=True).clamp_min(1.0)
         return projected
 
@@ -61,39 +67,71 @@ class PaperRegression:
 
 def objective(weights: Tensor, positives: Tensor, negatives: Tensor, *, regularisation: float) -> Tensor:
     """Return J(w) for features [n, F] and [M, F] (Eq. 5)."""
-    total = functional.softplus(-(positives @ weights)).sum() + functional.softplus(negatives @ weights).sum()
-    return total / (len(positives) + len(negatives)) + 0.5 * regularisation * weights.square().sum()
+    return _penalised_loss(weights, torch.cat([positives, -negatives]), torch.full_like(weights, regularisation))
 
 
 def solve(positives: Tensor, negatives: Tensor, *, regularisation: float) -> Tensor:
-    """Return a point at which the gradient of J has norm at most TOLERANCE, in double precision.
+    """Return a point at which the gradient of J has norm at most TOLERANCE, in double precision."""
+    inputs = torch.cat([positives, -negatives])
+    return minimise(inputs, torch.full_like(inputs[0], regularisation), tolerance=TOLERANCE)
 
-    L-BFGS comes near; it cannot come nearer than the square root of the precision of J's value. Newton's steps look at
-    gradients only, and from there double the right digits each time.
+
+def minimise(inputs: Tensor, penalties: Tensor, *, tolerance: float) -> Tensor:
+    """Return w [F] at which the gradient of mean_x l(<w, z_x>) + sum_j p_j w_j^2 / 2 has norm at most `tolerance`.
+
+    `inputs` [N, F] holds z_x = t_x u(x) and `penalties` [F] the p_j, both in double precision. Newton's steps look at
+    gradients only, and double the right digits each time once they are near. A step is halved until the gradient's norm
+    falls: along Newton's direction its square falls at the rate of twice itself, so that some halving always does.
+    Raises ValueError where rounding ends this above `tolerance`.
     """
-    weights = torch.zeros(positives.shape[1], dtype=torch.float64, device=positives.device, requires_grad=True)
+    # A Newton step costs N F^2: with many features L-BFGS, at N F a step, comes near at less cost.
+    weights = _approach(inputs, penalties) if inputs.shape[1] > NEWTON_FEATURES else torch.zeros_like(inputs[0])
+    gradient, misfit = _gradient(weights, inputs, penalties)
+    for _ in range(100):
+        norm = float(gradient.norm())
+        if norm <= tolerance:
+            return weights
+        curvature = (inputs.T * (misfit * (1 - misfit))) @ inputs / len(inputs)
+        curvature.diagonal().add_(penalties)
+        direction, singular = torch.linalg.solve_ex(curvature, gradient)
+        step = 1.0
+        while not int(singular) and step > 1e-9:
+            moved = weights - step * direction
+            gradient, misfit = _gradient(moved, inputs, penalties)
+            if float(gradient.norm()) <= (1 - 1e-4 * step) * norm:
+                break
+            step /= 2
+        else:
+            break
+        weights = moved
+    raise ValueError(
+        f"the regression behind the certainty scores stopped at a gradient norm of {norm:.1e}, above the "
+        f"{tolerance:.0e} that is asked of it; use a larger certainty.regularisation"
+    )
+
+
+def _approach(inputs: Tensor, penalties: Tensor) -> Tensor:
+    """Return a point near the minimum. L-BFGS comes no nearer than the square root of the loss's precision."""
+    weights = torch.zeros_like(inputs[0], requires_grad=True)
     optimizer = torch.optim.LBFGS(
-        [weights], max_iter=1000, tolerance_grad=1e-7, tolerance_change=0.0, line_search_fn="strong_wolfe"
+        [weights], max_iter=200, tolerance_grad=1e-5, tolerance_change=0.0, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        value = objective(weights, positives, negatives, regularisation=regularisation)
+        value = _penalised_loss(weights, inputs, penalties)
         value.backward()
         return value
 
     optimizer.step(closure)
-    solution = weights.detach()
-    inputs = torch.cat([positives, -negatives])  # t_x u(x)
-    for _ in range(20):
-        misfit = torch.sigmoid(-(inputs @ solution))
-        gradient = regularisation * solution - inputs.T @ misfit / len(inputs)
-        if float(gradient.norm()) <= TOLERANCE:
-            return solution
-        curvature = (inputs.T * (misfit * (1 - misfit))) @ inputs / len(inputs)
-        curvature.diagonal().add_(regularisation)
-        solution = solution - torch.linalg.solve(curvature, gradient)
-    raise ValueError(
-        f"certainty.regularisation = {regularisation}: the regression stopped at a gradient norm of "
-        f"{float(gradient.norm()):.1e}, above the {TOLERANCE:.0e} that the privacy proof allows; use a larger value"
-    )
+    return weights.detach()
+
+
+def _penalised_loss(weights: Tensor, inputs: Tensor, penalties: Tensor) -> Tensor:
+    return functional.softplus(-(inputs @ weights)).mean() + 0.5 * (penalties * weights.square()).sum()
+
+
+def _gradient(weights: Tensor, inputs: Tensor, penalties: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient [F] and the misfits -l'(<w, z_x>) [N]."""
+    misfit = torch.sigmoid(-(inputs @ weights))
+    return penalties * weights - inputs.T @ misfit / len(inputs), misfit

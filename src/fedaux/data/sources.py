@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Auxiliary, Data
-from fedaux.data import embedded
+from fedaux.data import embedded, parquet
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,42 @@ def _load_auxiliary_tensors(section: Auxiliary) -> Tensor:
     return _check_images(images, key=f"auxiliary.path = {section.path}", name="images")[: section.size]
 
 
+def _load_parquet(section: Data) -> LabelledData:
+    """Read train-*.parquet and test-*.parquet of a folder; without the latter, test data is held out."""
+    assert section.path is not None, "checked before a run"
+    images, labels = parquet.read_images(parquet.parquet_files(section.path, part="train"), key="data.path")
+    if labels is None:
+        raise ValueError(f"data.path = {section.path}: has no column label")
+    test_files = parquet.parquet_files(section.path, part="test") if Path(section.path).is_dir() else []
+    if test_files:
+        test_images, test_labels = parquet.read_images(test_files, key="data.path")
+    else:
+        test, train = _hold_out(len(labels), fraction=section.test_fraction)
+        test_images, test_labels, images, labels = images[test], labels[test], images[train], labels[train]
+    if test_labels is None or min(labels.min(), test_labels.min()) < 0:
+        raise ValueError(f"data.path = {section.path}: column label should hold class numbers from 0 upwards")
+    return LabelledData(
+        images=torch.from_numpy(images),
+        labels=torch.from_numpy(labels),
+        test_images=torch.from_numpy(test_images),
+        test_labels=torch.from_numpy(test_labels),
+        classes=tuple(str(number) for number in range(int(max(labels.max(), test_labels.max())) + 1)),
+    )
+
+
+def _count_parquet(section: Data) -> int:
+    assert section.path is not None, "checked before a run"
+    total = parquet.count_rows(parquet.parquet_files(section.path, part="train"))
+    has_test = Path(section.path).is_dir() and parquet.parquet_files(section.path, part="test")
+    return total if has_test else total - len(_hold_out(total, fraction=section.test_fraction)[0])
+
+
+def _load_auxiliary_parquet(section: Auxiliary) -> Tensor:
+    assert section.path is not None, "checked before a run"
+    files = parquet.parquet_files(section.path, part="train")
+    return torch.from_numpy(parquet.read_images(files, key="auxiliary.path")[0][: section.size])
+
+
 SOURCES: dict[str, Source] = {
     "digits": Source(
         count_labelled=lambda section: 1797 - round(section.test_fraction * 1797),
@@ -157,5 +193,11 @@ SOURCES: dict[str, Source] = {
         count_labelled=_count_tensors,
         load_labelled=_load_tensors,
         load_auxiliary=_load_auxiliary_tensors,
+    ),
+    "parquet": Source(
+        needs_path=True,
+        count_labelled=_count_parquet,
+        load_labelled=_load_parquet,
+        load_auxiliary=_load_auxiliary_parquet,
     ),
 }

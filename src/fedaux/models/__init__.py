@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable
 
 from fedaux.models.cnn import cnn
-from fedaux.models.resnet import resnet8
+from fedaux.models.resnet import resnet8, resnet8_gn
 from fedaux.models.split import SplitModel, split_model
 
 MODELS: dict[str, Callable[..., SplitModel]] = {
     "cnn": cnn,
     "resnet8": resnet8,
+    "resnet8-gn": resnet8_gn,
 }
 """Each is called as model(image_shape, num_classes, **options) with image_shape = (channels, height, width)."""
 

@@ -8,9 +8,10 @@ from fedaux.models.split import SplitModel
 
 
 def cnn(image_shape: tuple[int, int, int], num_classes: int, *, width: int = 32) -> SplitModel:
-    """Three 3x3 convolutions (width, 2 width, 2 width) with group normalisation, then the mean over positions.
+    """Three 3x3 convolutions (width, 2 width, 2 width) with group normalisation, then means over four quarters.
 
-    Two of them halve the image. Group normalisation, because its output for an image never depends on the batch.
+    Two of them halve the image; there are 8 width features. Group normalisation, because its output for an image never
+    depends on the batch. Quarters, because where a stroke is tells characters apart.
     """
     widths = (width, 2 * width, 2 * width)
     layers: list[nn.Module] = []
@@ -23,5 +24,5 @@ def cnn(image_shape: tuple[int, int, int], num_classes: int, *, width: int = 32)
             nn.ReLU(),
         ]
         channels = out_channels
-    features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return SplitModel(features, nn.Linear(channels, num_classes), feature_width=channels)
+    features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    return SplitModel(features, nn.Linear(4 * channels, num_classes), feature_width=4 * channels)

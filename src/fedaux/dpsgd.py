@@ -1,0 +1,143 @@
+"""Differentially private local training: DP-SGD (Abadi et al., 2016) with Opacus, for `[local.privacy]`.
+
+A step takes each of the n_i examples with probability q = batch_size / n_i, clips each gradient to norm C, adds
+N(0, (noise_multiplier C)^2 I) to their sum and divides by the expected batch size. Replacing an example moves the sum
+by at most 2C. n_i is public, and with it q and the number of steps. The proximal term looks at no example and needs no
+noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedaux.composition import Query, composed_epsilon
+from fedaux.config import Local
+from fedaux.data.batches import to_float
+from fedaux.local import OPTIMIZERS
+from fedaux.privacy import UPDATE, LedgerEntry
+
+
+def train_privately(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    section: Local,
+    proximal: float,
+    generator: np.random.Generator,
+    client: int,
+) -> tuple[float, LedgerEntry]:
+    """Train `model` in place on one client's images (uint8 [n, C, H, W]) and labels [n]; return mean loss and cost.
+
+    The loss is the client's own: it has no noise and must not be sent. Sampling and noise come from `generator`, which
+    makes this a simulation, and the entry says so. Raises ValueError where a layer mixes the examples of a batch, or
+    where an extra is missing.
+    """
+    check_ready([model])
+    if len(labels) == 0:
+        raise ValueError("a client without examples cannot train")
+    opacus = _opacus()
+    assert section.privacy is not None, "local.privacy says how much noise"
+    privacy = section.privacy
+    query, steps = schedule(section, num_examples=len(labels))
+    assert query.sampling_probability is not None
+    entry = LedgerEntry(
+        client=client,
+        num_examples=len(labels),
+        mechanism="dp-sgd",
+        purpose=UPDATE,
+        sensitivity=2.0 * privacy.clip,
+        sigma=privacy.noise_multiplier * privacy.clip,
+        epsilon=composed_epsilon({query: steps}, delta=privacy.delta),
+        delta=privacy.delta,
+        noise="simulated",
+        steps=steps,
+        sampling_probability=query.sampling_probability,
+    )
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    anchors = [parameter.detach().clone() for parameter in parameters]
+    noise = torch.Generator(device=labels.device).manual_seed(int(generator.integers(2**63)))
+    wrapped = opacus.GradSampleModule(model)
+    optimizer = opacus.DPOptimizer(
+        OPTIMIZERS[section.optimizer](parameters, section.learning_rate),
+        noise_multiplier=privacy.noise_multiplier,
+        max_grad_norm=privacy.clip,
+        expected_batch_size=query.sampling_probability * len(labels),
+        generator=noise,
+    )
+    total, seen = torch.zeros((), device=labels.device), 0
+    model.train()
+    try:
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            taken = np.flatnonzero(generator.random(len(labels)) < query.sampling_probability)
+            batch = torch.from_numpy(taken).to(labels.device)
+            total += _per_example_gradients(wrapped, parameters, to_float(images[batch]), labels[batch])
+            seen += len(batch)
+            optimizer.pre_step()  # clips, sums, adds noise, divides
+            if proximal > 0:
+                for parameter, anchor in zip(parameters, anchors, strict=True):
+                    assert parameter.grad is not None, "every step leaves a gradient"
+                    parameter.grad.add_(parameter.detach() - anchor, alpha=proximal)
+            optimizer.original_optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    finally:
+        wrapped.to_standard_module()
+    return float(total) / max(1, seen), entry
+
+
+def schedule(section: Local, *, num_examples: int) -> tuple[Query, int]:
+    """Return what one step of a client is, and how many a round has: as many as plain epochs would take."""
+    assert section.privacy is not None, "local.privacy says how much noise"
+    probability = min(1.0, section.batch_size / num_examples)
+    return Query(section.privacy.noise_multiplier, probability), section.epochs * math.ceil(1.0 / probability - 1e-9)
+
+
+def check_ready(models: Iterable[nn.Module]) -> None:
+    """Raise ValueError where private training could not start: an extra is missing, or a model mixes examples."""
+    _opacus()
+    composed_epsilon({Query(1.0, 1.0): 1}, delta=0.5)  # asks for dp-accounting
+    for model in models:
+        if (refusal := refusal_of(model)) is not None:
+            raise ValueError(refusal)
+
+
+def refusal_of(model: nn.Module) -> str | None:
+    """Say why a model cannot be trained privately: batch normalisation lets one example move all others' gradients."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            return (
+                f"local.privacy: batch normalisation ({name}) mixes the examples of a batch, so gradients cannot be "
+                "clipped one by one; use a model with group normalisation, such as resnet8-gn or cnn"
+            )
+    return None
+
+
+def _per_example_gradients(wrapped: Any, parameters: list[nn.Parameter], inputs: Tensor, labels: Tensor) -> Tensor:
+    """Leave the gradient of each example in `grad_sample` of each parameter; return the sum of the losses."""
+    if len(labels) == 0:  # a step without examples is a step of noise
+        for parameter in parameters:
+            parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))  # type: ignore[attr-defined]
+        return torch.zeros((), device=labels.device)
+    # Opacus hangs on backward hooks, and torch warns of those whose inputs need no gradient.
+    loss = functional.cross_entropy(wrapped(inputs.requires_grad_()), labels)
+    loss.backward()
+    return loss.detach() * len(labels)
+
+
+def _opacus() -> Any:
+    """Return the two classes of Opacus that are used, imported late because they take seconds."""
+    try:
+        from opacus.grad_sample import GradSampleModule
+        from opacus.optimizers import DPOptimizer
+    except ImportError as error:
+        raise ValueError("local.privacy needs Opacus: pip install 'fedaux[dpsgd]'") from error
+    return SimpleNamespace(GradSampleModule=GradSampleModule, DPOptimizer=DPOptimizer)

@@ -1,0 +1,223 @@
+"""Accuracy against the price of privacy (the paper's Privacy Analysis): a run for every cell of a grid.
+
+Each cell is a run directory of its own, so a grid that was interrupted continues where it stopped, and cells already
+complete are not run again. Mechanisms are also run at an epsilon that leaves hardly any noise, and the federation once
+without scores (equal weights), so that there is a ceiling and a floor to compare with.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from fedaux.certainty import MECHANISMS
+from fedaux.config import Experiment
+from fedaux.execute import run as run_experiment
+from fedaux.reading import load_experiment
+from fedaux.report.figures import DASHES
+from fedaux.report.svg import STYLE
+from fedaux.reproduce.writing import COLOURS, MARKERS, Outcome, markdown_table, write
+from fedaux.runs import RunDirectory
+
+Grid = Mapping[str, Mapping[str, Sequence[float]]]
+"""For each mechanism, the values of its settings to combine."""
+GRIDS: Grid = {
+    "mean": {"epsilon": (0.1, 0.5, 2.0), "delta": (1e-6, 1e-4), "sharpness": (0.25, 1.0)},
+    "paper": {"epsilon": (0.1, 0.5, 2.0), "delta": (1e-6, 1e-4), "regularisation": (0.01, 0.1)},
+}
+ALMOST_NO_NOISE = 1e6
+"""The epsilon of the ceiling: every mechanism that takes one has noise too small to matter there."""
+NO_SCORES = "feddf+p"
+WHOLE = ("components",)
+"""Settings that are whole numbers."""
+
+
+def demo(*, rounds: int | None = None, seeds: Sequence[int] = (0,)) -> Experiment:
+    """Return the embedded demo with one method and few seeds: what the experiments here start from."""
+    recipe = load_experiment(Path(str(files("fedaux").joinpath("recipes", "demo.toml"))))
+    changes = {"method": ["fedaux"], "seeds": list(seeds), "rounds": rounds or recipe.rounds}
+    return Experiment(**(recipe.to_dict() | changes))
+
+
+def run(out: Path | str, *, base: Experiment | None = None, grids: Grid = GRIDS, method: str = "fedaux") -> Outcome:
+    """Run every cell of the grids that is not complete yet under OUT/cells, and draw accuracy over epsilon.
+
+    Without ``base``, the embedded demo with one seed and 3 rounds. Raises ConfigError where OUT holds the cells of
+    another base.
+    """
+    base = base or demo(rounds=3)
+    out = Path(out)
+    rows = []
+    for settings in cells(base, grids):
+        name = cell_name(settings)
+        experiment = cell_experiment(base, name, settings, method=method)
+        path = out / "cells" / name
+        summary = finished(path, experiment) or _run_cell(path, experiment, store=out / "pretrained")
+        row = summary["rows"][0]
+        rows.append(
+            {
+                "cell": name,
+                "settings": dict(settings),
+                "accuracy": row["accuracy_mean"],
+                "accuracy_std": row["accuracy_std"],
+                "accuracy_max": row["accuracy_max_mean"],
+            }
+        )
+    numbers = {"base": base.to_dict(), "method": method, "rounds": base.rounds, "seeds": list(base.seeds), "rows": rows}
+    return write(
+        out,
+        "privacy-grid",
+        numbers=numbers,
+        markdown=describe(numbers),
+        figures={"privacy-grid": draw(rows)},
+    )
+
+
+def cells(base: Experiment, grids: Grid) -> Iterator[dict[str, Any]]:
+    """Yield the settings of every cell: without scores, then each mechanism's ceiling and grid."""
+    unknown = sorted(set(grids) - set(MECHANISMS))
+    if unknown:
+        raise ValueError(f"grids: no mechanism {', '.join(unknown)}; there are {', '.join(MECHANISMS)}")
+    yield {}
+    for mechanism, axes in grids.items():
+        others = {key: values for key, values in axes.items() if key not in ("epsilon", "delta")}
+        for values in product(*others.values()):
+            fixed = {"mechanism": mechanism} | {
+                key: int(value) if key in WHOLE else value for key, value in zip(others, values, strict=True)
+            }
+            for delta in axes.get("delta", [base.certainty.delta])[:1]:
+                yield fixed | {"epsilon": ALMOST_NO_NOISE, "delta": delta}
+            for delta in axes.get("delta", [base.certainty.delta]):
+                for epsilon in axes.get("epsilon", [base.certainty.epsilon]):
+                    yield fixed | {"epsilon": epsilon, "delta": delta}
+
+
+def cell_name(settings: Mapping[str, Any]) -> str:
+    """Return the name of a cell's directory."""
+    if not settings:
+        return "without-scores"
+    return "-".join([settings["mechanism"], *(f"{k}{v:g}" for k, v in settings.items() if k != "mechanism")]).replace(
+        "+", ""
+    )
+
+
+def cell_experiment(base: Experiment, name: str, settings: Mapping[str, Any], *, method: str) -> Experiment:
+    """Return the experiment of a cell: the base with the cell's certainty, or without scores."""
+    table = base.to_dict()
+    table |= {"name": name, "method": [method if settings else NO_SCORES]}
+    table["certainty"] = table["certainty"] | dict(settings)
+    table.pop("output", None)
+    return Experiment(**table)
+
+
+def finished(path: Path, experiment: Experiment) -> dict[str, Any] | None:
+    """Return the summary of a cell that is complete, or None."""
+    file = path / "summary.json"
+    if not file.exists():
+        return None
+    summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return summary if summary["complete"] and summary["config_sha256"] == experiment.sha256() else None
+
+
+def _run_cell(path: Path, experiment: Experiment, *, store: Path) -> Mapping[str, Any]:
+    """Run a cell with the pretrained features of earlier cells, which do not depend on certainty; keep new ones."""
+    with RunDirectory.open(path, experiment, resume=True):
+        if store.exists():
+            shutil.copytree(store, path / "pretrained", dirs_exist_ok=True)
+    result = run_experiment(experiment, out=path, resume=True)
+    if (path / "pretrained").exists():
+        shutil.copytree(path / "pretrained", store, dirs_exist_ok=True)
+        shutil.rmtree(path / "pretrained")
+    return result.summary
+
+
+def describe(numbers: Mapping[str, Any]) -> str:
+    """Return the tables: a row for delta and the mechanism's own settings, a column for epsilon."""
+    seeds = ", ".join(map(str, numbers["seeds"]))
+    floor, *others = numbers["rows"]
+    text = (
+        f"# Accuracy over (ε, δ), {numbers['method']}\n\nTest accuracy in % after {numbers['rounds']} rounds, "
+        f"seeds {seeds}. Without scores ({NO_SCORES}): {100 * floor['accuracy']:.1f}.\n"
+    )
+    for mechanism in dict.fromkeys(row["settings"]["mechanism"] for row in others):
+        listed = [row for row in others if row["settings"]["mechanism"] == mechanism]
+        epsilons = sorted({row["settings"]["epsilon"] for row in listed})
+        lines: dict[str, dict[float, str]] = {}
+        for row in listed:
+            settings = row["settings"]
+            shown = f"{100 * row['accuracy']:.1f}"
+            if len(numbers["seeds"]) > 1:
+                shown += f" ± {100 * row['accuracy_std']:.1f}"
+            lines.setdefault(_line_name(settings), {})[settings["epsilon"]] = shown
+        header = [mechanism, *("hardly any noise" if e == ALMOST_NO_NOISE else f"ε = {e:g}" for e in epsilons)]
+        text += "\n" + markdown_table(
+            header, [[name, *(cells.get(epsilon, "") for epsilon in epsilons)] for name, cells in lines.items()]
+        )
+    return text
+
+
+def _line_name(settings: Mapping[str, Any]) -> str:
+    keys = [key for key in settings if key not in ("mechanism", "epsilon", "delta")]
+    return ", ".join([*(f"{key} {settings[key]:g}" for key in keys), f"δ = {settings['delta']:g}"])
+
+
+@matplotlib.rc_context(STYLE)
+def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw a panel a mechanism: accuracy over epsilon, a colour for its own settings, a dash for delta."""
+    floor, *others = rows
+    mechanisms = list(dict.fromkeys(row["settings"]["mechanism"] for row in others))
+    figure = Figure(figsize=(max(1, len(mechanisms)) * 340 / 72, 300 / 72))
+    figure.set_layout_engine("constrained")
+    panels = figure.subplots(1, max(1, len(mechanisms)), squeeze=False, sharey=True)[0]
+    for axes, mechanism in zip(panels, mechanisms, strict=False):
+        listed = [row for row in others if row["settings"]["mechanism"] == mechanism]
+        epsilons = sorted({row["settings"]["epsilon"] for row in listed})
+        places = {epsilon: index for index, epsilon in enumerate(epsilons)}
+        own = list(dict.fromkeys(_line_name(row["settings"]).rpartition(", ")[0] for row in listed))
+        deltas = list(dict.fromkeys(row["settings"]["delta"] for row in listed))
+        for look, setting in enumerate(own):
+            for dash, delta in enumerate(deltas):
+                # Without noise delta means nothing: the lines of all deltas end in the one ceiling.
+                line = sorted(
+                    (places[row["settings"]["epsilon"]], 100 * row["accuracy"])
+                    for row in listed
+                    if _line_name(row["settings"]).rpartition(", ")[0] == setting
+                    and (row["settings"]["delta"] == delta or row["settings"]["epsilon"] == ALMOST_NO_NOISE)
+                )
+                axes.plot(
+                    *zip(*line, strict=True),
+                    color=COLOURS[look % len(COLOURS)],
+                    marker=MARKERS[look % len(MARKERS)],
+                    markersize=4.5,
+                    linewidth=1.6,
+                    linestyle=DASHES[dash % len(DASHES)],
+                    label=", ".join(part for part in (setting, f"δ = {delta:g}") if part),
+                )
+        axes.axhline(100 * floor["accuracy"], color="#777777", linewidth=1.2, linestyle=":")
+        axes.annotate(
+            "without scores",
+            (0.99, 100 * floor["accuracy"]),
+            (0, -11),
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            ha="right",
+            fontsize=9,
+        )
+        names = ["hardly\nany noise" if epsilon == ALMOST_NO_NOISE else f"{epsilon:g}" for epsilon in epsilons]
+        axes.set_xticks(list(places.values()), names)
+        axes.set_title(mechanism)
+        axes.set_xlabel("ε")
+        axes.grid(axis="y")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8.5, handlelength=3.2)
+    panels[0].set_ylabel("test accuracy, %")
+    panels[0].set_ylim(0, 100)
+    return figure

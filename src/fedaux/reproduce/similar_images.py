@@ -1,0 +1,211 @@
+"""What do certainty scores show of private data? (the paper's Empirical Privacy Evaluation)
+
+For a few clients, the public images that they score highest, beside the nearest neighbours in their own data by
+cosine similarity of h0's features, once from releases without noise and once as released. The figures show private
+images, so they are for simulations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional
+
+from fedaux import checks, seeding
+from fedaux.certainty import MECHANISMS, SimulatedNoise
+from fedaux.config import Experiment
+from fedaux.data import load_auxiliary, load_labelled
+from fedaux.execute import Silent, Work, choose_device, split_for
+from fedaux.pretrain import content_digest, pretrained_extractor
+from fedaux.report.figures import shrink_images
+from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.reproduce.privacy_grid import demo
+from fedaux.reproduce.scoring import Silence
+from fedaux.reproduce.writing import Outcome, epsilon_name, markdown_table, write
+from fedaux.rounds import build_models
+from fedaux.runs import RunDirectory
+from fedaux.server import predict
+
+WARNING = "Shows private images: for simulations only."
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One client: the public images it scores highest, and their neighbours in its data."""
+
+    client: int
+    main_class: str
+    top: Tensor
+    """Indices of public images in the distill set [M], highest score first."""
+    neighbours: Tensor
+    """Indices of the client's images in the training data [M, k], nearest first."""
+    similarities: Tensor
+    """Cosine similarity of each neighbour [M, k]."""
+    similarity_of_all: float
+    """Mean similarity of all public images to their nearest neighbour, to compare with."""
+
+
+def run(
+    out: Path | str,
+    *,
+    base: Experiment | None = None,
+    num_clients: int = 4,
+    num_images: int = 5,
+    num_neighbours: int = 4,
+) -> Outcome:
+    """Draw the highest-scored public images beside their nearest private neighbours, with and without noise.
+
+    Without ``base``, the embedded demo; the first seed counts. Clients are the first that hold ``num_neighbours``.
+    """
+    experiment = base or demo()
+    checks.check(experiment)
+    out = Path(out)
+    seed = experiment.seeds[0]
+    device = choose_device(experiment.engine.device)
+    data = load_labelled(experiment.data).to(device)
+    auxiliary = load_auxiliary(experiment.auxiliary).to(device)
+    task = Work(experiment, RunDirectory(out, experiment), data, auxiliary, Silent()).task("fedaux", seed)
+    parts = split_for(experiment, data, seed)
+    chosen = [client for client, part in enumerate(parts) if len(part) >= num_neighbours][:num_clients]
+    if not chosen:
+        raise ValueError(f"split.num_clients = {len(parts)}: no client holds {num_neighbours} examples to show")
+    models = build_models(task)
+    for entry in experiment.prototypes:
+        model = models[entry.name]
+        weights = pretrained_extractor(
+            entry,
+            model,
+            section=experiment.pretraining,
+            images=auxiliary,
+            content=content_digest(auxiliary),
+            seed=seed,
+            store=out / "pretrained",
+        )
+        model.features.load_state_dict(weights)
+
+    def features_of(prototype: str, images: Tensor) -> Tensor:
+        return predict(models[prototype].features, images, batch_size=experiment.evaluation.batch_size)
+
+    section = experiment.certainty
+    mechanism = MECHANISMS[section.mechanism](section)
+    public = {name: mechanism.publish(features_of(name, task.negatives)) for name in models}
+    distill = {name: features_of(name, task.distill_images) for name in models}
+    found: dict[bool, list[Shown]] = {False: [], True: []}
+    epsilon = 0.0
+    for client in chosen:
+        prototype = task.prototype_of[client]
+        part = torch.from_numpy(parts[client]).to(device)
+        private = features_of(prototype, data.images[part])
+        projected = mechanism.project(distill[prototype], public[prototype])
+        held = torch.bincount(data.labels[part], minlength=len(data.classes))
+        _, closest = nearest(distill[prototype], private, count=1)
+        for noisy in found:
+            # The noise is the one that a run of this experiment draws.
+            noise = SimulatedNoise(seeding.generator(seed, "certainty noise", client=client)) if noisy else Silence()
+            release = mechanism.release(private, public[prototype], noise=noise)
+            sigma = torch.tensor([release.sigma if noisy else 0.0]).to(release.vector)
+            epsilon = max(epsilon, release.epsilon)
+            scores = mechanism.log_scores(release.vector[None], sigma, public[prototype], projected)[0]
+            top = scores.topk(min(num_images, len(scores))).indices
+            places, similarities = nearest(distill[prototype][top], private, count=num_neighbours)
+            main_class = data.classes[int(held.argmax())]
+            found[noisy].append(Shown(client, main_class, top, part[places], similarities, float(closest.mean())))
+    numbers = {
+        "seed": seed,
+        "mechanism": section.mechanism,
+        "epsilon": "inf" if np.isinf(epsilon) else epsilon,
+        "delta": section.delta,
+        "warning": WARNING,
+        "clients": [_numbers(*pair) for pair in zip(found[False], found[True], strict=True)],
+    }
+    price = f"ε = {epsilon_name(epsilon)}, δ = {section.delta:g}"
+    figures = {
+        "similar-images": draw(found[False], task.distill_images, data.images, title="without noise"),
+        "similar-images-private": draw(found[True], task.distill_images, data.images, title=price),
+    }
+    return write(out, "similar-images", numbers=numbers, markdown=describe(numbers), figures=figures)
+
+
+def nearest(queries: Tensor, features: Tensor, *, count: int) -> tuple[Tensor, Tensor]:
+    """Return indices and cosine similarities [Q, count] of the features [n, F] nearest to queries [Q, F]."""
+    similarities = functional.normalize(queries.double(), dim=1) @ functional.normalize(features.double(), dim=1).T
+    values, indices = similarities.topk(count, dim=1)
+    return indices, values
+
+
+def _numbers(quiet: Shown, noisy: Shown) -> dict[str, Any]:
+    def side(shown: Shown) -> dict[str, Any]:
+        return {
+            "top_images": shown.top.tolist(),
+            "neighbours": shown.neighbours.tolist(),
+            "similarities": [[round(value, 6) for value in row] for row in shown.similarities.tolist()],
+            "mean_similarity_to_nearest": float(shown.similarities[:, 0].mean()),
+        }
+
+    return {
+        "client": quiet.client,
+        "main_class": quiet.main_class,
+        "without_noise": side(quiet),
+        "with_noise": side(noisy),
+        "mean_similarity_to_nearest_of_all_public": quiet.similarity_of_all,
+        "top_images_in_both": len(set(quiet.top.tolist()) & set(noisy.top.tolist())),
+    }
+
+
+def describe(numbers: Mapping[str, Any]) -> str:
+    """Return the table: how near the highest-scored images are to private ones, and how many survive the noise."""
+    rows = [
+        [
+            row["client"],
+            row["main_class"],
+            *(f"{row[key]['mean_similarity_to_nearest']:.3f}" for key in ("without_noise", "with_noise")),
+            f"{row['mean_similarity_to_nearest_of_all_public']:.3f}",
+            f"{row['top_images_in_both']} of {len(row['without_noise']['top_images'])}",
+        ]
+        for row in numbers["clients"]
+    ]
+    header = ["client", "main class", "top, no noise", "top, with noise", "all public images", "top in both"]
+    return (
+        f"# Public images scored highest, and private images near them\n\n{WARNING}\n\nMechanism "
+        f"`{numbers['mechanism']}`, ε = {numbers['epsilon']}, δ = {numbers['delta']:g}, seed {numbers['seed']}. Mean "
+        "cosine similarity to the nearest private image of the client, under h0:\n\n" + markdown_table(header, rows)
+    )
+
+
+@matplotlib.rc_context(STYLE)
+def draw(shown: Sequence[Shown], public: Tensor, private: Tensor, *, title: str) -> Figure:
+    """Draw a block a client: a row a public image, with its neighbours to the right behind a gap."""
+    tile, gap = 30.0, 10.0
+    rows, columns = shown[0].neighbours.shape if shown else (1, 1)
+    width = gap + len(shown) * ((columns + 1) * tile + 2.5 * gap)
+    height = 44 + rows * tile + 24
+    figure = Figure(figsize=(width / 72, height / 72))
+    for index, entry in enumerate(shown):
+        left = gap + index * ((columns + 1) * tile + 2.5 * gap)
+        for row in range(rows):
+            line = [public[entry.top[row]], *private[entry.neighbours[row]]]
+            for column, image in enumerate(line):
+                x = left + column * tile + (gap if column else 0)
+                y = height - 44 - (row + 1) * tile
+                axes = figure.add_axes((x / width, y / height, (tile - 2) / width, (tile - 2) / height))
+                picture = shrink_images(image.cpu().numpy(), side=64).transpose(1, 2, 0)
+                picture = np.broadcast_to(picture, (*picture.shape[:2], 3))
+                axes.imshow(picture, interpolation="none", gid=SMOOTH)
+                axes.set_axis_off()
+        middle = left + tile / 2
+        figure.text(middle / width, 1 - 40 / height, "public", ha="center", fontsize=8)
+        across = left + tile + gap + columns * tile / 2
+        figure.text(across / width, 1 - 40 / height, "nearest private", ha="center", fontsize=8)
+        name = f"client {entry.client}, mostly class {entry.main_class}"
+        figure.text(left / width, 1 - 26 / height, name, fontsize=9.5)
+    figure.text(gap / width, 1 - 11 / height, f"Highest certainty, {title}", fontsize=10.5)
+    figure.text(gap / width, 8 / height, WARNING, fontsize=9)
+    return figure

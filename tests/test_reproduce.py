@@ -1,0 +1,208 @@
+"""The experiments: their numbers mean what their tables say, and they come out the same twice."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny
+
+from fedaux import execute
+from fedaux.certainty import MECHANISMS
+from fedaux.config import Certainty, ConfigError
+from fedaux.data import load_labelled
+from fedaux.report import svg
+from fedaux.reproduce import EXPERIMENTS, Outcome, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
+
+
+def test_every_experiment_says_what_it_is() -> None:
+    assert set(EXPERIMENTS) == {"toy-iris", "toy-gaussians", "privacy-grid", "similar-images"}
+    assert all(entry.shows and entry.data and entry.time for entry in EXPERIMENTS.values())
+
+
+def test_what_epsilon_means_to_each_mechanism() -> None:
+    assert scoring.promise(Certainty(mechanism="mean")) == "proved"
+    assert scoring.promise(Certainty(mechanism="paper")) == "proved"
+    assert scoring.promise(Certainty(mechanism="none")) == "no noise"
+
+
+# Iris
+
+
+@pytest.fixture(scope="module")
+def iris(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return toy_iris.run(tmp_path_factory.mktemp("iris"), epsilons=(1.0,), draws=2)
+
+
+def test_iris_weighted_mean_is_clearly_better(iris: Outcome) -> None:
+    plain, weighted = iris.numbers["accuracy"].values()
+    assert weighted > 0.93
+    assert plain < 0.7
+
+
+def test_iris_clients_hold_disjoint_parts_of_fifty_and_know_a_class_or_two() -> None:
+    toy = toy_iris.build(toy_iris.HOLDINGS, seed=0)
+    assert sorted(np.concatenate(toy.parts).tolist()) == list(range(150))
+    for part, held in zip(toy.parts, toy_iris.HOLDINGS, strict=True):
+        assert torch.bincount(toy.labels[part], minlength=3).tolist() == list(held)
+        assert len(part) == 50
+    everywhere = scoring.homogeneous(toy.points) @ toy.models[0].T
+    assert (everywhere.argmax(dim=1) == 0).all(), "who knows one class says it everywhere"
+
+
+def test_iris_covers_every_mechanism_and_the_private_mean_gains(iris: Outcome) -> None:
+    rows = iris.numbers["accuracy_by_mechanism"]
+    assert {row["mechanism"] for row in rows} == set(MECHANISMS)
+    reached = {(row["setting"], row["epsilon"]): row["accuracy"] for row in rows}
+    assert reached["mean, sharpness 4", "inf"] == reached["none, sharpness 4", "inf"] > 0.9
+    assert reached["mean, sharpness 4", 1.0] > 0.9
+    assert ("none", 1.0) not in reached, "epsilon means nothing where there is no noise"
+    assert not any("sharpness" in row["setting"] for row in rows if row["mechanism"] == "paper")
+
+
+def test_iris_comes_out_the_same_twice(iris: Outcome, tmp_path: Path) -> None:
+    files = {file.name: file for file in iris.files}
+    assert {file.suffix for file in iris.files} == {".md", ".json", ".png", ".svg"}
+    toy = toy_iris.build(toy_iris.HOLDINGS, seed=0)
+    assert toy_iris.measure(toy, seed=0, epsilons=(1.0,), draws=2) == iris.numbers["accuracy_by_mechanism"]
+    figure = toy_iris.draw_panels(toy, iris.numbers["accuracy"])
+    for ending in ("png", "svg"):
+        again = tmp_path / f"toy-iris.{ending}"
+        svg.save(figure, again)
+        assert again.read_bytes() == files[again.name].read_bytes()
+
+
+# Gaussians
+
+
+def test_true_weights_equal_densities_by_hand() -> None:
+    toy = toy_gaussians.build(10, seed=0, shape="slanted")
+    weights = toy.truth[:, :5]
+    for column, point in enumerate(toy.points[:5].numpy()):
+        densities = []
+        for mean, covariance in zip(toy.means, toy.covariances, strict=True):
+            offset = point - mean
+            square = offset @ np.linalg.inv(covariance) @ offset
+            densities.append(math.exp(-square / 2) / (2 * math.pi * math.sqrt(np.linalg.det(covariance))))
+        for row, density in enumerate(densities):
+            assert float(weights[row, column]) == pytest.approx(density / sum(densities))
+
+
+@pytest.fixture(scope="module")
+def errors() -> dict[tuple[str, float], float]:
+    toy = toy_gaussians.build(50, seed=0)
+    changes: list[dict[str, float]] = [{}, {"sharpness": 9.0}]
+    rows = toy_gaussians.measure(toy, changes, seed=0, epsilons=(0.1, 1.0, 10.0), draws=3)
+    return {(row["setting"], float(row["epsilon"])): row["error"] for row in rows}
+
+
+def test_calibrated_mean_is_near_the_true_weights_and_the_paper_is_not(
+    errors: dict[tuple[str, float], float],
+) -> None:
+    equal = toy_gaussians.equal_error(toy_gaussians.build(1, seed=0))
+    assert errors["none, sharpness 9", math.inf] < 0.03
+    assert errors["none, sharpness 9", math.inf] < errors["none", math.inf] < equal
+    assert errors["paper", math.inf] > 10 * errors["none, sharpness 9", math.inf]
+    assert errors["paper", math.inf] < equal + 0.001
+
+
+def test_errors_shrink_with_epsilon(errors: dict[tuple[str, float], float]) -> None:
+    curve = [errors["mean, sharpness 9", epsilon] for epsilon in (0.1, 1.0, 10.0, math.inf)]
+    assert curve == sorted(curve, reverse=True)
+    assert curve[0] > 5 * curve[-1]
+
+
+@pytest.mark.parametrize("spread", [1.0, 1.5, 3.0])
+def test_calibrated_sharpness_is_the_ratio_of_variances(spread: float) -> None:
+    found = toy_gaussians.calibrate(dimension=2, spread=spread, seed=0)
+    assert found["unclipped"]["sharpness"] == pytest.approx(spread**2, rel=0.13)  # the grid's step is 12 %
+    assert found["unclipped"]["error"] < 0.01
+    if found["clipped_share"] > 0.5:
+        assert found["clipped"]["sharpness"] > 1.4 * spread**2, "clipped means are short, and want more sharpness"
+
+
+def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"sizes": (20,), "epsilons": (1.0,), "draws": 1, "dimensions": (2,)}
+    first = toy_gaussians.run(tmp_path / "a", **options)
+    second = toy_gaussians.run(tmp_path / "b", **options)
+    assert first.numbers == second.numbers
+    assert {row["mechanism"] for row in first.numbers["errors"]} == set(MECHANISMS)
+    assert json.loads((tmp_path / "a" / "toy-gaussians.json").read_text()) == json.loads(json.dumps(first.numbers))
+
+
+# The grid
+
+
+GRID = {"mean": {"epsilon": (0.5,), "delta": (1e-6, 1e-4), "components": (2,)}}
+
+
+def test_grid_resumes_and_pretrains_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def counted(experiment: Any, **options: Any) -> Any:
+        ran.append(experiment.name)
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        return execute.run(experiment, **options)
+
+    monkeypatch.setattr(privacy_grid, "run_experiment", counted)
+    base = tiny(rounds=1)
+    with pytest.raises(KeyboardInterrupt):
+        privacy_grid.run(tmp_path, base=base, grids=GRID)
+    stamp = (tmp_path / "cells" / ran[0] / "summary.json").stat().st_mtime_ns
+    outcome = privacy_grid.run(tmp_path, base=base, grids=GRID)
+    names = [row["cell"] for row in outcome.numbers["rows"]]
+    assert len(names) == len(set(names)) == 1 + 1 + 2, "no scores, the ceiling, two deltas"
+    assert sorted(ran) == sorted([*names, ran[2]]), "the interrupted cell ran again, the finished ones did not"
+    assert (tmp_path / "cells" / ran[0] / "summary.json").stat().st_mtime_ns == stamp
+    assert len(list((tmp_path / "pretrained").iterdir())) == 1
+    before = len(ran)
+    assert privacy_grid.run(tmp_path, base=base, grids=GRID).numbers == outcome.numbers
+    assert len(ran) == before
+    for row in outcome.numbers["rows"]:
+        stored = json.loads((tmp_path / "cells" / row["cell"] / "summary.json").read_text())
+        assert row["accuracy"] == stored["rows"][0]["accuracy_mean"]
+    with pytest.raises(ConfigError, match="another experiment"):
+        privacy_grid.run(tmp_path, base=tiny(rounds=2), grids=GRID)
+
+
+def test_grid_refuses_unknown_mechanisms(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no mechanism magic"):
+        privacy_grid.run(tmp_path, base=tiny(), grids={"magic": {"epsilon": (1.0,)}})
+
+
+# Similar images
+
+
+def test_nearest_neighbours_equal_a_loop() -> None:
+    generator = torch.Generator().manual_seed(0)
+    queries, features = torch.randn(5, 7, generator=generator), torch.randn(30, 7, generator=generator)
+    indices, similarities = similar_images.nearest(queries, features, count=4)
+    for row, query in enumerate(queries.double()):
+        found = []
+        for index, feature in enumerate(features.double()):
+            product = sum(float(a * b) for a, b in zip(query, feature, strict=True))
+            found.append((product / (float(query.norm()) * float(feature.norm())), index))
+        expected = sorted(found, reverse=True)[:4]
+        assert indices[row].tolist() == [index for _, index in expected]
+        assert similarities[row].tolist() == pytest.approx([value for value, _ in expected])
+
+
+@pytest.mark.parametrize("mechanism", ["mean", "paper"])
+def test_similar_images_shows_private_images_and_says_so(tmp_path: Path, mechanism: str) -> None:
+    base = tiny(certainty={"mechanism": mechanism})
+    outcome = similar_images.run(tmp_path, base=base, num_clients=2, num_images=3, num_neighbours=2)
+    assert "simulations only" in outcome.markdown
+    assert "simulations only" in (tmp_path / "similar-images.svg").read_text()
+    parts = execute.split_for(base, load_labelled(base.data), 0)
+    assert len(outcome.numbers["clients"]) == 2
+    for row in outcome.numbers["clients"]:
+        for side in ("without_noise", "with_noise"):
+            assert len(set(row[side]["top_images"])) == 3
+            assert {index for line in row[side]["neighbours"] for index in line} <= set(parts[row["client"]].tolist())
+            assert all(line == sorted(line, reverse=True) for line in row[side]["similarities"])
