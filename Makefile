@@ -3,28 +3,23 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+EXTRAS := $(VENV)/.extras
 
-.PHONY: demo test test-slow test-gpu check format clean
+.PHONY: demo test check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, about a minute
 	rm -rf runs/demo
 	$(BIN)/fedaux run recipes/demo.toml --out runs/demo
 
-test: $(READY)          ## the quick tests
+test: $(EXTRAS)         ## the quick tests, those of the extras included
 	$(BIN)/python -m pytest -n 2
 
-test-slow: $(READY)     ## tests that take minutes
-	$(BIN)/python -m pytest -m slow
-
-test-gpu: $(READY)      ## tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu
-
-check: $(READY)         ## formatting, lint, strict types
+check: $(EXTRAS)        ## formatting, lint, strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(READY)
+format: $(EXTRAS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -33,5 +28,9 @@ clean:
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e .
+	touch $@
+
+$(EXTRAS): $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,privacy,dpsgd]'
 	touch $@

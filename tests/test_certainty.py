@@ -15,6 +15,7 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.certainty import MECHANISMS, SimulatedNoise
 from fedaux.certainty.gaussian import delta_of, noise_multiplier
+from fedaux.certainty.mean import without_noise
 from fedaux.certainty.paper import objective, solve
 from fedaux.config import Certainty
 
@@ -171,6 +172,23 @@ def test_scores_of_the_mean_are_the_log_density_ratio() -> None:
     centre = ((client.double() - public["centre"]) @ public["whitening"].double()).mean(dim=0)
     expected = -0.5 * (white - centre).square().sum(dim=1) + 0.5 * white.square().sum(dim=1)
     assert scores.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_clients_that_differ_by_noise_alone_are_weighted_equally() -> None:
+    """Shrinkage takes out the noise's share of the differences: all of it here, none without noise."""
+    generator = np.random.default_rng(0)
+    common = generator.normal(size=30)
+    noisy = torch.from_numpy(common + generator.normal(0, 0.2, (400, 30)))
+    sigmas = torch.full((400,), 0.2, dtype=torch.float64)
+    spread_before = float((noisy - noisy.mean(dim=0)).norm())
+    spread_after = float((without_noise(noisy, sigmas) - noisy.mean(dim=0)).norm())
+    assert spread_after < 0.05 * spread_before
+    assert torch.allclose(without_noise(noisy, torch.zeros(400).double()), noisy)
+    true = torch.from_numpy(generator.normal(0, 0.3, (400, 30)))
+    seen = true + torch.from_numpy(generator.normal(0, 0.2, (400, 30)))
+    error = float((without_noise(seen, sigmas) - true).square().mean())
+    assert error < 0.85 * float((seen - true).square().mean())
+    assert torch.equal(without_noise(seen[:1], sigmas[:1]), seen[:1])  # a lone client keeps what it released
 
 
 def test_paper_objective_equals_plain_loops_and_its_solution_scikit_learn() -> None:

@@ -133,6 +133,35 @@ def test_data_prints_the_table_and_draws_the_picture(recipe: Path, tmp_path: Pat
     assert "--alpha -1.0: should be greater than 0" in fedaux_command("data", "--alpha", "-1", cwd=tmp_path).stderr
 
 
+def test_privacy_is_planned_before_anything_runs(recipe: Path, tmp_path: Path) -> None:
+    planned = fedaux_command("privacy", str(recipe), "--set", "certainty.epsilon=0.01", cwd=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    assert "(0.01, 1e-05)" in planned.stdout
+    assert "replacing one example" in planned.stdout
+    assert "Warning: " in planned.stdout
+    assert not (tmp_path / "runs").exists()
+
+
+def test_audit_prints_what_machines_need(tmp_path: Path) -> None:
+    done = fedaux_command("audit", "--epsilon", "1", "--trials", "20000", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["max_sensitivity_ratio"] <= 1
+    assert found["epsilon_lower_bound"] < 1
+    assert found["trials"] == 20000
+    assert "there are mean, paper, release" in fedaux_command("audit", "--mechanism", "maen", cwd=tmp_path).stderr
+
+
+def test_reproduce_lists_runs_and_refuses(recipe: Path, tmp_path: Path) -> None:
+    assert "toy-gaussians" in fedaux_command("reproduce", "--list", cwd=tmp_path).stdout
+    done = fedaux_command("reproduce", "ensemble", "--recipe", str(recipe), "--with", "alphas=[0.5]", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "runs/ensemble/ensemble.json").read_text())["rows"]
+    assert {"plain logits", "mean logits", "mean probabilities", "release logits"} <= {row["weights"] for row in rows}
+    assert "did you mean toy-iris?" in fedaux_command("reproduce", "toy-irs", cwd=tmp_path).stderr
+    assert "has no such option" in fedaux_command("reproduce", "toy-iris", "--with", "x=1", cwd=tmp_path).stderr
+
+
 def test_a_terminal_shows_a_live_bar(recipe: Path, tmp_path: Path) -> None:
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "fedaux", "run", str(recipe), "--set", "method=fedavg"]

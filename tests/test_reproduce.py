@@ -21,7 +21,7 @@ from fedaux.reproduce import EXPERIMENTS, Outcome, privacy_grid, scoring, simila
 
 
 def test_every_experiment_says_what_it_is() -> None:
-    assert set(EXPERIMENTS) == {"toy-iris", "toy-gaussians", "privacy-grid", "similar-images"}
+    assert set(EXPERIMENTS) == {"toy-iris", "toy-gaussians", "privacy-grid", "ensemble", "similar-images"}
     assert all(entry.shows and entry.data and entry.time for entry in EXPERIMENTS.values())
 
 

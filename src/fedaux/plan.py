@@ -118,17 +118,18 @@ class PrivacyPlan:
 
     def _table(self, group: MethodsPlan) -> Table:
         table = Table(title=f"{', '.join(group.methods)}: (ε, δ) by client", title_justify="left")
-        for column in ("client", "n_i", "scores", "noise / signal", "one update", "all, expected", "all, at worst"):
+        updates = ("one update", "all, expected", "all, at worst") if self.protected_updates else ("updates",)
+        for column in ("client", "n_i", "scores", "noise / signal", *updates):
             table.add_column(column, justify="right")
         for client in group.clients:
             scores = client.scores
-            open_end = None if self.protected_updates else "not protected"
+            spent = [_cost(cost) for cost in (client.update, client.expected, client.worst) if cost is not None]
             table.add_row(
                 str(client.client),
                 str(client.num_examples),
                 "–" if scores is None else _cost(scores.cost),
                 "–" if scores is None else f"{scores.noise_share:.2g}",
-                *(open_end or _cost(cost) for cost in (client.update, client.expected, client.worst)),
+                *(spent if self.protected_updates else ["not protected"]),
             )
         return table
 

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import tiny
+from PIL import Image
+
+from fedaux.checks import problems_of
+from fedaux.config import Auxiliary, Data
+from fedaux.data import load_auxiliary, load_labelled
+
+pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
+SHARED = Path(__file__).parents[2] / "shared" / "data" / "cifar10"
+
+
+def encoded(pixels: np.ndarray, *, mode: str = "RGB") -> dict[str, object]:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(buffer, format="PNG")
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def pictures(size: int, *, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (size, 6, 5, 3), dtype=np.uint8)
+
+
+def write(path: Path, images: list[object], labels: list[int] | None = None) -> None:
+    import pyarrow.parquet
+
+    columns: dict[str, object] = {"image": images} | ({"label": labels} if labels is not None else {})
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "train-00000-of-00002.parquet", [encoded(p) for p in pictures(7)], [0, 1, 2, 0, 1, 2, 0])
+    write(tmp_path / "train-00001-of-00002.parquet", [encoded(p) for p in pictures(5, seed=1)], [1] * 5)
+    write(tmp_path / "test-00000-of-00001.parquet", [encoded(p) for p in pictures(3, seed=2)], [0, 1, 2])
+    return tmp_path
+
+
+def test_a_folder_in_the_hubs_layout_is_read_in_order(tmp_path: Path) -> None:
+    data = load_labelled(Data(source="parquet", path=str(folder(tmp_path))))
+    expected = np.concatenate([pictures(7), pictures(5, seed=1)]).transpose(0, 3, 1, 2)
+    assert (data.images.numpy() == expected).all()
+    assert data.labels.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 1, 1, 1, 1]
+    assert data.test_labels.tolist() == [0, 1, 2]
+    assert len(data.classes) == 3
+    problems = problems_of(tiny(data={"source": "parquet", "path": str(tmp_path)}, split={"num_clients": 13}))
+    assert problems == ["split.num_clients = 13: more clients than the 12 training examples"]
+
+
+def test_auxiliary_images_need_no_labels_and_can_be_cut(tmp_path: Path) -> None:
+    write(tmp_path / "train-0.parquet", [encoded(p) for p in pictures(6)])
+    assert load_auxiliary(Auxiliary(source="parquet", path=str(tmp_path), size=4)).shape == (4, 3, 6, 5)
+    with pytest.raises(ValueError, match="has no column label"):
+        load_labelled(Data(source="parquet", path=str(tmp_path)))
+
+
+def test_grey_images_stay_grey_and_others_become_rgb(tmp_path: Path) -> None:
+    write(tmp_path / "train-0.parquet", [encoded(p, mode="L") for p in pictures(3)])
+    assert load_auxiliary(Auxiliary(source="parquet", path=str(tmp_path))).shape == (3, 1, 6, 5)
+    write(tmp_path / "train-0.parquet", [encoded(p, mode="RGBA") for p in pictures(3)])
+    assert load_auxiliary(Auxiliary(source="parquet", path=str(tmp_path))).shape == (3, 3, 6, 5)
+
+
+def test_a_row_that_is_no_image_is_named(tmp_path: Path) -> None:
+    images: list[object] = [encoded(p) for p in pictures(4)]
+    write(tmp_path / "train-0.parquet", [*images, {"bytes": b"rubbish", "path": None}])
+    with pytest.raises(ValueError, match=r"train-0\.parquet, row 4: cannot be decoded"):
+        load_auxiliary(Auxiliary(source="parquet", path=str(tmp_path)))
+    write(tmp_path / "train-0.parquet", [*images, encoded(pictures(1)[0][:, :3])])
+    with pytest.raises(ValueError, match="row 4: 3x6 pixels, others have 5x6"):
+        load_auxiliary(Auxiliary(source="parquet", path=str(tmp_path)))
+
+
+def test_a_folder_without_files_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no Parquet files found"):
+        load_auxiliary(Auxiliary(source="parquet", path=str(tmp_path)))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs shared/data/cifar10 beside the checkout")
+def test_cifar10_is_what_it_should_be() -> None:
+    data = load_labelled(Data(source="parquet", path=str(SHARED / "test-00000-of-00001.parquet"), test_fraction=0.5))
+    labels = np.concatenate([data.labels.numpy(), data.test_labels.numpy()])
+    assert data.images.shape[1:] == (3, 32, 32)
+    assert np.bincount(labels).tolist() == [1000] * 10
