@@ -19,7 +19,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedaux.certainty import MECHANISMS
-from fedaux.config import Experiment
+from fedaux.config import Certainty, Experiment
 from fedaux.execute import run as run_experiment
 from fedaux.reading import load_experiment
 from fedaux.report.figures import DASHES
@@ -30,8 +30,8 @@ from fedaux.runs import RunDirectory
 Grid = Mapping[str, Mapping[str, Sequence[float]]]
 """For each mechanism, the values of its settings to combine."""
 GRIDS: Grid = {
-    "mean": {"epsilon": (0.1, 0.5, 2.0), "delta": (1e-6, 1e-4), "sharpness": (0.25, 1.0)},
-    "paper": {"epsilon": (0.1, 0.5, 2.0), "delta": (1e-6, 1e-4), "regularisation": (0.01, 0.1)},
+    "mean": {"epsilon": (0.1, 0.5, 2.0), "delta": (1e-6, 1e-4), "sharpness": (Certainty().sharpness, 1.0)},
+    "paper": {"epsilon": (0.1, 0.5, 2.0), "delta": (1e-6, 1e-4), "regularisation": (0.01, Certainty().regularisation)},
 }
 ALMOST_NO_NOISE = 1e6
 """The epsilon of the ceiling: every mechanism that takes one has noise too small to matter there."""
