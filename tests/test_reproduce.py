@@ -15,9 +15,12 @@ from conftest import tiny
 from fedaux import execute
 from fedaux.certainty import MECHANISMS
 from fedaux.config import Certainty, ConfigError
-from fedaux.data import load_labelled
+from fedaux.data import load_auxiliary, load_labelled
+from fedaux.engines.simulate import SimulatedClients
 from fedaux.report import svg
 from fedaux.reproduce import EXPERIMENTS, Outcome, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
+from fedaux.rounds import Scorer, build_models, prepare
+from fedaux.runs import RunDirectory
 
 
 def test_every_experiment_says_what_it_is() -> None:
@@ -206,3 +209,18 @@ def test_similar_images_shows_private_images_and_says_so(tmp_path: Path, mechani
             assert len(set(row[side]["top_images"])) == 3
             assert {index for line in row[side]["neighbours"] for index in line} <= set(parts[row["client"]].tolist())
             assert all(line == sorted(line, reverse=True) for line in row[side]["similarities"])
+
+
+def test_similar_images_are_those_that_a_run_scores_highest(tmp_path: Path) -> None:
+    base = tiny(certainty={"epsilon": 0.5})
+    outcome = similar_images.run(tmp_path, base=base, num_clients=2, num_images=3, num_neighbours=2)
+    data, auxiliary = load_labelled(base.data), load_auxiliary(base.auxiliary)
+    work = execute.Work(base, RunDirectory(tmp_path, base), data, auxiliary, execute.Silent())
+    task = work.task("fedaux", 0)
+    clients = SimulatedClients(task, data.images, data.labels, execute.split_for(base, data, 0))
+    state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=execute.Silent())
+    scorer = Scorer(task, preparation, build_models(task))
+    present = sorted(state.certificates)
+    for row in outcome.numbers["clients"]:
+        scores = scorer.log_scores(state.certificates, present)[present.index(row["client"])]
+        assert scores.topk(3).indices.tolist() == row["with_noise"]["top_images"]

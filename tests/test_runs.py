@@ -176,7 +176,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 def killable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("kill")
     recipe = folder / "recipe.toml"
-    experiment = tiny(method=["feddf", "fedaux"], rounds=12, participation_rate=0.5, local={"epochs": 4})
+    experiment = tiny(method=["feddf", "fedaux"], rounds=30, participation_rate=0.5, local={"epochs": 4})
     recipe.write_text(tomli_w.dumps(experiment.to_dict()))
     finish(start(recipe, folder / "whole"))
     return recipe, folder

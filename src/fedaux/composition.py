@@ -113,7 +113,8 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
 
 
 def _range(values: Sequence[float]) -> str:
-    return f"{min(values)} to {max(values)}"
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def composed_epsilon(counts: Mapping[Query, int], *, delta: float) -> float:

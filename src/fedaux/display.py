@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ class Display:
         self._began = time.monotonic()
         self._spoke = 0.0
         self._accuracy: dict[tuple[str, int], float] = {}
+        self._interrupted = False
         self._progress: Progress | None = None
         if console.is_terminal:
             self._progress = Progress(
@@ -56,6 +58,7 @@ class Display:
             self._bar = self._progress.add_task("starting", total=self._total, completed=done)
 
     def __enter__(self) -> Display:
+        self._previous_handler = signal.signal(signal.SIGINT, self._interrupt)
         if self._progress is not None:
             self._progress.start()
         return self
@@ -65,9 +68,20 @@ class Display:
     ) -> None:
         if self._progress is not None:
             self._progress.stop()
+        signal.signal(signal.SIGINT, self._previous_handler)
+
+    def _interrupt(self, *_: object) -> None:
+        # Python drops an exception that hits it inside a destructor; then the next phase raises it again.
+        self._interrupted = True
+        raise KeyboardInterrupt
+
+    def _heed_interrupt(self) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def phase(self, task: Task, round: int, name: str) -> None:
         """Show what is being done."""
+        self._heed_interrupt()
         method = task.method.name
         where = f"seed {task.seed}  {method:<10} round {round}/{self._rounds}  {name:<8}"
         accuracy = self._accuracy.get((method, task.seed))

@@ -70,7 +70,10 @@ def finding(run: Run) -> str:
     if epsilon is not None:
         private = math.isfinite(as_number(epsilon))
         budget = f"({html.budget(epsilon)}, {html.short(hero.get('delta'))})-differentially private"
-        sentence += f", at {budget} scores" if private else ", with scores that are not differentially private"
+        if hero.get("updates_protected"):
+            sentence += f", with all that a client sent {budget}"
+        else:
+            sentence += f", at {budget} scores" if private else ", with scores that are not differentially private"
     return sentence + "."
 
 
@@ -135,9 +138,11 @@ def _results(run: Run) -> str:
         caption=f"Test accuracy ({over}) and cost of each method, best last round first.",
         best=0 if len(rows) > 1 else None,
     )
+    protected = any(row.get("updates_protected") for row in rows)
+    covered = "all that a client sent cost together" if protected else "the certainty scores cost"
     body += html.note(
         "Best round is the maximum over the rounds, which nobody without the test data could have picked. "
-        "ε and δ are what the certainty scores cost; – means that the method releases nothing through a "
+        f"ε and δ are what {covered}; – means that the method releases nothing through a "
         "privacy mechanism. Seconds and megabytes (10⁶ bytes) are totals of one run with its preparation."
     )
     return html.section("results", "Results", body + _prototypes(run))

@@ -50,14 +50,14 @@ EXPERIMENTS: dict[str, Reproduction] = {
         ensemble.run,
         shows="accuracy of the teacher itself over heterogeneity, by kind of weights",
         data="the embedded demo, or any recipe's",
-        time="2 minutes",
+        time="30 seconds",
         takes_base=True,
     ),
     "similar-images": Reproduction(
         similar_images.run,
         shows="the public images a client scores highest beside its nearest private ones",
         data="the embedded demo, or any recipe's",
-        time="10 seconds",
+        time="20 seconds",
         takes_base=True,
     ),
 }

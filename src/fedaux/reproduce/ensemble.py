@@ -61,10 +61,12 @@ def run(
     kinds = list(dict.fromkeys(row["weights"] for row in measured))
     table = [[kind, *(_cell(measured, kind, alpha) for alpha in alphas)] for kind in kinds]
     section = experiment.certainty
+    seeds = ", ".join(map(str, experiment.seeds))
+    over = f"mean ± standard deviation over seeds {seeds}" if len(experiment.seeds) > 1 else f"seed {seeds}"
     text = (
         f"Accuracy of the weighted ensemble of all {experiment.split.num_clients} clients on the test images after "
-        f"{experiment.local.epochs} local epoch(s) from h0, in %, mean ± standard deviation over seeds "
-        f"{list(experiment.seeds)}. Private mechanisms at ({section.epsilon:g}, {section.delta:g}); `release` and "
+        f"{experiment.local.epochs} local epoch(s) from h0, in %, {over}. Private mechanisms at "
+        f"({section.epsilon:g}, {section.delta:g}); `release` and "
         "`none` are not private.\n\n" + markdown_table(["weights", *(f"α = {alpha:g}" for alpha in alphas)], table)
     )
     return write(Path(out), "ensemble", numbers={"rows": measured}, markdown=text, figures={})
@@ -94,6 +96,8 @@ def _ensemble_rows(
             logits = _local_logits(task, clients, state)
             ensemble = _ensemble(logits, {})
             rows.append({"weights": "plain logits", "accuracy": _accuracy(mean_teacher(ensemble), task)})
+            equal = _ensemble(logits, {client: torch.zeros_like(output[:, 0]) for client, output in logits.items()})
+            rows.append({"weights": "plain probabilities", "accuracy": _accuracy(mixture_teacher(equal), task)})
         models = build_models(task)
         scorer = Scorer(task, preparation, models)
         projected = {
@@ -142,5 +146,5 @@ def _accuracy(labels: Tensor, task: Task) -> float:
 
 def _cell(measured: Sequence[Mapping[str, Any]], kind: str, alpha: float) -> str:
     values = [100 * row["accuracy"] for row in measured if (row["weights"], row["alpha"]) == (kind, alpha)]
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.fmean(values):.1f} ± {spread:.1f}"
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{spread}"

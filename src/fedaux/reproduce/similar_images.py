@@ -98,26 +98,47 @@ def run(
     mechanism = MECHANISMS[section.mechanism](section)
     public = {name: mechanism.publish(features_of(name, task.negatives)) for name in models}
     distill = {name: features_of(name, task.distill_images) for name in models}
+    features = {
+        client: features_of(task.prototype_of[client], data.images[torch.from_numpy(part).to(device)])
+        for client, part in enumerate(parts)
+        if len(part)
+    }
     found: dict[bool, list[Shown]] = {False: [], True: []}
     epsilon = 0.0
-    for client in chosen:
-        prototype = task.prototype_of[client]
-        part = torch.from_numpy(parts[client]).to(device)
-        private = features_of(prototype, data.images[part])
-        projected = mechanism.project(distill[prototype], public[prototype])
-        held = torch.bincount(data.labels[part], minlength=len(data.classes))
-        _, closest = nearest(distill[prototype], private, count=1)
-        for noisy in found:
-            # The noise is the one that a run of this experiment draws.
-            noise = SimulatedNoise(seeding.generator(seed, "certainty noise", client=client)) if noisy else Silence()
-            release = mechanism.release(private, public[prototype], noise=noise)
-            sigma = torch.tensor([release.sigma if noisy else 0.0]).to(release.vector)
-            epsilon = max(epsilon, release.epsilon)
-            scores = mechanism.log_scores(release.vector[None], sigma, public[prototype], projected)[0]
-            top = scores.topk(min(num_images, len(scores))).indices
-            places, similarities = nearest(distill[prototype][top], private, count=num_neighbours)
-            main_class = data.classes[int(held.argmax())]
-            found[noisy].append(Shown(client, main_class, top, part[places], similarities, float(closest.mean())))
+    for name in models:
+        # As in a run, a client is scored among all that share its prototype: `mean` looks at how they differ.
+        members = [client for client in features if task.prototype_of[client] == name]
+        projected = mechanism.project(distill[name], public[name])
+        for noisy, shown in found.items():
+            releases = [
+                mechanism.release(
+                    features[client],
+                    public[name],
+                    # The noise is the one that a run of this experiment draws.
+                    noise=SimulatedNoise(seeding.generator(seed, "certainty noise", client=client))
+                    if noisy
+                    else Silence(),
+                )
+                for client in members
+            ]
+            if not releases:
+                continue
+            epsilon = max(epsilon, *(release.epsilon for release in releases))
+            vectors = torch.stack([release.vector for release in releases])
+            sigmas = torch.tensor([release.sigma if noisy else 0.0 for release in releases]).to(vectors)
+            scores = mechanism.log_scores(vectors, sigmas, public[name], projected)
+            for client, row in zip(members, scores, strict=True):
+                if client not in chosen:
+                    continue
+                part = torch.from_numpy(parts[client]).to(device)
+                top = row.topk(min(num_images, len(row))).indices
+                places, similarities = nearest(distill[name][top], features[client], count=num_neighbours)
+                _, closest = nearest(distill[name], features[client], count=1)
+                held = torch.bincount(data.labels[part], minlength=len(data.classes))
+                main_class = data.classes[int(held.argmax())]
+                shown.append(Shown(client, main_class, top, part[places], similarities, float(closest.mean())))
+    for shown in found.values():
+        shown.sort(key=lambda entry: entry.client)
     numbers = {
         "seed": seed,
         "mechanism": section.mechanism,

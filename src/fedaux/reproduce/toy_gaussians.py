@@ -395,7 +395,12 @@ def draw_errors(numbers: Mapping[str, Any], *, size: int) -> Figure:
         axes.grid(axis="y")
         axes.spines[["top", "right"]].set_visible(False)
     left.annotate(
-        "equal weights", (0, numbers["error_of_equal_weights"][MAIN]), (0, 3), textcoords="offset points", fontsize=9
+        "equal weights",
+        (places[math.inf], numbers["error_of_equal_weights"][MAIN]),
+        (0, 3),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
     )
     planar = [row for row in numbers["calibration_without_noise"] if row["dimension"] == 2]
     for index, row in enumerate(planar):
