@@ -124,10 +124,10 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     )
     table.add_column("method")
     table.add_column("last round", justify="right")
-    table.add_column("maximum over rounds", justify="right")
+    table.add_column("best round", justify="right")
     protected = any(row["updates_protected"] for row in summary["rows"])
-    table.add_column("(ε, δ) of all" if protected else "scores' (ε, δ)", justify="right")
-    table.add_column("seconds a seed", justify="right")
+    table.add_column("(ε, δ) of all" if protected else "scores' (ε, δ)", justify="right", no_wrap=True)
+    table.add_column("s a seed", justify="right")
     table.add_column("MB up / down", justify="right")
     best = max((row["accuracy_mean"] for row in summary["rows"] if row["accuracy_mean"] is not None), default=None)
     for row in summary["rows"]:
