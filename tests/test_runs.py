@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import fedaux
 from fedaux.config import ConfigError, Experiment
+from fedaux.display import privacy_lines
 from fedaux.privacy import LedgerEntry
 from fedaux.reading import load_experiment
 from fedaux.rounds import Federation, State
@@ -229,3 +230,17 @@ def test_experiment_is_what_python_users_run() -> None:
     assert "run" in dir(fedaux)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = fedaux.nothing
+
+
+def test_a_run_without_protection_says_so_everywhere(tmp_path: Path) -> None:
+    for mechanism in ("release", "none"):
+        directory = tmp_path / mechanism
+        result = fedaux.run(tiny(rounds=1, certainty={"mechanism": mechanism}), out=directory)
+        row = result.summary["rows"][0]
+        assert (row["epsilon"], row["mechanism"]) == ("inf", mechanism)
+        assert "not differentially private" in (directory / "report.html").read_text()
+        first = privacy_lines(directory)[0]
+        assert first.startswith("NOT PRIVATE: each client of fedaux released a vector")
+        assert f"through `{mechanism}`" in first
+        entries = json.loads((directory / "ledger.json").read_text())["entries"]
+        assert {entry["epsilon"] for entry in entries} == {"inf"}

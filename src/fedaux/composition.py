@@ -97,6 +97,13 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
         scores = [entry for entry in entries if entry.steps is None]
         updates = [entry for entry in entries if entry.steps is not None]
         for epsilon, delta in sorted({(entry.epsilon, entry.delta) for entry in scores}):
+            if math.isinf(epsilon):
+                names = " and ".join(sorted({f"`{entry.mechanism}`" for entry in scores if math.isinf(entry.epsilon)}))
+                lines.append(
+                    f"NOT PRIVATE: each client of {method} released a vector for certainty scores through {names}, which "
+                    f"has no finite ε {about}"
+                )
+                continue
             lines.append(
                 f"Privacy: each client of {method} released one vector for certainty scores at ε = {epsilon}, "
                 f"δ = {delta:g} {about}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedaux.composition import total_cost
 from fedaux.config import Experiment
-from fedaux.privacy import LedgerEntry, worst_client
+from fedaux.privacy import SCORES, LedgerEntry, worst_client
 
 
 def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -49,6 +49,7 @@ def _row(cells: Sequence[Mapping[str, Any]], *, protected: bool) -> dict[str, An
         "accuracy_max_std": _spread(best),
         "epsilon": None if spent is None else "inf" if math.isinf(spent[0]) else spent[0],
         "delta": None if spent is None else spent[1],
+        "mechanism": next((entry.mechanism for cell in entries for entry in cell if entry.purpose == SCORES), None),
         "updates_protected": protected,
         "seconds": statistics.fmean(_seconds(cell) for cell in cells),
         "bytes_up": _mean_of_total(cells, "bytes_up"),
