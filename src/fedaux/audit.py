@@ -146,8 +146,8 @@ def verdict(audit: Audit) -> str:
     """Say in plain words what was found."""
     claim = f"({audit.epsilon:g}, {audit.delta:g})-differentially private"
     found = (
-        f"Over {audit.pairs} neighbours (data sets of one, public, size), replacing one example moved the release by up to "
-        f"{audit.max_sensitivity_ratio:.4g} times the sensitivity claimed ({audit.worst_kind}; data: "
+        f"Over {audit.pairs} neighbours (data sets of one, public, size), replacing one example moved the release by "
+        f"up to {audit.max_sensitivity_ratio:.4g} times the sensitivity claimed ({audit.worst_kind}; data: "
         f"{audit.worst_data}); from {audit.trials} noisy releases of each of the two, an attacker showed "
         f"ε ≥ {audit.epsilon_lower_bound:.3g} at 95 % confidence."
     )

@@ -100,8 +100,8 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
             if math.isinf(epsilon):
                 names = " and ".join(sorted({f"`{entry.mechanism}`" for entry in scores if math.isinf(entry.epsilon)}))
                 lines.append(
-                    f"NOT PRIVATE: each client of {method} released a vector for certainty scores through {names}, which "
-                    f"has no finite ε {about}"
+                    f"NOT PRIVATE: each client of {method} released a vector for certainty scores through {names}, "
+                    f"which has no finite ε {about}"
                 )
                 continue
             lines.append(
