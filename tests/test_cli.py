@@ -60,8 +60,8 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     done = fedaux_command("run", str(recipe), "--set", "rounds=2", "--set", "method=[feddf+p, fedaux]", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "round 2/2" in done.stdout
-    assert "±" in done.stdout
-    assert "ε = 1.0" in done.stdout
+    assert "test accuracy in %, seed 0" in done.stdout
+    assert "ε = 1, δ = 1e-05" in done.stdout
     assert "replacing one example" in done.stdout
     assert "Not protected: The model updates" in done.stdout
     summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
@@ -74,7 +74,8 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     refused = fedaux_command("run", str(recipe), cwd=tmp_path)
     assert refused.returncode == 1
     assert refused.stderr == (
-        "error: runs/tiny already holds a run; continue it with --resume, or choose another directory with --out\n"
+        "error: runs/tiny already holds a run; continue it with --resume (in Python resume=True), "
+        "or choose another directory with --out (out=)\n"
     )
     other = fedaux_command("run", str(recipe), "--resume", cwd=tmp_path)
     assert other.returncode == 2

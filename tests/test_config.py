@@ -31,7 +31,7 @@ def problems(**values: object) -> list[str]:
         ({"local": {"epochs": 2.5}}, "local.epochs = 2.5: should be a valid integer"),
         ({"local": {"epochs": True}}, "local.epochs = true: should be a valid integer"),
         ({"local": {"optimizer": "adamw"}}, "local.optimizer = \"adamw\": should be 'adam' or 'sgd'"),
-        ({"local": 3}, "local = 3: should be a table, see Local"),
+        ({"local": 3}, "local = 3: should be a table, [local]"),
         ({"engine": {"device": "gpu"}}, 'engine.device = "gpu": should be auto, cpu, cuda or cuda:N'),
         ({"local": {"epoch": 5}}, "local.epoch: unknown key; did you mean local.epochs?"),
         ({"alpha": 1.0}, "alpha: unknown key; did you mean split.alpha?"),
@@ -40,6 +40,7 @@ def problems(**values: object) -> list[str]:
         ({"seeds": [1, 1]}, "seeds = [1, 1]: 1 appears more than once"),
         ({"seeds": []}, "seeds = []: should have at least 1 item"),
         ({"prototypes": [{"name": "a"}]}, "prototypes.0.model: missing"),
+        ({"seeds": 3}, "seeds = 3: should be a list"),
         (
             {"split": {"num_clients": 3}, "prototypes": [{"name": "a", "model": "cnn", "clients": [0, 3]}]},
             "prototypes.clients = 3: there are 3 clients, numbered 0 to 2",
@@ -68,6 +69,10 @@ def test_all_problems_are_told_at_once() -> None:
             split={"alpha": -1, "num_client": 3}, local={"epochs": "x"}, seeds=[0, 0], participation_rate=0, rouns=1
         )
     assert error.value.problems == found
+
+
+def test_a_wrong_item_is_told_once() -> None:
+    assert problems(seeds=[-1]) == ["seeds.0 = -1: should be greater than or equal to 0"]
 
 
 def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:

@@ -47,7 +47,7 @@ def test_inference_on_an_image_does_not_depend_on_its_batch(name: str) -> None:
 
 
 def test_cnn_takes_its_width() -> None:
-    assert model_options("cnn") == ["width"]
+    assert model_options("cnn") == {"width": 32}
     assert MODELS["cnn"]((1, 8, 8), 10, width=8).feature_width == 64
 
 

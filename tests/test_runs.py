@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import fedaux
 from fedaux.config import ConfigError, Experiment
-from fedaux.display import privacy_lines
+from fedaux.display import dropped_lines, privacy_lines
 from fedaux.privacy import LedgerEntry
 from fedaux.reading import load_experiment
 from fedaux.rounds import Federation, State
@@ -244,3 +244,31 @@ def test_a_run_without_protection_says_so_everywhere(tmp_path: Path) -> None:
         assert f"through `{mechanism}`" in first
         entries = json.loads((directory / "ledger.json").read_text())["entries"]
         assert {entry["epsilon"] for entry in entries} == {"inf"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"auxiliary": {"size": 1}}, r"auxiliary\.negatives_fraction"),
+        ({"prototypes": [{"name": "a", "model": "cnn", "options": {"width": -3}}]}, r"width = -3: should be a whole"),
+        ({"prototypes": [{"name": "a", "model": "cnn", "options": {"width": "x"}}]}, r"width = 'x': should be a whole"),
+        ({"pretraining": {"checkpoint": __file__}}, "not a readable safetensors file"),
+    ],
+)
+def test_what_cannot_be_run_leaves_nothing_behind(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fedaux.run(tiny(**changes), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    fedaux.run(tiny(rounds=1), out=tmp_path / "run")
+    (tmp_path / "run/cells/fedaux-seed0/state.json").write_text('{"round": ')
+    with pytest.raises(ValueError, match=r"state\.json: damaged"):
+        fedaux.run(tiny(rounds=1), out=tmp_path / "run", resume=True)
+
+
+def test_dropped_answers_are_told_at_the_end(tmp_path: Path) -> None:
+    fedaux.run(tiny(method="fedavg", rounds=1, local={"learning_rate": 1e30}), out=tmp_path / "run")
+    (line,) = dropped_lines(tmp_path / "run")
+    assert line.startswith("Warning: 4 of 4 answers to fedavg were dropped, first: tensor ")

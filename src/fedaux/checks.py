@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import Tensor
+
+from fedaux import seeding
 from fedaux.certainty import MECHANISMS
 from fedaux.config import ConfigError, ExperimentFields
 from fedaux.data.sources import SOURCES, LabelledData
+from fedaux.data.splits import split_auxiliary
+from fedaux.dpsgd import check_ready
 from fedaux.methods import METHODS
 from fedaux.mistakes import nearest
 from fedaux.models import MODELS, model_options
+from fedaux.pretrain import fitting_weights
 
 
 def problems_of(experiment: ExperimentFields) -> list[str]:
@@ -26,9 +32,13 @@ def problems_of(experiment: ExperimentFields) -> list[str]:
         known("method", name, list(METHODS))
     for prototype in experiment.prototypes:
         if known("prototypes.model", prototype.model, list(MODELS)):
-            for option in sorted(prototype.options.keys() - set(model_options(prototype.model))):
-                guess = nearest(option, model_options(prototype.model))
-                problems.append(f"prototypes.options.{option}: {prototype.model} has no such option{guess}")
+            options = model_options(prototype.model)
+            for option, value in sorted(prototype.options.items()):
+                if option not in options:
+                    line = f"{prototype.model} has no such option{nearest(option, options)}"
+                    problems.append(f"prototypes.options.{option}: {line}")
+                elif isinstance(options[option], int) and not (type(value) is int and value >= 1):
+                    problems.append(f"prototypes.options.{option} = {value!r}: should be a whole number of at least 1")
     known("certainty.mechanism", experiment.certainty.mechanism, list(MECHANISMS))
     labelled = [name for name, source in SOURCES.items() if source.load_labelled]
     public = [name for name, source in SOURCES.items() if source.load_auxiliary]
@@ -52,7 +62,38 @@ def check(experiment: ExperimentFields) -> None:
         raise ConfigError(problems)
 
 
-def check_shapes(data: LabelledData, auxiliary_shape: tuple[int, ...]) -> None:
+def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tensor) -> None:
+    """Raise ConfigError for what only loaded data can tell: shapes, sizes, models and checkpoints that do not fit."""
+    _check_shapes(data, tuple(auxiliary.shape))
+    problems: list[str] = []
+    try:
+        split_auxiliary(
+            len(auxiliary),
+            negatives_fraction=experiment.auxiliary.negatives_fraction,
+            generator=seeding.generator(0, "check"),
+        )
+    except ValueError as error:
+        problems.append(str(error))
+    pretrained = any(METHODS[name].start == "pretrained" for name in experiment.method)
+    for prototype in experiment.prototypes:
+        try:
+            with seeding.initialisation(0, part=prototype.name):
+                model = MODELS[prototype.model](tuple(data.images.shape[1:]), len(data.classes), **prototype.options)
+        except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+            problems.append(f"prototypes.options = {prototype.options}: {prototype.model} cannot be built ({error})")
+            continue
+        try:
+            if experiment.local.privacy is not None:
+                check_ready([model])
+            if pretrained and experiment.pretraining.checkpoint is not None:
+                fitting_weights(Path(experiment.pretraining.checkpoint), model, key="pretraining.checkpoint")
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check_shapes(data: LabelledData, auxiliary_shape: tuple[int, ...]) -> None:
     """Raise ConfigError unless private, test and auxiliary images have one shape."""
     shape = tuple(data.images.shape[1:])
     if auxiliary_shape[1:] != shape:
@@ -79,6 +120,8 @@ def _size_problems(experiment: ExperimentFields) -> list[str]:
     except ValueError as error:
         return [str(error)]
     clients = experiment.split.num_clients
+    if examples < 1:
+        return [f"data.test_fraction = {experiment.data.test_fraction}: leaves no training examples"]
     if clients > examples:
         return [f"split.num_clients = {clients}: more clients than the {examples} training examples"]
     return []

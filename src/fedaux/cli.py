@@ -78,7 +78,7 @@ def run(
         )
         raise typer.Exit(130) from None
     console.print(display.result_table(result.summary))
-    for line in display.privacy_lines(directory):
+    for line in [*display.dropped_lines(directory), *display.privacy_lines(directory)]:
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
 
@@ -105,6 +105,8 @@ def data(
     alphas = sorted(set(alpha or [experiment.split.alpha, 0.1, 1.0, 100.0]))
     if wrong := [value for value in alphas if not value > 0]:
         raise ValueError(f"--alpha {wrong[0]}: should be greater than 0")
+    if seed is not None and seed < 0:
+        raise ValueError(f"--seed {seed}: should be at least 0")
     if out.suffix not in {".png", ".svg", ".pdf"}:
         raise ValueError(f"--out {out}: should end in .png, .svg or .pdf")
     from fedaux import checks, display, execute
@@ -170,13 +172,15 @@ def privacy(recipe: Recipe = "demo", overrides: Overrides = None) -> None:
     """Say what each client will spend, before anything runs, and whether the noise leaves any signal."""
     experiment = load(recipe, overrides or [])
     from fedaux import execute
+    from fedaux.checks import check_data
     from fedaux.data import load_auxiliary, load_labelled
     from fedaux.plan import privacy_plan
 
-    labelled = load_labelled(experiment.data)
+    labelled, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
+    check_data(experiment, labelled, auxiliary)
     sizes = [len(part) for part in execute.split_for(experiment, labelled, experiment.seeds[0])]
     channels, height, width = labelled.images.shape[1:]
-    num_negatives = round(experiment.auxiliary.negatives_fraction * len(load_auxiliary(experiment.auxiliary)))
+    num_negatives = round(experiment.auxiliary.negatives_fraction * len(auxiliary))
     plan = privacy_plan(experiment, sizes, image_shape=(channels, height, width), num_negatives=num_negatives)
     console = Console()
     for part in plan.render():
@@ -195,6 +199,12 @@ def audit(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Attack a mechanism: search the worst neighbour, then try to tell the two data sets apart."""
+    if not epsilon > 0:
+        raise ValueError(f"--epsilon {epsilon}: should be greater than 0")
+    if not 0 < delta < 1:
+        raise ValueError(f"--delta {delta}: should lie between 0 and 1")
+    if trials < 1 or seed < 0:
+        raise ValueError(f"--trials {trials} --seed {seed}: should be at least 1 and 0")
     from fedaux import audit as attacks
 
     found = attacks.audit(mechanism, epsilon=epsilon, delta=delta, trials=trials, seed=seed)
@@ -241,15 +251,21 @@ def reproduce(
     if name not in EXPERIMENTS:
         raise ValueError(f"{name}: no such experiment{nearest(name, EXPERIMENTS) or '; see fedaux reproduce --list'}")
     chosen = EXPERIMENTS[name]
-    given = dict(option.partition("=")[::2] for option in options or [])
-    known = [key for key in signature(chosen.run).parameters if key not in {"out", "base", "on_line"}]
-    for key in given:
+    hidden = {"out", "base", "on_line"}
+    known = {key: p.default for key, p in signature(chosen.run).parameters.items() if key not in hidden}
+    arguments: dict[str, object] = {}
+    for option in options or []:
+        key, equals, text = option.partition("=")
         if key not in known:
-            raise ValueError(f"--with {key}: {name} has no such option{nearest(key, known)}; it has {', '.join(known)}")
-    arguments: dict[str, object] = {key: parse_value(value) for key, value in given.items()}
+            raise ValueError(f"--with {key}: {name} has no such option; it has {', '.join(known)}")
+        value, default = parse_value(text), known[key]
+        kind = (int, float) if isinstance(default, int | float) else list if isinstance(default, tuple) else object
+        if not equals or not isinstance(value, kind):
+            raise ValueError(f"--with {option}: should be a value like that of --with {key}={default}")
+        arguments[key] = value
     if recipe is not None or overrides:
         if not chosen.takes_base:
-            raise ValueError(f"--recipe: {name} is not based on a recipe")
+            raise ValueError(f"--recipe and --set: {name} is not based on a recipe")
         arguments["base"] = load(recipe or "demo", overrides or [])
     outcome = chosen.run(out or Path("runs") / name, **arguments)
     console.print(outcome.markdown, highlight=False, markup=False, soft_wrap=True)
@@ -279,8 +295,9 @@ def load(recipe: str, overrides: list[str]) -> Experiment:
 
 
 def _rounds_done(directory: Path) -> int:
-    states = directory.glob("cells/*/state.json")
-    return sum(json.loads(state.read_text(encoding="utf-8"))["round"] for state in states)
+    from fedaux.files import read_json
+
+    return sum(read_json(state)["round"] for state in directory.glob("cells/*/state.json"))
 
 
 def main() -> None:
@@ -294,4 +311,7 @@ def main() -> None:
         sys.exit(2)
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        typer.echo(f"error: {error.filename or 'file system'}: {error.strerror or error}", err=True)
         sys.exit(1)

@@ -105,7 +105,7 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
                 )
                 continue
             lines.append(
-                f"Privacy: each client of {method} released one vector for certainty scores at ε = {epsilon}, "
+                f"Privacy: each client of {method} released one vector for certainty scores at ε = {epsilon:g}, "
                 f"δ = {delta:g} {about}"
             )
         if updates:

@@ -77,7 +77,7 @@ class Auxiliary(Section):
     path: str | None = None
     """A file, for sources that read one."""
     size: Count | None = None
-    """How many examples to use; all of them (5000 letters) when not given."""
+    """How many examples to use, all of them when not given; letters are drawn at will, 5000 when not given."""
     negatives_fraction: Fraction = 0.2
     """Share of the negatives; the rest is the distill set."""
 

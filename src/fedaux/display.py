@@ -118,8 +118,8 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     """Return the final table: mean and spread over seeds, of the last round and of the maximum over rounds."""
     seeds: Sequence[int] = summary["seeds"]
     table = Table(
-        title=f"{summary['name']}: test accuracy in %, mean ± standard deviation over {len(seeds)} seed"
-        + ("s" if len(seeds) != 1 else ""),
+        title=f"{summary['name']}: test accuracy in %"
+        + (f", mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f", seed {seeds[0]}"),
         title_justify="left",
     )
     table.add_column("method")
@@ -134,8 +134,8 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         private = "–" if row["epsilon"] is None else f"({_epsilon(row['epsilon'])}, {row['delta']:g})"
         table.add_row(
             row["method"],
-            _with_spread(row["accuracy_mean"], row["accuracy_std"]),
-            _with_spread(row["accuracy_max_mean"], row["accuracy_max_std"]),
+            _with_spread(row["accuracy_mean"], row["accuracy_std"], seeds=row["seeds_done"]),
+            _with_spread(row["accuracy_max_mean"], row["accuracy_max_std"], seeds=row["seeds_done"]),
             private,
             f"{row['seconds']:.1f}",
             f"{row['bytes_up'] / 1e6:.1f} / {row['bytes_down'] / 1e6:.1f}",
@@ -144,12 +144,27 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _with_spread(mean: float | None, spread: float | None) -> str:
-    return "–" if mean is None else f"{100 * mean:.1f} ± {100 * (spread or 0.0):.1f}"
+def _with_spread(mean: float | None, spread: float | None, *, seeds: int) -> str:
+    if mean is None or spread is None:
+        return "–"
+    return f"{100 * mean:.1f} ± {100 * spread:.1f}" if seeds > 1 else f"{100 * mean:.1f}"
 
 
 def _percent(accuracy: float | None, *, width: int) -> str:
     return "" if accuracy is None else f"{100 * accuracy:>{width}.1f} %"
+
+
+def dropped_lines(directory: Path) -> list[str]:
+    """Say which share of the clients' answers could not be used, and why, where there was any."""
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        reasons = [reason for row in own for reason in row["clients_dropped"].values()]
+        if reasons:
+            asked = sum(len(row["clients_asked"]) for row in own)
+            lines.append(f"Warning: {len(reasons)} of {asked} answers to {method} were dropped, first: {reasons[0]}")
+    return lines
 
 
 def privacy_lines(directory: Path) -> list[str]:

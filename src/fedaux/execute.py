@@ -68,7 +68,7 @@ def run(
         torch.set_num_threads(experiment.engine.threads)
     data = load_labelled(experiment.data).to(device)
     auxiliary = load_auxiliary(experiment.auxiliary).to(device)
-    checks.check_shapes(data, tuple(auxiliary.shape))
+    checks.check_data(experiment, data, auxiliary)
     path = Path(out or experiment.output.directory or Path("runs") / experiment.name)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
         save_json(path / "environment.json", environment(device))

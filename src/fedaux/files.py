@@ -24,6 +24,14 @@ def save_json(path: Path, value: Any) -> None:
     save_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """Read a JSON file; a damaged one is named."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged, not readable as JSON ({error})") from error
+
+
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -25,10 +25,13 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
             fields = ExperimentFields.model_validate(raw)
             break
         except ValidationError as error:
+            explained = [_explain(item, raw) for item in error.errors(include_url=False)]
+            # A list can be too short only because its items are wrong: then they are what there is to say.
+            deeper = wrong | {location for _, location in explained}
             locations = []
-            for item in error.errors(include_url=False):
-                line, location = _explain(item, raw)
-                problems += [line] if line not in problems else []
+            for line, location in explained:
+                if not any(other != location and other[: len(location)] == location for other in deeper):
+                    problems += [line] if line not in problems else []
                 # A prototype cannot stand without its wrong key, so the whole list goes back to the default.
                 locations.append(location[:1] if location[0] == "prototypes" else location)
             for location in locations:
@@ -115,7 +118,9 @@ def _explain(item: Any, raw: Mapping[str, Any]) -> tuple[str, tuple[str | int, .
     if kind == "missing":
         return f"{key}: missing", location
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
-    message = message.replace("a valid dictionary or instance of", "a table, see")
+    message = message.replace("should be a valid tuple", "should be a list")
+    if kind == "model_type":
+        message = f"should be a table, [{key}]"
     if kind == "too_short":
         message = f"should have at least {item['ctx']['min_length']} item"
     if kind == "string_pattern_mismatch":

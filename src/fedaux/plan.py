@@ -102,6 +102,9 @@ class PrivacyPlan:
     def sentences(self) -> list[str]:
         """Say in words what the tables rest on."""
         lines = [f"Neighbours are {NEIGHBOURS}."]
+        scored = [client.scores for group in self.groups for client in group.clients if client.scores is not None]
+        if any(math.isinf(scores.cost[0]) for scores in scored):
+            lines.insert(0, f"NOT PRIVATE: certainty scores through `{self.certainty.mechanism}` have no finite ε.")
         if self.empty_clients:
             lines.append(f"Without examples, and so without a part in this: {_listed(self.empty_clients)}.")
         if self.protected_updates:
@@ -128,7 +131,7 @@ class PrivacyPlan:
                 str(client.client),
                 str(client.num_examples),
                 "–" if scores is None else _cost(scores.cost),
-                "–" if scores is None else f"{scores.noise_share:.2g}",
+                "–" if scores is None or math.isinf(scores.cost[0]) else f"{scores.noise_share:.2g}",
                 *(spent if self.protected_updates else ["not protected"]),
             )
         return table

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedaux.clients import Certificate
 from fedaux.config import ConfigError, Experiment
-from fedaux.files import save_json, save_tensors, save_text
+from fedaux.files import read_json, save_json, save_tensors, save_text
 from fedaux.privacy import NEIGHBOURS, UNPROTECTED, UNPROTECTED_BESIDES_UPDATES, UPDATE, LedgerEntry
 from fedaux.reading import flatten, load_experiment
 from fedaux.rounds import Preparation, State
@@ -56,7 +56,8 @@ class RunDirectory:
         if recipe.exists():
             if not resume:
                 raise ValueError(
-                    f"{path} already holds a run; continue it with --resume, or choose another directory with --out"
+                    f"{path} already holds a run; continue it with --resume (in Python resume=True), "
+                    "or choose another directory with --out (out=)"
                 )
             _refuse_other_experiment(path, load_experiment(recipe), experiment)
         elif path.exists() and any(item.name != ".lock" for item in path.iterdir()):
@@ -95,7 +96,7 @@ class RunDirectory:
         cell = self.cell(method, seed)
         if not (cell / "state.json").exists():
             return None
-        header = json.loads((cell / "state.json").read_text(encoding="utf-8"))
+        header = read_json(cell / "state.json")
         prepared = _nested(load_file(cell / header["prepared"], device=device)) if header["prepared"] else {}
         tensors = _nested(load_file(cell / header["checkpoint"], device=device))
         entries = [LedgerEntry.from_json(entry) for entry in header["ledger"]]
@@ -146,7 +147,7 @@ class RunDirectory:
     def headers(self) -> list[dict[str, Any]]:
         """Return the header of every method and seed that has begun, in the order of work."""
         files = [self.cell(method, seed) / "state.json" for method, seed in self.cells()]
-        return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+        return [read_json(file) for file in files if file.exists()]
 
     def write_metrics(self) -> None:
         """Write metrics.jsonl anew from the cells."""

@@ -143,7 +143,7 @@ def _load_tensors(section: Data) -> LabelledData:
 
 def _load_auxiliary_tensors(section: Auxiliary) -> Tensor:
     images = _open_tensors(section.path, key="auxiliary.path", names=("images",))["images"]
-    return _check_images(images, key=f"auxiliary.path = {section.path}", name="images")[: section.size]
+    return _first(_check_images(images, key=f"auxiliary.path = {section.path}", name="images"), section.size)
 
 
 def _load_parquet(section: Data) -> LabelledData:
@@ -179,12 +179,18 @@ def _count_parquet(section: Data) -> int:
 def _load_auxiliary_parquet(section: Auxiliary) -> Tensor:
     assert section.path is not None, "checked before a run"
     files = parquet.parquet_files(section.path, part="train")
-    return torch.from_numpy(parquet.read_images(files, key="auxiliary.path")[0][: section.size])
+    return _first(torch.from_numpy(parquet.read_images(files, key="auxiliary.path")[0]), section.size)
+
+
+def _first(images: Tensor, size: int | None) -> Tensor:
+    if size is not None and size > len(images):
+        raise ValueError(f"auxiliary.size = {size}: the file has {len(images)} images")
+    return images[:size]
 
 
 SOURCES: dict[str, Source] = {
     "digits": Source(
-        count_labelled=lambda section: 1797 - round(section.test_fraction * 1797),
+        count_labelled=lambda section: 1797 - len(_hold_out(1797, fraction=section.test_fraction)[0]),
         load_labelled=_load_digits,
     ),
     "letters": Source(load_auxiliary=_load_letters),

@@ -19,7 +19,7 @@ MODELS: dict[str, Callable[..., SplitModel]] = {
 __all__ = ["MODELS", "SplitModel", "model_options", "split_model"]
 
 
-def model_options(name: str) -> list[str]:
-    """Return the names of the options that a model takes."""
+def model_options(name: str) -> dict[str, object]:
+    """Return the options that a model takes, with their defaults."""
     parameters = inspect.signature(MODELS[name]).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}

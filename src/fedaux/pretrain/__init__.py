@@ -39,7 +39,7 @@ def pretrained_extractor(
     `content` is the digest of the images; the store is keyed by it and by everything else that h0 depends on.
     """
     if section.checkpoint is not None:
-        return _fitting(Path(section.checkpoint), model, key="pretraining.checkpoint")
+        return fitting_weights(Path(section.checkpoint), model, key="pretraining.checkpoint")
     if section.kind == "none":
         return snapshot(model.features)
     settings = {
@@ -54,7 +54,7 @@ def pretrained_extractor(
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     path = store / f"{prototype.name}-{digest}.safetensors"
     if path.exists():
-        return _fitting(path, model, key="pretrained features")
+        return fitting_weights(path, model, key="pretrained features")
     pretrain_contrastive(
         model.features,
         images,
@@ -80,7 +80,7 @@ def content_digest(images: Tensor) -> str:
     return digest.hexdigest()
 
 
-def _fitting(path: Path, model: SplitModel, *, key: str) -> Weights:
+def fitting_weights(path: Path, model: SplitModel, *, key: str) -> Weights:
     """Load weights that fit the model's features, in its precision; say what does not fit."""
     try:
         loaded = load_file(path)

@@ -52,6 +52,7 @@ def save(figure: Figure, path: Path) -> None:
     kind = path.suffix.lower()
     if kind not in UNDATED:
         raise ValueError(f"cannot save a figure as {path.name!r}: the name must end in .png, .svg or .pdf")
+    path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": path.stem}):
         figure.savefig(path, format=kind[1:], dpi=200, facecolor="white", metadata=UNDATED[kind])
 

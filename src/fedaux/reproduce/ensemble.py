@@ -49,7 +49,7 @@ def run(
     device = choose_device(experiment.engine.device)
     data = load_labelled(experiment.data).to(device)
     auxiliary = load_auxiliary(experiment.auxiliary).to(device)
-    checks.check_shapes(data, tuple(auxiliary.shape))
+    checks.check_data(experiment, data, auxiliary)
     measured: list[dict[str, Any]] = []
     for alpha in alphas:
         for seed in experiment.seeds:
