@@ -112,6 +112,7 @@ def problem_of(update: Update, *, expected: Weights) -> str | None:
                 f"tensor {name} is {tensor.dtype} {list(tensor.shape)}, "
                 f"should be {expected[name].dtype} {list(expected[name].shape)}"
             )
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return f"tensor {name} holds NaN or infinity"
+    finite = {name: torch.isfinite(t).all() for name, t in update.weights.items() if t.is_floating_point()}
+    if finite and not bool(torch.stack(list(finite.values())).all()):  # one wait for the device, not one a tensor
+        return f"tensor {next(name for name, flag in finite.items() if not flag)} holds NaN or infinity"
     return None

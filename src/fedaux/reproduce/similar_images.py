@@ -24,7 +24,6 @@ from fedaux.certainty import MECHANISMS, SimulatedNoise
 from fedaux.config import Experiment
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.execute import Silent, Work, choose_device, split_for
-from fedaux.pretrain import content_digest, pretrained_extractor
 from fedaux.report.figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
 from fedaux.reproduce.privacy_grid import demo
@@ -72,24 +71,16 @@ def run(
     device = choose_device(experiment.engine.device)
     data = load_labelled(experiment.data).to(device)
     auxiliary = load_auxiliary(experiment.auxiliary).to(device)
-    task = Work(experiment, RunDirectory(out, experiment), data, auxiliary, Silent()).task("fedaux", seed)
+    work = Work(experiment, RunDirectory(out, experiment), data, auxiliary, Silent())
+    task = work.task("fedaux", seed)
     parts = split_for(experiment, data, seed)
     chosen = [client for client, part in enumerate(parts) if len(part) >= num_neighbours][:num_clients]
     if not chosen:
         raise ValueError(f"split.num_clients = {len(parts)}: no client holds {num_neighbours} examples to show")
     models = build_models(task)
-    for entry in experiment.prototypes:
-        model = models[entry.name]
-        weights = pretrained_extractor(
-            entry,
-            model,
-            section=experiment.pretraining,
-            images=auxiliary,
-            content=content_digest(auxiliary),
-            seed=seed,
-            store=out / "pretrained",
-        )
-        model.features.load_state_dict(weights)
+    extractor = work.extractor(task)
+    for name, model in models.items():
+        model.features.load_state_dict(extractor(name, model))
 
     def features_of(prototype: str, images: Tensor) -> Tensor:
         return predict(models[prototype].features, images, batch_size=experiment.evaluation.batch_size)
