@@ -118,3 +118,43 @@ def doubly_stochastic_loop(shares: list[list[float]], *, iterations: int) -> lis
             for i in range(clients):
                 shares[i][j] /= total
     return shares
+
+
+def moments_loop(values: Sequence[Sequence[float]], sizes: Sequence[int]) -> tuple[list[float], list[float]]:
+    """FedBE's Gaussian: mean and variance of values[client][parameter], each client counting by its size."""
+    mean = weighted_average_loop(values, sizes)
+    variance = []
+    for p, middle in enumerate(mean):
+        squares = [size * (row[p] - middle) * (row[p] - middle) for row, size in zip(values, sizes, strict=True)]
+        variance.append(sum(squares) / sum(sizes))
+    return mean, variance
+
+
+def convex_combination_loop(
+    values: Sequence[Sequence[float]], sizes: Sequence[int], draw: Sequence[float]
+) -> list[float]:
+    """FedBE's Dirichlet sample: sum_i g_i |D_i| theta_i / sum_j g_j |D_j| for draws g."""
+    total = sum(share * size for share, size in zip(draw, sizes, strict=True))
+    combined = [0.0] * len(values[0])
+    for row, size, share in zip(values, sizes, draw, strict=True):
+        for p, value in enumerate(row):
+            combined[p] += share * size * value / total
+    return combined
+
+
+def mean_probabilities_loop(logits: Sequence[Sequence[Sequence[float]]], shares: Sequence[float]) -> list[list[float]]:
+    """sum_i r_i softmax(f_i(x)) / sum_j r_j for logits[model][example][class]."""
+    examples, classes = len(logits[0]), len(logits[0][0])
+    labels = []
+    for x in range(examples):
+        rows = [softmax_loop(model[x]) for model in logits]
+        labels.append(
+            [sum(r * row[c] for r, row in zip(shares, rows, strict=True)) / sum(shares) for c in range(classes)]
+        )
+    return labels
+
+
+def sharpen_loop(probabilities: Sequence[float], *, temperature: float) -> list[float]:
+    """MixMatch's sharpening of one row: p^(1/T), normalised."""
+    powers = [value ** (1 / temperature) for value in probabilities]
+    return [value / sum(powers) for value in powers]

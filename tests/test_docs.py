@@ -46,6 +46,6 @@ def test_recipes_that_ship_are_valid_but_for_their_data() -> None:
     from fedaux.reading import load_experiment
 
     recipes = sorted((ROOT / "recipes").glob("*.toml"))
-    assert [recipe.stem for recipe in recipes] == ["cifar10", "demo"]
+    assert [recipe.stem for recipe in recipes] == ["cifar10", "demo", "fedbe-original", "feddf-original"]
     for recipe in recipes:
         assert load_experiment(recipe).name == recipe.stem

@@ -133,8 +133,10 @@ def test_the_model_is_an_ordinary_one_afterwards() -> None:
     train(model, 32)
     assert list(model.state_dict()) == names
     images, labels = examples(8)
-    loss = train_locally(model, images, labels, section=Local(), proximal=0.0, generator=seeding.generator(0, "local"))
-    assert loss > 0
+    trained = train_locally(
+        model, images, labels, section=Local(), proximal=0.0, generator=seeding.generator(0, "local")
+    )
+    assert trained.loss > 0
 
 
 @needs_opacus

@@ -9,9 +9,10 @@ from torch import nn
 
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.local import proximal_term, train_locally
+from fedaux.local import train_locally
 from fedaux.models import MODELS
 from fedaux.server import snapshot
+from fedaux.steps import proximal_term
 
 
 def linear() -> nn.Module:
@@ -31,7 +32,7 @@ def train(model: nn.Module, size: int, *, proximal: float = 0.0, **settings: Any
     section = Local(**(defaults | settings))
     return train_locally(
         model, images, labels, section=section, proximal=proximal, generator=seeding.generator(0, "local")
-    )
+    ).loss
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.7])

@@ -219,7 +219,7 @@ def test_similar_images_are_those_that_a_run_scores_highest(tmp_path: Path) -> N
     task = work.task("fedaux", 0)
     clients = SimulatedClients(task, data.images, data.labels, execute.split_for(base, data, 0))
     state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=execute.Silent())
-    scorer = Scorer(task, preparation, build_models(task))
+    scorer = Scorer(task, preparation)
     present = sorted(state.certificates)
     for row in outcome.numbers["clients"]:
         scores = scorer.log_scores(state.certificates, present)[present.index(row["client"])]

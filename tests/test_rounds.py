@@ -17,7 +17,7 @@ from fedaux.data import load_auxiliary, load_labelled
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.execute import Silent, Work, split_for
 from fedaux.methods import METHODS
-from fedaux.rounds import Federation, Preparation, State, assign_prototypes, prepare, select
+from fedaux.rounds import Federation, Preparation, State, assign_prototypes, prepare, select, trained_models
 from fedaux.runs import RunDirectory
 from fedaux.server import average, predict, snapshot
 
@@ -263,7 +263,7 @@ def test_evaluation_can_be_rarer_but_never_misses_the_last_round(tmp_path: Path)
 def test_accuracy_is_that_of_the_returned_model(tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path)
     after, row = server.play_round(state)
-    model = server.models["cnn"]
+    model = trained_models(server.task)["cnn"]
     model.load_state_dict(after.weights["cnn"])
     right = predict(model, server.task.test_images, batch_size=7).argmax(dim=1) == server.task.test_labels
     assert row["accuracy"] == pytest.approx(float(right.float().mean()))
@@ -277,4 +277,4 @@ def test_scores_leave_the_models_weights_where_they_belong(tmp_path: Path) -> No
     assert torch.equal(before, server.scorer.log_scores(after.certificates, [0, 1]))
     again = Federation(server.task, Preparation(**vars(server.preparation)), server._clients, watcher=Silent())
     assert torch.equal(before, again.scorer.log_scores(state.certificates, [0, 1]))
-    assert snapshot(server.models["cnn"]).keys() == after.weights["cnn"].keys()
+    assert snapshot(trained_models(server.task)["cnn"]).keys() == after.weights["cnn"].keys()

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedaux import seeding
-from fedaux.config import Distillation
-from fedaux.server import average, distill, distillation_loss, evaluate, predict, snapshot
+from fedaux.server import average, evaluate, predict, snapshot
 
 RNG = np.random.default_rng(0)
 
@@ -27,52 +25,6 @@ def test_average_of_one_is_that_one_and_counters_stay_whole() -> None:
     other = {"w": torch.rand(3), "count": torch.tensor(9)}
     assert average([weights, other], sizes=[3, 1])["count"].dtype == torch.int64
     assert int(average([weights, other], sizes=[3, 1])["count"]) == 9
-
-
-def test_distillation_loss_is_kl_from_teacher_to_student() -> None:
-    logits = torch.from_numpy(RNG.normal(size=(6, 3))).float()
-    targets = torch.softmax(torch.from_numpy(RNG.normal(0, 3, size=(6, 3))).float(), dim=1)
-    forward = oracles.kl_divergence_loop(targets.tolist(), logits.tolist())
-    backward = oracles.kl_divergence_loop(torch.softmax(logits, 1).tolist(), targets.log().tolist())
-    assert float(distillation_loss(logits, targets)) == pytest.approx(forward, rel=1e-5)
-    assert abs(forward - backward) > 0.1  # the two directions differ here, so the test can tell
-
-
-def test_distillation_loss_has_the_right_gradient_and_vanishes_at_the_teacher() -> None:
-    targets = torch.softmax(torch.from_numpy(RNG.normal(size=(4, 3))), dim=1)
-    logits = torch.from_numpy(RNG.normal(size=(4, 3))).requires_grad_()
-    assert torch.autograd.gradcheck(lambda value: distillation_loss(value, targets), (logits,))
-    assert float(distillation_loss(targets.log(), targets)) == pytest.approx(0.0, abs=1e-12)
-
-
-def test_one_distillation_step_is_equation_1() -> None:
-    """Adam's first step is the learning rate times the sign of the gradient of the KL divergence."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    weights = snapshot(model)
-    images = torch.from_numpy(RNG.integers(0, 256, (8, 1, 2, 2), dtype=np.uint8))
-    targets = torch.softmax(torch.from_numpy(RNG.normal(size=(8, 3))).float(), dim=1)
-    section = Distillation(batch_size=8, learning_rate=0.01)
-    after = distill(model, weights, images, targets, section=section, generator=seeding.generator(0, "x"))
-    student = torch.softmax(images.float().flatten(1) / 255 @ weights["1.weight"].T + weights["1.bias"], dim=1)
-    gradient = (student - targets).T @ (images.float().flatten(1) / 255) / 8
-    assert torch.allclose(after["1.weight"], weights["1.weight"] - 0.01 * gradient.sign(), atol=1e-5)
-
-
-def test_distillation_moves_the_student_to_the_teacher_and_leaves_its_input_alone() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    weights = snapshot(model)
-    before = {name: tensor.clone() for name, tensor in weights.items()}
-    images = torch.from_numpy(RNG.integers(0, 256, (64, 1, 2, 2), dtype=np.uint8))
-    targets = torch.softmax(torch.from_numpy(RNG.normal(size=(64, 3))).float(), dim=1)
-    section = Distillation(batch_size=16, learning_rate=0.02, epochs=10)
-    after = distill(model, weights, images, targets, section=section, generator=seeding.generator(0, "x"))
-
-    def loss(state: dict[str, torch.Tensor]) -> float:
-        model.load_state_dict(state)
-        return float(distillation_loss(predict(model, images, batch_size=16), targets))
-
-    assert loss(after) < loss(weights)
-    assert all(torch.equal(weights[name], before[name]) for name in weights)
 
 
 def test_prediction_is_in_evaluation_mode_and_restores_training_mode() -> None:

@@ -39,6 +39,7 @@ def problems_of(experiment: ExperimentFields) -> list[str]:
                     problems.append(f"prototypes.options.{option}: {line}")
                 elif isinstance(options[option], int) and not (type(value) is int and value >= 1):
                     problems.append(f"prototypes.options.{option} = {value!r}: should be a whole number of at least 1")
+    problems += _contradictions(experiment)
     known("certainty.mechanism", experiment.certainty.mechanism, list(MECHANISMS))
     labelled = [name for name, source in SOURCES.items() if source.load_labelled]
     public = [name for name, source in SOURCES.items() if source.load_auxiliary]
@@ -53,6 +54,24 @@ def problems_of(experiment: ExperimentFields) -> list[str]:
     checkpoint = experiment.pretraining.checkpoint
     if checkpoint is not None and not Path(checkpoint).is_file():
         problems.append(f"pretraining.checkpoint = {checkpoint!r}: there is no such file")
+    return problems
+
+
+def _contradictions(experiment: ExperimentFields) -> list[str]:
+    """Return a line for each pair of settings that cannot go together."""
+    problems: list[str] = []
+    scratch = [name for name in experiment.method if name in METHODS and METHODS[name].start != "pretrained"]
+    if experiment.mode == "linear" and scratch:
+        problems.append(
+            f"mode = 'linear': {', '.join(scratch)} should be a method that starts from h0; a head on random "
+            "features is no fair comparison"
+        )
+    if experiment.distillation.stopping is not None and experiment.data.server_validation == 0:
+        problems.append("distillation.stopping: measures on labelled data at the server; set data.server_validation")
+    if experiment.local.privacy is not None and experiment.local.optimizer_state == "kept":
+        problems.append("local.optimizer_state = 'kept': not together with local.privacy; should be 'reset'")
+    if experiment.local.privacy is not None and experiment.batch_normalisation.local == "server":
+        problems.append("batch_normalisation.local = 'server': not together with local.privacy")
     return problems
 
 
@@ -117,11 +136,15 @@ def _size_problems(experiment: ExperimentFields) -> list[str]:
     assert count is not None, "a source of labelled data can count it"
     try:
         examples = count(experiment.data)
+        held = experiment.data.server_validation
     except ValueError as error:
         return [str(error)]
     clients = experiment.split.num_clients
     if examples < 1:
         return [f"data.test_fraction = {experiment.data.test_fraction}: leaves no training examples"]
+    if held >= examples:
+        return [f"data.server_validation = {held}: leaves none of the {examples} training examples to the clients"]
+    examples -= held
     if clients > examples:
         return [f"split.num_clients = {clients}: more clients than the {examples} training examples"]
     return []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -15,6 +16,14 @@ from fedaux.privacy import LedgerEntry
 
 Weights = dict[str, Tensor]
 """A model's parameters and buffers by name."""
+
+
+@dataclass(frozen=True)
+class Stamped:
+    """Tensors of one client that outlive a round, and the round they are from."""
+
+    round: int
+    tensors: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,8 @@ class TrainRequest:
     local: Local
     proximal: float
     seed: int
+    extractors: Mapping[str, Weights] = field(default_factory=dict)
+    """h0, where heads alone are trained on its features; clients have it since the preparation phase."""
 
     def num_bytes(self, prototype: str) -> int:
         """Return the size of the message to a client of this prototype."""
@@ -115,4 +126,6 @@ def problem_of(update: Update, *, expected: Weights) -> str | None:
     finite = {name: torch.isfinite(t).all() for name, t in update.weights.items() if t.is_floating_point()}
     if finite and not bool(torch.stack(list(finite.values())).all()):  # one wait for the device, not one a tensor
         return f"tensor {next(name for name, flag in finite.items() if not flag)} holds NaN or infinity"
+    if update.loss is not None and not math.isfinite(update.loss):
+        return f"training came to a loss of {update.loss}"
     return None

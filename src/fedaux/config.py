@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
@@ -67,6 +67,8 @@ class Data(Section):
     """A file, for sources that read one."""
     test_fraction: Fraction = 0.2
     """Share held out for testing where the source has no test set; the same examples for every seed."""
+    server_validation: Annotated[int, Field(ge=0)] = 0
+    """Training examples that the server holds with their labels, to stop distillation early; the paper has none."""
 
 
 class Auxiliary(Section):
@@ -189,23 +191,117 @@ class Local(Section):
     batch_size: Count = 32
     """Examples a batch."""
     optimizer: Literal["adam", "sgd"] = "adam"
-    """The optimizer; it starts anew every round."""
+    """The optimizer."""
+    optimizer_state: Literal["reset", "kept"] = "reset"
+    """`reset`: the optimizer starts anew every round and clients keep nothing; `kept`: each goes on with its own."""
     learning_rate: Positive = 1e-3
     """Of the optimizer."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of sgd; adam does not look at it."""
+    weight_decay: NonNegative = 0.0
+    """Strength of the penalty on squared weights, added to the gradient."""
     proximal: NonNegative = 0.01
     """mu of FedPROX; other methods do not look at it."""
     privacy: LocalPrivacy | None = None
 
 
+class Averaging(Section):
+    """The result is the mean of the weights at several steps (SWA). Without this table, it is the last weights."""
+
+    start: Annotated[int, Field(ge=0)] = 0
+    """Steps after which weights begin to count."""
+    every: Count = 25
+    """Weights count after every so many steps, counted from the first; with `cyclic`, best `cycle_steps`."""
+
+
+class Stopping(Section):
+    """Measuring on `data.server_validation`, to end early and keep the best. Without this table, no label is seen."""
+
+    every: Count = 100
+    """Steps between two measurements; the last step is always measured."""
+    patience: Count = 1000
+    """Distillation ends so many steps after the best measurement."""
+    include_start: bool = False
+    """Whether the averaged model, before any step, is measured too and can be the best."""
+
+
 class Distillation(Section):
-    """Distillation of the averaged model on the teacher's soft labels (Eq. 1)."""
+    """Distillation of the averaged model on the teacher's soft labels (Eq. 1); other authors' settings: presets.md."""
 
     epochs: Count = 1
     """Passes over the distill set."""
+    steps: Count | None = None
+    """Number of batches, instead of `epochs`; the distill set is passed over as often as that takes."""
     batch_size: Count = 128
     """Examples a batch."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """The optimizer; it starts anew every round."""
     learning_rate: Positive = 5e-5
-    """Of Adam; it starts anew every round."""
+    """Of the optimizer; where a schedule begins."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of `sgd`; `adam` does not look at it."""
+    weight_decay: NonNegative = 0.0
+    """Times the weights is added to their gradient."""
+    clip: Positive | None = None
+    """Norm to which the gradient of a batch is clipped; it is not when not given."""
+    schedule: Literal["constant", "cosine", "cyclic"] = "constant"
+    """The learning rate over the steps: `cosine` falls to 0, `cyclic` falls on a line again and again."""
+    cycle_steps: Count = 25
+    """`cyclic`: steps of a cycle."""
+    lowest_learning_rate: NonNegative = 0.0
+    """`cyclic`: learning rate at the last step of a cycle."""
+    sharpening: Positive = 1.0
+    """T: targets are proportional to p^(1/T) of the teacher's p; below 1 sharper, 1 leaves them."""
+    negligible_weight: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Clients are not asked about public examples on which they weigh less than this; 0 asks all. Saves time where
+    certainty weighs, except with a memory; what it can change is stated in docs/performance.md."""
+    averaging: Averaging | None = None
+    stopping: Stopping | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Distillation:
+        if self.averaging is not None and self.stopping is not None:
+            raise ValueError("should have [distillation.averaging] or [distillation.stopping], not both")
+        if self.schedule == "cyclic" and self.lowest_learning_rate > self.learning_rate:
+            raise ValueError("lowest_learning_rate should be at most learning_rate")
+        return self
+
+
+class Bayesian(Section):
+    """The distribution over models that the Bayesian teacher draws from (FedBE, Chen & Chao 2021), per prototype."""
+
+    samples: Count = 10
+    """Models drawn a round, for each prototype; their average always takes part besides."""
+    distribution: Literal["gaussian", "dirichlet"] = "gaussian"
+    """`gaussian`: mean and diagonal variance of the clients' weights; `dirichlet`: convex combinations of them."""
+    scale: NonNegative = 1.0
+    """`gaussian`: the variance is multiplied by it; 0 draws the mean itself."""
+    concentration: Positive = 1.0
+    """`dirichlet`: small values draw single clients, large ones their average."""
+    include_clients: bool = True
+    """Whether the clients' own models take part, besides the drawn ones and the average."""
+
+
+class Memory(Section):
+    """What methods with a memory (`+m`) do with the predictions of clients that are absent from a round."""
+
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor on the weight of a remembered prediction for every round since it was made."""
+
+
+class BatchNormalisation(Section):
+    """Which statistics batch normalisation uses where; models without it do not look at this."""
+
+    local: Literal["batch", "server"] = "batch"
+    """Local training: statistics of each batch, or the server's, unchanged."""
+    teachers: Literal["client", "auxiliary", "batch"] = "client"
+    """Clients' predictions on the distill set: running statistics of the client's own training, those of its model on
+    public images, or (as the authors' released code) those of the batch at hand."""
+    server: Literal["training", "auxiliary", "batch"] = "training"
+    """Server models, when measured and sent: the clients' average, then whatever distillation has tracked; those of the
+    model on public images; or (as the authors' released code) those of the batch at hand."""
+    images: Count = 4096
+    """How many public images `auxiliary` looks at, the first of the distill set."""
 
 
 class Evaluation(Section):
@@ -224,6 +320,12 @@ class Engine(Section):
     """auto, cpu, cuda or cuda:N; auto takes a GPU where there is one."""
     threads: Count | None = None
     """Threads of torch on the CPU; its own choice when not given."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """fp32 for reproducible figures; bf16 computes in half the bits, with weights kept in fp32; auto: bf16 on a GPU."""
+    compile: bool | None = None
+    """Whether steps are compiled; when not given, on a GPU only."""
+    clients_at_once: Count | None = None
+    """Clients trained side by side; 8 when not given. 1 is one after another, in a plain loop."""
 
 
 class Output(Section):
@@ -244,6 +346,8 @@ class ExperimentFields(Section):
     """Each seed is a run of its own: split, h0, selection, noise and batches."""
     rounds: Count = 100
     """Communication rounds T."""
+    mode: Literal["full", "linear"] = "full"
+    """What is trained: `full` models, or `linear` heads on the frozen features of h0."""
     participation_rate: Annotated[float, Field(gt=0, le=1)] = 0.4
     """Share C of the population asked in a round, at least one client."""
     data: Data = Data()
@@ -256,6 +360,9 @@ class ExperimentFields(Section):
     certainty: Certainty = Certainty()
     local: Local = Local()
     distillation: Distillation = Distillation()
+    bayesian: Bayesian = Bayesian()
+    memory: Memory = Memory()
+    batch_normalisation: BatchNormalisation = BatchNormalisation()
     evaluation: Evaluation = Evaluation()
     engine: Engine = Engine()
     output: Output = Output()

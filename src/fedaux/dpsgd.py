@@ -67,7 +67,7 @@ def train_privately(
     noise = torch.Generator(device=labels.device).manual_seed(int(generator.integers(2**63)))
     wrapped = opacus.GradSampleModule(model)
     optimizer = opacus.DPOptimizer(
-        OPTIMIZERS[section.optimizer](parameters, section.learning_rate),
+        OPTIMIZERS[section.optimizer](parameters, section),
         noise_multiplier=privacy.noise_multiplier,
         max_grad_norm=privacy.clip,
         expected_batch_size=query.sampling_probability * len(labels),

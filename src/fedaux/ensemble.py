@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedaux.bayesian import draw
 from fedaux.clients import Weights
+from fedaux.config import Bayesian
+from fedaux.server import average
+
+NO_CLIENT = -1
+"""The client of a member that is nobody's model: a drawn one, or the average."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One client model of a round."""
+    """One client model of a round, or what is remembered of one."""
 
     client: int
     prototype: str
     num_examples: int
     weights: Weights
+    """Empty for a client of which only predictions are remembered."""
+    share: float = 1.0
+    """Its weight relative to other members; below 1 for predictions remembered from an earlier round."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +36,17 @@ class Ensemble:
     """What a teacher may look at in one round: the members, by rising client id, and two ways to ask about them."""
 
     members: Sequence[Member]
-    predict: Callable[[Member], Tensor]
-    """The logits f_i(x) of a member on the distill set, [N, C]."""
+    predict: Callable[..., Tensor]
+    """predict(member) is its logits f_i(x) on the distill set, [N, C]; predict(member, where) need be right only where
+    a mask [N] says so."""
     log_scores: Callable[[Sequence[int]], Tensor]
     """The log certainty scores log s_i(x) of clients on the distill set, [K, N]."""
+    generator: np.random.Generator | None = None
+    """Where the Bayesian teacher's randomness comes from."""
+    bayesian: Bayesian = field(default_factory=Bayesian)
+    """What the Bayesian teacher draws from."""
+    negligible_weight: float = 0.0
+    """Certainty weights below this count as zero."""
 
 
 Teacher = Callable[[Ensemble], Tensor]
@@ -37,17 +54,16 @@ Teacher = Callable[[Ensemble], Tensor]
 
 
 def mean_teacher(ensemble: Ensemble) -> Tensor:
-    """Softmax of the mean of the clients' logits (Eq. 2)."""
-    share = 1.0 / len(ensemble.members)
-    return soft_labels((ensemble.predict(member), torch.tensor(share)) for member in ensemble.members)
+    """Softmax of the mean of the clients' logits (Eq. 2), weighted by their shares r_i / sum_j r_j."""
+    return soft_labels(
+        (ensemble.predict(member), torch.tensor(weight))
+        for member, weight in zip(ensemble.members, share_weights(ensemble), strict=True)
+    )
 
 
 def certainty_teacher(ensemble: Ensemble) -> Tensor:
     """Softmax of the certainty-weighted mean of the clients' logits (Eq. 3)."""
-    return soft_labels(
-        (ensemble.predict(member), weights[:, None])
-        for member, weights in zip(ensemble.members, certainty_weights(ensemble), strict=True)
-    )
+    return soft_labels(_weighted_by_certainty(ensemble))
 
 
 def mixture_teacher(ensemble: Ensemble) -> Tensor:
@@ -56,34 +72,112 @@ def mixture_teacher(ensemble: Ensemble) -> Tensor:
     This is the distribution-weighted combination of Mansour et al. (2008) to the letter: hypotheses, not their logits,
     are combined, so a client that is very sure and hardly concerned cannot outshout the others.
     """
-    labels = torch.zeros(())
-    for member, weights in zip(ensemble.members, certainty_weights(ensemble), strict=True):
-        probabilities = torch.softmax(ensemble.predict(member), dim=1)
-        labels = labels.to(probabilities.device) + probabilities * weights[:, None].to(probabilities.device)
-    return labels
+    return mixed_probabilities(_weighted_by_certainty(ensemble))
+
+
+def _weighted_by_certainty(ensemble: Ensemble) -> Iterable[tuple[Tensor, Tensor]]:
+    """Yield the logits [N, C] of each member and its weights [N, 1]."""
+    weights = certainty_weights(ensemble)
+    if ensemble.negligible_weight > 0:
+        weights = without_negligible(weights, below=ensemble.negligible_weight)
+    for member, own in zip(ensemble.members, weights, strict=True):
+        exact = ensemble.negligible_weight == 0
+        yield ensemble.predict(member) if exact else ensemble.predict(member, own > 0), own[:, None]
+
+
+def without_negligible(weights: Tensor, *, below: float) -> Tensor:
+    """Return weights [K, N] with small ones set to zero and the others scaled to sum to 1; the largest always stays.
+
+    With omega <= K * below the weight that is lost on an example, probabilities move by at most 2 omega in l1, the mean
+    of logits by at most 2 omega max|f_i| in every class, and softmax moves by no more than that in l1.
+    """
+    kept = torch.where(weights >= weights.amax(dim=0).clamp_max(below), weights, 0.0)
+    return kept / kept.sum(dim=0)
+
+
+def probabilities_teacher(ensemble: Ensemble) -> Tensor:
+    """Mean of the clients' probabilities, sum_i r_i softmax(f_i(x)) / sum_j r_j: `mixture` without certainty."""
+    return mixed_probabilities(
+        (ensemble.predict(member), torch.tensor(weight))
+        for member, weight in zip(ensemble.members, share_weights(ensemble), strict=True)
+    )
+
+
+def bayesian_teacher(ensemble: Ensemble) -> Tensor:
+    """Mean of the probabilities of models drawn from a distribution over weights (FedBE, Chen & Chao 2021).
+
+    For each prototype, a distribution is fitted to its members' weights; the drawn models and the members' average
+    count as much as a client with share 1, and so do the clients' own models unless `include_clients` is off. Members
+    of which only predictions are remembered take part as clients, not in the distribution. Raises ValueError where
+    there is something to draw and no generator.
+    """
+    members = sorted(ensemble.members, key=lambda member: member.client)
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        if member.weights:
+            groups.setdefault(member.prototype, []).append(member)
+    clients = members if ensemble.bayesian.include_clients else []
+    total = sum(member.share for member in clients) + len(groups) * (ensemble.bayesian.samples + 1)
+
+    def models() -> Iterable[Member]:
+        yield from clients
+        for _, group in sorted(groups.items()):
+            yield from _drawn_members(group, ensemble)
+
+    return mixed_probabilities((ensemble.predict(member), torch.tensor(member.share / total)) for member in models())
+
+
+def _drawn_members(group: Sequence[Member], ensemble: Ensemble) -> Iterable[Member]:
+    """Yield the average of a prototype's members, then the models drawn: one at a time, for they are large."""
+    if ensemble.generator is None:
+        raise ValueError("Ensemble.generator = None: the Bayesian teacher draws models, it should be a generator")
+    weights, sizes = [member.weights for member in group], [member.num_examples for member in group]
+    prototype, examples = group[0].prototype, sum(sizes)
+    yield Member(NO_CLIENT, prototype, examples, average(weights, sizes=sizes))
+    for sample in draw(weights, sizes=sizes, section=ensemble.bayesian, generator=ensemble.generator):
+        yield Member(NO_CLIENT, prototype, examples, sample)
+
+
+def share_weights(ensemble: Ensemble) -> list[float]:
+    """Return r_i / sum_j r_j of the members' shares."""
+    total = sum(member.share for member in ensemble.members)
+    return [member.share / total for member in ensemble.members]
 
 
 def certainty_weights(ensemble: Ensemble) -> Tensor:
-    """Return s_i(x) / sum_j s_j(x) [K, N].
+    """Return r_i s_i(x) / sum_j r_j s_j(x) [K, N], for shares r and certainty scores s.
 
-    It is the softmax over clients of log s_i, which neither overflows nor divides by zero.
+    It is the softmax over clients of log s_i + log r_i, which neither overflows nor divides by zero.
     """
     log_scores = ensemble.log_scores([member.client for member in ensemble.members])
-    return torch.softmax(log_scores, dim=0).to(torch.float32)
+    shares = [member.share for member in ensemble.members]
+    log_shares = torch.tensor(shares, dtype=log_scores.dtype, device=log_scores.device).log()
+    return torch.softmax(log_scores + log_shares[:, None], dim=0).to(torch.float32)
 
 
 def soft_labels(weighted: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     """Return softmax(sum_i w_i f_i): logits [N, C] and weights that broadcast to them, one client at a time."""
+    return torch.softmax(_weighted_sum(weighted), dim=1)
+
+
+def mixed_probabilities(weighted: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return sum_i w_i softmax(f_i): logits [N, C] and weights that broadcast to them, one model at a time."""
+    return _weighted_sum((torch.softmax(logits, dim=1), weight) for logits, weight in weighted)
+
+
+def _weighted_sum(weighted: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     total: Tensor | None = None
-    for logits, weight in weighted:
-        term = logits * weight.to(logits.device)
+    for values, weight in weighted:
+        term = values * weight.to(values.device)
         total = term if total is None else total + term
-    assert total is not None, "a teacher needs at least one client"
-    return torch.softmax(total, dim=1)
+    assert total is not None, "a teacher needs at least one model"
+    return total
 
 
 TEACHERS: dict[str, Teacher] = {
     "mean": mean_teacher,
+    "probabilities": probabilities_teacher,
+    "bayesian": bayesian_teacher,
     "certainty": certainty_teacher,
     "mixture": mixture_teacher,
 }

@@ -18,6 +18,7 @@ from torch import Tensor
 import fedaux
 from fedaux import checks, seeding
 from fedaux.clients import Weights
+from fedaux.compute import Compute, compute_for
 from fedaux.config import Experiment
 from fedaux.data import LabelledData, load_auxiliary, load_labelled, split_auxiliary, split_dirichlet
 from fedaux.engines.simulate import SimulatedClients
@@ -69,13 +70,14 @@ def run(
     data = load_labelled(experiment.data).to(device)
     auxiliary = load_auxiliary(experiment.auxiliary).to(device)
     checks.check_data(experiment, data, auxiliary)
+    compute = compute_for(experiment.engine, device)
     path = Path(out or experiment.output.directory or Path("runs") / experiment.name)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
-        save_json(path / "environment.json", environment(device))
+        save_json(path / "environment.json", environment(compute))
         save_json(path / "split.json", split_tables(experiment, data))
         directory.write_metrics()
         directory.write_ledger()
-        work = Work(experiment, directory, data, auxiliary, watcher or Silent())
+        work = Work(experiment, directory, data, auxiliary, watcher or Silent(), compute)
         for method, seed in directory.cells():
             work.finish(method, seed)
         directory.write_metrics()
@@ -94,9 +96,11 @@ class Work:
         data: LabelledData,
         auxiliary: Tensor,
         watcher: Watcher,
+        compute: Compute | None = None,
     ) -> None:
         self._experiment = experiment
         self._directory = directory
+        self._compute = compute or Compute(auxiliary.device)
         self._data = data
         self._auxiliary = auxiliary
         self._content = content_digest(auxiliary)
@@ -111,7 +115,9 @@ class Work:
         task = self.task(method, seed)
         parts = split_for(self._experiment, self._data, seed)
         clients = SimulatedClients(task, self._data.images, self._data.labels, parts)
-        if progress is None:
+        if progress is not None:
+            clients.restore(progress.kept)
+        else:
             state, preparation = prepare(
                 task,
                 clients,
@@ -125,7 +131,7 @@ class Work:
         while progress.state.round < rounds:
             state, row = federation.play_round(progress.state)
             released = state.certificates.keys() != progress.state.certificates.keys()
-            progress = Progress(state, progress.preparation, [*progress.rows, row])
+            progress = Progress(state, progress.preparation, [*progress.rows, row], clients.kept())
             directory.save(method, seed, progress)
             directory.append_metrics(row)
             if released:
@@ -143,6 +149,7 @@ class Work:
             generator=seeding.generator(seed, "auxiliary split"),
         )
         channels, height, width = self._data.images.shape[1:]
+        placed = self._compute.place_inputs
         return Task(
             experiment=self._experiment,
             method=METHODS[method],
@@ -150,10 +157,12 @@ class Work:
             image_shape=(channels, height, width),
             num_classes=len(self._data.classes),
             prototype_of=assign_prototypes(self._experiment),
-            negatives=self._auxiliary[torch.from_numpy(negatives).to(self._auxiliary.device)],
-            distill_images=self._auxiliary[torch.from_numpy(distill_set).to(self._auxiliary.device)],
-            test_images=self._data.test_images,
+            negatives=placed(self._auxiliary[torch.from_numpy(negatives).to(self._auxiliary.device)]),
+            distill_images=placed(self._auxiliary[torch.from_numpy(distill_set).to(self._auxiliary.device)]),
+            test_images=placed(self._data.test_images),
             test_labels=self._data.test_labels,
+            validation=self._data.validation,
+            compute=self._compute,
         )
 
     def extractor(self, task: Task) -> Callable[[str, SplitModel], Weights]:
@@ -216,8 +225,8 @@ def describe_scores(federation: Federation, state: State) -> tuple[dict[str, Ten
     task, scorer = federation.task, federation.scorer
     chosen = sorted(state.certificates)
     projected = {
-        name: scorer.project(name, model, federation.preparation.extractors[name], task.test_images)
-        for name, model in federation.models.items()
+        name: scorer.project(name, federation.preparation.extractors[name], task.test_images)
+        for name in federation.preparation.public
     }
     weights = torch.softmax(scorer.log_scores(state.certificates, chosen, projected), dim=0)
     members = torch.nn.functional.one_hot(task.test_labels, task.num_classes).to(weights)
@@ -237,8 +246,9 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Return the versions and the machine that a result depends on."""
+def environment(compute: Compute) -> dict[str, Any]:
+    """Return the versions, the machine and the precision that a result depends on."""
+    device = compute.device
     return {
         "fedaux": fedaux.__version__,
         "python": sys.version.split()[0],
@@ -246,6 +256,9 @@ def environment(device: torch.device) -> dict[str, Any]:
         "numpy": np.__version__,
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "precision": str(compute.precision).removeprefix("torch."),
+        "compiled": compute.compile,
+        "clients_at_once": compute.clients_at_once,
         "threads": torch.get_num_threads(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -2,76 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedaux.config import Local
-from fedaux.data.batches import shuffled_batches, to_float
+from fedaux.compute import Compute
+from fedaux.config import Distillation, Local
+from fedaux.steps import Steps, optimizer_state, restore_optimizer
 
-OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
-    "adam": lambda parameters, learning_rate: torch.optim.Adam(parameters, lr=learning_rate),
-    "sgd": lambda parameters, learning_rate: torch.optim.SGD(parameters, lr=learning_rate),
-}
+
+def adam(parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any) -> torch.optim.Optimizer:
+    """Adam with a section's settings (Kingma & Ba 2015)."""
+    return torch.optim.Adam(parameters, lr=section.learning_rate, weight_decay=section.weight_decay, **how)
+
+
+def sgd(parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with a section's settings."""
+    return torch.optim.SGD(
+        parameters, lr=section.learning_rate, momentum=section.momentum, weight_decay=section.weight_decay, **how
+    )
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "sgd": sgd}
+"""Each is called as optimizer(parameters, section, **how), for local training and distillation alike."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training leaves behind besides the weights."""
+
+    loss: float
+    """Mean over the examples seen, without the proximal term."""
+    optimizer_state: Mapping[str, Tensor]
+    """The optimizer's tensors, by "parameter/moment"."""
 
 
 def train_locally(
     model: nn.Module,
-    images: Tensor,
+    inputs: Tensor,
     labels: Tensor,
     *,
     section: Local,
     proximal: float,
     generator: np.random.Generator,
-) -> float:
-    """Train `model` in place on one client's images (uint8 [n, C, H, W]) and labels [n]; return the mean loss.
+    compute: Compute | None = None,
+    state: Mapping[str, Tensor] | None = None,
+    frozen_statistics: bool = False,
+) -> Trained:
+    """Train `model` in place on one client's inputs (uint8 [n, C, H, W] or features [n, F]) and labels [n].
 
     Minimises cross-entropy + proximal / 2 * |theta - theta_0|^2, where theta_0 are the weights it starts from. The
-    optimizer starts anew: clients keep nothing between rounds.
+    optimizer goes on from `state`, or starts anew without one.
     """
     if len(labels) == 0:
         raise ValueError("a client without examples cannot train")
-    anchors = [parameter.detach().clone() for parameter in model.parameters()] if proximal > 0 else []
-    optimizer = OPTIMIZERS[section.optimizer](model.parameters(), section.learning_rate)
-    total = torch.zeros((), device=labels.device)
-    model.train()
-    for _ in range(section.epochs):
-        for batch in shuffled_batches(
-            len(labels), batch_size=section.batch_size, generator=generator, device=labels.device
-        ):
-            with single_example_statistics(model, batch_size=len(batch)):
-                loss = functional.cross_entropy(model(to_float(images[batch])), labels[batch])
-            total += loss.detach() * len(batch)
-            if anchors:
-                loss = loss + proximal_term(model.parameters(), anchors, strength=proximal)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-    return float(total) / (section.epochs * len(labels))
+    steps = Steps(
+        model,
+        inputs,
+        labels,
+        loss=functional.cross_entropy,
+        optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section),
+        compute=Compute(labels.device) if compute is None else compute,
+        proximal=proximal,
+        frozen_statistics=frozen_statistics,
+    )
+    if state:
+        restore_optimizer(steps.optimizer, model, dict(state))
+    steps.start()
+    for order in epoch_orders(len(labels), epochs=section.epochs, generator=generator):
+        steps.run(order.to(labels.device), batch_size=section.batch_size)
+    loss = float(steps.total) / (section.epochs * len(labels))
+    return Trained(loss, optimizer_state(steps.optimizer, model) if section.optimizer_state == "kept" else {})
 
 
-def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor], *, strength: float) -> Tensor:
-    """Return strength / 2 * |theta - theta_0|^2 (FedPROX)."""
-    distances = [(parameter - anchor).square().sum() for parameter, anchor in zip(parameters, anchors, strict=True)]
-    return 0.5 * strength * torch.stack(distances).sum()
-
-
-@contextmanager
-def single_example_statistics(model: nn.Module, *, batch_size: int) -> Iterator[None]:
-    """Let batch normalisation use its running statistics for a batch of one, which has no variance of its own."""
-    frozen = [
-        module
-        for module in model.modules()
-        if batch_size == 1 and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
-    ]
-    for module in frozen:
-        module.eval()
-    try:
-        yield
-    finally:
-        for module in frozen:
-            module.train()
+def epoch_orders(size: int, *, epochs: int, generator: np.random.Generator) -> Iterable[Tensor]:
+    """Yield a random order of so many examples for each epoch, [n]."""
+    for _ in range(epochs):
+        yield torch.from_numpy(generator.permutation(size))

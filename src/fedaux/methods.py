@@ -20,7 +20,11 @@ class Method:
     scores: bool = False
     """Whether clients release certainty scores in the preparation phase."""
     memory: bool = False
-    """Whether the teacher remembers clients that are absent from a round."""
+    """Whether the teacher counts the last predictions of clients that are absent from a round (`+m`)."""
+
+    def __post_init__(self) -> None:
+        if self.memory and self.teacher is None:
+            raise ValueError(f"method {self.name}: a memory is a teacher's; it should have one")
 
 
 METHODS: dict[str, Method] = {
@@ -30,6 +34,12 @@ METHODS: dict[str, Method] = {
     "fedprox+p": Method("fedprox+p", start="pretrained", proximal=True),
     "feddf": Method("feddf", start="scratch", teacher="mean"),
     "feddf+p": Method("feddf+p", start="pretrained", teacher="mean"),
+    "feddf+m": Method("feddf+m", start="scratch", teacher="mean", memory=True),
+    "feddf+p+m": Method("feddf+p+m", start="pretrained", teacher="mean", memory=True),
+    "fedbe": Method("fedbe", start="scratch", teacher="bayesian"),
+    "fedbe+p": Method("fedbe+p", start="pretrained", teacher="bayesian"),
     "fedaux": Method("fedaux", start="pretrained", teacher="certainty", scores=True),
+    "fedaux+m": Method("fedaux+m", start="pretrained", teacher="certainty", scores=True, memory=True),
     "fedaux+mix": Method("fedaux+mix", start="pretrained", teacher="mixture", scores=True),
+    "fedaux+mix+m": Method("fedaux+mix+m", start="pretrained", teacher="mixture", scores=True, memory=True),
 }

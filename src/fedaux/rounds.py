@@ -13,17 +13,30 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedaux import seeding
 from fedaux.certainty import MECHANISMS, Public
-from fedaux.clients import Certificate, CertifyRequest, Clients, TrainRequest, Update, Weights, problem_of
+from fedaux.clients import (
+    Certificate,
+    CertifyRequest,
+    Clients,
+    Stamped,
+    TrainRequest,
+    Update,
+    Weights,
+    num_bytes,
+    problem_of,
+)
+from fedaux.compute import Compute
 from fedaux.config import ExperimentFields
 from fedaux.ensemble import TEACHERS, Ensemble, Member
+from fedaux.inference import Predictor
 from fedaux.methods import Method
 from fedaux.models import MODELS, SplitModel
 from fedaux.privacy import LedgerEntry
-from fedaux.server import average, distill, evaluate, predict, snapshot
+from fedaux.server import average, evaluate, snapshot
+from fedaux.student import Student
 
 
 @dataclass(frozen=True)
@@ -41,11 +54,20 @@ class Task:
     distill_images: Tensor
     test_images: Tensor
     test_labels: Tensor
+    validation: tuple[Tensor, Tensor] | None = None
+    """Images and labels at the server, for methods that stop distillation early."""
+    compute: Compute = field(default_factory=Compute)
 
     @property
     def device(self) -> torch.device:
         """Where the work is done."""
         return self.distill_images.device
+
+    def architecture(self, prototype: str) -> str:
+        """Return a name for what the models of a prototype have in common, whatever their weights."""
+        (section,) = [one for one in self.experiment.prototypes if one.name == prototype]
+        shape = "x".join(map(str, self.image_shape))
+        return f"{section.model} {sorted(section.options.items())} {shape} {self.num_classes} {self.experiment.mode}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +81,8 @@ class State:
     """What clients have released; nobody is asked twice."""
     ledger: tuple[LedgerEntry, ...] = ()
     """What the updates of clients have cost them, where they are protected."""
+    memory: Mapping[int, Stamped] = field(default_factory=dict)
+    """The last predictions of each client on the distill set ("logits"), for methods with a memory."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +90,7 @@ class Preparation:
     """What the preparation phase leaves behind."""
 
     extractors: Mapping[str, Weights]
-    """h0 of each prototype, where the method scores clients by it."""
+    """h0 of each prototype, where the method scores clients by it or trains heads on it."""
     public: Mapping[str, Public]
     seconds: Mapping[str, float]
     bytes_up: int
@@ -107,8 +131,17 @@ def build_models(task: Task) -> dict[str, SplitModel]:
     for prototype in task.experiment.prototypes:
         with seeding.initialisation(task.seed, part=prototype.name):
             model = MODELS[prototype.model](task.image_shape, task.num_classes, **prototype.options)
-        models[prototype.name] = model.to(task.device)
+        models[prototype.name] = task.compute.place(model)
     return models
+
+
+def trained_models(task: Task) -> dict[str, SplitModel]:
+    """Return each prototype's model as far as it is trained: all of it, or in linear mode its head alone."""
+    models = build_models(task)
+    if task.experiment.mode == "full":
+        return models
+    width = {name: model.feature_width for name, model in models.items()}
+    return {name: SplitModel(nn.Identity(), model.head, feature_width=width[name]) for name, model in models.items()}
 
 
 def prepare(
@@ -116,7 +149,7 @@ def prepare(
 ) -> tuple[State, Preparation]:
     """Carry out the preparation phase (Algorithm 1). `extractor(prototype, model)` returns its pretrained h0."""
     clock = Clock(task, 0, watcher)
-    models = build_models(task)
+    models, trained = build_models(task), trained_models(task)
     extractors: dict[str, Weights] = {}
     public: dict[str, Public] = {}
     certificates: dict[int, Certificate] = {}
@@ -124,19 +157,24 @@ def prepare(
     if task.method.start == "pretrained":
         with clock.phase("pretrain"):
             for name, model in models.items():
-                extractors[name] = extractor(name, model)
-                model.features.load_state_dict(extractors[name])
-    state = State(round=0, weights={name: snapshot(model) for name, model in models.items()})
+                model.features.load_state_dict(extractor(name, model))
+                if task.experiment.mode == "full":
+                    trained[name].features.load_state_dict(model.features.state_dict())
+    linear = task.experiment.mode == "linear"
+    if task.method.scores or linear:
+        extractors = {name: snapshot(model.features) for name, model in models.items()}
+    present = clients.present()
     if task.method.scores:
         with clock.phase("certify"):
-            extractors = {name: snapshot(model.features) for name, model in models.items()}
             mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
             for name, model in models.items():
-                features = predict(model.features, task.negatives, batch_size=task.experiment.evaluation.batch_size)
-                public[name] = mechanism.publish(features)
-            certificates, bytes_down, bytes_up = certify(
-                task, clients, clients.present(), extractors=extractors, public=public
-            )
+                predictor = Predictor(model.features, task.compute)
+                batch_size = task.experiment.evaluation.batch_size
+                public[name] = mechanism.publish(predictor(extractors[name], task.negatives, batch_size=batch_size))
+            certificates, bytes_down, bytes_up = certify(task, clients, present, extractors=extractors, public=public)
+    elif linear:  # whoever scores has been sent h0 for that already
+        bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
+    state = State(round=0, weights={name: snapshot(model) for name, model in trained.items()})
     preparation = Preparation(extractors, public, dict(clock.seconds), bytes_up, bytes_down)
     return replace(state, certificates=certificates), preparation
 
@@ -159,20 +197,20 @@ def certify(
 class Scorer:
     """Certainty scores on the distill set, for the clients of a round only: memory grows with participants."""
 
-    def __init__(self, task: Task, preparation: Preparation, models: Mapping[str, SplitModel]) -> None:
+    def __init__(self, task: Task, preparation: Preparation) -> None:
         self._task = task
         self._public = preparation.public
+        models = build_models(task) if preparation.public else {}
+        self._extractors = {name: Predictor(models[name].features, task.compute) for name in preparation.public}
         self._mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
         self._projected = {
-            name: self.project(name, model, preparation.extractors[name], task.distill_images)
-            for name, model in models.items()
-            if task.method.scores
+            name: self.project(name, preparation.extractors[name], task.distill_images) for name in preparation.public
         }
 
-    def project(self, prototype: str, model: SplitModel, extractor: Weights, images: Tensor) -> Tensor:
+    def project(self, prototype: str, extractor: Weights, images: Tensor) -> Tensor:
         """Return the projected features [N, k] of images under h0."""
-        model.features.load_state_dict(extractor)
-        features = predict(model.features, images, batch_size=self._task.experiment.evaluation.batch_size)
+        batch_size = self._task.experiment.evaluation.batch_size
+        features = self._extractors[prototype](extractor, images, batch_size=batch_size)
         return self._mechanism.project(features, self._public[prototype])
 
     def log_scores(
@@ -200,10 +238,32 @@ class Federation:
     def __init__(self, task: Task, preparation: Preparation, clients: Clients, *, watcher: Watcher) -> None:
         self.task = task
         self.preparation = preparation
-        self.models = build_models(task)
-        self.scorer = Scorer(task, preparation, self.models)
+        self.scorer = Scorer(task, preparation)
+        self.students = {name: self._student(name, model) for name, model in trained_models(task).items()}
         self._clients = clients
         self._watcher = watcher
+
+    def _student(self, prototype: str, model: SplitModel) -> Student:
+        """Return the server's side of a prototype; in linear mode it works on features, computed here once for all."""
+        task = self.task
+
+        def inputs(images: Tensor) -> Tensor:
+            if task.experiment.mode == "full":
+                return images
+            extractor = Predictor(build_models(task)[prototype].features, task.compute)
+            weights = self.preparation.extractors[prototype]
+            return extractor(weights, images, batch_size=task.experiment.evaluation.batch_size)
+
+        validation = None if task.validation is None else (inputs(task.validation[0]), task.validation[1])
+        return Student(
+            model,
+            experiment=task.experiment,
+            compute=task.compute,
+            architecture=task.architecture(prototype),
+            distill_inputs=inputs(task.distill_images),
+            test_inputs=inputs(task.test_images),
+            validation=validation,
+        )
 
     def play_round(self, state: State) -> tuple[State, dict[str, Any]]:
         """Carry out one round (Algorithm 2): select, train, average, teach, distill, evaluate."""
@@ -233,22 +293,34 @@ class Federation:
         asked = [client for client in chosen if client not in dropped]
         with clock.phase("train"):
             proximal = experiment.local.proximal if task.method.proximal else 0.0
-            request = TrainRequest(number, state.weights, experiment.local, proximal, task.seed)
+            frozen = self.preparation.extractors if experiment.mode == "linear" else {}
+            request = TrainRequest(number, state.weights, experiment.local, proximal, task.seed, frozen)
             updates, unusable, spent = self._collect(asked, request)
             dropped |= unusable
             bytes_down += sum(request.num_bytes(task.prototype_of[client]) for client in asked)
             bytes_up += sum(update.num_bytes() for update in updates)
-        weights = dict(state.weights)
+        weights, memory = dict(state.weights), dict(state.memory)
         if updates:
             members = [Member(u.client, task.prototype_of[u.client], u.num_examples, u.weights) for u in updates]
             with clock.phase("average"):
                 weights |= average_by_prototype(members)
             if task.method.teacher is not None:
                 with clock.phase("teach"):
-                    ensemble = Ensemble(members, self._predict, lambda ids: self.scorer.log_scores(certificates, ids))
-                    targets = TEACHERS[task.method.teacher](ensemble)
+                    targets = self._teach(members, certificates, memory, number)
                 with clock.phase("distill"):
-                    weights = self._distill(weights, targets, number)
+                    weights = {
+                        name: student.distill(
+                            weights[name],
+                            targets,
+                            generator=seeding.generator(task.seed, "distillation", round=number, part=name),
+                        )
+                        for name, student in self.students.items()
+                    }
+            if experiment.batch_normalisation.server == "auxiliary":
+                with clock.phase("statistics"):
+                    weights = {
+                        name: student.with_public_statistics(weights[name]) for name, student in self.students.items()
+                    }
         losses = [update.loss for update in updates if update.loss is not None]
         row: dict[str, Any] = {
             "method": task.method.name,
@@ -262,6 +334,7 @@ class Federation:
             "clients_asked": chosen,
             "clients_answered": [update.client for update in updates],
             "clients_dropped": {str(client): reason for client, reason in sorted(dropped.items())},
+            "clients_remembered": sorted(set(memory) - {update.client for update in updates}) if updates else [],
             "bytes_up": bytes_up,
             "bytes_down": bytes_down,
         }
@@ -270,14 +343,11 @@ class Federation:
                 row |= self.evaluate(weights)
         row["seconds"] = dict(clock.seconds)
         self._watcher.round(row)
-        return State(number, weights, certificates, (*state.ledger, *spent)), row
+        return State(number, weights, certificates, (*state.ledger, *spent), memory), row
 
     def evaluate(self, weights: Mapping[str, Weights]) -> dict[str, Any]:
         """Measure the server models on the test data: their mean, each prototype's, and their ensemble's."""
-        logits: dict[str, Tensor] = {}
-        for name, model in self.models.items():
-            model.load_state_dict(weights[name])
-            logits[name] = predict(model, self.task.test_images, batch_size=self.task.experiment.evaluation.batch_size)
+        logits = {name: student.test_logits(weights[name]) for name, student in self.students.items()}
         measured = {name: evaluate(output, self.task.test_labels) for name, output in logits.items()}
         together = torch.stack(list(logits.values())).mean(dim=0)
         return {
@@ -310,24 +380,39 @@ class Federation:
         dropped |= {client: "no answer" for client in asked if client not in usable and client not in dropped}
         return [usable[client] for client in sorted(usable)], dropped, sorted(spent, key=lambda entry: entry.client)
 
-    def _predict(self, member: Member) -> Tensor:
-        model = self.models[member.prototype]
-        model.load_state_dict(member.weights)
-        return predict(model, self.task.distill_images, batch_size=self.task.experiment.evaluation.batch_size)
+    def _teach(
+        self, members: list[Member], certificates: Mapping[int, Certificate], memory: dict[int, Stamped], number: int
+    ) -> Tensor:
+        """Return the soft labels of a round [N, C], from its clients and those remembered; update the memory."""
+        task = self.task
+        assert task.method.teacher is not None, "a method without a teacher does not teach"
+        answered = {member.client for member in members}
+        if task.method.memory:
+            discount = task.experiment.memory.discount
+            members = members + [
+                Member(client, task.prototype_of[client], 0, {}, share=discount ** (number - stamped.round))
+                for client, stamped in memory.items()
+                if client not in answered
+            ]
 
-    def _distill(self, weights: Mapping[str, Weights], targets: Tensor, number: int) -> dict[str, Weights]:
-        """Distill every prototype's averaged model on the same soft labels."""
-        return {
-            name: distill(
-                model,
-                weights[name],
-                self.task.distill_images,
-                targets,
-                section=self.task.experiment.distillation,
-                generator=seeding.generator(self.task.seed, "distillation", round=number, part=name),
-            )
-            for name, model in self.models.items()
-        }
+        def predict(member: Member, where: Tensor | None = None) -> Tensor:
+            if not member.weights:
+                return memory[member.client].tensors["logits"].float()
+            if task.method.memory and member.client in answered:
+                logits = self.students[member.prototype].logits(member.weights)
+                memory[member.client] = Stamped(number, {"logits": logits.half()})
+                return logits
+            return self.students[member.prototype].logits(member.weights, where=where)
+
+        ensemble = Ensemble(
+            sorted(members, key=lambda member: member.client),
+            predict,
+            lambda ids: self.scorer.log_scores(certificates, ids),
+            generator=seeding.generator(task.seed, "bayesian", round=number),
+            bayesian=task.experiment.bayesian,
+            negligible_weight=task.experiment.distillation.negligible_weight,
+        )
+        return TEACHERS[task.method.teacher](ensemble)
 
 
 def clients_a_round(experiment: ExperimentFields) -> int:

@@ -3,6 +3,7 @@
     config.toml  environment.json  metrics.jsonl  ledger.json  summary.json  split.json  scores.safetensors  report.html
     pretrained/       h0 of each prototype and seed
     cells/METHOD-seedN/   one method and seed: state.json names the checkpoint that counts
+        memory/ kept/     a file a client: its last predictions, what it keeps between rounds
 
 `state.json` of a cell is replaced in one step after its tensors are safely on disk: it is the truth, and the other
 files are derived from it. Nothing is ever pickled.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,7 @@ import tomli_w
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedaux.clients import Certificate
+from fedaux.clients import Certificate, Stamped
 from fedaux.config import ConfigError, Experiment
 from fedaux.files import read_json, save_json, save_tensors, save_text
 from fedaux.privacy import NEIGHBOURS, UNPROTECTED, UNPROTECTED_BESIDES_UPDATES, UPDATE, LedgerEntry
@@ -37,6 +38,8 @@ class Progress:
     preparation: Preparation
     rows: Sequence[Mapping[str, Any]]
     """The metrics of every finished round."""
+    kept: Mapping[int, Stamped] = field(default_factory=dict)
+    """What the simulated clients keep between rounds."""
 
 
 class RunDirectory:
@@ -107,9 +110,16 @@ class RunDirectory:
             if entry.purpose != UPDATE
         }
         spent = tuple(entry for entry in entries if entry.purpose == UPDATE)
-        state = State(header["round"], tensors["weights"], certificates, spent)
+        memory, kept = (
+            {
+                int(client): Stamped(number, load_file(_stamped_file(cell, kind, int(client), number), device=device))
+                for client, number in header.get(kind, {}).items()
+            }
+            for kind in STAMPED
+        )
+        state = State(header["round"], tensors["weights"], certificates, spent, memory)
         preparation = Preparation(prepared.get("extractor", {}), prepared.get("public", {}), **header["preparation"])
-        return Progress(state, preparation, header["rows"])
+        return Progress(state, preparation, header["rows"], kept)
 
     def save(self, method: str, seed: int, progress: Progress) -> None:
         """Make a round durable: tensors first, then the header that names them, then the old tensors go."""
@@ -120,6 +130,11 @@ class RunDirectory:
         checkpoint = f"round-{state.round:05d}.safetensors"
         vectors = {str(client): certificate.vector for client, certificate in state.certificates.items()}
         save_tensors(cell / checkpoint, _flat("weights", state.weights) | _flat("vector", {"client": vectors}))
+        stamped = dict(zip(STAMPED, (state.memory, progress.kept), strict=True))
+        for kind, clients in stamped.items():  # a client's tensors are written once, in the round they are from
+            for client, one in clients.items():
+                if not (file := _stamped_file(cell, kind, client, one.round)).exists():
+                    save_tensors(file, one.tensors)
         header = {
             "method": method,
             "seed": seed,
@@ -136,11 +151,16 @@ class RunDirectory:
                 for entry in (*(certificate.entry for certificate in state.certificates.values()), *state.ledger)
             ],
             "rows": list(progress.rows),
-        }
+        } | {kind: {str(client): one.round for client, one in clients.items()} for kind, clients in stamped.items()}
         save_json(cell / "state.json", header)
         for old in cell.glob("round-*.safetensors"):
             if old.name != checkpoint:
                 old.unlink()
+        for kind, clients in stamped.items():
+            current = {_stamped_file(cell, kind, client, one.round) for client, one in clients.items()}
+            for file in (cell / kind).glob("client-*.safetensors"):
+                if file not in current:
+                    file.unlink()
         if state.ledger:  # it grows with every round
             self.write_ledger()
 
@@ -170,6 +190,14 @@ class RunDirectory:
         unprotected = UNPROTECTED_BESIDES_UPDATES if protected else UNPROTECTED
         ledger = {"neighbours": NEIGHBOURS, "unprotected": unprotected, "entries": entries}
         save_json(self.path / "ledger.json", ledger)
+
+
+STAMPED = ("memory", "kept")
+"""What is stored a file a client: the server's memory of predictions, and what simulated clients keep."""
+
+
+def _stamped_file(cell: Path, kind: str, client: int, number: int) -> Path:
+    return cell / kind / f"client-{client:05d}-round-{number:05d}.safetensors"
 
 
 def _flat(kind: str, groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -1,19 +1,16 @@
-"""What the server does with what it was sent: average, distill, evaluate. Pure functions of weights and data."""
+"""What the server does with what it was sent: average, predict, evaluate. Pure functions of weights and data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux.clients import Weights
-from fedaux.config import Distillation
-from fedaux.data.batches import shuffled_batches, to_float
-from fedaux.local import single_example_statistics
+from fedaux.data.batches import to_float
 
 
 def average(weights: Sequence[Weights], *, sizes: Sequence[int]) -> Weights:
@@ -33,37 +30,6 @@ def average(weights: Sequence[Weights], *, sizes: Sequence[int]) -> Weights:
         else:
             averaged[name] = torch.stack([client_weights[name] for client_weights in weights]).amax(dim=0)
     return averaged
-
-
-def distill(
-    model: nn.Module,
-    weights: Weights,
-    images: Tensor,
-    targets: Tensor,
-    *,
-    section: Distillation,
-    generator: np.random.Generator,
-) -> Weights:
-    """Return the weights after minimising D_KL(targets || softmax f(x)) over the distill set with Adam (Eq. 1)."""
-    model.load_state_dict(weights)
-    model.train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=section.learning_rate)
-    for _ in range(section.epochs):
-        for batch in shuffled_batches(
-            len(images), batch_size=section.batch_size, generator=generator, device=images.device
-        ):
-            with single_example_statistics(model, batch_size=len(batch)):
-                logits = model(to_float(images[batch]))
-            loss = distillation_loss(logits, targets[batch])
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-    return snapshot(model)
-
-
-def distillation_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean of D_KL(targets || softmax(logits)), for logits and targets [N, C] (Eq. 1)."""
-    return functional.kl_div(torch.log_softmax(logits, dim=1), targets, reduction="batchmean")
 
 
 @torch.no_grad()

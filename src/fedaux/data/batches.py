@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Map uint8 to single precision in [0, 1]."""
-    return images.float().div_(255.0)
+    """Map uint8 to single precision in [0, 1]; features, which are floats already, stay as they are."""
+    return images.float().div_(255.0) if images.dtype is torch.uint8 else images
 
 
 def shuffled_batches(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,8 @@ class LabelledData:
     test_images: Tensor
     test_labels: Tensor
     classes: tuple[str, ...]
+    validation: tuple[Tensor, Tensor] | None = None
+    """Images and labels that the server holds."""
 
     def to(self, device: torch.device) -> LabelledData:
         """Return the data on a device."""
@@ -34,6 +36,20 @@ class LabelledData:
             self.test_images.to(device),
             self.test_labels.to(device),
             self.classes,
+            None if self.validation is None else (self.validation[0].to(device), self.validation[1].to(device)),
+        )
+
+    def with_validation(self, size: int) -> LabelledData:
+        """Return the data with so many training examples at the server; the same for every seed."""
+        if size == 0:
+            return self
+        order = torch.from_numpy(seeding.generator(0, "server validation").permutation(len(self.labels)))
+        held, rest = order[:size].sort().values, order[size:].sort().values
+        return replace(
+            self,
+            images=self.images[rest],
+            labels=self.labels[rest],
+            validation=(self.images[held], self.labels[held]),
         )
 
 
@@ -51,7 +67,7 @@ def load_labelled(section: Data) -> LabelledData:
     """Load the clients' data and the test data."""
     load = SOURCES[section.source].load_labelled
     assert load is not None, "checked before a run"
-    return load(section)
+    return load(section).with_validation(section.server_validation)
 
 
 def load_auxiliary(section: Auxiliary) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,12 +12,15 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.certainty import MECHANISMS
 from fedaux.certainty.secure import noise_for
-from fedaux.clients import Certificate, CertifyRequest, TrainRequest, Update
+from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, Weights
 from fedaux.dpsgd import check_ready, train_privately
-from fedaux.local import train_locally
-from fedaux.privacy import SCORES, LedgerEntry, entry_of
-from fedaux.rounds import Task, build_models
-from fedaux.server import predict, snapshot
+from fedaux.engines.stacked import StackedTraining, can_stack
+from fedaux.engines.streams import StreamTraining
+from fedaux.engines.training import Job, Training, Workplace, one_by_one
+from fedaux.inference import Predictor
+from fedaux.privacy import SCORES, entry_of
+from fedaux.rounds import Task, build_models, trained_models
+from fedaux.server import snapshot
 
 
 class SimulatedClients:
@@ -27,10 +30,13 @@ class SimulatedClients:
 
     def __init__(self, task: Task, images: Tensor, labels: Tensor, parts: Sequence[NDArray[np.int64]]) -> None:
         self._task = task
-        self._images = images
+        self._images = task.compute.place_inputs(images)
         self._labels = labels
         self._parts = [torch.from_numpy(part).to(images.device) for part in parts]
-        self._models = build_models(task)
+        self._models = trained_models(task)
+        self._inputs: dict[str, Tensor] = {}
+        self._training: dict[tuple[str, float], Training] = {}
+        self._kept: dict[int, Stamped] = {}
         if task.experiment.local.privacy is not None:
             check_ready(self._models.values())  # before anything is pretrained
 
@@ -41,32 +47,101 @@ class SimulatedClients:
     def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
         """Release each client's certainty vector, with seeded noise."""
         mechanism = MECHANISMS[request.certainty.mechanism](request.certainty)
-        for client in clients:
-            prototype = self._task.prototype_of[client]
-            extractor = self._models[prototype].features
-            extractor.load_state_dict(request.extractors[prototype])
-            images = self._images[self._parts[client]]
-            features = predict(extractor, images, batch_size=self._task.experiment.evaluation.batch_size)
-            generator = seeding.generator(request.seed, "certainty noise", client=client)
-            noise = noise_for(deployment=self.deployment, generator=generator)
-            release = mechanism.release(features, request.public[prototype], noise=noise)
-            entry = entry_of(release, client=client, num_examples=len(images), purpose=SCORES)
-            yield Certificate(client, release.vector, entry)
+        for prototype, members in self._by_prototype(clients).items():
+            sizes = [len(self._parts[client]) for client in members]
+            rows = torch.cat([self._parts[client] for client in members])
+            features = self._features(prototype, request.extractors[prototype], rows)
+            for client, own in zip(members, features.split(sizes), strict=True):
+                generator = seeding.generator(request.seed, "certainty noise", client=client)
+                noise = noise_for(deployment=self.deployment, generator=generator)
+                release = mechanism.release(own, request.public[prototype], noise=noise)
+                entry = entry_of(release, client=client, num_examples=len(own), purpose=SCORES)
+                yield Certificate(client, release.vector, entry)
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
-        """Train each client from the server's model."""
+        """Train each client from the server's model, side by side where that is faster."""
+        for prototype, members in self._by_prototype(clients).items():
+            if request.local.privacy is not None:
+                yield from self._train_privately(prototype, members, request)
+                continue
+            jobs = [self._job(client, request) for client in members]
+            for job, weights, trained in self._trained(prototype, request)(jobs, request.weights[prototype]):
+                if trained.optimizer_state:
+                    self._kept[job.client] = Stamped(request.round, trained.optimizer_state)
+                yield Update(job.client, len(job.rows), weights, trained.loss)
+
+    def kept(self) -> Mapping[int, Stamped]:
+        """Return what clients keep between rounds: their optimizers' tensors, if the experiment says so."""
+        return dict(self._kept)
+
+    def restore(self, kept: Mapping[int, Stamped]) -> None:
+        """Give clients back what they kept."""
+        self._kept = dict(kept)
+
+    def _by_prototype(self, clients: Sequence[int]) -> dict[str, list[int]]:
+        groups: dict[str, list[int]] = {}
         for client in clients:
-            model = self._models[self._task.prototype_of[client]]
-            model.load_state_dict(request.weights[self._task.prototype_of[client]])
-            images, labels = self._images[self._parts[client]], self._labels[self._parts[client]]
-            generator = seeding.generator(request.seed, "local", round=request.round, client=client)
-            section, proximal = request.local, request.proximal
-            loss: float | None = None
-            entry: LedgerEntry | None = None
-            if section.privacy is None:
-                loss = train_locally(model, images, labels, section=section, proximal=proximal, generator=generator)
-            else:  # the loss stays at the client: it has no noise
-                _, entry = train_privately(
-                    model, images, labels, section=section, proximal=proximal, generator=generator, client=client
-                )
-            yield Update(client, len(labels), snapshot(model), loss, entry)
+            groups.setdefault(self._task.prototype_of[client], []).append(client)
+        return groups
+
+    def _features(self, prototype: str, extractor: Weights, rows: Tensor) -> Tensor:
+        """Return the features [n, F] of rows of the data under h0."""
+        predictor = Predictor(build_models(self._task)[prototype].features, self._task.compute)
+        batch_size = self._task.experiment.evaluation.batch_size
+        return predictor(extractor, self._images, batch_size=batch_size, rows=rows)
+
+    def _job(self, client: int, request: TrainRequest) -> Job:
+        generator = seeding.generator(request.seed, "local", round=request.round, client=client)
+        kept = self._kept.get(client)
+        return Job(client, self._parts[client], generator, {} if kept is None else kept.tensors)
+
+    def _place(self, prototype: str, request: TrainRequest) -> Workplace:
+        """Return where the clients of a prototype train; in linear mode on features, which are computed once."""
+        if prototype not in self._inputs:
+            inputs = self._images
+            if prototype in request.extractors:
+                everything = torch.arange(len(inputs), device=inputs.device)
+                inputs = self._features(prototype, request.extractors[prototype], everything)
+            self._inputs[prototype] = inputs
+        return Workplace(
+            model=self._models[prototype],
+            inputs=self._inputs[prototype],
+            labels=self._labels,
+            section=request.local,
+            proximal=request.proximal,
+            frozen_statistics=self._task.experiment.batch_normalisation.local == "server",
+            compute=self._task.compute,
+            key=self._task.architecture(prototype),
+        )
+
+    def _trained(self, prototype: str, request: TrainRequest) -> Training:
+        """Return the way of training that is fastest here; it is kept, for it can be costly to set up."""
+        key = (prototype, request.proximal)
+        if key not in self._training:
+            place = self._place(prototype, request)
+            if place.compute.clients_at_once == 1:
+                self._training[key] = one_by_one(place)
+            elif place.compute.captures:
+                capacity = max(len(part) for part in self._parts)
+                self._training[key] = StreamTraining(place, capacity=capacity)
+            elif can_stack(place.model):
+                self._training[key] = StackedTraining(place)
+            else:
+                self._training[key] = one_by_one(place)
+        return self._training[key]
+
+    def _train_privately(self, prototype: str, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        place = self._place(prototype, request)
+        for client in clients:
+            job = self._job(client, request)
+            place.model.load_state_dict(request.weights[prototype])
+            _, entry = train_privately(  # the loss stays at the client: it has no noise
+                place.model,
+                place.inputs[job.rows],
+                place.labels[job.rows],
+                section=request.local,
+                proximal=request.proximal,
+                generator=job.generator,
+                client=client,
+            )
+            yield Update(client, len(job.rows), snapshot(place.model), None, entry)

@@ -6,13 +6,21 @@ import inspect
 from collections.abc import Callable
 
 from fedaux.models.cnn import cnn
+from fedaux.models.mlp import mlp
+from fedaux.models.mobilenet import mobilenetv2, mobilenetv2_gn
 from fedaux.models.resnet import resnet8, resnet8_gn
+from fedaux.models.shufflenet import shufflenet, shufflenet_gn
 from fedaux.models.split import SplitModel, split_model
 
 MODELS: dict[str, Callable[..., SplitModel]] = {
     "cnn": cnn,
+    "mlp": mlp,
+    "mobilenetv2": mobilenetv2,
+    "mobilenetv2-gn": mobilenetv2_gn,
     "resnet8": resnet8,
     "resnet8-gn": resnet8_gn,
+    "shufflenet": shufflenet,
+    "shufflenet-gn": shufflenet_gn,
 }
 """Each is called as model(image_shape, num_classes, **options) with image_shape = (channels, height, width)."""
 

@@ -5,22 +5,12 @@ Parts carry torchvision's names (conv1, bn1, layer1.0.conv1, ...), so its checkp
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
+from fedaux.models.convolutional import Normalisation, group_norm
 from fedaux.models.split import SplitModel
 
 WIDTHS = (64, 128, 256, 512)
-GROUPS = 32
-
-Normalisation = Callable[[int], nn.Module]
-"""Makes the layer that normalises so many channels."""
-
-
-def group_norm(channels: int) -> nn.Module:
-    """Normalise groups of channels of each image on its own, whatever else is in the batch (Wu & He, 2018)."""
-    return nn.GroupNorm(GROUPS, channels)
 
 
 class BasicBlock(nn.Module):

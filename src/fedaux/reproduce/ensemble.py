@@ -98,11 +98,9 @@ def _ensemble_rows(
             rows.append({"weights": "plain logits", "accuracy": _accuracy(mean_teacher(ensemble), task)})
             equal = _ensemble(logits, {client: torch.zeros_like(output[:, 0]) for client, output in logits.items()})
             rows.append({"weights": "plain probabilities", "accuracy": _accuracy(mixture_teacher(equal), task)})
-        models = build_models(task)
-        scorer = Scorer(task, preparation, models)
+        scorer = Scorer(task, preparation)
         projected = {
-            name: scorer.project(name, model, preparation.extractors[name], task.test_images)
-            for name, model in models.items()
+            name: scorer.project(name, preparation.extractors[name], task.test_images) for name in preparation.public
         }
         chosen = sorted(logits)
         scores = dict(zip(chosen, scorer.log_scores(state.certificates, chosen, projected), strict=True))

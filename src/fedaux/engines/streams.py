@@ -1,0 +1,103 @@
+"""Local training on a GPU: several clients side by side, each a CUDA graph on a stream of its own.
+
+A training step of a small model on a small batch leaves most of a GPU idle and is over before Python has launched the
+next kernel. Captured once, a step is one launch, and the steps of different clients run at the same time. Clients need
+not be of one size: each stream goes through its own batches, and the rest of an epoch is a graph of its own size.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.nn import functional
+
+from fedaux.clients import Weights
+from fedaux.engines.training import Job, Training, Workplace, one_by_one
+from fedaux.local import OPTIMIZERS, Trained, epoch_orders
+from fedaux.server import snapshot
+from fedaux.steps import CapturedSteps, batch_sizes, optimizer_state, reset, restore_optimizer
+
+
+class StreamTraining:
+    """Trains so many clients at once as `compute.clients_at_once` says; what cannot be captured is trained plainly."""
+
+    def __init__(self, place: Workplace, *, capacity: int) -> None:
+        self._place = place
+        self._capacity = capacity
+        self._slots: list[CapturedSteps] = []
+        self._plain: Training | None = None
+
+    def __call__(self, jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+        """Train each job from the given weights, large ones first: those side by side then end together."""
+        ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
+        width = self._place.compute.clients_at_once
+        for begin in range(0, len(ordered), width):
+            wave = ordered[begin : begin + width]
+            if self._plain is None and not self._prepared(wave):
+                self._plain = one_by_one(self._place)
+            yield from self._wave(wave, weights) if self._plain is None else self._plain(wave, weights)
+
+    def _prepared(self, wave: Sequence[Job]) -> bool:
+        """Capture the steps that a wave needs, and say whether it was possible."""
+        batch_size = self._place.section.batch_size
+        try:
+            while len(self._slots) < len(wave):
+                self._slots.append(self._slot())
+            for slot, job in zip(self._slots, wave, strict=False):
+                slot.prepare(sorted(set(batch_sizes(len(job.rows), batch_size)), reverse=True))
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"{self._place.key}: steps cannot be captured, training is slower ({reason})", stacklevel=2)
+            self._slots.clear()
+            return False
+        return True
+
+    def _slot(self) -> CapturedSteps:
+        place, section = self._place, self._place.section
+        how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})
+        return CapturedSteps(
+            place.compute.place(copy.deepcopy(place.model)),
+            place.inputs,
+            place.labels,
+            loss=functional.cross_entropy,
+            optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section, **how),
+            compute=place.compute,
+            capacity=self._capacity,
+            batch_size=section.batch_size,
+            key=place.key,
+            proximal=place.proximal,
+            frozen_statistics=place.frozen_statistics,
+        )
+
+    def _wave(self, wave: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+        section, here = self._place.section, torch.cuda.current_stream()
+        slots = self._slots[: len(wave)]
+        orders = [
+            [
+                job.rows[order.to(job.rows.device, non_blocking=True)]
+                for order in epoch_orders(len(job.rows), epochs=section.epochs, generator=job.generator)
+            ]
+            for job in wave
+        ]
+        for slot, job in zip(slots, wave, strict=True):
+            slot.model.load_state_dict(weights)
+            reset(slot.optimizer)
+            if job.state:
+                restore_optimizer(slot.optimizer, slot.model, dict(job.state))
+            slot.start()
+        for slot, rows in zip(slots, orders, strict=True):
+            slot.stream.wait_stream(here)
+            with torch.cuda.stream(slot.stream):
+                for epoch in rows:
+                    slot.run(epoch, batch_size=section.batch_size)
+        for slot in slots:
+            here.wait_stream(slot.stream)
+        losses = torch.stack([slot.total for slot in slots]).tolist()  # one wait for the device a wave
+        for slot, job, loss in zip(slots, wave, losses, strict=True):
+            kept = optimizer_state(slot.optimizer, slot.model) if section.optimizer_state == "kept" else {}
+            yield job, snapshot(slot.model), Trained(loss / (section.epochs * len(job.rows)), kept)

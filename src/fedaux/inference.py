@@ -1,0 +1,232 @@
+"""Predictions of many models of one architecture on many examples: teachers, features, evaluation.
+
+On a GPU in half precision, batch normalisation is folded into the convolution before it, and convolution, bias,
+shortcut and ReLU are one kernel. No image ever sees its batch.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from fedaux.clients import Weights
+from fedaux.compute import Compute
+from fedaux.data.batches import to_float
+from fedaux.steps import statistics_of
+
+
+class Predictor:
+    """An architecture that predicts with whatever weights it is given."""
+
+    def __init__(self, module: nn.Module, compute: Compute) -> None:
+        self._module = copy.deepcopy(module).eval()  # the original may be in training meanwhile
+        self._compute = compute
+        self._fused: FusedInference | None = None
+        if compute.device.type == "cuda" and compute.precision is not torch.float32:
+            try:
+                self._fused = FusedInference(module)
+            except Untraceable:
+                self._fused = None  # somebody's own architecture: operation by operation, then
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        weights: Weights,
+        inputs: Tensor,
+        *,
+        batch_size: int,
+        rows: Tensor | None = None,
+        by_batch: bool = False,
+    ) -> Tensor:
+        """Return outputs [N, ...] in single precision on uint8 images or features, or on some rows of them.
+
+        `by_batch` normalises by the statistics of each batch, as in training: only to compare with code that does.
+        """
+        if rows is not None and len(rows) == 0:
+            return self(weights, inputs[:1], batch_size=1)[:0]
+        forward = self._forward_by_batch(weights) if by_batch else self._forward(weights)
+        picked = inputs.split(batch_size) if rows is None else (inputs[part] for part in rows.split(batch_size))
+        return torch.cat([forward(batch).float() for batch in picked])
+
+    def _forward(self, weights: Weights) -> Callable[[Tensor], Tensor]:
+        if self._fused is not None:
+            fused, folded = self._fused, self._fused.fold(weights, dtype=self._compute.precision)
+            return lambda batch: fused(folded, to_float(batch))
+        module, compute = self._module, self._compute
+        module.load_state_dict(weights)
+
+        def forward(batch: Tensor) -> Tensor:
+            with compute.autocast():
+                outputs: Tensor = module(to_float(batch))
+            return outputs
+
+        return forward
+
+    def _forward_by_batch(self, weights: Weights) -> Callable[[Tensor], Tensor]:
+        module, compute = self._module, self._compute
+        module.load_state_dict(weights)
+
+        def forward(batch: Tensor) -> Tensor:
+            module.train()
+            with statistics_of(module, batch_size=len(batch)), compute.autocast():
+                outputs: Tensor = module(to_float(batch))
+            module.eval()
+            return outputs
+
+        return forward
+
+
+class Untraceable(Exception):
+    """A module whose operations cannot be listed."""
+
+
+class FusedInference:
+    """A module's operations, with convolution + normalisation + shortcut + ReLU joined wherever they follow each other.
+
+    The list is made once; `fold` prepares a set of weights for it, and a call runs it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        module = copy.deepcopy(module).eval()
+        try:
+            self._graph = fx.Tracer().trace(module)
+        except Exception as error:
+            raise Untraceable(str(error)) from error
+        self._modules: dict[str, nn.Module] = dict(module.named_modules())
+        self._nodes = list(self._graph.nodes)
+        self._place = {node: place for place, node in enumerate(self._nodes)}
+        if sum(node.op == "placeholder" for node in self._nodes) != 1:
+            raise Untraceable("takes more than one input")
+        self._joined: dict[fx.Node, _Joined] = {}
+        self._done_elsewhere: set[fx.Node] = set()
+        for node in self._nodes:
+            if node.op == "call_module" and type(self._modules[str(node.target)]) is nn.Conv2d:
+                self._join(node)
+
+    def fold(self, weights: Weights, *, dtype: torch.dtype) -> Weights:
+        """Return the weights as the list of operations uses them: convolutions with their normalisation inside."""
+        folded = dict(weights)
+        for joined in self._joined.values():
+            weight, bias = weights[f"{joined.convolution}.weight"], weights.get(f"{joined.convolution}.bias")
+            if joined.normalisation is not None:
+                weight, bias = self._with_normalisation(weight, bias, joined.normalisation, weights)
+            if bias is None:
+                bias = torch.zeros(len(weight), device=weight.device)
+            layout = torch.channels_last if weight.is_cuda else torch.contiguous_format
+            folded[f"{joined.convolution}.weight"] = weight.to(dtype).contiguous(memory_format=layout)
+            folded[f"{joined.convolution}.bias"] = bias.to(dtype)
+        return folded
+
+    def __call__(self, folded: Weights, inputs: Tensor) -> Tensor:
+        """Return the module's outputs on inputs [N, ...]."""
+        values: dict[fx.Node, Any] = {}
+        for node in self._nodes:
+            if node in self._done_elsewhere:
+                continue
+            if node.op == "output":
+                outputs: Tensor = fx.node.map_arg(node.args[0], values.__getitem__)
+                return outputs
+            if node.op == "placeholder":
+                values[node] = inputs
+            elif node in self._joined:
+                joined = self._joined[node]
+                values[joined.result] = self._convolve(joined, folded, values)
+            else:
+                values[node] = self._plain(node, folded, values)
+        raise AssertionError("a graph has an output")
+
+    def _join(self, node: fx.Node) -> None:
+        """Find what follows a convolution and can be joined with it."""
+        joined = _Joined(str(node.target), node.args[0])
+        chain = [node]
+        following = self._only_user(node)
+        if following is not None and self._is_module(following, nn.BatchNorm2d):
+            joined.normalisation = str(following.target)
+            chain.append(following)
+            following = self._only_user(following)
+        if following is not None and self._is_module(following, nn.ReLU):
+            joined.relu = True
+            chain.append(following)
+        elif following is not None and _is_addition(following):
+            others = [argument for argument in following.args if argument is not chain[-1]]
+            after = self._only_user(following)
+            ready = len(others) == 1 and isinstance(others[0], fx.Node) and self._place[others[0]] < self._place[node]
+            if ready and after is not None and self._is_module(after, nn.ReLU):
+                joined.shortcut, joined.relu = others[0], True
+                chain += [following, after]
+        joined.result = chain[-1]
+        self._done_elsewhere |= set(chain[1:])
+        self._joined[node] = joined
+
+    def _only_user(self, node: fx.Node) -> fx.Node | None:
+        return next(iter(node.users)) if len(node.users) == 1 else None
+
+    def _is_module(self, node: fx.Node, kind: type[nn.Module]) -> bool:
+        return node.op == "call_module" and type(self._modules[str(node.target)]) is kind
+
+    def _with_normalisation(
+        self, weight: Tensor, bias: Tensor | None, name: str, weights: Weights
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weight and bias of a convolution that also does the batch normalisation after it."""
+        layer = self._modules[name]
+        assert isinstance(layer, nn.BatchNorm2d)
+        gain = torch.rsqrt(weights[f"{name}.running_var"] + layer.eps)
+        offset = -weights[f"{name}.running_mean"] if bias is None else bias - weights[f"{name}.running_mean"]
+        if layer.affine:
+            gain = gain * weights[f"{name}.weight"]
+            return weight * gain[:, None, None, None], offset * gain + weights[f"{name}.bias"]
+        return weight * gain[:, None, None, None], offset * gain
+
+    def _convolve(self, joined: _Joined, folded: Weights, values: Mapping[fx.Node, Any]) -> Tensor:
+        layer = self._modules[joined.convolution]
+        assert isinstance(layer, nn.Conv2d)
+        weight, bias = folded[f"{joined.convolution}.weight"], folded[f"{joined.convolution}.bias"]
+        inputs = values[joined.inputs].to(weight.dtype)
+        how: Any = (layer.stride, layer.padding, layer.dilation, layer.groups)
+        shortcut = None if joined.shortcut is None else values[joined.shortcut].to(weight.dtype)
+        one_kernel = inputs.is_cuda and layer.groups == 1 and not isinstance(layer.padding, str)
+        if one_kernel and shortcut is not None:
+            return torch.cudnn_convolution_add_relu(inputs, weight, shortcut, 1.0, bias, *how)
+        if one_kernel and joined.relu:
+            return torch.cudnn_convolution_relu(inputs, weight, bias, *how)
+        outputs = functional.conv2d(inputs, weight, bias, *how)
+        if shortcut is not None:
+            outputs = outputs + shortcut
+        return functional.relu(outputs) if joined.relu else outputs
+
+    def _plain(self, node: fx.Node, folded: Weights, values: Mapping[fx.Node, Any]) -> Any:
+        arguments, keywords = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        if node.op == "get_attr":
+            return folded[str(node.target)]
+        if node.op == "call_function":
+            return node.target(*arguments, **keywords)  # type: ignore[operator]
+        if node.op == "call_method":
+            return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
+        module, prefix = self._modules[str(node.target)], f"{node.target}."
+        own = {name.removeprefix(prefix): tensor for name, tensor in folded.items() if name.startswith(prefix)}
+        # Weights are in single precision here, and what is left is small: heads, or normalisation of groups.
+        precise = tuple(value.float() if own and isinstance(value, Tensor) else value for value in arguments)
+        return functional_call(module, own, precise, keywords)
+
+
+class _Joined:
+    """A convolution and what is joined with it."""
+
+    def __init__(self, convolution: str, inputs: Any) -> None:
+        self.convolution = convolution
+        self.inputs = inputs
+        self.result: Any = None
+        self.normalisation: str | None = None
+        self.shortcut: Any = None
+        self.relu = False
+
+
+def _is_addition(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in (operator.add, torch.add, operator.iadd)

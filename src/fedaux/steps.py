@@ -1,0 +1,268 @@
+"""Training steps of one model on rows of a data set: eager, or captured once and replayed as CUDA graphs.
+
+Local training and distillation both are sequences of such steps; schedules, validation and averages happen in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedaux.compute import Compute
+from fedaux.data.batches import to_float
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""The mean loss of logits [B, C] against targets [B, ...]."""
+MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+WARM_UP_STEPS = 3
+
+
+class Steps:
+    """One model, its optimizer and the data they look at. Each step is eager."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        loss: Loss,
+        optimizer: MakeOptimizer,
+        compute: Compute,
+        proximal: float = 0.0,
+        clip: float | None = None,
+        frozen_statistics: bool = False,
+    ) -> None:
+        self.model = model
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = optimizer(self.parameters)
+        self.total = torch.zeros((), device=targets.device)
+        """Sum of the loss over the examples seen, without the proximal term."""
+        self._inputs = inputs
+        self._targets = targets
+        self._loss = loss
+        self._compute = compute
+        self._proximal = proximal
+        self._clip = clip
+        self._frozen_statistics = frozen_statistics
+        self._anchors: list[Tensor] = []
+        self._rows = torch.zeros(0, dtype=torch.int64)
+        self._cursor = 0
+
+    def start(self) -> None:
+        """Take the model's present weights as those of the proximal term, and count the loss anew."""
+        self.model.train()
+        self.total.zero_()
+        if self._proximal > 0:
+            self._anchors = [parameter.detach().clone() for parameter in self.parameters]
+
+    def begin(self, rows: Tensor) -> None:
+        """Say which rows come next, [n]."""
+        self._rows, self._cursor = rows, 0
+
+    def step(self, size: int) -> None:
+        """Take a step on the next so many rows."""
+        batch = self._rows[self._cursor : self._cursor + size]
+        self._cursor += size
+        self._update(self._inputs[batch], self._targets[batch], self._forward)
+
+    def run(self, rows: Tensor, *, batch_size: int) -> None:
+        """Take a step on each batch of rows in turn; the last one can be smaller."""
+        self.begin(rows)
+        for size in batch_sizes(len(rows), batch_size):
+            self.step(size)
+
+    def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with statistics_of(self.model, batch_size=len(targets), frozen=self._frozen_statistics):
+            with self._compute.autocast():
+                logits = self.model(to_float(inputs))
+            return self._loss(logits.float(), targets)
+
+    def _update(self, inputs: Tensor, targets: Tensor, forward: Callable[[Tensor, Tensor], Tensor]) -> None:
+        loss = forward(inputs, targets)
+        self.total += loss.detach() * len(targets)
+        if self._anchors:
+            loss = loss + proximal_term(self.parameters, self._anchors, strength=self._proximal)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self._clip)
+        self.optimizer.step()
+
+
+class CapturedSteps(Steps):
+    """The same steps without Python: one CUDA graph for each batch size, which takes its rows from a fixed buffer.
+
+    Model, optimizer state, rows and targets stay where they are in memory; new values are copied into them. The step of
+    `batch_size` is compiled where `compute` says so; steps of other sizes (the rest of an epoch) are captured as they
+    are, for compiling each would take longer than they do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        loss: Loss,
+        optimizer: MakeOptimizer,
+        compute: Compute,
+        capacity: int,
+        batch_size: int,
+        key: Hashable,
+        proximal: float = 0.0,
+        clip: float | None = None,
+        frozen_statistics: bool = False,
+    ) -> None:
+        super().__init__(
+            model,
+            inputs,
+            targets,
+            loss=loss,
+            optimizer=optimizer,
+            compute=compute,
+            proximal=proximal,
+            clip=clip,
+            frozen_statistics=frozen_statistics,
+        )
+        device = compute.device
+        self.stream = torch.cuda.Stream(device)
+        self._buffer = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self._position = torch.zeros((), dtype=torch.int64, device=device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._batch_size = batch_size
+        self._key = (key, batch_size, loss, frozen_statistics)
+        self._named = dict(model.named_parameters()), dict(model.named_buffers())
+        if proximal > 0:
+            self._anchors = [parameter.detach().clone() for parameter in self.parameters]
+
+    def start(self) -> None:
+        """Take the model's present weights as those of the proximal term, and count the loss anew."""
+        self.model.train()
+        self.total.zero_()
+        if self._anchors:
+            torch._foreach_copy_(self._anchors, [parameter.detach() for parameter in self.parameters])
+
+    def begin(self, rows: Tensor) -> None:
+        """Say which rows come next, [n]."""
+        self._buffer[: len(rows)].copy_(rows)
+        self._position.zero_()
+
+    def prepare(self, sizes: Iterable[int]) -> None:
+        """Capture the steps of these sizes; the model and its optimizer are then in disorder and must be loaded."""
+        for size in sizes:
+            if size not in self._graphs:
+                self._graphs[size] = self._capture(size)
+
+    def step(self, size: int) -> None:
+        """Take a step on the next so many rows, whose size has been prepared."""
+        self._graphs[size].replay()
+
+    def set_targets(self, targets: Tensor) -> None:
+        """Replace the targets of all rows."""
+        self._targets.copy_(targets)
+
+    def _capture(self, size: int) -> torch.cuda.CUDAGraph:
+        offsets = torch.arange(size, device=self._compute.device)
+        forward = self._forward_compiled if size == self._batch_size and self._compute.compile else self._forward
+
+        def step() -> None:
+            rows = self._buffer.index_select(0, self._position + offsets)
+            self._update(self._inputs[rows], self._targets[rows], forward)
+            self._position += size
+
+        self._position.zero_()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for _ in range(WARM_UP_STEPS):  # choices of algorithms and first allocations must not be captured
+                self._position.zero_()
+                step()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+        self._position.zero_()
+        with torch.cuda.graph(graph, stream=self.stream, pool=pool):
+            step()
+        return graph
+
+    def _forward_compiled(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        model, loss, compute = self.model, self._loss, self._compute
+        frozen, size = self._frozen_statistics, self._batch_size
+
+        def forward(
+            parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
+        ) -> Tensor:
+            with compute.autocast():
+                logits = functional_call(model, (parameters, buffers), (to_float(inputs),))
+            return loss(logits.float(), targets)
+
+        with statistics_of(self.model, batch_size=size, frozen=frozen):
+            result: Tensor = compute.compiled(self._key, forward)(*self._named, inputs, targets)
+        return result
+
+
+def batch_sizes(count: int, batch_size: int) -> Iterator[int]:
+    """Yield the sizes of the batches of so many examples: all full but the last."""
+    for begin in range(0, count, batch_size):
+        yield min(batch_size, count - begin)
+
+
+def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor], *, strength: float) -> Tensor:
+    """Return strength / 2 * |theta - theta_0|^2 (FedPROX)."""
+    distances = [(parameter - anchor).square().sum() for parameter, anchor in zip(parameters, anchors, strict=True)]
+    return 0.5 * strength * torch.stack(distances).sum()
+
+
+@contextmanager
+def statistics_of(model: nn.Module, *, batch_size: int, frozen: bool = False) -> Iterator[None]:
+    """Let batch normalisation use its running statistics, unchanged, where asked to, and for a batch of one.
+
+    One example has no variance of its own.
+    """
+    layers = [
+        module
+        for module in model.modules()
+        if (batch_size == 1 or frozen) and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+    ]
+    for module in layers:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in layers:
+            module.train()
+
+
+def reset(optimizer: torch.optim.Optimizer) -> None:
+    """Let an optimizer start anew, in place: its moments and its count of steps are zero."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, Tensor):
+                value.zero_()
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the optimizer's tensors by "parameter/moment", empty before its first step."""
+    return {
+        f"{name}/{key}": value.detach().clone()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Give an optimizer the tensors that `optimizer_state` returned; in place where it already has some."""
+    for name, parameter in model.named_parameters():
+        for key in {path.rpartition("/")[2] for path in state if path.rpartition("/")[0] == name}:
+            value = state[f"{name}/{key}"]
+            present = optimizer.state[parameter].get(key)
+            if isinstance(present, Tensor):
+                present.copy_(value)
+            else:
+                optimizer.state[parameter][key] = value.detach().clone()

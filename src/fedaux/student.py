@@ -1,0 +1,112 @@
+"""The server's side of one prototype: its model, the public inputs it sees, and what is done with weights there.
+
+Batch normalisation, where a model has it (`[batch_normalisation]`): statistics are averaged and sent like weights, and
+the prediction of an image never depends on its batch, unless `batch` asks for what the authors' released code does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedaux.clients import Weights
+from fedaux.compute import Compute
+from fedaux.config import ExperimentFields
+from fedaux.distillation import captured_steps, distill, recompute_statistics
+from fedaux.inference import Predictor
+from fedaux.server import evaluate, snapshot
+from fedaux.steps import CapturedSteps
+
+
+class Student:
+    """One prototype at the server. Inputs are uint8 images [N, C, H, W], or features [N, F] of a frozen h0."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        experiment: ExperimentFields,
+        compute: Compute,
+        architecture: str,
+        distill_inputs: Tensor,
+        test_inputs: Tensor,
+        validation: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        self._model = model
+        self._experiment = experiment
+        self._compute = compute
+        self._architecture = architecture
+        self._distill_inputs = distill_inputs
+        self._test_inputs = test_inputs
+        self._validation = validation
+        self._predictor = Predictor(model, compute)
+        self._steps: CapturedSteps | None = None
+        self._captures = compute.captures
+        self._normalised = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
+
+    def logits(self, weights: Weights, *, where: Tensor | None = None) -> Tensor:
+        """Return a client's logits on the distill set [N, C]; zeros where it is not asked, if `where` [N] says so."""
+        statistics = self._experiment.batch_normalisation.teachers
+        if statistics == "auxiliary":
+            weights = self.with_public_statistics(weights)
+        if where is None:
+            return self._predict(weights, self._distill_inputs, by_batch=statistics == "batch")
+        rows = where.nonzero().squeeze(1)
+        asked = self._predict(weights, self._distill_inputs, by_batch=statistics == "batch", rows=rows)
+        return torch.zeros(len(where), *asked.shape[1:], device=asked.device).index_copy_(0, rows, asked)
+
+    def test_logits(self, weights: Weights) -> Tensor:
+        """Return the logits of a server model on the test data [M, C]."""
+        by_batch = self._experiment.batch_normalisation.server == "batch"
+        return self._predict(weights, self._test_inputs, by_batch=by_batch)
+
+    def distill(self, weights: Weights, targets: Tensor, *, generator: np.random.Generator) -> Weights:
+        """Return the weights after distillation on soft labels [N, C]."""
+        section = self._experiment.distillation
+        if self._captures and self._steps is None:
+            self._captures = False  # tried once; what cannot be captured stays eager
+            self._steps = captured_steps(
+                self._model,
+                self._distill_inputs,
+                targets,
+                section=section,
+                compute=self._compute,
+                key=self._architecture,
+            )
+        return distill(
+            self._model,
+            weights,
+            self._distill_inputs,
+            targets,
+            section=section,
+            generator=generator,
+            compute=self._compute,
+            validate=None if self._validation is None else self._validate(*self._validation),
+            steps=self._steps,
+        )
+
+    def _validate(self, inputs: Tensor, labels: Tensor) -> Callable[[nn.Module], float]:
+        return lambda model: evaluate(self._predict(snapshot(model), inputs), labels)[0]
+
+    def _predict(
+        self, weights: Weights, inputs: Tensor, *, by_batch: bool = False, rows: Tensor | None = None
+    ) -> Tensor:
+        return self._predictor(
+            weights, inputs, batch_size=self._experiment.evaluation.batch_size, rows=rows, by_batch=by_batch
+        )
+
+    def with_public_statistics(self, weights: Weights) -> Weights:
+        """Return the weights with the statistics of batch normalisation that they have on public images."""
+        if not self._normalised:
+            return weights
+        self._model.load_state_dict(weights)
+        recompute_statistics(
+            self._model,
+            self._distill_inputs[: self._experiment.batch_normalisation.images],
+            batch_size=self._experiment.evaluation.batch_size,
+            compute=self._compute,
+        )
+        return snapshot(self._model)

@@ -1,0 +1,171 @@
+"""The fast ways on a GPU equal the plain loop. `make test-gpu` runs these; elsewhere they are skipped."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedaux import seeding
+from fedaux.compute import Compute
+from fedaux.config import Local
+from fedaux.data.batches import to_float
+from fedaux.engines.streams import StreamTraining
+from fedaux.engines.training import Job, Workplace, one_by_one
+from fedaux.inference import FusedInference, Predictor
+from fedaux.models import MODELS, SplitModel
+from fedaux.server import snapshot
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+CLASSES = 10
+
+
+@pytest.fixture(autouse=True)
+def exact() -> Iterator[None]:
+    """Single precision, not the shortened one that convolutions use by default."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def model(name: str) -> SplitModel:
+    with seeding.initialisation(0, part=name):
+        return MODELS[name]((3, 32, 32), CLASSES)
+
+
+def place(name: str, *, clients_at_once: int = 3, compile: bool = False, **settings: Any) -> Workplace:
+    compute = Compute(torch.device("cuda"), torch.float32, compile=compile, clients_at_once=clients_at_once)
+    generator = np.random.default_rng(0)
+    images = torch.from_numpy(generator.integers(0, 256, (500, 3, 32, 32), dtype=np.uint8))
+    proximal = settings.pop("proximal", 0.0)
+    frozen = settings.pop("frozen_statistics", False)
+    return Workplace(
+        model=compute.place(model(name)),
+        inputs=compute.place_inputs(images),
+        labels=torch.from_numpy(generator.integers(0, CLASSES, 500)).cuda(),
+        section=Local(**({"batch_size": 16, "learning_rate": 1e-3} | settings)),
+        proximal=proximal,
+        frozen_statistics=frozen,
+        compute=compute,
+        key=name,
+    )
+
+
+def jobs(states: dict[int, Any] | None = None, *, round: int = 1) -> list[Job]:
+    """Five clients of different sizes, one of them with a last batch of a single example, one with one example."""
+    sizes = (33, 48, 7, 1, 40)
+    rows = torch.arange(500).cuda().split(100)
+    return [
+        Job(
+            client,
+            rows[client][:size],
+            seeding.generator(0, "local", round=round, client=client),
+            (states or {}).get(client, {}),
+        )
+        for client, size in enumerate(sizes)
+    ]
+
+
+def difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    """The largest |difference| over the largest step that weights took, about 1e-2 in these tests."""
+    assert first.keys() == second.keys()
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("resnet8", {}),
+        ("resnet8", {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-3, "learning_rate": 0.01}),
+        ("resnet8", {"proximal": 0.3, "epochs": 2}),
+        ("resnet8", {"frozen_statistics": True}),
+        ("cnn", {}),
+        ("mobilenetv2", {}),
+        ("shufflenet", {}),
+    ],
+)
+def test_clients_side_by_side_equal_one_by_one(name: str, settings: dict[str, Any]) -> None:
+    here = place(name, **settings)
+    weights = snapshot(here.model)
+    plain = {job.client: (own, trained) for job, own, trained in one_by_one(here)(jobs(), weights)}
+    fast = {job.client: (own, trained) for job, own, trained in StreamTraining(here, capacity=100)(jobs(), weights)}
+    assert plain.keys() == fast.keys()
+    for client, (own, trained) in plain.items():
+        moved = difference(own, weights)
+        assert moved > 1e-4
+        # Adam divides by the root of tiny squares, so rounding shows in single weights.
+        assert difference(own, fast[client][0]) < 0.05 * moved
+        assert fast[client][1].loss == pytest.approx(trained.loss, rel=1e-3)
+
+
+def test_a_second_round_starts_anew_or_goes_on() -> None:
+    for kept in ("reset", "kept"):
+        here = place("cnn", optimizer_state=kept)
+        weights = snapshot(here.model)
+        results = []
+        for training in (one_by_one(here), StreamTraining(here, capacity=100)):
+            states = {job.client: trained.optimizer_state for job, _, trained in training(jobs(), weights)}
+            assert all(bool(state) == (kept == "kept") for state in states.values())
+            results.append({job.client: own for job, own, _ in training(jobs(states, round=2), weights)})
+        for client, own in results[0].items():
+            assert difference(own, results[1][client]) < 0.05 * difference(own, weights)
+
+
+def test_compiled_steps_equal_plain_ones() -> None:
+    here = place("resnet8", compile=True)
+    weights = snapshot(here.model)
+    plain = {job.client: own for job, own, _ in one_by_one(here)(jobs(), weights)}
+    for job, own, _ in StreamTraining(here, capacity=100)(jobs(), weights):
+        assert difference(own, plain[job.client]) < 0.05 * difference(own, weights)
+
+
+def test_what_cannot_be_captured_is_trained_plainly() -> None:
+    class Stubborn(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return inputs if float(inputs.sum()) > 0 else -inputs  # waits for the device
+
+    here = place("cnn")
+    here.model.features.add_module("stubborn", Stubborn())
+    weights = snapshot(here.model)
+    plain = {job.client: own for job, own, _ in one_by_one(here)(jobs(), weights)}
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        fast = {job.client: own for job, own, _ in StreamTraining(here, capacity=100)(jobs(), weights)}
+    assert all(difference(own, fast[client]) == 0 for client, own in plain.items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fused_predictions_are_those_of_the_module_to_half_precision(name: str) -> None:
+    module = Compute(torch.device("cuda")).place(model(name))
+    for layer in module.modules():
+        if isinstance(layer, nn.BatchNorm2d):
+            nn.init.normal_(layer.running_mean, 0, 0.1)
+            nn.init.uniform_(layer.running_var, 0.5, 1.5)
+    images = torch.randint(0, 256, (70, 3, 32, 32), dtype=torch.uint8, device="cuda")
+    exact = Predictor(module, Compute(torch.device("cuda")))(snapshot(module), images, batch_size=32)
+    half = Predictor(module, Compute(torch.device("cuda"), torch.bfloat16))(snapshot(module), images, batch_size=32)
+    assert half.dtype == torch.float32
+    assert float((exact - half).norm() / exact.norm()) < 0.03
+    fused = FusedInference(module)
+    with torch.no_grad():
+        own = fused(fused.fold(snapshot(module), dtype=torch.float32), to_float(images))
+    assert float((exact - own).norm() / exact.norm()) < 1e-4
+
+
+def test_prediction_does_not_disturb_training() -> None:
+    module = Compute(torch.device("cuda")).place(model("resnet8")).train()
+    before = copy.deepcopy(snapshot(module))
+    Predictor(module, Compute(torch.device("cuda"), torch.bfloat16))(
+        before, torch.zeros(4, 3, 32, 32, dtype=torch.uint8, device="cuda"), batch_size=2
+    )
+    assert module.training
+    assert difference(before, snapshot(module)) == 0
