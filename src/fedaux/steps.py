@@ -134,6 +134,7 @@ class CapturedSteps(Steps):
         self._buffer = torch.zeros(capacity, dtype=torch.int64, device=device)
         self._position = torch.zeros((), dtype=torch.int64, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._offsets: dict[int, Tensor] = {}
         self._batch_size = batch_size
         self._key = (key, batch_size, loss, frozen_statistics)
         self._named = dict(model.named_parameters()), dict(model.named_buffers())
@@ -167,7 +168,8 @@ class CapturedSteps(Steps):
         self._targets.copy_(targets)
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
-        offsets = torch.arange(size, device=self._compute.device)
+        # Held here: a graph reads it from where it lies for as long as it is replayed.
+        offsets = self._offsets[size] = torch.arange(size, device=self._compute.device)
         forward = self._forward_compiled if size == self._batch_size and self._compute.compile else self._forward
 
         def step() -> None:
