@@ -48,14 +48,12 @@ def place(name: str, *, clients_at_once: int = 3, compile: bool = False, **setti
     generator = np.random.default_rng(0)
     images = torch.from_numpy(generator.integers(0, 256, (500, 3, 32, 32), dtype=np.uint8))
     proximal = settings.pop("proximal", 0.0)
-    frozen = settings.pop("frozen_statistics", False)
     return Workplace(
         model=compute.place(model(name)),
         inputs=compute.place_inputs(images),
         labels=torch.from_numpy(generator.integers(0, CLASSES, 500)).cuda(),
         section=Local(**({"batch_size": 16, "learning_rate": 1e-3} | settings)),
         proximal=proximal,
-        frozen_statistics=frozen,
         compute=compute,
         key=name,
     )
@@ -88,7 +86,6 @@ def difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) 
         ("resnet8", {}),
         ("resnet8", {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-3, "learning_rate": 0.01}),
         ("resnet8", {"proximal": 0.3, "epochs": 2}),
-        ("resnet8", {"frozen_statistics": True}),
         ("cnn", {}),
         ("mobilenetv2", {}),
         ("shufflenet", {}),

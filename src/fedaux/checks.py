@@ -70,8 +70,6 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
         problems.append("distillation.stopping: measures on labelled data at the server; set data.server_validation")
     if experiment.local.privacy is not None and experiment.local.optimizer_state == "kept":
         problems.append("local.optimizer_state = 'kept': not together with local.privacy; should be 'reset'")
-    if experiment.local.privacy is not None and experiment.batch_normalisation.local == "server":
-        problems.append("batch_normalisation.local = 'server': not together with local.privacy")
     return problems
 
 

@@ -88,6 +88,11 @@ def compute_for(engine: Engine, device: torch.device) -> Compute:
     precision = engine.precision
     if precision == "auto":
         precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
+    if on_gpu:
+        # Trying out convolutions is worth a fifth of the time, but two runs may choose differently; and "fp32" should
+        # not mean the shortened format that convolutions take by default.
+        torch.backends.cudnn.benchmark = precision != "fp32"
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
     return Compute(
         device,
         torch.bfloat16 if precision == "bf16" else torch.float32,

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fedaux.clients import Weights
 from fedaux.compute import Compute
-from fedaux.data.batches import to_float
+from fedaux.data.batches import inference_batch, to_float
 from fedaux.steps import statistics_of
 
 
@@ -41,7 +41,7 @@ class Predictor:
         weights: Weights,
         inputs: Tensor,
         *,
-        batch_size: int,
+        batch_size: int | None = None,
         rows: Tensor | None = None,
         by_batch: bool = False,
     ) -> Tensor:
@@ -49,6 +49,7 @@ class Predictor:
 
         `by_batch` normalises by the statistics of each batch, as in training: only to compare with code that does.
         """
+        batch_size = batch_size or inference_batch(inputs.device)
         if rows is not None and len(rows) == 0:
             return self(weights, inputs[:1], batch_size=1)[:0]
         forward = self._forward_by_batch(weights) if by_batch else self._forward(weights)
@@ -58,7 +59,8 @@ class Predictor:
     def _forward(self, weights: Weights) -> Callable[[Tensor], Tensor]:
         if self._fused is not None:
             fused, folded = self._fused, self._fused.fold(weights, dtype=self._compute.precision)
-            return lambda batch: fused(folded, to_float(batch))
+            dtype = self._compute.precision
+            return lambda batch: fused(folded, to_float(batch, dtype))
         module, compute = self._module, self._compute
         module.load_state_dict(weights)
 

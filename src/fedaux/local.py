@@ -52,7 +52,6 @@ def train_locally(
     generator: np.random.Generator,
     compute: Compute | None = None,
     state: Mapping[str, Tensor] | None = None,
-    frozen_statistics: bool = False,
 ) -> Trained:
     """Train `model` in place on one client's inputs (uint8 [n, C, H, W] or features [n, F]) and labels [n].
 
@@ -69,7 +68,6 @@ def train_locally(
         optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section),
         compute=Compute(labels.device) if compute is None else compute,
         proximal=proximal,
-        frozen_statistics=frozen_statistics,
     )
     if state:
         restore_optimizer(steps.optimizer, model, dict(state))

@@ -38,6 +38,9 @@ from fedaux.privacy import LedgerEntry
 from fedaux.server import average, evaluate, snapshot
 from fedaux.student import Student
 
+HALF = torch.finfo(torch.float16).max
+"""Remembered predictions are kept in half precision."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -400,7 +403,7 @@ class Federation:
                 return memory[member.client].tensors["logits"].float()
             if task.method.memory and member.client in answered:
                 logits = self.students[member.prototype].logits(member.weights)
-                memory[member.client] = Stamped(number, {"logits": logits.half()})
+                memory[member.client] = Stamped(number, {"logits": logits.clamp(-HALF, HALF).half()})
                 return logits
             return self.students[member.prototype].logits(member.weights, where=where)
 

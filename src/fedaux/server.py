@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux.clients import Weights
-from fedaux.data.batches import to_float
+from fedaux.data.batches import inference_batch, to_float
 
 
 def average(weights: Sequence[Weights], *, sizes: Sequence[int]) -> Weights:
@@ -33,10 +33,11 @@ def average(weights: Sequence[Weights], *, sizes: Sequence[int]) -> Weights:
 
 
 @torch.no_grad()
-def predict(module: nn.Module, images: Tensor, *, batch_size: int) -> Tensor:
+def predict(module: nn.Module, images: Tensor, *, batch_size: int | None = None) -> Tensor:
     """Return the module's outputs [N, ...] on uint8 images, in inference mode: no image sees its batch."""
+    size = batch_size or inference_batch(images.device)
     with inference(module):
-        return torch.cat([module(to_float(batch)) for batch in images.split(batch_size)])
+        return torch.cat([module(to_float(batch)) for batch in images.split(size)])
 
 
 def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:

@@ -35,7 +35,6 @@ class Steps:
         compute: Compute,
         proximal: float = 0.0,
         clip: float | None = None,
-        frozen_statistics: bool = False,
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -48,7 +47,6 @@ class Steps:
         self._compute = compute
         self._proximal = proximal
         self._clip = clip
-        self._frozen_statistics = frozen_statistics
         self._anchors: list[Tensor] = []
         self._rows = torch.zeros(0, dtype=torch.int64)
         self._cursor = 0
@@ -77,7 +75,7 @@ class Steps:
             self.step(size)
 
     def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with statistics_of(self.model, batch_size=len(targets), frozen=self._frozen_statistics):
+        with statistics_of(self.model, batch_size=len(targets)):
             with self._compute.autocast():
                 logits = self.model(to_float(inputs))
             return self._loss(logits.float(), targets)
@@ -116,7 +114,6 @@ class CapturedSteps(Steps):
         key: Hashable,
         proximal: float = 0.0,
         clip: float | None = None,
-        frozen_statistics: bool = False,
     ) -> None:
         super().__init__(
             model,
@@ -127,7 +124,6 @@ class CapturedSteps(Steps):
             compute=compute,
             proximal=proximal,
             clip=clip,
-            frozen_statistics=frozen_statistics,
         )
         device = compute.device
         self.stream = torch.cuda.Stream(device)
@@ -136,7 +132,7 @@ class CapturedSteps(Steps):
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._offsets: dict[int, Tensor] = {}
         self._batch_size = batch_size
-        self._key = (key, batch_size, loss, frozen_statistics)
+        self._key = (key, batch_size, loss)
         self._named = dict(model.named_parameters()), dict(model.named_buffers())
         if proximal > 0:
             self._anchors = [parameter.detach().clone() for parameter in self.parameters]
@@ -179,7 +175,12 @@ class CapturedSteps(Steps):
 
         self._position.zero_()
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        # Trying out convolutions pays for the full batch; the rests of epochs come in many sizes.
+        try_out = torch.backends.cudnn.benchmark and size == self._batch_size
+        with (
+            torch.cuda.stream(self.stream),
+            torch.backends.cudnn.flags(enabled=True, benchmark=try_out, allow_tf32=torch.backends.cudnn.allow_tf32),
+        ):
             for _ in range(WARM_UP_STEPS):  # choices of algorithms and first allocations must not be captured
                 self._position.zero_()
                 step()
@@ -188,13 +189,15 @@ class CapturedSteps(Steps):
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         self._position.zero_()
-        with torch.cuda.graph(graph, stream=self.stream, pool=pool):
+        with (
+            torch.backends.cudnn.flags(enabled=True, benchmark=try_out, allow_tf32=torch.backends.cudnn.allow_tf32),
+            torch.cuda.graph(graph, stream=self.stream, pool=pool),
+        ):
             step()
         return graph
 
     def _forward_compiled(self, inputs: Tensor, targets: Tensor) -> Tensor:
         model, loss, compute = self.model, self._loss, self._compute
-        frozen, size = self._frozen_statistics, self._batch_size
 
         def forward(
             parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
@@ -203,7 +206,7 @@ class CapturedSteps(Steps):
                 logits = functional_call(model, (parameters, buffers), (to_float(inputs),))
             return loss(logits.float(), targets)
 
-        with statistics_of(self.model, batch_size=size, frozen=frozen):
+        with statistics_of(self.model, batch_size=self._batch_size):
             result: Tensor = compute.compiled(self._key, forward)(*self._named, inputs, targets)
         return result
 
@@ -221,15 +224,12 @@ def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor], *, st
 
 
 @contextmanager
-def statistics_of(model: nn.Module, *, batch_size: int, frozen: bool = False) -> Iterator[None]:
-    """Let batch normalisation use its running statistics, unchanged, where asked to, and for a batch of one.
-
-    One example has no variance of its own.
-    """
+def statistics_of(model: nn.Module, *, batch_size: int) -> Iterator[None]:
+    """Let batch normalisation use its running statistics, unchanged, for a batch of one: it has no variance."""
     layers = [
         module
         for module in model.modules()
-        if (batch_size == 1 or frozen) and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+        if batch_size == 1 and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
     ]
     for module in layers:
         module.eval()

@@ -20,6 +20,8 @@ from fedaux.inference import Predictor
 from fedaux.server import evaluate, snapshot
 from fedaux.steps import CapturedSteps
 
+STATISTICS_BATCH = 512
+
 
 class Student:
     """One prototype at the server. Inputs are uint8 images [N, C, H, W], or features [N, F] of a frozen h0."""
@@ -106,7 +108,7 @@ class Student:
         recompute_statistics(
             self._model,
             self._distill_inputs[: self._experiment.batch_normalisation.images],
-            batch_size=self._experiment.evaluation.batch_size,
+            batch_size=STATISTICS_BATCH,
             compute=self._compute,
         )
         return snapshot(self._model)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 
-def to_float(images: Tensor) -> Tensor:
-    """Map uint8 to single precision in [0, 1]; features, which are floats already, stay as they are."""
-    return images.float().div_(255.0) if images.dtype is torch.uint8 else images
+def to_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Map uint8 to [0, 1]; features, which are floats already, stay as they are."""
+    return images.to(dtype).div_(255.0) if images.dtype is torch.uint8 else images
 
 
 def shuffled_batches(
@@ -20,3 +20,8 @@ def shuffled_batches(
     """Yield the indices of one epoch in random order, batch by batch; the last batch can be smaller."""
     order = torch.from_numpy(generator.permutation(size)).to(device)
     yield from order.split(batch_size)
+
+
+def inference_batch(device: torch.device) -> int:
+    """Return a good size of batches where nothing is trained, if nobody asks for another."""
+    return 4096 if device.type == "cuda" else 256

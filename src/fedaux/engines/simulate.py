@@ -109,7 +109,6 @@ class SimulatedClients:
             labels=self._labels,
             section=request.local,
             proximal=request.proximal,
-            frozen_statistics=self._task.experiment.batch_normalisation.local == "server",
             compute=self._task.compute,
             key=self._task.architecture(prototype),
         )

@@ -71,7 +71,6 @@ class StreamTraining:
             batch_size=section.batch_size,
             key=place.key,
             proximal=place.proximal,
-            frozen_statistics=place.frozen_statistics,
         )
 
     def _wave(self, wave: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:

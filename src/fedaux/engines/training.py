@@ -25,7 +25,6 @@ class Workplace:
     labels: Tensor
     section: Local
     proximal: float
-    frozen_statistics: bool
     compute: Compute
     key: str
     """Names the architecture: what is compiled for one model serves all models of the same key."""
@@ -63,7 +62,6 @@ def one_by_one(place: Workplace) -> Training:
                 generator=job.generator,
                 compute=place.compute,
                 state=job.state,
-                frozen_statistics=place.frozen_statistics,
             )
             yield job, snapshot(place.model), trained
 
