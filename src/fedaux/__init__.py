@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from fedaux.execute import Result, run
     from fedaux.methods import METHODS, Method
     from fedaux.models import MODELS, SplitModel, split_model
+    from fedaux.plugins import load_plugin
     from fedaux.reading import load_experiment
 
 _HOMES = {
     "ConfigError": "fedaux.config",
     "Experiment": "fedaux.config",
     "load_experiment": "fedaux.reading",
+    "load_plugin": "fedaux.plugins",
     "Result": "fedaux.execute",
     "run": "fedaux.execute",
     "METHODS": "fedaux.methods",
@@ -40,6 +42,7 @@ __all__ = [
     "Result",
     "SplitModel",
     "load_experiment",
+    "load_plugin",
     "run",
     "split_model",
 ]

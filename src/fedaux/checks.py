@@ -83,6 +83,10 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
     """Raise ConfigError for what only loaded data can tell: shapes, sizes, models and checkpoints that do not fit."""
     _check_shapes(data, tuple(auxiliary.shape))
     problems: list[str] = []
+    channels = data.images.shape[1]
+    for key in ("channel_mean", "channel_deviation"):
+        if len(numbers := getattr(experiment.data, key)) not in (0, channels):
+            problems.append(f"data.{key} = {list(numbers)}: should be {channels} numbers, one a channel")
     try:
         split_auxiliary(
             len(auxiliary),

@@ -38,6 +38,15 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change a setting: --set local.epochs=5. May be repeated.", metavar="KEY=VALUE"),
 ]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        help="A Python file with own methods, teachers, models, sources or mechanisms. May be repeated. "
+        "It is code that runs with your rights: use only files you trust.",
+        metavar="FILE",
+    ),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -57,13 +66,14 @@ def run(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run where it stopped.")] = False,
     overrides: Overrides = None,
+    plugins: Plugins = None,
 ) -> None:
     """Run every method and seed of a recipe; without one, the embedded demo.
 
     Leaves a run directory with configuration, metrics, privacy ledger, checkpoints, summary and report. A run that was
     interrupted, in whatever way, continues with --resume and ends with the same figures.
     """
-    experiment = load(recipe, overrides or [])
+    experiment = load(recipe, overrides or [], plugins=plugins)
     from fedaux import display, execute
 
     console = Console()
@@ -99,9 +109,10 @@ def data(
     seed: Annotated[
         int | None, typer.Option("--seed", help="The seed of the split.", show_default="the recipe's first")
     ] = None,
+    plugins: Plugins = None,
 ) -> None:
     """Show how a recipe spreads its labelled data: a client-by-class table and the bubble picture."""
-    experiment = load(recipe, overrides or [])
+    experiment = load(recipe, overrides or [], plugins=plugins)
     alphas = sorted(set(alpha or [experiment.split.alpha, 0.1, 1.0, 100.0]))
     if wrong := [value for value in alphas if not value > 0]:
         raise ValueError(f"--alpha {wrong[0]}: should be greater than 0")
@@ -149,8 +160,10 @@ def report(
 @app.command()
 def methods(
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    plugins: Plugins = None,
 ) -> None:
     """List the methods and what distinguishes them."""
+    load_plugins(plugins)
     from fedaux.methods import METHODS
 
     if as_json:
@@ -168,9 +181,9 @@ def methods(
 
 
 @app.command()
-def privacy(recipe: Recipe = "demo", overrides: Overrides = None) -> None:
+def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugins = None) -> None:
     """Say what each client will spend, before anything runs, and whether the noise leaves any signal."""
-    experiment = load(recipe, overrides or [])
+    experiment = load(recipe, overrides or [], plugins=plugins)
     from fedaux import execute
     from fedaux.checks import check_data
     from fedaux.data import load_auxiliary, load_labelled
@@ -197,6 +210,7 @@ def audit(
     trials: Annotated[int, typer.Option("--trials", help="Noisy releases of the distinguishing attack.")] = 4_000_000,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same attack.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    plugins: Plugins = None,
 ) -> None:
     """Attack a mechanism: search the worst neighbour, then try to tell the two data sets apart."""
     if not epsilon > 0:
@@ -205,6 +219,7 @@ def audit(
         raise ValueError(f"--delta {delta}: should lie between 0 and 1")
     if trials < 1 or seed < 0:
         raise ValueError(f"--trials {trials} --seed {seed}: should be at least 1 and 0")
+    load_plugins(plugins)
     from fedaux import audit as attacks
 
     found = attacks.audit(mechanism, epsilon=epsilon, delta=delta, trials=trials, seed=seed)
@@ -231,6 +246,7 @@ def reproduce(
         typer.Option("--with", help="An option of the experiment: --with alphas=[0.01,1].", metavar="KEY=VALUE"),
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Name the experiments, their data and their time.")] = False,
+    plugins: Plugins = None,
 ) -> None:
     """Run an analysis of the paper: figures and numbers into a directory."""
     from fedaux.mistakes import nearest
@@ -250,6 +266,7 @@ def reproduce(
         return
     if name not in EXPERIMENTS:
         raise ValueError(f"{name}: no such experiment{nearest(name, EXPERIMENTS) or '; see fedaux reproduce --list'}")
+    load_plugins(plugins)
     chosen = EXPERIMENTS[name]
     hidden = {"out", "base", "on_line"}
     known = {key: p.default for key, p in signature(chosen.run).parameters.items() if key not in hidden}
@@ -273,8 +290,18 @@ def reproduce(
         console.print(str(path), highlight=False, soft_wrap=True)
 
 
-def load(recipe: str, overrides: list[str]) -> Experiment:
+def load_plugins(plugins: list[Path] | None) -> None:
+    """Run the files given with --plugin, so that their rows are known."""
+    if plugins:
+        from fedaux.plugins import load_plugin
+
+        for plugin in plugins:
+            load_plugin(plugin)
+
+
+def load(recipe: str, overrides: list[str], *, plugins: list[Path] | None = None) -> Experiment:
     """Read a recipe by path or by the name of one that ships with the package; all problems are told at once."""
+    load_plugins(plugins)
     path = Path(recipe)
     if not path.is_file():
         shipped = {entry.name.removesuffix(".toml"): entry for entry in files("fedaux").joinpath("recipes").iterdir()}
@@ -290,7 +317,10 @@ def load(recipe: str, overrides: list[str]) -> Experiment:
     # Names that were wrong already stand at their defaults in `fields`, so nothing is told twice.
     problems += found + [line for line in problems_of(fields) if line not in found]
     if problems:
-        raise ConfigError(problems, origin=str(path))
+        # Where no name is near, the row may be one of a file that was not given.
+        hint = "; given by a plugin? --plugin FILE"
+        told = [line + hint if ": not known; there are " in line else line for line in problems]
+        raise ConfigError(told, origin=str(path))
     return Experiment(**raw)
 
 

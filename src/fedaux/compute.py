@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedaux.config import Engine
+from fedaux.config import Data, Engine
+from fedaux.data.batches import to_float
 
 CLIENTS_AT_ONCE = 8
 
@@ -26,6 +27,10 @@ class Compute:
     precision: torch.dtype = torch.float32
     compile: bool = False
     clients_at_once: int = 1
+    mean: Tensor | None = None
+    """Taken from images after they are mapped to [0, 1], [C, 1, 1]."""
+    deviation: Tensor | None = None
+    """By which images are then divided, [C, 1, 1]."""
     _cache: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -52,6 +57,16 @@ class Compute:
             return inputs.to(self.device, memory_format=torch.channels_last)
         return inputs.to(self.device)
 
+    def floats(self, inputs: Tensor) -> Tensor:
+        """Return inputs as models take them: uint8 images mapped to [0, 1] and normalised, features as they are."""
+        floats = to_float(inputs)
+        return self.normalised(floats) if inputs.dtype is torch.uint8 else floats
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Return images in [0, 1] without the mean of each channel, in units of its deviation."""
+        images = images if self.mean is None else images - self.mean
+        return images if self.deviation is None else images / self.deviation
+
     def compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function compiled, once for each key; where compilation is off or fails, the function itself."""
         if not self.compile:
@@ -67,22 +82,25 @@ class _Compiled:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._plain = function
-        self._compiled: Callable[..., Any] | None = torch.compile(function, dynamic=False)
+        self._compiled: Callable[..., Any] | None = None
+        self._possible = True
 
     def __call__(self, *arguments: Any) -> Any:
-        if self._compiled is not None:
+        if self._possible:
             try:
+                if self._compiled is None:
+                    self._compiled = torch.compile(self._plain, dynamic=False)
                 return self._compiled(*arguments)
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as error:
-                self._compiled = None
+                self._possible = False
                 reason = str(error).strip().splitlines() or [type(error).__name__]
                 warnings.warn(f"engine.compile: not possible here, going on without ({reason[0]})", stacklevel=2)
         return self._plain(*arguments)
 
 
-def compute_for(engine: Engine, device: torch.device) -> Compute:
+def compute_for(engine: Engine, device: torch.device, data: Data | None = None) -> Compute:
     """Return how an experiment is computed on a device: `auto` is bf16 and compiled on a GPU, fp32 elsewhere."""
     on_gpu = device.type == "cuda"
     precision = engine.precision
@@ -98,4 +116,10 @@ def compute_for(engine: Engine, device: torch.device) -> Compute:
         torch.bfloat16 if precision == "bf16" else torch.float32,
         compile=on_gpu if engine.compile is None else engine.compile,
         clients_at_once=CLIENTS_AT_ONCE if engine.clients_at_once is None else engine.clients_at_once,
+        mean=None if data is None else _a_channel(data.channel_mean, device),
+        deviation=None if data is None else _a_channel(data.channel_deviation, device),
     )
+
+
+def _a_channel(numbers: Sequence[float], device: torch.device) -> Tensor | None:
+    return torch.tensor(numbers, device=device)[:, None, None] if numbers else None

@@ -67,6 +67,10 @@ class Data(Section):
     """A file, for sources that read one."""
     test_fraction: Fraction = 0.2
     """Share held out for testing where the source has no test set; the same examples for every seed."""
+    channel_mean: Annotated[tuple[float, ...], BeforeValidator(_as_tuple)] = ()
+    """Taken from every image, private and public, a number a channel between 0 and 1; nothing when not given."""
+    channel_deviation: Annotated[tuple[Positive, ...], BeforeValidator(_as_tuple)] = ()
+    """By which every image is then divided, a number a channel; by 1 when not given."""
     server_validation: Annotated[int, Field(ge=0)] = 0
     """Training examples that the server holds with their labels, to stop distillation early; the paper has none."""
 

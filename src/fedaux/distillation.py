@@ -17,7 +17,6 @@ from torch.nn import functional
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.config import Averaging, Distillation, Stopping
-from fedaux.data.batches import to_float
 from fedaux.local import OPTIMIZERS, epoch_orders
 from fedaux.server import snapshot
 from fedaux.steps import CapturedSteps, Steps, batch_sizes, reset
@@ -278,7 +277,7 @@ def recompute_statistics(model: nn.Module, images: Tensor, *, batch_size: int, c
         for layer in layers:
             layer.momentum = len(batch) / seen
         with compute.autocast():
-            model(to_float(batch))
+            model(compute.floats(batch))
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     model.train()

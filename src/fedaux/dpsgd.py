@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux.composition import Query, composed_epsilon
+from fedaux.compute import Compute
 from fedaux.config import Local
 from fedaux.data.batches import to_float
 from fedaux.local import OPTIMIZERS
@@ -34,6 +35,7 @@ def train_privately(
     proximal: float,
     generator: np.random.Generator,
     client: int,
+    compute: Compute | None = None,
 ) -> tuple[float, LedgerEntry]:
     """Train `model` in place on one client's images (uint8 [n, C, H, W]) and labels [n]; return mean loss and cost.
 
@@ -73,6 +75,7 @@ def train_privately(
         expected_batch_size=query.sampling_probability * len(labels),
         generator=noise,
     )
+    floats = to_float if compute is None else compute.floats
     total, seen = torch.zeros((), device=labels.device), 0
     model.train()
     try:
@@ -80,7 +83,7 @@ def train_privately(
             optimizer.zero_grad(set_to_none=True)
             taken = np.flatnonzero(generator.random(len(labels)) < query.sampling_probability)
             batch = torch.from_numpy(taken).to(labels.device)
-            total += _per_example_gradients(wrapped, parameters, to_float(images[batch]), labels[batch])
+            total += _per_example_gradients(wrapped, parameters, floats(images[batch]), labels[batch])
             seen += len(batch)
             optimizer.pre_step()  # clips, sums, adds noise, divides
             if proximal > 0:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import fedaux
-from fedaux import checks, seeding
+from fedaux import checks, plugins, seeding
 from fedaux.clients import Weights
 from fedaux.compute import Compute, compute_for
 from fedaux.config import Experiment
@@ -70,8 +70,10 @@ def run(
     data = load_labelled(experiment.data).to(device)
     auxiliary = load_auxiliary(experiment.auxiliary).to(device)
     checks.check_data(experiment, data, auxiliary)
-    compute = compute_for(experiment.engine, device)
+    compute = compute_for(experiment.engine, device, experiment.data)
     path = Path(out or experiment.output.directory or Path("runs") / experiment.name)
+    if resume:
+        plugins.check_same(path)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
         save_json(path / "environment.json", environment(compute))
         save_json(path / "split.json", split_tables(experiment, data))
@@ -100,7 +102,7 @@ class Work:
     ) -> None:
         self._experiment = experiment
         self._directory = directory
-        self._compute = compute or Compute(auxiliary.device)
+        self._compute = compute or compute_for(experiment.engine, auxiliary.device, experiment.data)
         self._data = data
         self._auxiliary = auxiliary
         self._content = content_digest(auxiliary)
@@ -179,6 +181,7 @@ class Work:
                 content=self._content,
                 seed=task.seed,
                 store=self._directory.path / "pretrained",
+                compute=self._compute,
                 on_epoch=lambda epoch, _: self._watcher.phase(task, 0, f"pretrain {epoch + 1}/{section.epochs}"),
             )
 
@@ -247,7 +250,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def environment(compute: Compute) -> dict[str, Any]:
-    """Return the versions, the machine and the precision that a result depends on."""
+    """Return the versions, the machine, the precision and the plugins that a result depends on."""
     device = compute.device
     return {
         "fedaux": fedaux.__version__,
@@ -261,7 +264,7 @@ def environment(compute: Compute) -> dict[str, Any]:
         "clients_at_once": compute.clients_at_once,
         "threads": torch.get_num_threads(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    } | ({"plugins": plugins.loaded()} if plugins.loaded() else {})
 
 
 def write_summary(directory: RunDirectory) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 from fedaux.clients import Weights
 from fedaux.compute import Compute
-from fedaux.data.batches import inference_batch, to_float
+from fedaux.data.batches import inference_batch
 from fedaux.steps import statistics_of
 
 
@@ -59,14 +60,14 @@ class Predictor:
     def _forward(self, weights: Weights) -> Callable[[Tensor], Tensor]:
         if self._fused is not None:
             fused, folded = self._fused, self._fused.fold(weights, dtype=self._compute.precision)
-            dtype = self._compute.precision
-            return lambda batch: fused(folded, to_float(batch, dtype))
+            floats = self._compute.floats
+            return lambda batch: fused(folded, floats(batch))
         module, compute = self._module, self._compute
         module.load_state_dict(weights)
 
         def forward(batch: Tensor) -> Tensor:
             with compute.autocast():
-                outputs: Tensor = module(to_float(batch))
+                outputs: Tensor = module(compute.floats(batch))
             return outputs
 
         return forward
@@ -78,7 +79,7 @@ class Predictor:
         def forward(batch: Tensor) -> Tensor:
             module.train()
             with statistics_of(module, batch_size=len(batch)), compute.autocast():
-                outputs: Tensor = module(to_float(batch))
+                outputs: Tensor = module(compute.floats(batch))
             module.eval()
             return outputs
 
@@ -108,8 +109,10 @@ class FusedInference:
             raise Untraceable("takes more than one input")
         self._joined: dict[fx.Node, _Joined] = {}
         self._done_elsewhere: set[fx.Node] = set()
+        uses = Counter(str(node.target) for node in self._nodes if node.op == "call_module")
         for node in self._nodes:
-            if node.op == "call_module" and type(self._modules[str(node.target)]) is nn.Conv2d:
+            # One that is used twice has two normalisations behind it; the weights of both cannot be in one place.
+            if self._is_module(node, nn.Conv2d) and uses[str(node.target)] == 1 and self._is_plain_convolution(node):
                 self._join(node)
 
     def fold(self, weights: Weights, *, dtype: torch.dtype) -> Weights:
@@ -149,7 +152,7 @@ class FusedInference:
         joined = _Joined(str(node.target), node.args[0])
         chain = [node]
         following = self._only_user(node)
-        if following is not None and self._is_module(following, nn.BatchNorm2d):
+        if following is not None and self._is_module(following, nn.BatchNorm2d) and self._has_statistics(following):
             joined.normalisation = str(following.target)
             chain.append(following)
             following = self._only_user(following)
@@ -172,6 +175,12 @@ class FusedInference:
 
     def _is_module(self, node: fx.Node, kind: type[nn.Module]) -> bool:
         return node.op == "call_module" and type(self._modules[str(node.target)]) is kind
+
+    def _is_plain_convolution(self, node: fx.Node) -> bool:
+        return len(node.args) == 1 and not node.kwargs and self._modules[str(node.target)].padding_mode == "zeros"
+
+    def _has_statistics(self, node: fx.Node) -> bool:
+        return self._modules[str(node.target)].running_var is not None
 
     def _with_normalisation(
         self, weight: Tensor, bias: Tensor | None, name: str, weights: Weights
@@ -206,7 +215,7 @@ class FusedInference:
     def _plain(self, node: fx.Node, folded: Weights, values: Mapping[fx.Node, Any]) -> Any:
         arguments, keywords = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         if node.op == "get_attr":
-            return folded[str(node.target)]
+            return self._attribute(str(node.target), folded)
         if node.op == "call_function":
             return node.target(*arguments, **keywords)  # type: ignore[operator]
         if node.op == "call_method":
@@ -216,6 +225,11 @@ class FusedInference:
         # Weights are in single precision here, and what is left is small: heads, or normalisation of groups.
         precise = tuple(value.float() if own and isinstance(value, Tensor) else value for value in arguments)
         return functional_call(module, own, precise, keywords)
+
+    def _attribute(self, name: str, folded: Weights) -> Any:
+        """Return a weight, or what belongs to the module and not to its weights, such as a constant."""
+        parent, _, last = name.rpartition(".")
+        return folded[name] if name in folded else getattr(self._modules[parent], last)
 
 
 class _Joined:
@@ -231,4 +245,4 @@ class _Joined:
 
 
 def _is_addition(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target in (operator.add, torch.add, operator.iadd)
+    return node.op == "call_function" and node.target in (operator.add, torch.add, operator.iadd) and not node.kwargs

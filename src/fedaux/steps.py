@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedaux.compute import Compute
-from fedaux.data.batches import to_float
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """The mean loss of logits [B, C] against targets [B, ...]."""
@@ -66,7 +65,7 @@ class Steps:
         """Take a step on the next so many rows."""
         batch = self._rows[self._cursor : self._cursor + size]
         self._cursor += size
-        self._update(self._inputs[batch], self._targets[batch], self._forward)
+        self._update(self._compute.floats(self._inputs[batch]), self._targets[batch], self._forward)
 
     def run(self, rows: Tensor, *, batch_size: int) -> None:
         """Take a step on each batch of rows in turn; the last one can be smaller."""
@@ -77,7 +76,7 @@ class Steps:
     def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with statistics_of(self.model, batch_size=len(targets)):
             with self._compute.autocast():
-                logits = self.model(to_float(inputs))
+                logits = self.model(inputs)
             return self._loss(logits.float(), targets)
 
     def _update(self, inputs: Tensor, targets: Tensor, forward: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -170,7 +169,7 @@ class CapturedSteps(Steps):
 
         def step() -> None:
             rows = self._buffer.index_select(0, self._position + offsets)
-            self._update(self._inputs[rows], self._targets[rows], forward)
+            self._update(self._compute.floats(self._inputs[rows]), self._targets[rows], forward)
             self._position += size
 
         self._position.zero_()
@@ -203,7 +202,7 @@ class CapturedSteps(Steps):
             parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
         ) -> Tensor:
             with compute.autocast():
-                logits = functional_call(model, (parameters, buffers), (to_float(inputs),))
+                logits = functional_call(model, (parameters, buffers), (inputs,))
             return loss(logits.float(), targets)
 
         with statistics_of(self.model, batch_size=self._batch_size):

@@ -56,8 +56,10 @@ class Student:
             weights = self.with_public_statistics(weights)
         if where is None:
             return self._predict(weights, self._distill_inputs, by_batch=statistics == "batch")
+        if statistics == "batch" and self._normalised:  # an image's batch is the same, wherever else a client is asked
+            return self._predict(weights, self._distill_inputs, by_batch=True).masked_fill_(~where[:, None], 0.0)
         rows = where.nonzero().squeeze(1)
-        asked = self._predict(weights, self._distill_inputs, by_batch=statistics == "batch", rows=rows)
+        asked = self._predict(weights, self._distill_inputs, rows=rows)
         return torch.zeros(len(where), *asked.shape[1:], device=asked.device).index_copy_(0, rows, asked)
 
     def test_logits(self, weights: Weights) -> Tensor:

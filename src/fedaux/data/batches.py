@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 
-def to_float(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Map uint8 to [0, 1]; features, which are floats already, stay as they are."""
-    return images.to(dtype).div_(255.0) if images.dtype is torch.uint8 else images
+def to_float(images: Tensor) -> Tensor:
+    """Map uint8 to [0, 1] in single precision; features, which are floats already, stay as they are."""
+    return images.float().div_(255.0) if images.dtype is torch.uint8 else images
 
 
 def shuffled_batches(

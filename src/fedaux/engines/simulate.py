@@ -13,6 +13,7 @@ from fedaux import seeding
 from fedaux.certainty import MECHANISMS
 from fedaux.certainty.secure import noise_for
 from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, Weights
+from fedaux.config import Local
 from fedaux.dpsgd import check_ready, train_privately
 from fedaux.engines.stacked import StackedTraining, can_stack
 from fedaux.engines.streams import StreamTraining
@@ -35,7 +36,7 @@ class SimulatedClients:
         self._parts = [torch.from_numpy(part).to(images.device) for part in parts]
         self._models = trained_models(task)
         self._inputs: dict[str, Tensor] = {}
-        self._training: dict[tuple[str, float], Training] = {}
+        self._training: dict[tuple[str, float, Local], Training] = {}
         self._kept: dict[int, Stamped] = {}
         if task.experiment.local.privacy is not None:
             check_ready(self._models.values())  # before anything is pretrained
@@ -115,7 +116,7 @@ class SimulatedClients:
 
     def _trained(self, prototype: str, request: TrainRequest) -> Training:
         """Return the way of training that is fastest here; it is kept, for it can be costly to set up."""
-        key = (prototype, request.proximal)
+        key = (prototype, request.proximal, request.local)
         if key not in self._training:
             place = self._place(prototype, request)
             if place.compute.clients_at_once == 1:
@@ -142,5 +143,6 @@ class SimulatedClients:
                 proximal=request.proximal,
                 generator=job.generator,
                 client=client,
+                compute=place.compute,
             )
             yield Update(client, len(job.rows), snapshot(place.model), None, entry)

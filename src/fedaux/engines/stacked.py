@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from fedaux.clients import Weights
 from fedaux.config import Local
-from fedaux.data.batches import to_float
 from fedaux.engines.training import Job, Workplace
 from fedaux.local import Trained, epoch_orders
 
@@ -26,8 +25,13 @@ EPSILON = 1e-8
 
 
 def can_stack(model: nn.Module) -> bool:
-    """Whether no example sees another in a model: it has no buffers, such as statistics of batches."""
-    return next(model.buffers(), None) is None and all(parameter.requires_grad for parameter in model.parameters())
+    """Whether no example sees another in a model, nothing is drawn in it, and all of it is trained parameters."""
+    layers = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    return (
+        next(model.buffers(), None) is None
+        and all(parameter.requires_grad for parameter in model.parameters())
+        and not any(isinstance(module, layers) for module in model.modules())
+    )
 
 
 class StackedTraining:
@@ -63,8 +67,9 @@ class StackedTraining:
             active = sum(number < len(own) for own in batches)
             rows, present = _filled([own[number] for own in batches[:active]], section.batch_size)
             leaves = [tensor[:active].detach().requires_grad_() for tensor in stack]
-            inputs = to_float(place.inputs[rows.flatten()]).unflatten(0, rows.shape)
-            logits = self._forward(tuple(leaves), inputs)
+            inputs = place.compute.floats(place.inputs[rows.flatten()]).unflatten(0, rows.shape)
+            with place.compute.autocast():
+                logits = self._forward(tuple(leaves), inputs).float()
             losses = functional.cross_entropy(
                 logits.flatten(0, 1), place.labels[rows.flatten()], reduction="none"
             ).view_as(present)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.clients import Weights
+from fedaux.compute import Compute
 from fedaux.config import Pretraining, Prototype
 from fedaux.files import save_tensors
 from fedaux.models import SplitModel
@@ -32,6 +33,7 @@ def pretrained_extractor(
     content: str,
     seed: int,
     store: Path,
+    compute: Compute | None = None,
     on_epoch: OnEpoch | None = None,
 ) -> Weights:
     """Return h0 for a model: from a given checkpoint, from the store, or by training on images (uint8 [N, C, H, W]).
@@ -51,6 +53,9 @@ def pretrained_extractor(
         "prototype": prototype.name,
         "device": images.device.type,
     }
+    if compute is not None:
+        channels = {"mean": compute.mean, "deviation": compute.deviation}
+        settings |= {key: value.flatten().tolist() for key, value in channels.items() if value is not None}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     path = store / f"{prototype.name}-{digest}.safetensors"
     if path.exists():
@@ -66,6 +71,7 @@ def pretrained_extractor(
         projection_widths=section.projection_widths,
         augmentation=section.augmentation,
         generator=seeding.torch_generator(seed, "pretraining", device=images.device, part=prototype.name),
+        normalise=None if compute is None else compute.normalised,
         on_epoch=on_epoch,
     )
     weights = snapshot(model.features)

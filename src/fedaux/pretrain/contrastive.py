@@ -66,11 +66,13 @@ def pretrain_contrastive(
     projection_widths: Sequence[int],
     augmentation: Augmentation,
     generator: torch.Generator,
+    normalise: Callable[[Tensor], Tensor] | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
 ) -> list[float]:
     """Train `features` in place by SimCLR and Adam on `images` uint8 [N, C, H, W]; return epoch losses.
 
-    `features` maps floats in [0, 1] of [B, C, H, W] to [B, feature_width]; `generator` is on their device.
+    `features` maps floats in [0, 1] of [B, C, H, W], or what `normalise` makes of them, to [B, feature_width];
+    `generator` is on their device.
     An epoch goes once through the images in random order; a last incomplete batch is left out, unless it is
     the only one, because the loss depends on how many others an image is compared with.
 
@@ -103,7 +105,7 @@ def pretrain_contrastive(
         for chosen in order[: batches * batch_size].view(batches, batch_size):
             batch = images[chosen].float() / 255
             views = augment(torch.cat([batch, batch]), policy=augmentation, generator=generator)
-            embedded = features(views)
+            embedded = features(views if normalise is None else normalise(views))
             if embedded.shape != (2 * batch_size, feature_width):
                 raise ValueError(
                     f"features should return [{2 * batch_size}, {feature_width}], got {list(embedded.shape)}"

@@ -22,11 +22,11 @@ from fedaux.data import LabelledData, load_auxiliary, load_labelled
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.ensemble import Ensemble, Member, certainty_teacher, mean_teacher, mixture_teacher
 from fedaux.execute import Silent, Work, choose_device, split_for
+from fedaux.inference import Predictor
 from fedaux.reproduce.privacy_grid import demo
 from fedaux.reproduce.writing import Outcome, markdown_table, write
 from fedaux.rounds import Scorer, State, Task, build_models, prepare
 from fedaux.runs import RunDirectory
-from fedaux.server import predict
 
 MECHANISMS = ("mean", "release", "paper", "none")
 ALPHAS = (0.01, 0.04, 0.1, 0.16, 0.64, 2.56, 10.24)
@@ -119,13 +119,13 @@ def _ensemble_rows(
 
 def _local_logits(task: Task, clients: SimulatedClients, state: State) -> dict[int, Tensor]:
     """Train every client once from the starting model; return its logits on the test images."""
-    models = build_models(task)
+    predictors = {name: Predictor(model, task.compute) for name, model in build_models(task).items()}
     request = TrainRequest(1, state.weights, task.experiment.local, 0.0, task.seed)
     logits = {}
     for update in clients.train(clients.present(), request):
-        model = models[task.prototype_of[update.client]]
-        model.load_state_dict(update.weights)
-        logits[update.client] = predict(model, task.test_images, batch_size=task.experiment.evaluation.batch_size)
+        predictor = predictors[task.prototype_of[update.client]]
+        batch_size = task.experiment.evaluation.batch_size
+        logits[update.client] = predictor(update.weights, task.test_images, batch_size=batch_size)
     return logits
 
 

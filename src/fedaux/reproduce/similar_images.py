@@ -24,6 +24,7 @@ from fedaux.certainty import MECHANISMS, SimulatedNoise
 from fedaux.config import Experiment
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.execute import Silent, Work, choose_device, split_for
+from fedaux.inference import Predictor
 from fedaux.report.figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
 from fedaux.reproduce.privacy_grid import demo
@@ -31,7 +32,6 @@ from fedaux.reproduce.scoring import Silence
 from fedaux.reproduce.writing import Outcome, epsilon_name, markdown_table, write
 from fedaux.rounds import build_models
 from fedaux.runs import RunDirectory
-from fedaux.server import predict
 
 WARNING = "Shows private images: for simulations only."
 
@@ -78,12 +78,11 @@ def run(
     if not chosen:
         raise ValueError(f"split.num_clients = {len(parts)}: no client holds {num_neighbours} examples to show")
     models = build_models(task)
-    extractor = work.extractor(task)
-    for name, model in models.items():
-        model.features.load_state_dict(extractor(name, model))
+    extractors = {name: work.extractor(task)(name, model) for name, model in models.items()}
+    predictors = {name: Predictor(model.features, task.compute) for name, model in models.items()}
 
     def features_of(prototype: str, images: Tensor) -> Tensor:
-        return predict(models[prototype].features, images, batch_size=experiment.evaluation.batch_size)
+        return predictors[prototype](extractors[prototype], images, batch_size=experiment.evaluation.batch_size)
 
     section = experiment.certainty
     mechanism = MECHANISMS[section.mechanism](section)
