@@ -221,7 +221,7 @@ def plain_player(fast: Fast, experiment: Experiment, data: LabelledData, *, prec
         seed=experiment.seeds[0],
         local=experiment.local,
         distillation=experiment.distillation,
-        batch_size=experiment.evaluation.batch_size,
+        batch_size=experiment.evaluation.batch_size or 1024,
         images=data.images,
         labels=data.labels,
         parts=[torch.from_numpy(part).to(task.device) for part in fast.parts],

@@ -32,10 +32,44 @@ def test_files_of_the_reading_order_exist() -> None:
             assert (ROOT / name).exists() or (ROOT / folder / name).exists(), name
 
 
-def test_the_example_of_a_users_own_method_and_model_runs(tmp_path: Path) -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
-    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+@pytest.fixture(scope="module")
+def extending() -> tuple[dict[str, str], list[str], str]:
+    """The files of docs/extending.md by the name in their first line, its commands, its program without a file."""
+    text = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.S | re.M)
+    files = {name[1]: content for _, content in blocks if (name := re.match(r"# (\S+\.(?:py|toml))\n", content))}
+    assert list(files) == ["own.py", "own.toml", "test_own.py"]
+    (commands,) = [content for language, content in blocks if not language]
+    (program,) = [content for language, content in blocks if language == "python" and content not in files.values()]
+    return files, [line.partition("#")[0].strip() for line in commands.splitlines()], program
+
+
+def test_the_worked_example_of_a_plugin_runs(extending: tuple[dict[str, str], list[str], str], tmp_path: Path) -> None:
+    files, commands, _ = extending
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    assert [command.split()[:2] for command in commands] == [
+        ["pytest", "test_own.py"],
+        ["fedaux", "data"],
+        ["fedaux", "run"],
+    ]
+    said = []
+    for command in commands:
+        arguments = [sys.executable, "-m", *command.split()]
+        done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+        said.append(done.stdout)
+    assert "1 passed" in said[0]
+    assert "720" in said[1]
+    summary = json.loads((tmp_path / "runs/own/summary.json").read_text(encoding="utf-8"))
+    assert [row["method"] for row in summary["rows"]] == ["entropy+m", "feddf+m"]
+    assert summary["complete"]
+    assert all(row["accuracy_max_mean"] > 0.4 for row in summary["rows"])  # chance is 0.2
+
+
+def test_the_example_without_a_file_runs(extending: tuple[dict[str, str], list[str], str], tmp_path: Path) -> None:
+    program = extending[2]
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs/own/summary.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in summary["rows"]] == ["scored", "fedavg"]

@@ -17,7 +17,7 @@ from conftest import tiny
 import fedaux
 
 GOLDEN = Path(__file__).with_name("golden.json")
-METHODS = ["fedavg", "fedprox+p", "feddf+p", "fedaux"]
+METHODS = ["fedavg", "fedprox+p", "feddf+p", "fedaux+logits", "fedaux", "fedaux+m", "fedbe"]
 
 
 def measure(directory: Path) -> list[dict[str, Any]]:

@@ -145,6 +145,8 @@ def test_fused_predictions_are_those_of_the_module_to_half_precision(name: str) 
     module = Compute(torch.device("cuda")).place(model(name))
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):
+            assert layer.running_mean is not None
+            assert layer.running_var is not None
             nn.init.normal_(layer.running_mean, 0, 0.1)
             nn.init.uniform_(layer.running_var, 0.5, 1.5)
     images = torch.randint(0, 256, (70, 3, 32, 32), dtype=torch.uint8, device="cuda")

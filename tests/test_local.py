@@ -12,7 +12,7 @@ from fedaux.config import Local
 from fedaux.local import train_locally
 from fedaux.models import MODELS
 from fedaux.server import snapshot
-from fedaux.steps import proximal_term
+from fedaux.steps import add_proximal_gradient
 
 
 def linear() -> nn.Module:
@@ -63,10 +63,17 @@ def test_local_training_equals_plain_gradient_descent(proximal: float) -> None:
     assert loss == pytest.approx(np.concatenate(losses).mean(), rel=1e-5)
 
 
-def test_proximal_term_is_half_the_squared_distance() -> None:
-    parameters = [torch.tensor([1.0, 2.0]), torch.tensor([[3.0]])]
-    anchors = [torch.tensor([0.0, 0.0]), torch.tensor([[1.0]])]
-    assert float(proximal_term(parameters, anchors, strength=0.5)) == pytest.approx(0.25 * (1 + 4 + 4))
+def test_the_proximal_gradient_is_that_of_half_the_squared_distance() -> None:
+    parameters = [nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.tensor([[3.0]]))]
+    anchors = [torch.tensor([0.0, 0.5]), torch.tensor([[1.0]])]
+    total = torch.stack([(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]).sum()
+    expected = torch.autograd.grad(0.5 * 0.7 * total, parameters)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    add_proximal_gradient(parameters, anchors, strength=0.7)
+    for parameter, gradient in zip(parameters, expected, strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(parameter.grad, 1 + gradient)
 
 
 def test_a_stronger_proximal_term_keeps_the_model_closer() -> None:

@@ -19,7 +19,7 @@ from fedaux.data import load_auxiliary, load_labelled
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.report import svg
 from fedaux.reproduce import EXPERIMENTS, Outcome, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
-from fedaux.rounds import Scorer, build_models, prepare
+from fedaux.rounds import Scorer, prepare
 from fedaux.runs import RunDirectory
 
 

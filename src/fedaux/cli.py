@@ -175,8 +175,9 @@ def methods(
     for column in ("method", "start", "proximal term", "teacher", "private scores", "memory"):
         table.add_column(column)
     for method in METHODS.values():
-        flags = ["yes" if flag else "–" for flag in (method.proximal, method.scores, method.memory)]
-        table.add_row(method.name, method.start, flags[0], method.teacher or "–", flags[1], flags[2])
+        flags = ["yes" if flag else "–" for flag in (method.proximal, method.scores)]
+        remembers = ", ".join(method.memory) or "–"
+        table.add_row(method.name, method.start, flags[0], method.teacher or "–", flags[1], remembers)
     Console().print(table)
 
 

@@ -27,9 +27,9 @@ class Compute:
     precision: torch.dtype = torch.float32
     compile: bool = False
     clients_at_once: int = 1
-    mean: Tensor | None = None
+    mean: Tensor | None = field(default=None, compare=False)
     """Taken from images after they are mapped to [0, 1], [C, 1, 1]."""
-    deviation: Tensor | None = None
+    deviation: Tensor | None = field(default=None, compare=False)
     """By which images are then divided, [C, 1, 1]."""
     _cache: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 

@@ -302,7 +302,7 @@ class BatchNormalisation(Section):
     server: Literal["training", "auxiliary", "batch"] = "training"
     """Server models, when measured and sent: the clients' average, then whatever distillation has tracked; those of the
     model on public images; or (as the authors' released code) those of the batch at hand."""
-    images: Count = 4096
+    images: Annotated[int, Field(ge=2)] = 4096
     """How many public images `auxiliary` looks at, the first of the distill set."""
 
 

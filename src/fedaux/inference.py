@@ -28,6 +28,9 @@ class Predictor:
 
     def __init__(self, module: nn.Module, compute: Compute) -> None:
         self._module = copy.deepcopy(module).eval()  # the original may be in training meanwhile
+        for layer in self._module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.momentum = 0.0  # `by_batch` looks at batches and learns nothing from them
         self._compute = compute
         self._fused: FusedInference | None = None
         if compute.device.type == "cuda" and compute.precision is not torch.float32:

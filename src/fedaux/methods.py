@@ -19,27 +19,32 @@ class Method:
     """The key of `fedaux.ensemble.TEACHERS` that makes soft labels; without one there is no distillation."""
     scores: bool = False
     """Whether clients release certainty scores in the preparation phase."""
-    memory: bool = False
-    """Whether the teacher counts the last predictions of clients that are absent from a round (`+m`)."""
+    memory: tuple[Literal["predictions", "weights"], ...] = ()
+    """What of absent clients' last answers still counts (`+m`): predictions for the teacher, weights in the average."""
 
     def __post_init__(self) -> None:
-        if self.memory and self.teacher is None:
-            raise ValueError(f"method {self.name}: a memory is a teacher's; it should have one")
+        if "predictions" in self.memory and self.teacher is None:
+            raise ValueError(f"method {self.name}: remembers predictions and has no teacher that would use them")
 
 
 METHODS: dict[str, Method] = {
     "fedavg": Method("fedavg", start="scratch"),
     "fedavg+p": Method("fedavg+p", start="pretrained"),
+    "fedavg+m": Method("fedavg+m", start="scratch", memory=("weights",)),
+    "fedavg+p+m": Method("fedavg+p+m", start="pretrained", memory=("weights",)),
     "fedprox": Method("fedprox", start="scratch", proximal=True),
     "fedprox+p": Method("fedprox+p", start="pretrained", proximal=True),
     "feddf": Method("feddf", start="scratch", teacher="mean"),
     "feddf+p": Method("feddf+p", start="pretrained", teacher="mean"),
-    "feddf+m": Method("feddf+m", start="scratch", teacher="mean", memory=True),
-    "feddf+p+m": Method("feddf+p+m", start="pretrained", teacher="mean", memory=True),
+    "feddf+m": Method("feddf+m", start="scratch", teacher="mean", memory=("predictions",)),
+    "feddf+p+m": Method("feddf+p+m", start="pretrained", teacher="mean", memory=("predictions",)),
     "fedbe": Method("fedbe", start="scratch", teacher="bayesian"),
     "fedbe+p": Method("fedbe+p", start="pretrained", teacher="bayesian"),
-    "fedaux": Method("fedaux", start="pretrained", teacher="certainty", scores=True),
-    "fedaux+m": Method("fedaux+m", start="pretrained", teacher="certainty", scores=True, memory=True),
-    "fedaux+mix": Method("fedaux+mix", start="pretrained", teacher="mixture", scores=True),
-    "fedaux+mix+m": Method("fedaux+mix+m", start="pretrained", teacher="mixture", scores=True, memory=True),
+    "fedaux": Method("fedaux", start="pretrained", teacher="mixture", scores=True),
+    "fedaux+m": Method("fedaux+m", start="pretrained", teacher="mixture", scores=True, memory=("predictions",)),
+    "fedaux+logits": Method("fedaux+logits", start="pretrained", teacher="certainty", scores=True),
+    "fedaux+logits+m": Method(
+        "fedaux+logits+m", start="pretrained", teacher="certainty", scores=True, memory=("predictions",)
+    ),
 }
+"""`fedaux` averages probabilities, which is what the paper's theory asks for; `fedaux+logits` is its Eq. 3."""

@@ -101,12 +101,14 @@ def _execute(content: bytes, module: ModuleType, *, path: str) -> None:
     try:
         exec(compile(content, file, "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        inside = isinstance(error, SyntaxError) and error.filename == file
-        line = error.lineno if inside else lines[-1] if lines else None
-        said = error.msg if inside else str(error)
-        where = f"{path}:{line}" if line else path
-        raise ValueError(f"plugin {where}: fails with {type(error).__name__}{f': {said}' if said else ''}") from error
+        if isinstance(error, SyntaxError) and error.filename == file:
+            line, said = error.lineno, error.msg
+        else:
+            frames = traceback.extract_tb(error.__traceback__)
+            line = next((frame.lineno for frame in reversed(frames) if frame.filename == file), None)
+            said = str(error)
+        reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        raise ValueError(f"plugin {path}{f':{line}' if line else ''}: fails with {reason}") from error
 
 
 def _copy() -> Rows:

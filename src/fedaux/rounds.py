@@ -30,16 +30,14 @@ from fedaux.clients import (
 )
 from fedaux.compute import Compute
 from fedaux.config import ExperimentFields
-from fedaux.ensemble import TEACHERS, Ensemble, Member
+from fedaux.ensemble import Member
 from fedaux.inference import Predictor
 from fedaux.methods import Method
 from fedaux.models import MODELS, SplitModel
 from fedaux.privacy import LedgerEntry
 from fedaux.server import average, evaluate, snapshot
 from fedaux.student import Student
-
-HALF = torch.finfo(torch.float16).max
-"""Remembered predictions are kept in half precision."""
+from fedaux.teaching import teach
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,8 @@ class State:
     ledger: tuple[LedgerEntry, ...] = ()
     """What the updates of clients have cost them, where they are protected."""
     memory: Mapping[int, Stamped] = field(default_factory=dict)
-    """The last predictions of each client on the distill set ("logits"), for methods with a memory."""
+    """What is kept of each client's last answer, for methods with a memory: its "logits" on the distill set, its
+    "weights/NAME"."""
 
 
 @dataclass(frozen=True)
@@ -305,20 +304,32 @@ class Federation:
         weights, memory = dict(state.weights), dict(state.memory)
         if updates:
             members = [Member(u.client, task.prototype_of[u.client], u.num_examples, u.weights) for u in updates]
+            absent = absent_members(task, memory, number=number, answered=[u.client for u in updates])
             with clock.phase("average"):
-                weights |= average_by_prototype(members)
+                weights |= average_by_prototype([*members, *absent])
+            predictions: Mapping[int, Tensor] = {}
             if task.method.teacher is not None:
                 with clock.phase("teach"):
-                    targets = self._teach(members, certificates, memory, number)
-                with clock.phase("distill"):
-                    weights = {
-                        name: student.distill(
-                            weights[name],
-                            targets,
-                            generator=seeding.generator(task.seed, "distillation", round=number, part=name),
-                        )
-                        for name, student in self.students.items()
-                    }
+                    lesson = teach(
+                        members,
+                        absent if "predictions" in task.method.memory else [],
+                        method=task.method,
+                        experiment=experiment,
+                        students=self.students,
+                        memory=memory,
+                        log_scores=lambda ids: self.scorer.log_scores(certificates, ids),
+                        generator=lambda: seeding.generator(task.seed, "bayesian", round=number),
+                    )
+                    predictions = lesson.predictions
+                    dropped |= lesson.unusable
+                if lesson.targets is not None:
+                    with clock.phase("distill"):
+                        weights = self._distill(weights, lesson.targets, number)
+            memory |= {
+                member.client: remembered(member, predictions, task.method, number)
+                for member in members
+                if task.method.memory and member.client not in dropped
+            }
             if experiment.batch_normalisation.server == "auxiliary":
                 with clock.phase("statistics"):
                     weights = {
@@ -338,6 +349,7 @@ class Federation:
             "clients_answered": [update.client for update in updates],
             "clients_dropped": {str(client): reason for client, reason in sorted(dropped.items())},
             "clients_remembered": sorted(set(memory) - {update.client for update in updates}) if updates else [],
+            "model_kept": not updates,
             "bytes_up": bytes_up,
             "bytes_down": bytes_down,
         }
@@ -347,6 +359,14 @@ class Federation:
         row["seconds"] = dict(clock.seconds)
         self._watcher.round(row)
         return State(number, weights, certificates, (*state.ledger, *spent), memory), row
+
+    def _distill(self, weights: Mapping[str, Weights], targets: Tensor, number: int) -> dict[str, Weights]:
+        """Distill every prototype's averaged model on the same soft labels."""
+        distilled = {}
+        for name, student in self.students.items():
+            generator = seeding.generator(self.task.seed, "distillation", round=number, part=name)
+            distilled[name] = student.distill(weights[name], targets, generator=generator)
+        return distilled
 
     def evaluate(self, weights: Mapping[str, Weights]) -> dict[str, Any]:
         """Measure the server models on the test data: their mean, each prototype's, and their ensemble's."""
@@ -383,40 +403,6 @@ class Federation:
         dropped |= {client: "no answer" for client in asked if client not in usable and client not in dropped}
         return [usable[client] for client in sorted(usable)], dropped, sorted(spent, key=lambda entry: entry.client)
 
-    def _teach(
-        self, members: list[Member], certificates: Mapping[int, Certificate], memory: dict[int, Stamped], number: int
-    ) -> Tensor:
-        """Return the soft labels of a round [N, C], from its clients and those remembered; update the memory."""
-        task = self.task
-        assert task.method.teacher is not None, "a method without a teacher does not teach"
-        answered = {member.client for member in members}
-        if task.method.memory:
-            discount = task.experiment.memory.discount
-            members = members + [
-                Member(client, task.prototype_of[client], 0, {}, share=discount ** (number - stamped.round))
-                for client, stamped in memory.items()
-                if client not in answered
-            ]
-
-        def predict(member: Member, where: Tensor | None = None) -> Tensor:
-            if not member.weights:
-                return memory[member.client].tensors["logits"].float()
-            if task.method.memory and member.client in answered:
-                logits = self.students[member.prototype].logits(member.weights)
-                memory[member.client] = Stamped(number, {"logits": logits.clamp(-HALF, HALF).half()})
-                return logits
-            return self.students[member.prototype].logits(member.weights, where=where)
-
-        ensemble = Ensemble(
-            sorted(members, key=lambda member: member.client),
-            predict,
-            lambda ids: self.scorer.log_scores(certificates, ids),
-            generator=seeding.generator(task.seed, "bayesian", round=number),
-            bayesian=task.experiment.bayesian,
-            negligible_weight=task.experiment.distillation.negligible_weight,
-        )
-        return TEACHERS[task.method.teacher](ensemble)
-
 
 def clients_a_round(experiment: ExperimentFields) -> int:
     """Return how many clients a round asks, where so many are present: a share of the population, at least one."""
@@ -430,13 +416,44 @@ def select(present: Sequence[int], *, count: int, generator: np.random.Generator
 
 
 def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
-    """Average the members of each prototype that has any, weighted by their number of examples."""
-    names = sorted({member.prototype for member in members})
-    groups = {name: [member for member in members if member.prototype == name] for name in names}
+    """Average the members of each prototype that has any, weighted by their number of examples and their share."""
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        if member.weights:
+            groups.setdefault(member.prototype, []).append(member)
     return {
-        name: average([member.weights for member in group], sizes=[member.num_examples for member in group])
-        for name, group in groups.items()
+        name: average(
+            [member.weights for member in group], sizes=[member.num_examples * member.share for member in group]
+        )
+        for name, group in sorted(groups.items())
     }
+
+
+def remembered(member: Member, predictions: Mapping[int, Tensor], method: Method, number: int) -> Stamped:
+    """Return what the server keeps of a client that has answered, as far as the method remembers anything."""
+    tensors: dict[str, Tensor] = {}
+    if member.client in predictions:
+        tensors["logits"] = predictions[member.client]
+    if "weights" in method.memory:
+        tensors |= {f"weights/{name}": tensor for name, tensor in member.weights.items()}
+        tensors["num_examples"] = torch.tensor(member.num_examples)
+    return Stamped(number, tensors)
+
+
+def absent_members(task: Task, memory: Mapping[int, Stamped], *, number: int, answered: Sequence[int]) -> list[Member]:
+    """Return the clients that are remembered from earlier rounds and have not answered in this one."""
+    members = []
+    for client, stamped in sorted(memory.items()):
+        if client not in answered:
+            own = {
+                key.removeprefix("weights/"): tensor
+                for key, tensor in stamped.tensors.items()
+                if key.startswith("weights/")
+            }
+            share = task.experiment.memory.discount ** (number - stamped.round)
+            examples = int(stamped.tensors["num_examples"]) if own else 0
+            members.append(Member(client, task.prototype_of[client], examples, own, share=share))
+    return members
 
 
 class Clock:

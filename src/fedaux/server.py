@@ -13,7 +13,7 @@ from fedaux.clients import Weights
 from fedaux.data.batches import inference_batch, to_float
 
 
-def average(weights: Sequence[Weights], *, sizes: Sequence[int]) -> Weights:
+def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
     """Return sum_i |D_i| theta_i / sum_l |D_l| (FedAVG; Algorithm 2, parameter averaging).
 
     Floating-point buffers (running statistics of batch normalisation) are averaged like parameters; of integer

@@ -82,10 +82,10 @@ class Steps:
     def _update(self, inputs: Tensor, targets: Tensor, forward: Callable[[Tensor, Tensor], Tensor]) -> None:
         loss = forward(inputs, targets)
         self.total += loss.detach() * len(targets)
-        if self._anchors:
-            loss = loss + proximal_term(self.parameters, self._anchors, strength=self._proximal)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if self._anchors:
+            add_proximal_gradient(self.parameters, self._anchors, strength=self._proximal)
         if self._clip is not None:
             nn.utils.clip_grad_norm_(self.parameters, self._clip)
         self.optimizer.step()
@@ -216,10 +216,12 @@ def batch_sizes(count: int, batch_size: int) -> Iterator[int]:
         yield min(batch_size, count - begin)
 
 
-def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor], *, strength: float) -> Tensor:
-    """Return strength / 2 * |theta - theta_0|^2 (FedPROX)."""
-    distances = [(parameter - anchor).square().sum() for parameter, anchor in zip(parameters, anchors, strict=True)]
-    return 0.5 * strength * torch.stack(distances).sum()
+def add_proximal_gradient(parameters: Sequence[nn.Parameter], anchors: Sequence[Tensor], *, strength: float) -> None:
+    """Add the gradient of strength / 2 * |theta - theta_0|^2 (FedPROX), which is strength * (theta - theta_0)."""
+    pairs = [pair for pair in zip(parameters, anchors, strict=True) if pair[0].grad is not None]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    differences = torch._foreach_sub([parameter.detach() for parameter, _ in pairs], [anchor for _, anchor in pairs])
+    torch._foreach_add_(gradients, differences, alpha=strength)
 
 
 @contextmanager

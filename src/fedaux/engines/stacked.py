@@ -28,7 +28,7 @@ def can_stack(model: nn.Module) -> bool:
     """Whether no example sees another in a model, nothing is drawn in it, and all of it is trained parameters."""
     layers = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
     return (
-        next(model.buffers(), None) is None
+        [name for name, _ in model.named_parameters()] == list(model.state_dict())  # no buffers, nothing shared
         and all(parameter.requires_grad for parameter in model.parameters())
         and not any(isinstance(module, layers) for module in model.modules())
     )

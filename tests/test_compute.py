@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedaux import seeding
+from fedaux.compute import CLIENTS_AT_ONCE, Compute, compute_for
+from fedaux.config import Engine
+from fedaux.inference import Predictor
+from fedaux.models import MODELS
+from fedaux.server import snapshot
+
+CPU = torch.device("cpu")
+
+
+def double(values: torch.Tensor) -> torch.Tensor:
+    return values * 2
+
+
+def test_auto_on_a_cpu_is_single_precision_and_not_compiled() -> None:
+    compute = compute_for(Engine(), CPU)
+    assert compute.precision is torch.float32
+    assert not compute.compile
+    assert not compute.captures
+    assert compute.clients_at_once == CLIENTS_AT_ONCE == 8
+
+
+def test_what_is_asked_for_is_done() -> None:
+    compute = compute_for(Engine(precision="bf16", compile=True, clients_at_once=3), CPU)
+    assert compute.precision is torch.bfloat16
+    assert compute.compile
+    assert compute.clients_at_once == 3
+    assert compute_for(Engine(precision="fp32", compile=False), CPU) == compute_for(Engine(), CPU)
+
+
+def test_graphs_are_captured_on_a_gpu_where_clients_are_side_by_side() -> None:
+    gpu = torch.device("cuda")  # a name; nothing is put there
+    assert Compute(gpu, clients_at_once=2).captures
+    assert not Compute(gpu, clients_at_once=1).captures
+    assert not Compute(CPU, clients_at_once=2).captures
+
+
+def test_nothing_is_compiled_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
+    assert Compute().compiled("double", double) is double
+
+
+def test_a_function_is_compiled_once_for_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def compile(function: Any, *, dynamic: bool) -> Any:
+        made.append((function, dynamic))
+        return lambda values: function(values) + 1  # as much as to say that it is another function
+
+    monkeypatch.setattr(torch, "compile", compile)
+    compute = Compute(compile=True)
+    ones = torch.ones(2)
+    for _ in range(2):
+        assert compute.compiled("double", double)(ones).tolist() == [3, 3]
+    assert compute.compiled(("double", 2), double)(ones).tolist() == [3, 3]
+    assert made == [(double, False), (double, False)]
+
+
+@pytest.mark.parametrize("when", ["at once", "at the first call"])
+def test_where_nothing_can_be_compiled_the_plain_function_goes_on_with_one_warning(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def fail(*_: Any) -> Any:
+        tried.append(1)
+        raise RuntimeError("no C++ compiler\nand much more about it")
+
+    def compile(function: Any, *, dynamic: bool) -> Any:
+        return fail() if when == "at once" else fail
+
+    monkeypatch.setattr(torch, "compile", compile)
+    compute = Compute(compile=True)
+    with pytest.warns(UserWarning, match=r"going on without \(no C\+\+ compiler\)$"):
+        assert compute.compiled("double", double)(torch.ones(2)).tolist() == [2, 2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compute.compiled("double", double)(torch.ones(3)).tolist() == [2, 2, 2]
+    assert len(tried) == 1
+
+
+def test_an_error_without_words_is_named_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: fail)
+    with pytest.warns(UserWarning, match="NotImplementedError"):
+        Compute(compile=True).compiled("double", double)(torch.ones(2))
+
+
+def test_running_out_of_memory_is_no_reason_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("full")
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: fail)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        Compute(compile=True).compiled("double", double)(torch.ones(2))
+
+
+def test_a_wrong_argument_is_reported_by_the_function_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    with pytest.warns(UserWarning, match="not possible here"), pytest.raises(RuntimeError, match="size"):
+        Compute(compile=True).compiled("add", lambda first, second: first + second)(torch.ones(2), torch.ones(3))
+
+
+def test_single_precision_changes_nothing_and_half_precision_little() -> None:
+    """Three digits: bf16 has eight bits of mantissa. Weights and results stay in single precision."""
+    with seeding.initialisation(0, part="cnn"):
+        model = MODELS["cnn"]((1, 8, 8), 5)
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8))
+    exact = Predictor(model, Compute())(snapshot(model), images)
+    with torch.no_grad():
+        assert torch.equal(exact, model(images.float() / 255))
+    half = Predictor(model, Compute(precision=torch.bfloat16))(snapshot(model), images)
+    assert half.dtype == torch.float32
+    assert not torch.equal(half, exact)
+    assert float((half - exact).norm() / exact.norm()) < 0.02
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_autocast_is_in_the_chosen_precision() -> None:
+    layer, values = nn.Linear(3, 2), torch.ones(1, 3)
+    with Compute(precision=torch.bfloat16).autocast():
+        assert layer(values).dtype == torch.bfloat16
+    with Compute().autocast():
+        assert layer(values).dtype == torch.float32
+
+
+def test_a_cpu_keeps_the_layout_of_images_and_models() -> None:
+    compute, images = Compute(), torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    assert compute.place_inputs(images) is images
+    model = nn.Conv2d(3, 2, 3)
+    assert compute.place(model) is model
+    assert model.weight.is_contiguous()
+
+
+def test_images_are_normalised_by_channel_and_features_are_not() -> None:
+    mean, deviation = torch.tensor([0.5, 0.25])[:, None, None], torch.tensor([2.0, 0.5])[:, None, None]
+    compute = Compute(mean=mean, deviation=deviation)
+    images = torch.full((1, 2, 1, 1), 255, dtype=torch.uint8)
+    assert compute.floats(images).flatten().tolist() == [0.25, 1.5]
+    assert Compute(mean=mean).floats(images).flatten().tolist() == [0.5, 0.75]
+    assert Compute(deviation=deviation).floats(images).flatten().tolist() == [0.5, 2.0]
+    assert Compute().floats(images).flatten().tolist() == [1.0, 1.0]
+    features = torch.tensor([[3.0, -1.0]])
+    assert compute.floats(features) is features

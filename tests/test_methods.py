@@ -1,0 +1,384 @@
+"""Each method against the algorithm written out, and the identities between methods."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oracles
+import pytest
+import torch
+from conftest import tiny
+from test_rounds import Wrapped, federation, play, same_weights
+from torch import Tensor
+from torch.nn import functional
+
+import fedaux
+from fedaux import seeding
+from fedaux.bayesian import draw
+from fedaux.clients import TrainRequest, Update
+from fedaux.config import ConfigError
+from fedaux.data import load_labelled
+from fedaux.execute import split_for
+from fedaux.methods import METHODS, Method
+from fedaux.rounds import Federation, State, build_models
+
+Weights = dict[str, Tensor]
+
+
+class Script:
+    """Algorithm 2 for one round, client by client and formula by formula, with nothing shared but random streams."""
+
+    def __init__(self, server: Federation, state: State) -> None:
+        self.task, self.state, self.number = server.task, state, state.round + 1
+        self.experiment = server.task.experiment
+        self.scorer = server.scorer
+        data = load_labelled(self.experiment.data)
+        self.data = data
+        self.parts = split_for(self.experiment, data, self.task.seed)  # type: ignore[arg-type]
+
+    def model(self, weights: Mapping[str, Tensor]) -> Any:
+        model = build_models(self.task)["cnn"]
+        model.load_state_dict(dict(weights))
+        return model
+
+    def trained(self, client: int) -> Weights:
+        """Adam on cross-entropy, plus mu/2 times the squared distance for FedPROX."""
+        section, part = self.experiment.local, self.parts[client]
+        model = self.model(self.state.weights["cnn"])
+        start = copy.deepcopy(model.state_dict())
+        optimizer = torch.optim.Adam(model.parameters(), lr=section.learning_rate)
+        generator = seeding.generator(self.task.seed, "local", round=self.number, client=client)
+        for _ in range(section.epochs):
+            order = part[generator.permutation(len(part))]
+            for begin in range(0, len(order), section.batch_size):
+                rows = order[begin : begin + section.batch_size]
+                loss = functional.cross_entropy(model(self.data.images[rows].float() / 255), self.data.labels[rows])
+                if self.task.method.proximal:
+                    for name, parameter in model.named_parameters():
+                        loss = loss + section.proximal / 2 * ((parameter - start[name]) ** 2).sum()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+    @torch.no_grad()
+    def logits(self, weights: Mapping[str, Tensor]) -> list[list[float]]:
+        return self.model(weights).eval()(self.task.distill_images.float() / 255).tolist()
+
+    def soft_labels(self, clients: Sequence[int], trained: Mapping[int, Weights]) -> list[list[float]]:
+        outputs = [self.logits(trained[client]) for client in clients]
+        teacher = self.task.method.teacher
+        if teacher == "mean":
+            return oracles.mean_soft_labels_loop(outputs)
+        if teacher == "bayesian":
+            sizes = [len(self.parts[client]) for client in clients]
+            models = [trained[client] for client in clients]
+            generator = seeding.generator(self.task.seed, "bayesian", round=self.number)
+            drawn = draw(models, sizes=sizes, section=self.experiment.bayesian, generator=generator)
+            outputs += [self.logits(self.average(models, sizes)), *(self.logits(sample) for sample in drawn)]
+            rows = [[oracles.softmax_loop(row) for row in output] for output in outputs]
+            return np.mean(rows, axis=0).tolist()
+        scores = torch.exp(self.scorer.log_scores(self.state.certificates, clients)).tolist()
+        if teacher == "certainty":
+            return oracles.weighted_soft_labels_loop(outputs, scores)
+        labels = np.zeros((len(outputs[0]), len(outputs[0][0])))
+        for x in range(len(labels)):
+            total = sum(score[x] for score in scores)
+            for output, score in zip(outputs, scores, strict=True):
+                labels[x] += score[x] / total * np.array(oracles.softmax_loop(output[x]))
+        return labels.tolist()
+
+    def average(self, models: Sequence[Weights], sizes: Sequence[int]) -> Weights:
+        averaged = {}
+        for name, tensor in models[0].items():
+            values = oracles.weighted_average_loop([model[name].double().flatten().tolist() for model in models], sizes)
+            averaged[name] = torch.tensor(values, dtype=torch.float32).view(tensor.shape)
+        return averaged
+
+    def played(self, clients: Sequence[int]) -> Weights:
+        trained = {client: self.trained(client) for client in clients}
+        weights = self.average([trained[client] for client in clients], [len(self.parts[client]) for client in clients])
+        if self.task.method.teacher is None:
+            return weights
+        targets = torch.tensor(self.soft_labels(clients, trained), dtype=torch.float32)
+        section = self.experiment.distillation
+        model = self.model(weights)
+        optimizer = torch.optim.Adam(model.parameters(), lr=section.learning_rate)
+        generator = seeding.generator(self.task.seed, "distillation", round=self.number, part="cnn")
+        order = generator.permutation(len(targets))
+        for begin in range(0, len(order), section.batch_size):
+            rows = torch.from_numpy(order[begin : begin + section.batch_size])
+            student = torch.log_softmax(model(self.task.distill_images[rows].float() / 255), dim=1)
+            loss = (targets[rows] * (targets[rows].log() - student)).sum() / len(rows)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+
+
+def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    return max(float((tensor - second[name]).abs().max()) for name, tensor in first.items())
+
+
+WITHOUT_MEMORY = [name for name, method in METHODS.items() if not method.memory]
+
+
+@pytest.mark.parametrize("method", WITHOUT_MEMORY)
+def test_a_round_is_the_algorithm_written_out(method: str, tmp_path: Path) -> None:
+    server, state, _, _ = federation(tmp_path, method=method, participation_rate=0.75, bayesian={"samples": 2})
+    after, row = server.play_round(state)
+    expected = Script(server, state).played(row["clients_answered"])
+    assert len(row["clients_answered"]) == 3
+    assert distance(after.weights["cnn"], expected) < 2e-4
+    assert distance(after.weights["cnn"], state.weights["cnn"]) > 5e-3
+
+
+@pytest.mark.parametrize(("first", "second"), [("feddf", "fedbe"), ("fedaux", "fedaux+logits"), ("fedaux", "feddf+p")])
+def test_methods_differ(first: str, second: str, tmp_path: Path) -> None:
+    results = []
+    for method in (first, second):
+        server, state, _, _ = federation(tmp_path / method, method=method)
+        results.append(play(server, state, 1)[0].weights["cnn"])
+    assert distance(*results) > 1e-4
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "feddf", "fedbe", "feddf+m"])
+def test_a_pretrained_start_is_the_only_difference(method: str, tmp_path: Path) -> None:
+    """With h0 the random start itself, `+p` changes no bit."""
+    name, _, suffix = method.partition("+")
+    results = []
+    for one in (method, f"{name}+p" + (f"+{suffix}" if suffix else "")):
+        server, state, _, _ = federation(tmp_path / one, method=one, pretraining={"kind": "none"})
+        results.append(play(server, state, 2)[0])
+    assert same_weights(*results)
+
+
+REMEMBERING = [
+    ("feddf", "feddf+m"),
+    ("fedaux", "fedaux+m"),
+    ("fedaux+logits", "fedaux+logits+m"),
+    ("fedavg", "fedavg+m"),
+]
+
+
+@pytest.mark.parametrize(("plain", "with_memory"), REMEMBERING)
+def test_memory_changes_nothing_at_full_participation(plain: str, with_memory: str, tmp_path: Path) -> None:
+    results = []
+    for method in (plain, with_memory):
+        server, state, _, _ = federation(tmp_path / method, method=method)
+        results.append(play(server, state, 2)[0])
+    assert same_weights(*results)
+
+
+def first_two_rounds(tmp_path: Path, method: str, **changes: Any) -> tuple[Federation, State, State, list[Any]]:
+    server, state, _, _ = federation(tmp_path, method=method, participation_rate=0.5, **changes)
+    middle, _ = server.play_round(state)
+    after, row = server.play_round(middle)
+    return server, middle, after, [row]
+
+
+@pytest.mark.parametrize("method", ["feddf+m", "fedaux+m"])
+def test_absent_clients_are_counted_with_their_last_predictions(method: str, tmp_path: Path) -> None:
+    server, middle, after, (row,) = first_two_rounds(tmp_path, method, memory={"discount": 0.5}, seeds=[3])
+    absent = row["clients_remembered"]
+    assert absent
+    assert set(absent) == set(middle.memory) - set(row["clients_answered"])
+    assert all(middle.memory[client].tensors["logits"].dtype == torch.float16 for client in absent)
+    script = Script(server, middle)
+    trained = {client: script.trained(client) for client in row["clients_answered"]}
+    clients = sorted([*trained, *absent])
+    outputs: list[list[list[float]]] = [
+        script.logits(trained[client])
+        if client in trained
+        else middle.memory[client].tensors["logits"].float().tolist()
+        for client in clients
+    ]
+    shares = [1.0 if client in trained else 0.5 for client in clients]
+    scores = np.ones((len(clients), len(outputs[0])))
+    if METHODS[method].scores:
+        scores = torch.exp(server.scorer.log_scores(middle.certificates, clients)).numpy()
+    weighted = (scores * np.array(shares)[:, None]).tolist()
+    if method == "feddf+m":
+        labels: Any = np.array(oracles.weighted_soft_labels_loop(outputs, weighted))
+    else:
+        total = np.array(weighted) / np.sum(weighted, axis=0)
+        rows = np.array([[oracles.softmax_loop(row) for row in output] for output in outputs])
+        labels = (total[:, :, None] * rows).sum(axis=0)
+    script.soft_labels = lambda *_: labels.tolist()  # type: ignore[method-assign]
+    assert distance(after.weights["cnn"], script.played(row["clients_answered"])) < 5e-4
+
+
+def test_absent_clients_are_counted_with_their_last_weights(tmp_path: Path) -> None:
+    server, middle, after, (row,) = first_two_rounds(tmp_path, "fedavg+m", memory={"discount": 0.25}, seeds=[3])
+    absent = row["clients_remembered"]
+    assert absent
+    script = Script(server, middle)
+    models = [script.trained(client) for client in row["clients_answered"]]
+    sizes = [float(len(script.parts[client])) for client in row["clients_answered"]]
+    for client in absent:
+        stamped = middle.memory[client].tensors
+        models.append({key.removeprefix("weights/"): t for key, t in stamped.items() if key.startswith("weights/")})
+        sizes.append(0.25 * len(script.parts[client]))
+    expected = script.average(models, sizes)  # type: ignore[arg-type]
+    assert distance(after.weights["cnn"], expected) < 2e-4
+
+
+def test_a_memory_of_predictions_needs_a_teacher() -> None:
+    with pytest.raises(ValueError, match="no teacher that would use them"):
+        Method("x", start="scratch", memory=("predictions",))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), [("fedaux+m", {}), ("fedavg+m", {}), ("fedavg", {"local": {"optimizer_state": "kept"}})]
+)
+def test_memory_and_kept_optimizers_survive_an_interruption(
+    method: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    experiment = tiny(method=method, participation_rate=0.5, **settings)
+    whole = fedaux.run(experiment, out=tmp_path / "whole").summary["rows"]
+
+    class Interrupts:
+        def phase(self, task: Any, round: int, name: str) -> None:
+            if round == 2 and name == "evaluate":
+                raise KeyboardInterrupt
+
+        def round(self, row: Mapping[str, Any]) -> None:
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        fedaux.run(experiment, out=tmp_path / "broken", watcher=Interrupts())
+    resumed = fedaux.run(experiment, out=tmp_path / "broken", resume=True).summary["rows"]
+    assert [row["accuracy_mean"] for row in whole] == [row["accuracy_mean"] for row in resumed]
+    cells = [tmp_path / run / "cells" / f"{method}-seed0" for run in ("whole", "broken")]
+    kind = "kept" if settings else "memory"
+    files = [sorted(file.name for file in (cell / kind).iterdir()) for cell in cells]
+    assert files[0] == files[1]
+    assert files[0]
+    assert len({name.split("-round")[0] for name in files[0]}) == len(files[0])  # one file a client
+
+
+def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """One client, no other change between rounds: three rounds of one epoch are one round of three."""
+    results = {}
+    for state, rounds, epochs in (("kept", 3, 1), ("reset", 3, 1)):
+        server, start, _, _ = federation(
+            tmp_path / state,
+            method="fedavg",
+            split={"num_clients": 1},
+            local={"optimizer_state": state, "epochs": epochs},
+        )
+        results[state] = play(server, start, rounds)[0].weights["cnn"]
+    data = load_labelled(tiny().data)
+    model = build_models(server.task)["cnn"]
+    model.load_state_dict(start.weights["cnn"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    part = split_for(server.task.experiment, data, 0)[0]  # type: ignore[arg-type]
+    for number in (1, 2, 3):
+        order = part[seeding.generator(0, "local", round=number, client=0).permutation(len(part))]
+        for begin in range(0, len(order), 32):
+            rows = order[begin : begin + 32]
+            loss = functional.cross_entropy(model(data.images[rows].float() / 255), data.labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert distance(results["kept"], model.state_dict()) < 2e-3
+    assert distance(results["reset"], model.state_dict()) > 5e-3
+
+
+class Overflowing(Wrapped):
+    """Client 0 sends weights that are numbers, but large enough for predictions that are none."""
+
+    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        for update in super().train(clients, request):
+            if update.client == 0:
+                update.weights["head.weight"].fill_(3e38)
+            yield update
+
+
+@pytest.mark.parametrize("method", ["feddf", "fedaux+m", "fedbe"])
+def test_a_client_whose_predictions_are_no_numbers_does_not_teach(method: str, tmp_path: Path) -> None:
+    server, state, _, _ = federation(tmp_path, kind=Overflowing, method=method, bayesian={"distribution": "dirichlet"})
+    after, row = server.play_round(state)
+    assert "NaN or infinity on public examples" in row["clients_dropped"]["0"]
+    assert 0 not in after.memory
+
+
+@pytest.mark.parametrize("method", ["fedavg+p", "feddf+p", "fedaux", "fedaux+m"])
+def test_linear_mode_is_training_on_frozen_features(method: str, tmp_path: Path) -> None:
+    server, state, _, _ = federation(tmp_path, method=method, mode="linear", participation_rate=0.75)
+    assert set(state.weights["cnn"]) == {"head.weight", "head.bias"}
+    after, row = server.play_round(state)
+    head = sum(tensor.numel() * 4 for tensor in state.weights["cnn"].values())
+    assert row["bytes_up"] == row["bytes_down"] == 3 * head
+    script = Script(server, state)
+    frozen = server.preparation.extractors["cnn"]
+
+    def model(weights: Mapping[str, Tensor]) -> Any:
+        whole: Any = build_models(server.task)["cnn"].eval()
+        whole.features.load_state_dict(frozen)
+        for parameter in whole.features.parameters():
+            parameter.requires_grad_(False)
+        whole.head.load_state_dict({name.removeprefix("head."): tensor for name, tensor in weights.items()})
+        state_dict = whole.state_dict
+        whole.state_dict = lambda: {k: v for k, v in state_dict().items() if k.startswith("head.")}
+        return whole
+
+    script.model = model  # type: ignore[method-assign]
+    assert distance(after.weights["cnn"], script.played(row["clients_answered"])) < 2e-4
+    assert distance(after.weights["cnn"], state.weights["cnn"]) > 1e-3
+
+
+def test_linear_mode_needs_methods_that_start_from_h0() -> None:
+    from fedaux.checks import check
+
+    with pytest.raises(ConfigError, match=r"mode = 'linear': fedavg, feddf should be a method that starts from h0"):
+        check(tiny(method=["fedavg", "fedaux", "feddf"], mode="linear"))
+
+
+MIXED = [
+    {"name": "narrow", "model": "cnn", "options": {"width": 4}},
+    {"name": "flat", "model": "mlp", "options": {"width": 16}},
+    {"name": "deep", "model": "resnet8"},
+]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbe", "fedaux+m"])
+def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(method: str, tmp_path: Path) -> None:
+    server, state, _, _ = federation(
+        tmp_path, method=method, prototypes=MIXED, split={"num_clients": 6}, participation_rate=1 / 3, data={}
+    )
+    for _ in range(3):
+        before = state
+        state, row = server.play_round(state)
+        took_part = {server.task.prototype_of[client] for client in row["clients_answered"]}
+        assert len(took_part) < 3
+        for name in ("narrow", "flat", "deep"):
+            moved = distance(state.weights[name], before.weights[name]) > 0
+            # Without distillation, who is absent stays; with it, every student learns from whoever is there.
+            assert moved == (name in took_part or METHODS[method].teacher is not None)
+        assert set(row["accuracy_by_prototype"]) == {"narrow", "flat", "deep"}
+        assert row["accuracy"] == pytest.approx(np.mean(list(row["accuracy_by_prototype"].values())))
+        assert 0 <= row["accuracy_ensemble"] <= 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddf+m", "fedaux"])
+def test_clients_with_one_example_or_one_class_work(method: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"split": {"num_clients": 1200, "alpha": 0.01}, "participation_rate": 0.01}
+    server, state, _, _ = federation(tmp_path, method=method, **changes)
+    state, rows = play(server, state, 1)
+    sizes = [len(Script(server, state).parts[client]) for client in rows[0]["clients_answered"]]
+    assert min(sizes) == 1
+    assert len(sizes) == 12
+    assert not rows[0]["clients_dropped"]
+    assert rows[0]["accuracy"] is not None
+
+
+def test_one_shot_is_one_round_of_everybody(tmp_path: Path) -> None:
+    server, state, _, _ = federation(tmp_path, method="fedaux", rounds=1, local={"epochs": 3})
+    _, row = server.play_round(state)
+    assert row["clients_answered"] == [0, 1, 2, 3]
+    assert row["accuracy"] is not None
