@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 EXTRAS := $(VENV)/.extras
 
-.PHONY: demo test check format clean
+.PHONY: demo test test-gpu benchmark check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, about a minute
 	rm -rf runs/demo
@@ -13,6 +13,14 @@ demo: $(READY)          ## the embedded demo: five methods, three seeds, about a
 
 test: $(EXTRAS)         ## the quick tests, those of the extras included
 	$(BIN)/python -m pytest -n 2
+
+test-gpu: $(EXTRAS)     ## what needs a CUDA GPU: the fast ways equal the plain loop there
+	$(BIN)/python -m pytest -m gpu
+
+benchmark: $(EXTRAS)    ## a round against a plain loop, and its growth; a minute or two on a CPU
+	$(BIN)/python benchmarks/round.py
+	$(BIN)/python benchmarks/scale.py --quick
+	$(BIN)/python benchmarks/linear.py
 
 check: $(EXTRAS)        ## formatting, lint, strict types
 	$(BIN)/ruff format --check .

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -270,6 +271,8 @@ def measure(players: Mapping[str, Player], *, warmup: int, rounds: int) -> dict[
         first = number % len(names)
         for name in names[first:] + names[:first]:
             seconds[name].append(players[name](number)[1])
+            # As it goes, so that a run that is cut off has said what it knew.
+            print(f"round {number}: {name} {seconds[name][-1]['all']:.3f} s", file=sys.stderr, flush=True)
     return seconds
 
 

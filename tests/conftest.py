@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from fedaux.config import Experiment
 
+os.environ["FEDAUX_CACHE"] = ""  # no test reads or writes what other runs of the user share
 torch.set_num_threads(1)  # two test processes on two cores
 
 TINY: dict[str, Any] = {

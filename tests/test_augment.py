@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedaux.config import Augmentation
-from fedaux.data.augment import augment
+from fedaux.data.augment import Views, _hue_rotation, augment
 
 STILL: dict[str, Any] = {
     "crop_scale": (1.0, 1.0),
@@ -161,3 +162,34 @@ def test_impossible_policies_are_refused(bad: dict[str, Any]) -> None:
 def test_wrong_images_are_refused(images: Tensor) -> None:
     with pytest.raises(ValueError, match="images must be floating point"):
         augment(images, policy=Augmentation(), generator=seeded())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_numbers_drawn_at_once_are_those_drawn_one_after_the_other(channels: int) -> None:
+    views = Views(Augmentation(), channels=channels, device=torch.device("cpu"))
+    first, second = seeded(4), seeded(4)
+    at_once = views.draw(37, generator=first)
+    assert torch.equal(at_once, torch.stack([torch.rand(37, generator=second) for _ in range(views.draws)]))
+    assert torch.equal(first.get_state(), second.get_state())
+
+
+def test_views_use_every_number_that_is_drawn() -> None:
+    policy = Augmentation(rotation=20, shear=0.2, jitter=0.5)
+    for channels in (1, 3):
+        images = pictures(channels, size=64)
+        views = Views(policy, channels=channels, device=torch.device("cpu"))
+        numbers = views.draw(64, generator=seeded())
+        whole = views(images, numbers)
+        for row in range(views.draws):
+            changed = numbers.clone()
+            changed[row] = (changed[row] + 0.5) % 1
+            assert not torch.equal(views(images, changed), whole), row
+
+
+def test_hue_turns_the_plane_of_yiq() -> None:
+    yiq = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]]).double()
+    turn = torch.tensor([0.0, 0.1, -0.3, 0.5])
+    for angle, matrix in zip(2 * math.pi * turn.double(), _hue_rotation(turn), strict=True):
+        cosine, sine = float(torch.cos(angle)), float(torch.sin(angle))
+        rotation = torch.tensor([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]]).double()
+        torch.testing.assert_close(matrix.double(), yiq.inverse() @ rotation @ yiq, atol=1e-6, rtol=0)

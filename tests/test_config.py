@@ -85,7 +85,11 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
     [
         ({"method": "fedauxx"}, "method = 'fedauxx': not known; did you mean fedaux?"),
         ({"data": {"source": "digit"}}, "data.source = 'digit': not known; did you mean digits?"),
-        ({"data": {"source": "letters"}}, "data.source = 'letters': not known; there are digits, tensors, parquet"),
+        (
+            {"data": {"source": "letters"}},
+            "data.source = 'letters': not known; there are digits, tensors, folder, parquet, csv, jsonl, huggingface, "
+            "cifar10-binary, cifar100-binary, stl10-binary, svhn",
+        ),
         ({"auxiliary": {"source": "letter"}}, "auxiliary.source = 'letter': not known; did you mean letters?"),
         ({"certainty": {"mechanism": "maen"}}, "certainty.mechanism = 'maen': not known; did you mean mean?"),
         ({"split": {"num_clients": 1439}}, "split.num_clients = 1439: more clients than the 1438 training examples"),
@@ -152,3 +156,26 @@ def test_the_documented_configuration_is_the_real_one(monkeypatch: pytest.Monkey
     assert page == (docs / "configuration.md").read_text(encoding="utf-8"), "run python docs/make_configuration.py"
     assert "None |" not in page  # every key has a meaning
     assert all(f"`{key.rpartition('.')[2]}`" in page or "[" + key in page for key in known_keys())
+
+
+def test_a_recipe_states_what_differs_from_another(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text("rounds = 7\n[split]\nalpha = 0.5\nnum_clients = 3\n[local]\nepochs = 2\n")
+    (tmp_path / "own.toml").write_text('extends = "base.toml"\nname = "own"\n[split]\nalpha = 2.0\n')
+    experiment = load_experiment(tmp_path / "own.toml", overrides=["local.epochs=4"])
+    assert (experiment.name, experiment.rounds, experiment.local.epochs) == ("own", 7, 4)
+    assert (experiment.split.alpha, experiment.split.num_clients) == (2.0, 3)
+    (tmp_path / "shipped.toml").write_text('extends = "demo"\nrounds = 1\n')
+    assert load_experiment(tmp_path / "shipped.toml").pretraining.epochs == 10
+
+
+def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('extends = "b.toml"\n')
+    (tmp_path / "b.toml").write_text('extends = "a.toml"\n')
+    with pytest.raises(ConfigError, match="leads back to"):
+        load_experiment(tmp_path / "a.toml")
+    (tmp_path / "c.toml").write_text('extends = "nobody"\n')
+    with pytest.raises(ValueError, match="nobody: there is no such file, nor such a recipe; there are cifar10"):
+        load_experiment(tmp_path / "c.toml")
+    (tmp_path / "d.toml").write_text("extends = 3\n")
+    with pytest.raises(ConfigError, match="should be the name or the path of a recipe"):
+        load_experiment(tmp_path / "d.toml")

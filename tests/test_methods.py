@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedaux.bayesian import draw
 from fedaux.clients import TrainRequest, Update
 from fedaux.config import ConfigError
 from fedaux.data import load_labelled
+from fedaux.ensemble import TEACHERS
 from fedaux.execute import split_for
 from fedaux.methods import METHODS, Method
 from fedaux.rounds import Federation, State, build_models
@@ -67,7 +69,8 @@ class Script:
 
     @torch.no_grad()
     def logits(self, weights: Mapping[str, Tensor]) -> list[list[float]]:
-        return self.model(weights).eval()(self.task.distill_images.float() / 255).tolist()
+        outputs: list[list[float]] = self.model(weights).eval()(self.task.distill_images.float() / 255).tolist()
+        return outputs
 
     def soft_labels(self, clients: Sequence[int], trained: Mapping[int, Weights]) -> list[list[float]]:
         outputs = [self.logits(trained[client]) for client in clients]
@@ -81,7 +84,8 @@ class Script:
             drawn = draw(models, sizes=sizes, section=self.experiment.bayesian, generator=generator)
             outputs += [self.logits(self.average(models, sizes)), *(self.logits(sample) for sample in drawn)]
             rows = [[oracles.softmax_loop(row) for row in output] for output in outputs]
-            return np.mean(rows, axis=0).tolist()
+            means: list[list[float]] = np.mean(rows, axis=0).tolist()
+            return means
         scores = torch.exp(self.scorer.log_scores(self.state.certificates, clients)).tolist()
         if teacher == "certainty":
             return oracles.weighted_soft_labels_loop(outputs, scores)
@@ -382,3 +386,60 @@ def test_one_shot_is_one_round_of_everybody(tmp_path: Path) -> None:
     _, row = server.play_round(state)
     assert row["clients_answered"] == [0, 1, 2, 3]
     assert row["accuracy"] is not None
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (lambda: torch.zeros(160), r"teacher own: returned \[160\], should be \[public examples, classes\]"),
+        (lambda: torch.full((160, 10), 0.2), "teacher own: returned rows that are no distributions"),
+        (lambda: torch.full((160, 10), float("nan")), "teacher own: returned rows that are no distributions"),
+    ],
+)
+def test_a_teacher_that_returns_no_distributions_is_named(
+    labels: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TEACHERS, "own", lambda ensemble: labels())
+    monkeypatch.setitem(METHODS, "own", Method("own", start="scratch", teacher="own"))
+    server, state, _, _ = federation(tmp_path, method="own")
+    with pytest.raises(ValueError, match=message):
+        server.play_round(state)
+
+
+class Careless(Wrapped):
+    """Clients that send infinity, leave a tensor out, add one, claim no examples, or a loss that is no number."""
+
+    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        for update in super().train(clients, request):
+            name = "head.bias"
+            if update.client == 0:
+                update.weights[name][0] = float("inf")
+            if update.client == 1:
+                del update.weights[name]
+            if update.client == 2:
+                update = replace(update, num_examples=0)
+            if update.client == 3:
+                update = replace(update, loss=float("nan"))
+            yield update
+
+
+def test_careless_answers_are_left_out_and_the_model_stays(tmp_path: Path) -> None:
+    server, state, _, _ = federation(tmp_path, kind=Careless, method="fedaux+m")
+    after, row = server.play_round(state)
+    reasons = row["clients_dropped"]
+    assert "head.bias holds NaN or infinity" in reasons["0"]
+    assert "head.bias is missing" in reasons["1"]
+    assert "claims 0 examples" in reasons["2"]
+    assert "loss of nan" in reasons["3"]
+    assert row["model_kept"]
+    assert same_weights(state, after)
+    assert not after.memory
+
+
+def test_a_gpu_that_is_too_small_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow(*_: Any, **__: Any) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr("fedaux.execute.Federation.play_round", overflow)
+    with pytest.raises(ValueError, match=r"Lower engine.clients_at_once \(now 8\).*--resume"):
+        fedaux.run(tiny(method="fedavg"), out=tmp_path / "run")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,12 @@ from fedaux.config import Auxiliary, Data
 from fedaux.data import load_auxiliary, load_labelled
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
-SHARED = Path(__file__).parents[2] / "shared" / "data" / "cifar10"
+SHARED = Path(os.environ.get("FEDAUX_TEST_DATA") or Path(__file__).parents[2] / "shared" / "data") / "cifar10"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
 
 
 def encoded(pixels: np.ndarray, *, mode: str = "RGB") -> dict[str, object]:
@@ -76,11 +83,67 @@ def test_a_row_that_is_no_image_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_files_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no Parquet files found"):
+    with pytest.raises(ValueError, match=r"no \.parquet files found"):
         load_auxiliary(Auxiliary(source="parquet", path=str(tmp_path)))
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs shared/data/cifar10 beside the checkout")
+def described(path: Path, names: list[str], *, labels: list[object]) -> None:
+    """Write a file as the hub's libraries do: they describe the columns in the schema's metadata."""
+    import pyarrow.parquet
+
+    features = {"img": {"_type": "Image"}, "fine_label": {"_type": "ClassLabel", "names": names}}
+    table = pyarrow.table({"img": [encoded(p) for p in pictures(len(labels))], "fine_label": labels})
+    metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    pyarrow.parquet.write_table(table.replace_schema_metadata(metadata), path)
+
+
+def test_class_names_and_columns_come_from_the_hubs_description(tmp_path: Path) -> None:
+    (tmp_path / "set" / "data").mkdir(parents=True)
+    described(tmp_path / "set" / "data" / "train-0.parquet", ["cat", "dog", "eel"], labels=[0, 1, 0, 1])
+    described(tmp_path / "set" / "data" / "validation-0.parquet", ["cat", "dog", "eel"], labels=[1, 1])
+    data = load_labelled(Data(source="parquet", path=str(tmp_path / "set")))
+    assert (data.classes, data.labels.tolist(), data.test_labels.tolist()) == (
+        ("cat", "dog", "eel"),
+        [0, 1, 0, 1],
+        [1, 1],
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "message"), [(3, "row 1: the label 3 is outside the range 0 .. 2"), (None, "row 1: the label is missing")]
+)
+def test_a_bad_label_stops_or_is_skipped_and_counted(
+    tmp_path: Path, label: object, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described(tmp_path / "own.parquet", ["cat", "dog", "eel"], labels=[0, label, 2, 1, 2, 1, 0, 0, 1, 2])
+    with pytest.raises(ValueError, match=message):
+        load_labelled(Data(source="parquet", path=str(tmp_path / "own.parquet")))
+    for _ in range(2):  # decoded, then from the cache
+        section = Data(source="parquet", path=str(tmp_path / "own.parquet"), skip_bad=True)
+        data = load_labelled(section)
+        assert sorted([*data.labels.tolist(), *data.test_labels.tolist()]) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        said = capsys.readouterr().err
+        assert "skipped 1 of 10 rows" in said
+        assert message in said
+        assert said.count("\n") == 1
+
+
+def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    described(tmp_path / "own.parquet", ["cat"], labels=[0, 0])
+    section = Data(source="parquet", path=str(tmp_path / "own.parquet"), label_column="species")
+    with pytest.raises(ValueError, match=r"data\.label_column = 'species': .* it has img, fine_label"):
+        load_labelled(section)
+
+
+def test_a_file_that_is_no_parquet_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "own.parquet").write_bytes(b"rubbish")
+    (problem,) = problems_of(tiny(data={"source": "parquet", "path": str(tmp_path / "own.parquet")}))
+    assert "own.parquet: not a readable Parquet file" in problem
+
+
+@pytest.mark.skipif(
+    not SHARED.is_dir(), reason="needs cifar10 in $FEDAUX_TEST_DATA or in shared/data beside the checkout"
+)
 def test_cifar10_is_what_it_should_be() -> None:
     data = load_labelled(Data(source="parquet", path=str(SHARED / "test-00000-of-00001.parquet"), test_fraction=0.5))
     labels = np.concatenate([data.labels.numpy(), data.test_labels.numpy()])

@@ -1,17 +1,30 @@
 from __future__ import annotations
 
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tomli_w
 import torch
-from safetensors.torch import save_file
+from conftest import tiny
+from safetensors.torch import load_file, save_file
 
+import fedaux
 from fedaux import seeding
 from fedaux.clients import Weights
-from fedaux.config import Augmentation, Auxiliary, Pretraining, Prototype
+from fedaux.config import Augmentation, Auxiliary, ConfigError, Pretraining, Prototype
 from fedaux.data import load_auxiliary
 from fedaux.models import MODELS, SplitModel
-from fedaux.pretrain import content_digest, pretrained_extractor
+from fedaux.pretrain import content_digest, pretrained, pretrained_extractor, shared_store
+from fedaux.pretrain.store import read_card, weights_digest
 from fedaux.server import snapshot
 
 IMAGES = load_auxiliary(Auxiliary(size=60))
@@ -23,7 +36,9 @@ def model() -> SplitModel:
         return MODELS["cnn"]((1, 8, 8), 10, width=4)
 
 
-def extractor(store: Path, *, seed: int = 0, images: torch.Tensor = IMAGES, **changes: object) -> Weights:
+def extractor(
+    store: Path, *, seed: int = 0, images: torch.Tensor = IMAGES, shared: Path | None = None, **changes: object
+) -> Weights:
     settings = {"epochs": 1, "batch_size": 20, "augmentation": Augmentation(flip=0.0)} | changes
     return pretrained_extractor(
         PROTOTYPE,
@@ -33,6 +48,7 @@ def extractor(store: Path, *, seed: int = 0, images: torch.Tensor = IMAGES, **ch
         content=content_digest(images),
         seed=seed,
         store=store,
+        shared=shared,
     )
 
 
@@ -50,7 +66,9 @@ def test_h0_is_trained_once_and_then_read(tmp_path: Path) -> None:
     assert equal(first, extractor(tmp_path / "elsewhere"))  # the seed decides, not the store
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"epochs": 2}, {"images": IMAGES[:50]}, {"temperature": 0.1}])
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"epochs": 2}, {"images": IMAGES[:50]}, {"temperature": 0.1}, {"kind": "barlow"}]
+)
 def test_whatever_h0_depends_on_makes_another(tmp_path: Path, change: dict[str, object]) -> None:
     first = extractor(tmp_path)
     assert not equal(first, extractor(tmp_path, **change))  # type: ignore[arg-type]
@@ -82,3 +100,247 @@ def test_a_checkpoint_that_does_not_fit_is_explained(tmp_path: Path) -> None:
     save_file(weights | {"0.weight": torch.full((4, 1, 3, 3), float("nan"))}, path)
     with pytest.raises(ValueError, match="NaN"):
         extractor(tmp_path, checkpoint=str(path))
+
+
+# The store that runs share
+
+
+def test_runs_share_h0_and_each_keeps_its_own_copy(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    first = extractor(tmp_path / "one", shared=shared)
+    (path,) = shared.glob("*.safetensors")
+    written = path.stat().st_mtime_ns
+    assert equal(first, extractor(tmp_path / "two", shared=shared))
+    assert path.stat().st_mtime_ns == written
+    for run in ("one", "two"):
+        (own,) = (tmp_path / run).iterdir()
+        assert own.name == path.name
+        assert own.read_bytes() == path.read_bytes()
+    changed = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in first.items()}
+    save_file(changed, tmp_path / "one" / path.name)
+    assert equal(changed, extractor(tmp_path / "one", shared=shared))  # the run's own comes first
+
+
+def test_other_initial_weights_make_another_h0(tmp_path: Path) -> None:
+    extractor(tmp_path)
+    other = model()
+    with torch.no_grad():
+        next(other.features.parameters()).mul_(1.01)
+    section = Pretraining(epochs=1, batch_size=20, augmentation=Augmentation(flip=0.0))
+    pretrained(PROTOTYPE, other, section=section, images=IMAGES, content=content_digest(IMAGES), seed=0, store=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_weights_digest_sees_names_shapes_and_values() -> None:
+    weights = {"a": torch.zeros(2, 3), "b": torch.ones((), dtype=torch.int64)}
+    others = [
+        {"a": torch.zeros(3, 2), "b": weights["b"]},
+        {"c": weights["a"], "b": weights["b"]},
+        {"a": weights["a"] + 1e-7, "b": weights["b"]},
+    ]
+    assert weights_digest(weights) == weights_digest(dict(reversed(weights.items())))
+    assert len({weights_digest(each) for each in [weights, *others]}) == 4
+
+
+def test_the_environment_says_where_the_shared_store_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
+    assert shared_store() == tmp_path / "cache" / "pretrained"
+    assert (tmp_path / "cache" / "pretrained").is_dir()
+    monkeypatch.setenv("FEDAUX_CACHE", "")
+    assert shared_store() is None
+    monkeypatch.delenv("FEDAUX_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert shared_store() == tmp_path / ".cache" / "fedaux" / "pretrained"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="h0 is not shared"):
+        assert shared_store() is None
+
+
+PROGRAM = """
+import torch
+from fedaux import seeding
+from fedaux.config import Augmentation, Pretraining, Prototype
+from fedaux.models import MODELS
+from fedaux.pretrain import content_digest, pretrained
+from fedaux.pretrain.store import weights_digest
+torch.set_num_threads(1)
+images = torch.randint(0, 256, (400, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+with seeding.initialisation(0, part="cnn"):
+    model = MODELS["cnn"]((1, 8, 8), 10, width=4)
+trained = []
+weights, card = pretrained(
+    Prototype(name="cnn", model="cnn", options={"width": 4}), model,
+    section=Pretraining(epochs=12, batch_size=80, augmentation=Augmentation(flip=0.0)),
+    images=images, content=content_digest(images), seed=0, shared=shared, save_seconds=0, on_epoch=trained.append,
+)
+result = [str(len(trained)), weights_digest(weights), str(card["epochs"])]
+"""
+
+
+def start(shared: Path) -> subprocess.Popen[str]:
+    program = f"from pathlib import Path\nshared = Path({str(shared)!r})\n{PROGRAM}\nprint(*result)"
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said(process: subprocess.Popen[str]) -> list[str]:
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output.split()
+
+
+def test_a_killed_process_is_continued_by_one_of_two(tmp_path: Path) -> None:
+    whole: dict[str, Any] = {"shared": None}
+    exec(PROGRAM, whole)
+    killed = start(tmp_path)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("*.progress.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    (left,) = tmp_path.glob("*.safetensors")
+    assert left.name.endswith(".progress.safetensors")
+
+    both = [start(tmp_path) for _ in range(2)]
+    idle, busy = sorted((said(process) for process in both), key=lambda words: int(words[0]))
+    assert idle[0] == "0"
+    assert 0 < int(busy[0]) < int(whole["result"][0]) == 12
+    assert idle[1:] == busy[1:] == whole["result"][1:]
+    assert not left.exists()
+
+
+# The command, its file and its card
+
+
+@pytest.fixture(scope="module")
+def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with a recipe, its h0 and the card; what the command said."""
+    folder = tmp_path_factory.mktemp("command")
+    return folder, command(folder, "--out", str(folder / "h0.safetensors"))
+
+
+def command(folder: Path, *words: str, **changes: Any) -> str:
+    recipe = folder / "recipe.toml"
+    recipe.write_text(tomli_w.dumps(tiny(**changes).to_dict()))
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the packages that the command line is made of
+        from typer.testing import CliRunner
+
+        from fedaux.cli import app
+
+        patch.setenv("FEDAUX_CACHE", str(folder / "cache"))
+        patch.setenv("COLUMNS", "120")
+        done = CliRunner().invoke(app, ["pretrain", str(recipe), *words])
+    return done.stdout if done.exception is None else str(done.exception)
+
+
+def test_the_command_pretrains_measures_and_writes_a_card(commanded: tuple[Path, str]) -> None:
+    folder, output = commanded
+    card = json.loads((folder / "h0.json").read_text())
+    assert card["model"] == "cnn"
+    assert card["options"] == {"width": 4}
+    assert card["image_shape"] == [1, 8, 8]
+    assert card["data"] == {"digest": content_digest(load_auxiliary(Auxiliary(size=200))), "count": 200}
+    assert card["pretraining"]["batch_size"] == 64
+    assert (card["epochs"], card["seed"], card["precision"]) == (1, 0, "float32")
+    assert card["versions"]["torch"] == torch.__version__
+    assert 0.5 < card["probe"]["linear"] < 1  # chance is 0.1
+    assert 0.5 < card["probe"]["neighbours"] < 1
+    assert f"{100 * card['probe']['linear']:.1f}" in output
+    assert f"{card['loss']:.3f}" in output
+    assert read_card(folder / "h0.safetensors") == card
+    (folder / "h0.json").rename(folder / "elsewhere.json")  # the same card is inside
+    assert read_card(folder / "h0.safetensors") == card
+    (folder / "elsewhere.json").rename(folder / "h0.json")
+
+
+def test_a_run_takes_the_commands_h0_as_it_takes_its_own(commanded: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = commanded
+    given = fedaux.run(
+        tiny(rounds=1, pretraining={"checkpoint": str(folder / "h0.safetensors")}), out=tmp_path / "given"
+    )
+    own = fedaux.run(tiny(rounds=1), out=tmp_path / "own")
+    assert not (given.directory / "pretrained").exists()
+    (path,) = (own.directory / "pretrained").iterdir()
+    assert equal(load_file(folder / "h0.safetensors"), load_file(path))
+    accuracies = [result.summary["rows"][0]["accuracy_mean"] for result in (given, own)]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_the_command_is_answered_from_the_store(commanded: tuple[Path, str]) -> None:
+    folder, _ = commanded
+    output = command(folder, "--no-probe")
+    assert "(stored)" in output
+    assert "epoch 1/1" not in output
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prototypes": [{"name": "mlp", "model": "mlp"}]}, "its card says model cnn, the prototype mlp is mlp"),
+        (
+            {"prototypes": [{"name": "cnn", "model": "cnn", "options": {"width": 8}}]},
+            "its card says cnn with width = 4, the prototype cnn has width = 8",
+        ),
+    ],
+)
+def test_a_card_of_another_model_is_refused_before_anything_is_written(
+    commanded: tuple[Path, str], tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    checkpoint = str(commanded[0] / "h0.safetensors")
+    with pytest.raises(ConfigError, match=message):
+        fedaux.run(tiny(pretraining={"checkpoint": checkpoint}, **changes), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_card_of_other_images_is_refused(commanded: tuple[Path, str], tmp_path: Path) -> None:
+    folder = commanded[0]
+    card = json.loads((folder / "h0.json").read_text()) | {"image_shape": [1, 9, 9]}
+    (tmp_path / "h0.safetensors").write_bytes((folder / "h0.safetensors").read_bytes())
+    (tmp_path / "h0.json").write_text(json.dumps(card))
+    with pytest.raises(ValueError, match=r"its card says images of \[1, 9, 9\], those here are \[1, 8, 8\]"):
+        extractor(tmp_path, checkpoint=str(tmp_path / "h0.safetensors"))
+    (tmp_path / "h0.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"h0.json: the card should be a table, is \[1\]"):
+        extractor(tmp_path, checkpoint=str(tmp_path / "h0.safetensors"))
+
+
+def test_several_prototypes_share_a_file(tmp_path: Path) -> None:
+    two = [{"name": "small", "model": "cnn", "options": {"width": 4}}, {"name": "flat", "model": "mlp"}]
+    output = command(tmp_path, "--out", str(tmp_path / "two.safetensors"), "--no-probe", prototypes=two)
+    assert "small" in output
+    assert "flat" in output
+    checkpoint = {"checkpoint": str(tmp_path / "two.safetensors")}
+    result = fedaux.run(tiny(prototypes=two, rounds=1, pretraining=checkpoint), out=tmp_path / "run")
+    assert result.summary["complete"]
+    lone = [{"name": "other", "model": "cnn", "options": {"width": 4}}]
+    with pytest.raises(ConfigError, match="holds h0 of the prototypes small, flat, none for other"):
+        fedaux.run(tiny(prototypes=lone, pretraining=checkpoint), out=tmp_path / "refused")
+
+
+def test_the_benchmark_times_and_probes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(__file__).parents[1] / "benchmarks"
+    monkeypatch.syspath_prepend(str(folder))
+    namespace = runpy.run_path(str(folder / "pretrain.py"))
+    words = (
+        "--device cpu --way fp32 --way bf16 --images 80 --batch-size 40 --timed-epochs 1 --variant barlow --epochs 2"
+    )
+    namespace["main"](
+        [*words.split(), "--every", "2", "--set", "auxiliary.size=220", "--json", str(tmp_path / "b.json")]
+    )
+    result = json.loads((tmp_path / "b.json").read_text())
+    assert set(result["ways"]) == {"fp32", "bf16"}
+    for measured in result["ways"].values():
+        assert measured["images_per_second"] == pytest.approx(80 / measured["epoch"])
+        assert measured["first_epoch"] > 0
+    assert [point["epoch"] for point in result["probes"]["barlow"]] == [0, 2]
+    assert all(point["linear"] > 0.5 for point in result["probes"]["barlow"])
+    assert "images/s" in capsys.readouterr().out
+
+
+def test_the_command_refuses_what_makes_no_sense(tmp_path: Path) -> None:
+    assert "there is nothing to pretrain" in command(tmp_path, pretraining={"kind": "none"})
+    assert "should end in .safetensors" in command(tmp_path, "--out", "h0.pt")

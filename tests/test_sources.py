@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny
+from PIL import Image
 from safetensors.torch import save_file
 
 import fedaux
@@ -107,3 +108,20 @@ def test_private_and_public_images_must_have_one_shape(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"its images are \[3, 6, 6\] and those of data \[1, 8, 8\]"):
         fedaux.run(tiny(auxiliary={"source": "tensors", "path": str(public), "size": 80}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_public_data_can_be_the_images_of_one_noun(tmp_path: Path) -> None:
+    for number, folder in enumerate(("n02099601", "n01443537", "n02085620")):  # golden retriever, goldfish, Chihuahua
+        (tmp_path / folder).mkdir()
+        for index in range(3):
+            Image.new("RGB", (4, 4), (80 * number, index, 0)).save(tmp_path / folder / f"{index}.png")
+    everything = load_auxiliary(Auxiliary(source="folder", path=str(tmp_path)))
+    dogs = load_auxiliary(Auxiliary(source="folder", path=str(tmp_path), wordnet="dogs"))
+    assert (len(everything), len(dogs)) == (9, 6)
+    assert set(dogs[:, 0, 0, 0].tolist()) == {0, 160}
+    experiment = tiny(auxiliary={"source": "folder", "path": str(tmp_path), "wordnet": "dog", "size": None})
+    assert any(
+        "auxiliary.wordnet = dog: no such subset; did you mean dogs?" in line for line in problems_of(experiment)
+    )
+    letters = tiny(auxiliary={"wordnet": "dogs"})
+    assert any("letters has no WordNet ids; parquet and folder can have them" in line for line in problems_of(letters))

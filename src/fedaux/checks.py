@@ -6,10 +6,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedaux import seeding
+from fedaux import seeding, wordnet
 from fedaux.certainty import MECHANISMS
-from fedaux.config import ConfigError, ExperimentFields
-from fedaux.data.sources import SOURCES, LabelledData
+from fedaux.config import ConfigError, Data, ExperimentFields
+from fedaux.data import SOURCES, LabelledData, count_labelled
+from fedaux.data.sources import WORDNET_ROWS
 from fedaux.data.splits import split_auxiliary
 from fedaux.dpsgd import check_ready
 from fedaux.methods import METHODS
@@ -43,18 +44,32 @@ def problems_of(experiment: ExperimentFields) -> list[str]:
     known("certainty.mechanism", experiment.certainty.mechanism, list(MECHANISMS))
     labelled = [name for name, source in SOURCES.items() if source.load_labelled]
     public = [name for name, source in SOURCES.items() if source.load_auxiliary]
-    if known("data.source", experiment.data.source, labelled) and not (
-        missing := _missing_file("data", experiment.data.source, experiment.data.path)
-    ):
+    if known("data.source", experiment.data.source, labelled) and not (missing := _missing_data(experiment.data)):
         problems += _size_problems(experiment)
     elif experiment.data.source in labelled:
         problems += missing
     if known("auxiliary.source", experiment.auxiliary.source, public):
         problems += _missing_file("auxiliary", experiment.auxiliary.source, experiment.auxiliary.path)
+    problems += _wordnet_problems(experiment)
     checkpoint = experiment.pretraining.checkpoint
     if checkpoint is not None and not Path(checkpoint).is_file():
         problems.append(f"pretraining.checkpoint = {checkpoint!r}: there is no such file")
     return problems
+
+
+def _wordnet_problems(experiment: ExperimentFields) -> list[str]:
+    name, source = experiment.auxiliary.wordnet, experiment.auxiliary.source
+    if name is None:
+        return []
+    if source not in WORDNET_ROWS:
+        return [
+            f"auxiliary.wordnet = {name!r}: {source} has no WordNet ids; {' and '.join(WORDNET_ROWS)} can have them"
+        ]
+    try:
+        wordnet.subset(name, key="auxiliary.wordnet")
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def _contradictions(experiment: ExperimentFields) -> list[str]:
@@ -68,6 +83,8 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
         )
     if experiment.distillation.stopping is not None and experiment.data.server_validation == 0:
         problems.append("distillation.stopping: measures on labelled data at the server; set data.server_validation")
+    if experiment.data.clients and experiment.data.server_validation > 0:
+        problems.append("data.server_validation: would take examples out of the clients' own folders; should be 0")
     if experiment.local.privacy is not None and experiment.local.optimizer_state == "kept":
         problems.append("local.optimizer_state = 'kept': not together with local.privacy; should be 'reset'")
     return problems
@@ -107,7 +124,13 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
             if experiment.local.privacy is not None:
                 check_ready([model])
             if pretrained and experiment.pretraining.checkpoint is not None:
-                fitting_weights(Path(experiment.pretraining.checkpoint), model, key="pretraining.checkpoint")
+                fitting_weights(
+                    Path(experiment.pretraining.checkpoint),
+                    model,
+                    key="pretraining.checkpoint",
+                    prototype=prototype,
+                    image_shape=tuple(data.images.shape[1:]),
+                )
         except ValueError as error:
             problems.append(str(error))
     if problems:
@@ -119,7 +142,10 @@ def _check_shapes(data: LabelledData, auxiliary_shape: tuple[int, ...]) -> None:
     shape = tuple(data.images.shape[1:])
     if auxiliary_shape[1:] != shape:
         raise ConfigError(
-            [f"auxiliary: its images are {list(auxiliary_shape[1:])} and those of data {list(shape)}; should be equal"]
+            [
+                f"auxiliary: its images are {list(auxiliary_shape[1:])} and those of data {list(shape)}; should be "
+                "equal, image_size and channels of either section change them"
+            ]
         )
     if tuple(data.test_images.shape[1:]) != shape:
         raise ConfigError([f"data: test images are {list(data.test_images.shape[1:])}, the others {list(shape)}"])
@@ -130,18 +156,43 @@ def _missing_file(key: str, source: str, path: str | None) -> list[str]:
         return [f"{key}.path = {path!r}: the source {source} takes no path"] if path is not None else []
     if path is None:
         return [f"{key}.path: missing; the source {source} needs one"]
-    return [] if Path(path).exists() else [f"{key}.path = {path!r}: there is no such file or folder"]
+    return _not_there(f"{key}.path", source, path)
+
+
+def _not_there(key: str, source: str, path: str) -> list[str]:
+    on_disk = SOURCES[source].path_on_disk
+    return [f"{key} = {path!r}: there is no such file or folder"] if on_disk and not Path(path).exists() else []
+
+
+def _missing_data(section: Data) -> list[str]:
+    """Return what is wrong with the places of the labelled data: one for all, or one a client, and the test data's."""
+    source = SOURCES[section.source]
+    problems: list[str] = []
+    if section.test is not None and not source.takes_test:
+        problems.append(f"data.test = {section.test!r}: the source {section.source} takes none")
+    elif section.test is not None:
+        problems += _not_there("data.test", section.source, section.test)
+    if not section.clients:
+        return _missing_file("data", section.source, section.path) + problems
+    if not source.needs_path:
+        problems.append(f"data.clients: the source {section.source} reads no files")
+    if section.path is not None:
+        problems.append(f"data.path = {section.path!r}: should not be given together with data.clients")
+    for path in section.clients:
+        problems += _not_there("data.clients", section.source, path)
+    return problems
 
 
 def _size_problems(experiment: ExperimentFields) -> list[str]:
-    count = SOURCES[experiment.data.source].count_labelled
-    assert count is not None, "a source of labelled data can count it"
+    clients = experiment.split.num_clients
+    silos = len(experiment.data.clients)
+    if silos and clients != silos:
+        return [f"split.num_clients = {clients}: should be {silos}, as many as data.clients names"]
     try:
-        examples = count(experiment.data)
+        examples = count_labelled(experiment.data)
         held = experiment.data.server_validation
     except ValueError as error:
         return [str(error)]
-    clients = experiment.split.num_clients
     if examples < 1:
         return [f"data.test_fraction = {experiment.data.test_fraction}: leaves no training examples"]
     if held >= examples:

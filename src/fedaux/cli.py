@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from importlib.resources import files
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,7 @@ from rich.console import Console
 from fedaux import __version__
 from fedaux.config import ConfigError, Experiment
 from fedaux.mistakes import inspect
-from fedaux.reading import read_recipe
+from fedaux.reading import find_recipe, read_recipe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,7 +128,9 @@ def data(
     chosen = experiment.seeds[0] if seed is None else seed
     table = execute.split_table(experiment, labelled, chosen)
     console = Console()
-    console.print(display.split_table(table, labelled.classes, alpha=experiment.split.alpha, seed=chosen))
+    silos = labelled.clients is not None
+    how = "as they are" if silos else f"alpha = {experiment.split.alpha:g}, seed {chosen}"
+    console.print(display.split_table(table, labelled.classes, how=how))
     empty = [client for client, row in enumerate(table) if row.sum() == 0]
     if empty:
         shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
@@ -138,13 +139,57 @@ def data(
             highlight=False,
             soft_wrap=True,
         )
-    panels: list[tuple[str, NDArray[np.int64]]] = []
-    for value in alphas:
+    panels: list[tuple[str, NDArray[np.int64]]] = [("clients", table)] if silos else []
+    for value in [] if silos else alphas:  # what is not split has no other splits to show
         split = experiment.split.model_copy(update={"alpha": value})
         drawn = execute.split_table(experiment.model_copy(update={"split": split}), labelled, chosen)
         panels.append((f"α = {value:g}", drawn))
     svg.save(figures.split_bubbles(panels, labelled.classes), out)
     console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def pretrain(
+    recipe: Recipe = "demo",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Where h0 goes, for pretraining.checkpoint; its card beside it.", metavar="FILE"),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="The seed of h0.", show_default="the recipe's first")
+    ] = None,
+    probing: Annotated[
+        bool, typer.Option("--probe/--no-probe", help="Whether h0 is measured on the recipe's labelled data.")
+    ] = True,
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+) -> None:
+    """Pretrain every prototype of a recipe on its public data, and measure how good the features are.
+
+    The result is kept in a store that all runs share (~/.cache/fedaux, or FEDAUX_CACHE), so `fedaux run` of the same
+    recipe and seed takes it from there; what is interrupted goes on when the same command is given again.
+    """
+    experiment = load(recipe, overrides or [], plugins=plugins)
+    if seed is not None and seed < 0:
+        raise ValueError(f"--seed {seed}: should be at least 0")
+    if out is not None and out.suffix != ".safetensors":
+        raise ValueError(f"--out {out}: should end in .safetensors")
+    from fedaux.pretrain import command
+
+    console = Console()
+    chosen = experiment.seeds[0] if seed is None else seed
+    try:
+        with command.Watch(console) as watch:
+            outcomes = command.pretrain_prototypes(
+                experiment, seed=chosen, watch=watch, probing=probing, shared=command.shared_store()
+            )
+    except KeyboardInterrupt:
+        console.print("\nStopped. The same command goes on from what was last saved.")
+        raise typer.Exit(130) from None
+    console.print(command.outcome_table(outcomes, name=experiment.name, seed=chosen))
+    if out is not None:
+        command.write_outcomes(out, outcomes)
+        console.print(f"h0: {out}, its card: {out.with_suffix('.json')}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -303,14 +348,7 @@ def load_plugins(plugins: list[Path] | None) -> None:
 def load(recipe: str, overrides: list[str], *, plugins: list[Path] | None = None) -> Experiment:
     """Read a recipe by path or by the name of one that ships with the package; all problems are told at once."""
     load_plugins(plugins)
-    path = Path(recipe)
-    if not path.is_file():
-        shipped = {entry.name.removesuffix(".toml"): entry for entry in files("fedaux").joinpath("recipes").iterdir()}
-        if recipe not in shipped:
-            raise ValueError(
-                f"{recipe}: there is no such file, nor such a recipe; there are {', '.join(sorted(shipped))}"
-            )
-        path = Path(str(shipped[recipe]))
+    path = find_recipe(recipe)
     raw, problems = read_recipe(path, overrides=overrides)
     fields, found = inspect(raw)
     from fedaux.checks import problems_of

@@ -64,9 +64,26 @@ class Data(Section):
     source: str = "digits"
     """Where the data comes from: a row of `fedaux.data.SOURCES`."""
     path: str | None = None
-    """A file, for sources that read one."""
+    """A file or folder, for sources that read one; for `huggingface` the data set's name on the hub."""
+    clients: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    """A file or folder a client, instead of `path`: then each client holds its own data and nothing is split."""
+    test: str | None = None
+    """A file or folder with the test data, where it lies elsewhere; for `huggingface` the name of its split."""
     test_fraction: Fraction = 0.2
-    """Share held out for testing where the source has no test set; the same examples for every seed."""
+    """Share held out for testing where the source has no test set (of each client, where `clients` are given); the same
+    examples for every seed."""
+    subset: str | None = None
+    """`huggingface`: which configuration of the data set."""
+    image_column: str | None = None
+    """Column of tables that holds the images, or paths to them; found by its name or type when not given."""
+    label_column: str | None = None
+    """Column of tables that holds the labels, found likewise; for `cifar100-binary` `fine` or `coarse`."""
+    image_size: Count | None = None
+    """Side in pixels to which images are resized, after their middle square was cut out; as they are when not given."""
+    channels: Literal[1, 3] | None = None
+    """1 makes all images grey, 3 makes them coloured; as the first image when not given."""
+    skip_bad: bool = False
+    """Whether rows without a readable image or a proper label are left out and counted, rather than stop the run."""
     channel_mean: Annotated[tuple[float, ...], BeforeValidator(_as_tuple)] = ()
     """Taken from every image, private and public, a number a channel between 0 and 1; nothing when not given."""
     channel_deviation: Annotated[tuple[Positive, ...], BeforeValidator(_as_tuple)] = ()
@@ -81,9 +98,22 @@ class Auxiliary(Section):
     source: str = "letters"
     """Where the data comes from: a row of `fedaux.data.SOURCES`."""
     path: str | None = None
-    """A file, for sources that read one."""
+    """A file or folder, for sources that read one; for `huggingface` the data set's name on the hub."""
     size: Count | None = None
     """How many examples to use, all of them when not given; letters are drawn at will, 5000 when not given."""
+    subset: str | None = None
+    """`huggingface`: which configuration of the data set."""
+    wordnet: str | None = None
+    """`parquet` and `folder`: only images of what this noun names: devices, birds, animals, dogs, invertebrates,
+    structures, or a WordNet id such as n02084071; rows or folders carry such ids."""
+    image_column: str | None = None
+    """Column of tables that holds the images, or paths to them; found by its name or type when not given."""
+    image_size: Count | None = None
+    """Side in pixels to which images are resized, after their middle square was cut out; as they are when not given."""
+    channels: Literal[1, 3] | None = None
+    """1 makes all images grey, 3 makes them coloured; as the first image when not given."""
+    skip_bad: bool = False
+    """Whether rows without a readable image are left out and counted, rather than stop the run."""
     negatives_fraction: Fraction = 0.2
     """Share of the negatives; the rest is the distill set."""
 
@@ -142,21 +172,39 @@ class Augmentation(Section):
 class Pretraining(Section):
     """Self-supervised training of h0 on the auxiliary data, for methods that start from it."""
 
-    kind: Literal["contrastive", "none"] = "contrastive"
-    """`contrastive` is SimCLR; `none` takes the random initial features as h0."""
+    kind: Literal["contrastive", "barlow", "none"] = "contrastive"
+    """`contrastive` is SimCLR; `barlow` Barlow Twins; `none` takes the random initial features as h0."""
     checkpoint: str | None = None
-    """A safetensors file with h0; then nothing is trained."""
+    """A safetensors file with h0, such as `fedaux pretrain --out` writes; then nothing is trained."""
     epochs: Count = 100
     """Passes over the auxiliary data."""
     batch_size: Annotated[int, Field(ge=2)] = 512
     """Images a batch, each in two views."""
+    optimizer: Literal["adam", "adamw"] = "adam"
+    """`adam` adds the weight decay to the gradient, `adamw` takes it from the weights."""
     learning_rate: Positive = 1e-3
-    """Of Adam."""
+    """Of the optimizer; where a schedule is highest."""
+    weight_decay: NonNegative = 0.0
+    """Of matrices and convolutions; biases and normalisation have none."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """The learning rate over the steps; `cosine` falls to 0."""
+    warmup_epochs: Annotated[int, Field(ge=0)] = 0
+    """Epochs over which the learning rate first rises on a line from 0."""
     temperature: Positive = 0.5
-    """Of the NT-Xent loss."""
+    """`contrastive`: of the NT-Xent loss."""
+    redundancy: Positive = 0.005
+    """`barlow`: weight of the correlations between different outputs."""
     projection_widths: Annotated[tuple[Count, Count], BeforeValidator(_as_tuple)] = (512, 128)
     """Widths of the projection head, which is thrown away afterwards."""
+    projection_batch_norm: bool = False
+    """Whether the hidden layer of the projection head is normalised over the batch."""
     augmentation: Augmentation = Augmentation()
+
+    @model_validator(mode="after")
+    def _warms_up_in_time(self) -> Pretraining:
+        if self.warmup_epochs >= self.epochs:
+            raise ValueError(f"warmup_epochs should be below epochs, {self.epochs}")
+        return self
 
 
 class Certainty(Section):

@@ -101,6 +101,7 @@ class Display:
         elapsed = time.monotonic() - self._began
         remaining = elapsed / max(1, self._done - self._done_before) * (self._total - self._done)
         dropped = f"  dropped {', '.join(row['clients_dropped'])}" if row["clients_dropped"] else ""
+        dropped += "  nobody answered, the model stays as it was" if row["model_kept"] else ""
         self._say(
             f"seed {row['seed']}  {row['method']:<10} round {row['round']}/{self._rounds}"
             f"{_percent(row['accuracy'], width=9)}{dropped}  {self._done}/{self._total} rounds, ETA {remaining:.0f} s",
@@ -122,7 +123,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         + (f", mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f", seed {seeds[0]}"),
         title_justify="left",
     )
-    table.add_column("method")
+    table.add_column("method", no_wrap=True)
     table.add_column("last round", justify="right")
     table.add_column("best round", justify="right")
     protected = any(row["updates_protected"] for row in summary["rows"])
@@ -164,6 +165,10 @@ def dropped_lines(directory: Path) -> list[str]:
         if reasons:
             asked = sum(len(row["clients_asked"]) for row in own)
             lines.append(f"Warning: {len(reasons)} of {asked} answers to {method} were dropped, first: {reasons[0]}")
+        if kept := sum(row["model_kept"] for row in own):
+            lines.append(
+                f"Warning: in {kept} of {len(own)} rounds of {method} nobody answered; the model stayed as it was"
+            )
     return lines
 
 
@@ -174,9 +179,9 @@ def privacy_lines(directory: Path) -> list[str]:
     return ledger_lines(json.loads((directory / "ledger.json").read_text(encoding="utf-8")))
 
 
-def split_table(table: NDArray[np.int64], classes: Sequence[str], *, alpha: float, seed: int) -> Table:
+def split_table(table: NDArray[np.int64], classes: Sequence[str], *, how: str) -> Table:
     """Return the client-by-class table of a split."""
-    shown = Table(title=f"Examples by client and class (alpha = {alpha:g}, seed {seed})", title_justify="left")
+    shown = Table(title=f"Examples by client and class ({how})", title_justify="left")
     shown.add_column("client", justify="right")
     for name in (*classes, "all"):
         shown.add_column(name, justify="right")

@@ -25,7 +25,7 @@ from fedaux.engines.simulate import SimulatedClients
 from fedaux.files import save_json, save_tensors
 from fedaux.methods import METHODS
 from fedaux.models import SplitModel
-from fedaux.pretrain import content_digest, pretrained_extractor
+from fedaux.pretrain import content_digest, pretrained_extractor, shared_store
 from fedaux.rounds import Federation, State, Task, Watcher, assign_prototypes, prepare
 from fedaux.runs import Progress, RunDirectory
 from fedaux.summary import summarise
@@ -81,7 +81,10 @@ def run(
         directory.write_ledger()
         work = Work(experiment, directory, data, auxiliary, watcher or Silent(), compute)
         for method, seed in directory.cells():
-            work.finish(method, seed)
+            try:
+                work.finish(method, seed)
+            except torch.cuda.OutOfMemoryError as error:
+                raise ValueError(out_of_memory(experiment, method, seed)) from error
         directory.write_metrics()
         summary = write_summary(directory)
         write_report(path)
@@ -181,8 +184,9 @@ class Work:
                 content=self._content,
                 seed=task.seed,
                 store=self._directory.path / "pretrained",
+                shared=shared_store(),
                 compute=self._compute,
-                on_epoch=lambda epoch, _: self._watcher.phase(task, 0, f"pretrain {epoch + 1}/{section.epochs}"),
+                on_epoch=lambda passed: self._watcher.phase(task, 0, f"pretrain {passed}"),
             )
 
         return extract
@@ -195,7 +199,9 @@ class Work:
 
 
 def split_for(experiment: Experiment, data: LabelledData, seed: int) -> list[NDArray[np.int64]]:
-    """Return the examples of each client: the same for every method of a seed."""
+    """Return the examples of each client: its own where it brought them, else the same for every method of a seed."""
+    if data.clients is not None:
+        return list(data.clients)
     return split_dirichlet(
         data.labels.cpu().numpy(),
         num_clients=experiment.split.num_clients,
@@ -215,7 +221,9 @@ def split_table(experiment: Experiment, data: LabelledData, seed: int) -> NDArra
 def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
     """Return the client-by-class table of every seed, for split.json."""
     tables = {str(seed): split_table(experiment, data, seed).tolist() for seed in experiment.seeds}
-    return {"classes": list(data.classes), "alpha": experiment.split.alpha, "tables": tables}
+    # Data that clients brought was not drawn at any concentration.
+    drawn = {"alpha": experiment.split.alpha} if data.clients is None else {"clients": list(experiment.data.clients)}
+    return {"classes": list(data.classes), **drawn, "tables": tables}
 
 
 def describe_scores(federation: Federation, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -238,6 +246,16 @@ def describe_scores(federation: Federation, state: State) -> tuple[dict[str, Ten
     top = scores.topk(min(TOP_IMAGES, scores.shape[1]), dim=1).indices
     tensors = {"weights_by_class": by_class.float(), "top_images": task.distill_images[top]}
     return tensors, {"method": task.method.name, "seed": str(task.seed), "clients": json.dumps(chosen)}
+
+
+def out_of_memory(experiment: Experiment, method: str, seed: int) -> str:
+    """Say which settings to lower where a GPU is too small, what they are, and that nothing is lost."""
+    at_once, batch = experiment.engine.clients_at_once, experiment.evaluation.batch_size
+    return (
+        f"{method}, seed {seed}: the GPU's memory is not enough. Lower engine.clients_at_once (now {at_once or 8}), "
+        f"evaluation.batch_size (now {batch or 4096}) or distillation.batch_size "
+        f"(now {experiment.distillation.batch_size}); the first can be changed when going on with --resume"
+    )
 
 
 def choose_device(name: str) -> torch.device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,52 @@ def load_experiment(path: Path, *, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def read_recipe(path: Path, *, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Return the raw values of a TOML file with `key=value` overrides applied, and the problems of the latter."""
+    """Return the raw values of a TOML file with `key=value` overrides applied, and the problems of the latter.
+
+    A recipe may say `extends = "cifar10"`: another recipe, by name or by a path beside its own, of which it states the
+    differences. Tables are merged, everything else is replaced.
+    """
+    raw = _read_with_base(path, ())
+    return raw, [problem for override in overrides for problem in _apply_override(raw, override)]
+
+
+def find_recipe(name: str, *, beside: Path = Path()) -> Path:
+    """Return the file of a recipe given by its path or by the name of one that ships. Raises ValueError."""
+    if (path := beside / name).is_file():
+        return path
+    shipped = {
+        entry.name.removesuffix(".toml"): Path(str(entry)) for entry in files("fedaux").joinpath("recipes").iterdir()
+    }
+    if name not in shipped:
+        raise ValueError(f"{name}: there is no such file, nor such a recipe; there are {', '.join(sorted(shipped))}")
+    return shipped[name]
+
+
+def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: not valid TOML ({error})"]) from error
-    return raw, [problem for override in overrides for problem in _apply_override(raw, override)]
+    base = raw.pop("extends", None)
+    if base is None:
+        return raw
+    if not isinstance(base, str):
+        raise ConfigError([f"extends = {base!r}: should be the name or the path of a recipe"], origin=str(path))
+    found = find_recipe(base, beside=path.parent).resolve()
+    if found in (*seen, path.resolve()):
+        raise ConfigError([f"extends = {base!r}: leads back to {found}"], origin=str(path))
+    return merged(_read_with_base(found, (*seen, path.resolve())), raw)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested table with changes: tables are merged, everything else is replaced."""
+    result = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> list[str]:

@@ -1,12 +1,14 @@
 """Data: sources, the split over clients, the split of the auxiliary data, batches and views."""
 
-from fedaux.data.sources import SOURCES, LabelledData, Source, load_auxiliary, load_labelled
+from fedaux.data.labelled import LabelledData
+from fedaux.data.sources import SOURCES, Source, count_labelled, load_auxiliary, load_labelled
 from fedaux.data.splits import split_auxiliary, split_dirichlet
 
 __all__ = [
     "SOURCES",
     "LabelledData",
     "Source",
+    "count_labelled",
     "load_auxiliary",
     "load_labelled",
     "split_auxiliary",

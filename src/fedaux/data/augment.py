@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,53 +12,105 @@ from torch.nn import functional
 from fedaux.config import Augmentation
 
 LUMA = (0.299, 0.587, 0.114)
+YIQ = (LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
+"""Red, green, blue to luma and the two axes of the colour plane."""
+AFFINE_DRAWS = 7
+JITTER_DRAWS = {1: 3, 3: 6}
+"""Random numbers an image, by channels."""
 
 
 def augment(images: Tensor, *, policy: Augmentation, generator: torch.Generator) -> Tensor:
     """Return one random view of every image: float [N, C, H, W] in [0, 1] in and out.
 
-    Crop, resize, rotation, shear and flip are one affine map and one interpolation; brightness, contrast,
-    saturation, hue and greyscale are one colour matrix and one offset, clamped to [0, 1] once, at the end.
-    One-channel images have no saturation, hue or greyscale.
-
     Raises:
         ValueError: `images` is not a floating-point [N, C, H, W] with one or three channels.
     """
-    if images.ndim != 4 or images.shape[1] not in (1, 3) or not images.is_floating_point():
+    if images.ndim != 4 or images.shape[1] not in JITTER_DRAWS or not images.is_floating_point():
         raise ValueError(
             f"images must be floating point [N, C, H, W] with C = 1 or 3, got {images.dtype} {list(images.shape)}"
         )
-    affine = _random_affine(images, policy=policy, generator=generator)
-    grid = functional.affine_grid(affine, list(images.shape), align_corners=False)
-    views = functional.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
-    return _jitter(views, policy=policy, generator=generator)
+    views = Views(policy, channels=images.shape[1], device=images.device, dtype=images.dtype)
+    return views(images, views.draw(len(images), generator=generator))
 
 
-def _uniform(size: int, low: float, high: float, *, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw [size] numbers, uniform in [low, high), on the device and in the precision of `like`."""
-    return low + (high - low) * torch.rand(size, generator=generator, device=like.device, dtype=like.dtype)
+class Views:
+    """Random views by a policy: a pure function of images and random numbers, to be compiled or captured.
+
+    Crop, resize, rotation, shear and flip are one affine map and one interpolation; brightness, contrast,
+    saturation, hue and greyscale are one colour matrix and one offset, clamped to [0, 1] once, at the end.
+    One-channel images have no saturation, hue or greyscale.
+    """
+
+    def __init__(
+        self, policy: Augmentation, *, channels: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.draws = AFFINE_DRAWS + JITTER_DRAWS[channels]
+        """Random numbers an image."""
+        self._policy = policy
+        # Made here: a CUDA graph must not copy numbers from the host. That is also why nothing below calls
+        # torch.where with a number, which does so.
+        self._luma = torch.tensor(LUMA if channels == 3 else (1.0,), device=device, dtype=dtype)
+        self._identity = torch.eye(3, device=device, dtype=dtype)
+
+    def draw(self, size: int, *, generator: torch.Generator) -> Tensor:
+        """Draw what the views of so many images need, uniform in [0, 1), [draws, size]."""
+        return torch.rand(self.draws, size, generator=generator, device=self._luma.device, dtype=self._luma.dtype)
+
+    def __call__(self, images: Tensor, numbers: Tensor) -> Tensor:
+        """Return a view of every image, float [N, C, H, W] in [0, 1], by random numbers [draws, N]."""
+        rows = iter(numbers.unbind())
+        affine = _affine(images, rows, policy=self._policy)
+        grid = functional.affine_grid(affine, list(images.shape), align_corners=False)
+        views = functional.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+        return self._jitter(views, rows)
+
+    def _jitter(self, images: Tensor, rows: Iterator[Tensor]) -> Tensor:
+        """Apply x' = M x + o to every pixel of an image, with M [N, C, C] and o [N, 1] its own."""
+        policy, luma = self._policy, self._luma
+
+        def factor(strength: float, *, where: Tensor) -> Tensor:
+            return _between(next(rows), max(0.0, 1 - strength), 1 + strength).masked_fill(~where, 1.0)
+
+        jittered = next(rows) < policy.jitter
+        brightness = factor(policy.brightness, where=jittered)
+        contrast = factor(policy.contrast, where=jittered)
+        grey_mean = torch.einsum("nchw,c->n", images, luma) / images[0, 0].numel()
+        # The colour matrices below keep greys, so the contrast's offset along grey passes through them unchanged.
+        offset = ((1 - contrast) * brightness * grey_mean)[:, None, None, None]
+        gain = brightness * contrast
+        if images.shape[1] == 1:
+            return (images * gain[:, None, None, None] + offset).clamp(0, 1)
+
+        saturation = factor(policy.saturation, where=jittered)
+        turn = _between(next(rows), -policy.hue, policy.hue).masked_fill(~jittered, 0.0)
+        saturation = saturation.masked_fill(next(rows) < policy.greyscale, 0.0)
+        to_grey = luma.expand(3, 3)
+        saturate = to_grey + saturation[:, None, None] * (self._identity - to_grey)
+        matrix = gain[:, None, None] * saturate @ _hue_rotation(turn)
+        return (torch.einsum("nij,njhw->nihw", matrix, images) + offset).clamp(0, 1)
 
 
-def _random_affine(images: Tensor, *, policy: Augmentation, generator: torch.Generator) -> Tensor:
-    """Draw maps from view to image coordinates in [-1, 1]^2, [N, 2, 3]: flip, rotate, shear, shrink, move.
+def _between(numbers: Tensor, low: float, high: float) -> Tensor:
+    """Stretch numbers in [0, 1) to [low, high)."""
+    return low + (high - low) * numbers
+
+
+def _affine(images: Tensor, rows: Iterator[Tensor], *, policy: Augmentation) -> Tensor:
+    """Return maps from view to image coordinates in [-1, 1]^2, [N, 2, 3]: flip, rotate, shear, shrink, move.
 
     Unlike torchvision, which draws again, a crop wider or taller than the image is cut to it.
     """
-    size, _, height, width = images.shape
-
-    def draw(low: float, high: float) -> Tensor:
-        return _uniform(size, low, high, like=images, generator=generator)
-
-    area = draw(*policy.crop_scale)
-    ratio = torch.exp(draw(math.log(policy.crop_ratio[0]), math.log(policy.crop_ratio[1])))
+    height, width = images.shape[2:]
+    area = _between(next(rows), *policy.crop_scale)
+    ratio = torch.exp(_between(next(rows), math.log(policy.crop_ratio[0]), math.log(policy.crop_ratio[1])))
     # The ratio is of pixels and the map of shares of the sides, so an oblong image changes it.
     share_x = torch.sqrt(area * ratio * height / width).clamp(max=1)
     share_y = torch.sqrt(area / ratio * width / height).clamp(max=1)
-    centre_x = (1 - share_x) * draw(-1, 1)
-    centre_y = (1 - share_y) * draw(-1, 1)
-    angle = draw(-math.radians(policy.rotation), math.radians(policy.rotation))
-    shear = draw(-policy.shear, policy.shear)
-    mirror = torch.where(draw(0, 1) < policy.flip, -1.0, 1.0)
+    centre_x = (1 - share_x) * _between(next(rows), -1, 1)
+    centre_y = (1 - share_y) * _between(next(rows), -1, 1)
+    angle = _between(next(rows), -math.radians(policy.rotation), math.radians(policy.rotation))
+    shear = _between(next(rows), -policy.shear, policy.shear)
+    mirror = 1 - 2 * (next(rows) < policy.flip).to(images.dtype)
 
     cosine, sine = torch.cos(angle), torch.sin(angle)
     row_x = torch.stack([share_x * mirror * (cosine + shear * sine), share_x * (shear * cosine - sine), centre_x])
@@ -65,44 +118,22 @@ def _random_affine(images: Tensor, *, policy: Augmentation, generator: torch.Gen
     return torch.stack([row_x, row_y]).permute(2, 0, 1)
 
 
-def _jitter(images: Tensor, *, policy: Augmentation, generator: torch.Generator) -> Tensor:
-    """Apply x' = M x + o to every pixel of an image, with M [N, C, C] and o [N, 1] drawn per image."""
-    size, channels = images.shape[:2]
+def _turning_plane() -> tuple[list[float], list[float], list[float]]:
+    """Return A, B, C, nine numbers each, of T^-1 R(phi) T = A + B cos phi + C sin phi, T from colours to YIQ."""
+    to_yiq = torch.tensor(YIQ, dtype=torch.float64)
+    back = torch.linalg.inv(to_yiq)
+    still, plane, across = torch.zeros(3, 3, 3, dtype=torch.float64).unbind()
+    still[0, 0] = plane[1, 1] = plane[2, 2] = across[2, 1] = 1
+    across[1, 2] = -1
+    constant, cosine, sine = ((back @ part @ to_yiq).flatten().tolist() for part in (still, plane, across))
+    return constant, cosine, sine
 
-    def draw(low: float, high: float) -> Tensor:
-        return _uniform(size, low, high, like=images, generator=generator)
 
-    def factor(strength: float, *, where: Tensor) -> Tensor:
-        return torch.where(where, draw(max(0.0, 1 - strength), 1 + strength), 1.0)
-
-    jittered = draw(0, 1) < policy.jitter
-    brightness = factor(policy.brightness, where=jittered)
-    contrast = factor(policy.contrast, where=jittered)
-    luma = torch.tensor(LUMA if channels == 3 else (1.0,), device=images.device, dtype=images.dtype)
-    grey_mean = torch.einsum("nchw,c->n", images, luma) / images[0, 0].numel()
-    # The colour matrices below keep greys, so the contrast's offset along grey passes through them unchanged.
-    offset = ((1 - contrast) * brightness * grey_mean)[:, None, None, None]
-    gain = brightness * contrast
-    if channels == 1:
-        return (images * gain[:, None, None, None] + offset).clamp(0, 1)
-
-    saturation = factor(policy.saturation, where=jittered)
-    turn = torch.where(jittered, draw(-policy.hue, policy.hue), 0.0)
-    saturation = torch.where(draw(0, 1) < policy.greyscale, 0.0, saturation)
-    identity = torch.eye(3, device=images.device, dtype=images.dtype)
-    to_grey = luma.expand(3, 3)
-    saturate = to_grey + saturation[:, None, None] * (identity - to_grey)
-    matrix = gain[:, None, None] * saturate @ _hue_rotation(turn)
-    return (torch.einsum("nij,njhw->nihw", matrix, images) + offset).clamp(0, 1)
+TURNING_PLANE = _turning_plane()
 
 
 def _hue_rotation(turn: Tensor) -> Tensor:
     """Return the matrices [N, 3, 3] that turn the colour plane of YIQ and keep luma: T^-1 R(2 pi turn) T."""
-    to_yiq = torch.tensor(
-        [LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)], device=turn.device, dtype=torch.float64
-    )
     cosine, sine = torch.cos(2 * math.pi * turn.double()), torch.sin(2 * math.pi * turn.double())
-    zero, one = torch.zeros_like(cosine), torch.ones_like(cosine)
-    rotation = torch.stack([one, zero, zero, zero, cosine, -sine, zero, sine, cosine], dim=1).view(-1, 3, 3)
-    matrices: Tensor = torch.linalg.inv(to_yiq) @ rotation @ to_yiq
-    return matrices.to(turn.dtype)
+    entries = [a + b * cosine + c * sine for a, b, c in zip(*TURNING_PLANE, strict=True)]
+    return torch.stack(entries, dim=1).view(-1, 3, 3).to(turn.dtype)

@@ -2,82 +2,84 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
+from fedaux.config import Auxiliary, Data
+from fedaux.data.decoding import Cell
+from fedaux.data.folders import IMAGE_COLUMNS, LABEL_COLUMNS, part_files
+from fedaux.data.tables import Table, find_column, key_of
 
-CHUNK = 1000
+BATCH = 1000
 
 
-def parquet_files(path: str, *, part: str) -> list[Path]:
+def parquet_files(path: str, *, part: str, key: str = "path") -> list[Path]:
     """Return the files of a part (`train`, `test`) in a folder, in order; a single file is itself."""
-    place = Path(path)
-    return [place] if place.is_file() else sorted(place.glob(f"{part}-*.parquet"))
+    return part_files(path, part, suffix=".parquet", key=key)
 
 
-def count_rows(files: Sequence[Path]) -> int:
-    """Return the number of rows from the files' footers alone."""
-    parquet = _pyarrow_parquet()
-    return sum(int(parquet.ParquetFile(file).metadata.num_rows) for file in files)
+def open_parquet(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+    """Open the Parquet files of a part: sizes from their footers, class names from what the hub wrote beside them."""
+    files = parquet_files(path, part=part, key=key_of(section))
+    if not files:
+        return None
+    opened = [_open(file) for file in files]
+    schema = opened[0].schema_arrow
+    features = _features(schema.metadata or {})
+    key = key_of(section)
+    image = find_column(
+        schema.names,
+        given=section.image_column,
+        names=(*IMAGE_COLUMNS, *_of_type(features, "Image")),
+        setting=f"{key}.image_column",
+        where=files[0],
+    )
+    label = None
+    if isinstance(section, Data):
+        label = find_column(
+            schema.names,
+            given=section.label_column,
+            names=(*LABEL_COLUMNS, *_of_type(features, "ClassLabel")),
+            setting="data.label_column",
+            where=files[0],
+        )
+    names = features.get(label or "", {}).get("names")
+    return Table(
+        files=tuple(files),
+        size=sum(int(file.metadata.num_rows) for file in opened),
+        cells=lambda: _cells(files, image),
+        labels=None if label is None else lambda: _column(files, label),
+        classes=tuple(str(name) for name in names) if names else None,
+    )
 
 
-def read_images(files: Sequence[Path], *, key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64] | None]:
-    """Return images uint8 [N, C, H, W] and labels [N], or None where there is no column `label`.
-
-    All images take the size and the channels of the first. Raises ValueError naming the file and the row of an image
-    that cannot be decoded or has another size.
-    """
-    parquet = _pyarrow_parquet()
-    images: list[NDArray[np.uint8]] = []
-    labels: list[NDArray[np.int64]] = []
+def _cells(files: Sequence[Path], image: str) -> Iterator[Cell]:
     for file in files:
-        table = parquet.read_table(file)
-        if "image" not in table.column_names:
-            raise ValueError(f"{key} = {file}: has no column image; it has {', '.join(table.column_names)}")
-        column = table.column("image").to_pylist()
-        mode = _decode(column[0], "", where=f"{key} = {file}, row 0").shape[2]
-        chunks = range(0, len(column), CHUNK)
-
-        def decode(start: int, column: list[Any] = column, mode: int = mode, file: Path = file) -> NDArray[np.uint8]:
-            rows = column[start : start + CHUNK]
-            target = "L" if mode == 1 else "RGB"
-            decoded = [_decode(row, target, where=f"{key} = {file}, row {start + i}") for i, row in enumerate(rows)]
-            for i, picture in enumerate(decoded):
-                if picture.shape != decoded[0].shape:
-                    raise ValueError(
-                        f"{key} = {file}, row {start + i}: {picture.shape[1]}x{picture.shape[0]} pixels, "
-                        f"others have {decoded[0].shape[1]}x{decoded[0].shape[0]}"
-                    )
-            return np.stack(decoded).transpose(0, 3, 1, 2)
-
-        with ThreadPoolExecutor() as pool:  # decoders release the interpreter
-            images += list(pool.map(decode, chunks))
-        if "label" in table.column_names:
-            labels.append(table.column("label").to_numpy().astype(np.int64))
-    if not images:
-        raise ValueError(f"{key}: no Parquet files found; a folder should hold train-*.parquet (and test-*.parquet)")
-    together = np.concatenate(images) if len({block.shape[1:] for block in images}) == 1 else None
-    if together is None:
-        raise ValueError(f"{key}: images differ in size: {sorted({block.shape[1:] for block in images})}")
-    return np.ascontiguousarray(together), np.concatenate(labels) if labels else None
+        row = 0
+        for batch in _open(file).iter_batches(batch_size=BATCH, columns=[image]):
+            for cell in batch.column(0).to_pylist():
+                content = cell.get("bytes") if isinstance(cell, dict) else cell
+                yield f"{file}, row {row}", content if isinstance(content, bytes) else None
+                row += 1
 
 
-def _decode(cell: Any, mode: str, *, where: str) -> NDArray[np.uint8]:
-    """Return one image [H, W, C]; an empty mode keeps grey images grey and makes all others RGB."""
-    content = cell["bytes"] if isinstance(cell, dict) else cell
+def _column(files: Sequence[Path], name: str) -> list[object]:
+    return [value for file in files for value in _open(file).read(columns=[name]).column(0).to_pylist()]
+
+
+def _features(metadata: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
+    """Return what the hub's libraries write about columns into a file: their types and the names of classes."""
     try:
-        with Image.open(io.BytesIO(content)) as picture:
-            target = mode or ("L" if picture.mode in {"1", "L"} else "RGB")
-            pixels = np.asarray(picture if picture.mode == target else picture.convert(target))
-    except (OSError, TypeError, SyntaxError) as error:
-        raise ValueError(f"{where}: cannot be decoded as an image ({error})") from error
-    return pixels.reshape(*pixels.shape[:2], -1)
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError):
+        return {}
+    return {name: about for name, about in features.items() if isinstance(about, dict)}
+
+
+def _of_type(features: dict[str, dict[str, Any]], kind: str) -> list[str]:
+    return [name for name, about in features.items() if about.get("_type") == kind]
 
 
 def _pyarrow_parquet() -> Any:
@@ -86,3 +88,13 @@ def _pyarrow_parquet() -> Any:
     except ImportError as error:
         raise ValueError("source parquet needs the package pyarrow: pip install 'fedaux[parquet]'") from error
     return pyarrow.parquet
+
+
+def _open(file: Path) -> Any:
+    parquet = _pyarrow_parquet()
+    from pyarrow import ArrowInvalid
+
+    try:
+        return parquet.ParquetFile(file)
+    except ArrowInvalid as error:
+        raise ValueError(f"{file}: not a readable Parquet file ({error})") from error

@@ -11,70 +11,67 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedaux import seeding
+from fedaux import seeding, wordnet
 from fedaux.config import Auxiliary, Data
-from fedaux.data import embedded, parquet
-
-
-@dataclass(frozen=True)
-class LabelledData:
-    """Labelled images, uint8 until a batch is formed: images [N, C, H, W], labels [N] in 0 .. classes - 1."""
-
-    images: Tensor
-    labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-    classes: tuple[str, ...]
-    validation: tuple[Tensor, Tensor] | None = None
-    """Images and labels that the server holds."""
-
-    def to(self, device: torch.device) -> LabelledData:
-        """Return the data on a device."""
-        return LabelledData(
-            self.images.to(device),
-            self.labels.to(device),
-            self.test_images.to(device),
-            self.test_labels.to(device),
-            self.classes,
-            None if self.validation is None else (self.validation[0].to(device), self.validation[1].to(device)),
-        )
-
-    def with_validation(self, size: int) -> LabelledData:
-        """Return the data with so many training examples at the server; the same for every seed."""
-        if size == 0:
-            return self
-        order = torch.from_numpy(seeding.generator(0, "server validation").permutation(len(self.labels)))
-        held, rest = order[:size].sort().values, order[size:].sort().values
-        return replace(
-            self,
-            images=self.images[rest],
-            labels=self.labels[rest],
-            validation=(self.images[held], self.labels[held]),
-        )
+from fedaux.data import embedded
+from fedaux.data.binary import open_cifar10, open_cifar100, open_stl10, open_svhn
+from fedaux.data.decoding import convert
+from fedaux.data.folders import open_folder
+from fedaux.data.hub import open_hub
+from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
+from fedaux.data.lines import open_csv, open_jsonl
+from fedaux.data.parquet import open_parquet
+from fedaux.data.silos import client_sections, joined
+from fedaux.data.tables import Examples, Opener, Table, read
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a data set can be used for, and how. `count` must be quick: it is asked before anything runs."""
+    """What a data set can be used for, and how. `count` must be quick: it is asked before anything runs.
+
+    A path is a file or folder that must be there, unless it is not `path_on_disk`; `takes_test` looks at `data.test`.
+    """
 
     needs_path: bool = False
+    path_on_disk: bool = True
+    takes_test: bool = False
     count_labelled: Callable[[Data], int] | None = None
     load_labelled: Callable[[Data], LabelledData] | None = None
     load_auxiliary: Callable[[Auxiliary], Tensor] | None = None
 
 
+def count_labelled(section: Data) -> int:
+    """Count the training examples of all clients, as quickly as the source can."""
+    count = SOURCES[section.source].count_labelled
+    assert count is not None, "a source of labelled data can count it"
+    return sum(count(own) for own in client_sections(section))
+
+
 def load_labelled(section: Data) -> LabelledData:
-    """Load the clients' data and the test data."""
+    """Load the clients' data and the test data; where each client has its own, all in one with who holds what."""
     load = SOURCES[section.source].load_labelled
     assert load is not None, "checked before a run"
-    return load(section).with_validation(section.server_validation)
+    loaded = [_converted(load(own), section) for own in client_sections(section)]
+    if not section.clients:
+        return loaded[0].with_validation(section.server_validation)
+    # On the hub `data.test` names a split, and each client's data set has its own.
+    shared_test = section.test is not None and SOURCES[section.source].path_on_disk
+    return joined(loaded, names=section.clients, shared_test=shared_test).with_validation(section.server_validation)
 
 
 def load_auxiliary(section: Auxiliary) -> Tensor:
     """Load the public unlabeled images, uint8 [N, C, H, W]."""
     load = SOURCES[section.source].load_auxiliary
     assert load is not None, "checked before a run"
-    return load(section)
+    return convert(load(section), channels=section.channels, side=section.image_size)
+
+
+def _converted(data: LabelledData, section: Data) -> LabelledData:
+    """Give images the size and channels asked for, where the source has not done so itself."""
+    images, test_images = (
+        convert(part, channels=section.channels, side=section.image_size) for part in (data.images, data.test_images)
+    )
+    return replace(data, images=images, test_images=test_images)
 
 
 def _load_digits(section: Data) -> LabelledData:
@@ -162,40 +159,70 @@ def _load_auxiliary_tensors(section: Auxiliary) -> Tensor:
     return _first(_check_images(images, key=f"auxiliary.path = {section.path}", name="images"), section.size)
 
 
-def _load_parquet(section: Data) -> LabelledData:
-    """Read train-*.parquet and test-*.parquet of a folder; without the latter, test data is held out."""
-    assert section.path is not None, "checked before a run"
-    images, labels = parquet.read_images(parquet.parquet_files(section.path, part="train"), key="data.path")
-    if labels is None:
-        raise ValueError(f"data.path = {section.path}: has no column label")
-    test_files = parquet.parquet_files(section.path, part="test") if Path(section.path).is_dir() else []
-    if test_files:
-        test_images, test_labels = parquet.read_images(test_files, key="data.path")
-    else:
-        test, train = _hold_out(len(labels), fraction=section.test_fraction)
-        test_images, test_labels, images, labels = images[test], labels[test], images[train], labels[train]
-    if test_labels is None or min(labels.min(), test_labels.min()) < 0:
-        raise ValueError(f"data.path = {section.path}: column label should hold class numbers from 0 upwards")
-    return LabelledData(
-        images=torch.from_numpy(images),
-        labels=torch.from_numpy(labels),
-        test_images=torch.from_numpy(test_images),
-        test_labels=torch.from_numpy(test_labels),
-        classes=tuple(str(number) for number in range(int(max(labels.max(), test_labels.max())) + 1)),
+WORDNET_ROWS = {"parquet": wordnet.rows_in_parquet, "folder": wordnet.rows_in_folders}
+"""Which rows of a table are of a noun, for sources whose rows or folders carry WordNet ids."""
+
+
+def _from_files(open_part: Opener, *, path_on_disk: bool = True) -> Source:
+    """Return the source that reads a format."""
+
+    def pair(section: Data) -> tuple[Table, Table | None]:
+        """Open training and test data; the latter lies at `data.test`, beside the former, or nowhere."""
+        assert section.path is not None, "checked before a run"
+        train = open_part(section.path, "train", section)
+        assert train is not None, "openers raise where there is no training data"
+        if section.test is None or not path_on_disk:
+            return train, open_part(section.path, "test", section)
+        return train, open_part(section.test, "test", section) or open_part(section.test, "train", section)
+
+    def count(section: Data) -> int:
+        train, test = pair(section)
+        return train.size if test else train.size - len(_hold_out(train.size, fraction=section.test_fraction)[0])
+
+    def load(section: Data) -> LabelledData:
+        train, test = pair(section)
+        examples = read(train, section, name=f"data.path = {section.path}")
+        if test is not None:
+            held = read(test, section, name=f"data.test = {section.test}" if section.test else "data, its test part")
+            return _assembled(examples, held)
+        chosen, rest = _hold_out(len(examples.labels), fraction=section.test_fraction)
+        images, labels, classes = examples.images, examples.labels, examples.classes
+        return _assembled(
+            Examples(images[rest], labels[rest], classes), Examples(images[chosen], labels[chosen], classes)
+        )
+
+    def load_public(section: Auxiliary) -> Tensor:
+        assert section.path is not None, "checked before a run"
+        table = open_part(section.path, "train", section)
+        assert table is not None, "openers raise where there is nothing"
+        examples = read(table, section, name=f"auxiliary.path = {section.path}")
+        images = examples.images
+        if section.wordnet is not None:
+            assert examples.rows is not None, "what was read has its rows"
+            rows = WORDNET_ROWS[section.source](table.files, section.wordnet, key="auxiliary.wordnet")
+            images = images[np.isin(examples.rows, rows)]
+        return _first(torch.from_numpy(images), section.size)
+
+    return Source(
+        needs_path=True,
+        path_on_disk=path_on_disk,
+        takes_test=True,
+        count_labelled=count,
+        load_labelled=load,
+        load_auxiliary=load_public,
     )
 
 
-def _count_parquet(section: Data) -> int:
-    assert section.path is not None, "checked before a run"
-    total = parquet.count_rows(parquet.parquet_files(section.path, part="train"))
-    has_test = Path(section.path).is_dir() and parquet.parquet_files(section.path, part="test")
-    return total if has_test else total - len(_hold_out(total, fraction=section.test_fraction)[0])
-
-
-def _load_auxiliary_parquet(section: Auxiliary) -> Tensor:
-    assert section.path is not None, "checked before a run"
-    files = parquet.parquet_files(section.path, part="train")
-    return _first(torch.from_numpy(parquet.read_images(files, key="auxiliary.path")[0]), section.size)
+def _assembled(train: Examples, test: Examples) -> LabelledData:
+    """Put training and test data together; a class has the same number in both, whatever it had in its file."""
+    classes = union_of_classes([train.classes, test.classes])
+    return LabelledData(
+        images=torch.from_numpy(train.images),
+        labels=torch.from_numpy(renumbered(train.labels, train.classes, classes)),
+        test_images=torch.from_numpy(test.images),
+        test_labels=torch.from_numpy(renumbered(test.labels, test.classes, classes)),
+        classes=classes,
+    )
 
 
 def _first(images: Tensor, size: int | None) -> Tensor:
@@ -216,10 +243,13 @@ SOURCES: dict[str, Source] = {
         load_labelled=_load_tensors,
         load_auxiliary=_load_auxiliary_tensors,
     ),
-    "parquet": Source(
-        needs_path=True,
-        count_labelled=_count_parquet,
-        load_labelled=_load_parquet,
-        load_auxiliary=_load_auxiliary_parquet,
-    ),
+    "folder": _from_files(open_folder),
+    "parquet": _from_files(open_parquet),
+    "csv": _from_files(open_csv),
+    "jsonl": _from_files(open_jsonl),
+    "huggingface": _from_files(open_hub, path_on_disk=False),
+    "cifar10-binary": _from_files(open_cifar10),
+    "cifar100-binary": _from_files(open_cifar100),
+    "stl10-binary": _from_files(open_stl10),
+    "svhn": _from_files(open_svhn),
 }

@@ -84,7 +84,7 @@ def _header(run: Run) -> str:
         ("{} data", config.get("data", {}).get("source")),
         ("{} as auxiliary data", config.get("auxiliary", {}).get("source")),
         ("{} clients", split.get("num_clients")),
-        ("α = {}", split.get("alpha")),
+        ("α = {}", None if config.get("data", {}).get("clients") else split.get("alpha")),
         ("{} of the clients a round", html.share(config.get("participation_rate"))),
         ("{} rounds", config.get("rounds")),
         ("seed {}" if len(seeds) == 1 else "seeds {}", ", ".join(str(seed) for seed in seeds) or None),
@@ -197,16 +197,17 @@ def _split(run: Run) -> str:
         return html.section("split", "Who holds what", html.note("The split of the data has not been written yet."))
     seed = run.scores.seed if run.scores and run.scores.seed in tables else min(tables, key=_natural)
     table, classes = np.asarray(tables[seed]), run.split["classes"]
-    alpha = html.short(run.split.get("alpha"))
+    alpha = run.split.get("alpha")  # clients with data of their own were not split
+    how = f"α = {html.short(alpha)}" if alpha is not None else "as the clients brought them"
     svg = as_svg(
         figures.split_bubbles([("", table)], classes),
         prefix="split",
-        label=f"Split of the data: {len(table)} clients, {len(classes)} classes, alpha {alpha}, seed {seed}.",
+        label=f"Split of the data: {len(table)} clients, {len(classes)} classes, {how}, seed {seed}.",
     )
     holds = (table > 0).sum(axis=1)
     sizes = table.sum(axis=1)
     caption = (
-        f"Examples of each class at each client for seed {seed}, α = {alpha}; the area of a bubble shows their "
+        f"Examples of each class at each client for seed {seed}, {how}; the area of a bubble shows their "
         f"number, at most {table.max(initial=0)}. A client holds {html.interval(sizes)} examples of "
         f"{html.interval(holds)} classes."
     )

@@ -1,0 +1,168 @@
+"""CIFAR-10, CIFAR-100, STL-10 and SVHN as their makers distribute them, in the versions that need no unpickling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedaux.config import Auxiliary, Data
+from fedaux.data.decoding import Cell
+from fedaux.data.tables import Table, key_of
+
+CIFAR_PIXELS = 3 * 32 * 32
+STL_PIXELS = 3 * 96 * 96
+
+
+def open_cifar10(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+    """Open data_batch_*.bin or test_batch.bin: a byte for the label, then red, green and blue, row by row."""
+    patterns = {"train": "data_batch_*.bin", "test": "test_batch.bin"}
+    folder = _below(path, "cifar-10-batches-bin")
+    files = _files(folder, path, patterns[part], part=part, key=key_of(section))
+    return _open_cifar(files, label_bytes=1, label_at=0, names="batches.meta.txt", num_classes=10)
+
+
+def open_cifar100(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+    """Open train.bin or test.bin: a byte for the coarse label, one for the fine label, then as CIFAR-10."""
+    wanted = section.label_column if isinstance(section, Data) else None
+    if wanted not in (None, "fine", "coarse"):
+        raise ValueError(f"data.label_column = {wanted!r}: cifar100-binary has fine and coarse")
+    folder = _below(path, "cifar-100-binary")
+    files = _files(folder, path, f"{part}.bin", part=part, key=key_of(section))
+    if wanted == "coarse":
+        return _open_cifar(files, label_bytes=2, label_at=0, names="coarse_label_names.txt", num_classes=20)
+    return _open_cifar(files, label_bytes=2, label_at=1, names="fine_label_names.txt", num_classes=100)
+
+
+def _open_cifar(
+    files: Sequence[Path], *, label_bytes: int, label_at: int, names: str, num_classes: int
+) -> Table | None:
+    if not files:
+        return None
+    record = label_bytes + CIFAR_PIXELS
+    sizes = [_records(file, record) for file in files]
+
+    def records(file: Path) -> NDArray[np.uint8]:
+        return np.memmap(file, dtype=np.uint8, mode="r").reshape(-1, record)
+
+    def cells() -> Iterator[Cell]:
+        for file in files:
+            for row, image in enumerate(records(file)[:, label_bytes:].reshape(-1, 3, 32, 32)):
+                yield f"{file}, row {row}", image
+
+    return Table(
+        files=tuple(files),
+        size=sum(sizes),
+        cells=cells,
+        labels=lambda: [int(label) for file in files for label in records(file)[:, label_at]],
+        classes=_class_names(files[0].with_name(names), num_classes),
+    )
+
+
+def open_stl10(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+    """Open train_X.bin and train_y.bin, or test_*; public data is unlabeled_X.bin. Pixels stand column by column."""
+    unlabeled = not isinstance(section, Data)
+    folder = _below(path, "stl10_binary")
+    files = _files(folder, path, f"{'unlabeled' if unlabeled else part}_X.bin", part=part, key=key_of(section))
+    if not files:
+        return None
+    (file,) = files
+    size = _records(file, STL_PIXELS)
+
+    def cells() -> Iterator[Cell]:
+        images = np.memmap(file, dtype=np.uint8, mode="r").reshape(-1, 3, 96, 96)
+        return ((f"{file}, row {row}", image.transpose(0, 2, 1)) for row, image in enumerate(images))
+
+    if unlabeled:
+        return Table(files=(file,), size=size, cells=cells)
+    label_file = file.with_name(file.name.replace("_X", "_y"))
+    if not label_file.is_file() or label_file == file:
+        raise ValueError(f"{file}: there is no file {file.name.replace('_X', '_y')} with the labels beside it")
+    if label_file.stat().st_size != size:
+        raise ValueError(f"{label_file}: {label_file.stat().st_size} labels for {size} images")
+    return Table(
+        files=(file, label_file),
+        size=size,
+        cells=cells,
+        labels=lambda: _counted_from_one(np.fromfile(label_file, dtype=np.uint8)),
+        classes=_class_names(file.with_name("class_names.txt"), 10),
+    )
+
+
+def _counted_from_one(labels: NDArray[np.uint8]) -> list[object]:
+    """Return labels 1 .. 10 as 0 .. 9; 0, which STL-10 gives to what has no label, is a missing one."""
+    return [int(label) - 1 if label else None for label in labels]
+
+
+def open_svhn(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+    """Open train_32x32.mat or test_32x32.mat (or a file by name, such as extra_32x32.mat): label 10 stands for 0."""
+    files = _files(Path(path), path, f"{part}_32x32.mat", part=part, key=key_of(section))
+    if not files:
+        return None
+    (file,) = files
+    shapes = {name: shape for name, shape, _ in _matlab(file, "whosmat")}
+    pixels, labels = shapes.get("X", ()), shapes.get("y", ())
+    if len(pixels) != 4 or pixels[:3] != (32, 32, 3) or labels != (pixels[3], 1):
+        raise ValueError(
+            f"{file}: should hold X [32, 32, 3, N] and y [N, 1], as SVHN's cropped digits; it has {shapes}"
+        )
+
+    def cells() -> Iterator[Cell]:
+        images = _matlab(file, "loadmat", variable_names=["X"])["X"].transpose(3, 2, 0, 1)
+        return ((f"{file}, row {row}", image) for row, image in enumerate(images))
+
+    def digits() -> list[object]:
+        written = _matlab(file, "loadmat", variable_names=["y"])["y"].ravel().tolist()
+        # A zero in the file is no digit: zeros are written as 10.
+        return [0 if label == 10 else int(label) if label != 0 else None for label in written]
+
+    return Table(
+        files=(file,), size=pixels[3], cells=cells, labels=digits, classes=tuple(str(digit) for digit in range(10))
+    )
+
+
+def _matlab(file: Path, function: str, **options: Any) -> Any:
+    """Call a reader of scipy.io, which builds arrays and never objects that carry code."""
+    try:
+        import scipy.io
+    except ImportError as error:
+        raise ValueError("source svhn needs the package scipy: pip install 'fedaux[data]'") from error
+    read: Callable[..., Any] = getattr(scipy.io, function)
+    try:
+        return read(str(file), **options)
+    except (ValueError, NotImplementedError, OSError, TypeError, EOFError) as error:
+        raise ValueError(f"{file}: not a readable MATLAB file of version 5 ({error})") from error
+
+
+def _below(path: str, usual: str) -> Path:
+    """Return the folder itself, or the one that unpacking the archive makes in it."""
+    return Path(path) / usual if (Path(path) / usual).is_dir() else Path(path)
+
+
+def _files(folder: Path, path: str, pattern: str, *, part: str, key: str) -> list[Path]:
+    if folder.is_file():
+        return [folder] if part == "train" else []
+    files = sorted(folder.glob(pattern))
+    if not files and part == "train":
+        raise ValueError(f"{key}.path = {path}: has no {pattern}")
+    return files
+
+
+def _records(file: Path, record: int) -> int:
+    size = file.stat().st_size
+    if size == 0 or size % record:
+        raise ValueError(f"{file}: {size} bytes are not a whole number of records of {record} bytes; incomplete?")
+    return size // record
+
+
+def _class_names(file: Path, num_classes: int) -> tuple[str, ...]:
+    """Return the names in a file, one a line; without it, numbers."""
+    if not file.is_file():
+        return tuple(str(number) for number in range(num_classes))
+    names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    if len(names) != num_classes:
+        raise ValueError(f"{file}: names {len(names)} classes, should be {num_classes}")
+    return names

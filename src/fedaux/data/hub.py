@@ -1,0 +1,84 @@
+"""Data sets of the Hugging Face hub, through its own library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedaux.config import Auxiliary, Data
+from fedaux.data.decoding import Cell
+from fedaux.data.folders import IMAGE_COLUMNS, LABEL_COLUMNS, PARTS
+from fedaux.data.tables import Table, find_column, key_of
+
+
+def open_hub(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+    """Download a data set, or open the copy that was, and choose a split: train, or what serves as test."""
+    key = key_of(section)
+    splits = _load(path, section.subset, key=key)
+    named = section.test if isinstance(section, Data) and part == "test" else None
+    if named is not None and named not in splits:
+        raise ValueError(f"data.test = {named!r}: {path} has no such split; it has {', '.join(splits)}")
+    chosen = named or next((name for name in PARTS[part] if name in splits), None)
+    if chosen is None:
+        if part == "test":
+            return None
+        raise ValueError(f"{key}.path = {path}: has no split train; it has {', '.join(splits)}")
+    return _open_split(splits[chosen], section, where=f"{path}, split {chosen}")
+
+
+def _open_split(split: Any, section: Data | Auxiliary, *, where: str) -> Table:
+    from datasets import ClassLabel, Image
+
+    key = key_of(section)
+    kinds = {
+        kind: [name for name, feature in split.features.items() if isinstance(feature, kind)]
+        for kind in (Image, ClassLabel)
+    }
+    image = find_column(
+        split.column_names,
+        given=section.image_column,
+        names=(*IMAGE_COLUMNS, *kinds[Image]),
+        setting=f"{key}.image_column",
+        where=where,
+    )
+    label = None
+    if isinstance(section, Data):
+        label = find_column(
+            split.column_names,
+            given=section.label_column,
+            names=(*LABEL_COLUMNS, *kinds[ClassLabel]),
+            setting="data.label_column",
+            where=where,
+        )
+    encoded = split.cast_column(image, Image(decode=False)).select_columns([image])
+
+    def cells() -> Iterator[Cell]:
+        for row, values in enumerate(encoded):
+            cell = values[image] or {}
+            content = cell.get("bytes") or (Path(cell["path"]) if cell.get("path") else None)
+            yield f"{where}, row {row}", content
+
+    names = split.features[label].names if label in kinds[ClassLabel] else None
+    return Table(
+        files=tuple(Path(file["filename"]) for file in split.cache_files),
+        size=len(split),
+        cells=cells,
+        labels=None if label is None else lambda: list(split[label]),
+        classes=tuple(names) if names else None,
+    )
+
+
+def _load(path: str, subset: str | None, *, key: str) -> dict[str, Any]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError("source huggingface needs the package datasets: pip install 'fedaux[data]'") from error
+    try:
+        return dict(datasets.load_dataset(path, subset))
+    except (OSError, ValueError, RuntimeError) as error:
+        chosen = f" and {key}.subset = {subset!r}" if subset else ""
+        raise ValueError(
+            f"{key}.path = {path!r}{chosen}: the hub could not be asked, or has no such data set; without a "
+            f"network, give a downloaded folder with source parquet ({type(error).__name__}: {error})"
+        ) from error

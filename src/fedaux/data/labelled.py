@@ -1,0 +1,74 @@
+"""Labelled images in memory: the clients' and the test data, with the names of their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedaux import seeding
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Labelled images, uint8 until a batch is formed: images [N, C, H, W], labels [N] in 0 .. classes - 1."""
+
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    classes: tuple[str, ...]
+    validation: tuple[Tensor, Tensor] | None = None
+    """Images and labels that the server holds."""
+    clients: tuple[NDArray[np.int64], ...] | None = None
+    """Which training examples each client holds, where that is a fact and not a split to be drawn."""
+
+    def to(self, device: torch.device) -> LabelledData:
+        """Return the data on a device."""
+        return LabelledData(
+            self.images.to(device),
+            self.labels.to(device),
+            self.test_images.to(device),
+            self.test_labels.to(device),
+            self.classes,
+            None if self.validation is None else (self.validation[0].to(device), self.validation[1].to(device)),
+            self.clients,
+        )
+
+    def with_validation(self, size: int) -> LabelledData:
+        """Return the data with so many training examples at the server; the same for every seed."""
+        if size == 0:
+            return self
+        order = torch.from_numpy(seeding.generator(0, "server validation").permutation(len(self.labels)))
+        held, rest = order[:size].sort().values, order[size:].sort().values
+        clients = self.clients
+        if clients is not None:
+            moved = np.full(len(self.labels), -1)
+            moved[rest.numpy()] = np.arange(len(rest))
+            clients = tuple(moved[part][moved[part] >= 0] for part in clients)
+        return replace(
+            self,
+            images=self.images[rest],
+            labels=self.labels[rest],
+            validation=(self.images[held], self.labels[held]),
+            clients=clients,
+        )
+
+
+def union_of_classes(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return all classes by name: in the order of a list that has them all, or else numbers first, then sorted."""
+    every = {name for names in lists for name in names}
+    for names in lists:
+        if len(names) == len(every):
+            return names
+    return tuple(sorted(every, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)))
+
+
+def renumbered(labels: NDArray[np.int64], own: tuple[str, ...], union: tuple[str, ...]) -> NDArray[np.int64]:
+    """Return labels [N] that number the classes `own` as numbers of the classes `union`."""
+    numbers = {name: number for number, name in enumerate(union)}
+    return np.array([numbers[name] for name in own], dtype=np.int64)[labels]

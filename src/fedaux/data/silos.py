@@ -1,0 +1,48 @@
+"""Real silos: each client brings its own files, and nothing is split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fedaux.config import Data
+from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
+
+
+def client_sections(section: Data) -> list[Data]:
+    """Return the section as each client would write it for its own data alone; where there are none, itself."""
+    if not section.clients:
+        return [section]
+    return [section.model_copy(update={"path": path, "clients": ()}) for path in section.clients]
+
+
+def joined(silos: Sequence[LabelledData], *, names: Sequence[str], shared_test: bool) -> LabelledData:
+    """Put the clients' data behind one another and remember who holds what; classes are the union by name.
+
+    The test data is that of all clients, or the one that each of them was given. Raises ValueError where images differ
+    in shape.
+    """
+    shape = silos[0].images.shape[1:]
+    for name, silo in zip(names, silos, strict=True):
+        if silo.images.shape[1:] != shape:
+            raise ValueError(
+                f"data.clients: images of {name} are {list(silo.images.shape[1:])} and those of {names[0]} "
+                f"{list(shape)}; should be equal, set data.image_size and data.channels"
+            )
+    classes = union_of_classes([silo.classes for silo in silos])
+    ends = np.cumsum([len(silo.labels) for silo in silos])
+    tested = silos[:1] if shared_test else silos
+    return LabelledData(
+        images=torch.cat([silo.images for silo in silos]),
+        labels=torch.cat([_numbered(silo.labels, silo, classes) for silo in silos]),
+        test_images=torch.cat([silo.test_images for silo in tested]),
+        test_labels=torch.cat([_numbered(silo.test_labels, silo, classes) for silo in tested]),
+        classes=classes,
+        clients=tuple(np.arange(end - len(silo.labels), end) for end, silo in zip(ends, silos, strict=True)),
+    )
+
+
+def _numbered(labels: torch.Tensor, silo: LabelledData, classes: tuple[str, ...]) -> torch.Tensor:
+    return torch.from_numpy(renumbered(labels.numpy(), silo.classes, classes))

@@ -1,0 +1,181 @@
+"""Tables: data that was opened but not read, whatever its format, and how it becomes images and numbered labels."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from fedaux.config import Auxiliary, Data
+from fedaux.data import cache
+from fedaux.data.decoding import Block, Cell, Pixels, decode_all
+
+MAX_CLASSES = 100_000
+"""A class number beyond this is a mistake, such as an identifier taken for a label."""
+QUIET_SECONDS = 3.0
+"""Decoding that takes longer says how far it is, as often as this."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one part of a data set. `labels` and `cells` read them, in order; `classes` are names by class number."""
+
+    files: tuple[Path, ...]
+    size: int
+    cells: Callable[[], Iterator[Cell]]
+    labels: Callable[[], Sequence[object]] | None = None
+    classes: tuple[str, ...] | None = None
+
+
+Opener = Callable[[str, str, Data | Auxiliary], Table | None]
+"""Opens the part `train` or `test` of a path for a section; None where that part is not there."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images uint8 [N, C, H, W]; labels [N] in 0 .. classes - 1, all 0 where none were asked for."""
+
+    images: Pixels
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    rows: NDArray[np.int64] | None = None
+    """Their rows in the table [N]: bad ones may be left out."""
+
+
+def key_of(section: Data | Auxiliary) -> str:
+    """Return `data` or `auxiliary`, as settings of the section begin."""
+    return "data" if isinstance(section, Data) else "auxiliary"
+
+
+def read(table: Table, section: Data | Auxiliary, *, name: str) -> Examples:
+    """Decode a table, or map what was decoded before; `name` says whose it is where nothing is left.
+
+    Raises ValueError naming file and row of the first bad row, unless bad ones are to be skipped: then says how many.
+    """
+    key = key_of(section)
+    labels = np.zeros(table.size, dtype=np.int64)
+    classes: tuple[str, ...] = ()
+    bad: dict[int, str] = {}
+    if isinstance(section, Data):
+        assert table.labels is not None, "openers look for labels where they are needed"
+        labels, classes, bad = number_labels(table.labels(), classes=table.classes)
+    settings = {
+        "source": section.source,
+        "image_column": section.image_column,
+        "channels": section.channels,
+        "image_size": section.image_size,
+        "bad_labels": sorted(bad.items()),
+    }
+    place = cache.content_key(table.files, settings=settings)
+    found = cache.load(place)
+    if found is None:
+        blocks = decode_all(
+            table.cells(),
+            bad_labels=bad,
+            channels=section.channels,
+            side=section.image_size,
+            size_key=f"{key}.image_size",
+        )
+        found = cache.store(place, _watched(blocks, table, name=name, skip_bad=section.skip_bad))
+    if found.reasons:
+        if not section.skip_bad:
+            raise ValueError(_advice(found.reasons[0], key))
+        _say(f"{name}: skipped {len(found.reasons)} of {table.size} rows, first: {found.reasons[0]}")
+    if len(found.rows) == 0:
+        raise ValueError(f"{name}: no images" + (f" but bad ones, first: {found.reasons[0]}" if found.reasons else ""))
+    return Examples(found.images, labels[found.rows], classes, found.rows)
+
+
+def number_labels(
+    values: Sequence[object], *, classes: tuple[str, ...] | None
+) -> tuple[NDArray[np.int64], tuple[str, ...], dict[int, str]]:
+    """Return class numbers [N], the names of the classes, and what is wrong with the label of some rows.
+
+    Labels are names or numbers of `classes`; without these, whole numbers are class numbers from 0 upwards, and
+    anything else is a name, the classes being the sorted names.
+    """
+    cleaned = [_clean(value) for value in values]
+    if classes is None and not all(value is None or _number(value) is not None for value in cleaned):
+        cleaned = [None if value is None else str(value) for value in cleaned]
+        classes = tuple(sorted({value for value in cleaned if isinstance(value, str)}))
+    positions = {name: number for number, name in enumerate(classes or ())}
+    limit = MAX_CLASSES if classes is None else len(classes)
+    numbers = np.zeros(len(cleaned), dtype=np.int64)
+    bad: dict[int, str] = {}
+    for row, value in enumerate(cleaned):
+        if value is None:
+            bad[row] = "the label is missing"
+            continue
+        # Text is a name first: a class called 3 need not be the third.
+        number = positions[value] if isinstance(value, str) and value in positions else _number(value)
+        if number is None:
+            bad[row] = f"the label {value} is none of the {limit} classes"
+        elif not 0 <= number < limit:
+            bad[row] = f"the label {value} is outside the range 0 .. {limit - 1}"
+        else:
+            numbers[row] = number
+    if classes is None:
+        good = [row for row in range(len(numbers)) if row not in bad]
+        classes = tuple(str(number) for number in range(int(numbers[good].max(initial=-1)) + 1))
+    return numbers, classes, bad
+
+
+def _clean(value: object) -> int | str | None:
+    """Return a label as a number or a text, or None where it is missing."""
+    if isinstance(value, float | np.floating):
+        return None if math.isnan(value) else int(value) if float(value).is_integer() else str(value)
+    if isinstance(value, int | np.integer):
+        return int(value)
+    return None if value is None else str(value).strip() or None
+
+
+def _number(value: int | str) -> int | None:
+    if isinstance(value, int):
+        return value
+    return int(value) if value.removeprefix("-").isdecimal() else None
+
+
+def find_column(
+    columns: Sequence[str], *, given: str | None, names: Sequence[str], setting: str, where: Path | str
+) -> str:
+    """Return the column that a setting gives, or the first that has one of the usual names."""
+    if given is not None:
+        if given not in columns:
+            raise ValueError(f"{setting} = {given!r}: {where} has no such column; it has {', '.join(columns)}")
+        return given
+    for name in names:
+        if name in columns:
+            return name
+    raise ValueError(
+        f"{where}: has no column {names[0]}; it has {', '.join(columns)}; say with {setting} which one it is"
+    )
+
+
+def _watched(blocks: Iterator[Block], table: Table, *, name: str, skip_bad: bool) -> Iterator[Block]:
+    """Pass blocks on, stop at the first bad row unless these are skipped, and say how far it is."""
+    began = spoke = time.monotonic()
+    done = 0
+    for block in blocks:
+        if block.reasons and not skip_bad:
+            raise ValueError(_advice(block.reasons[0], name.partition(".")[0]))
+        done += len(block.rows) + len(block.reasons)
+        now = time.monotonic()
+        if now - spoke >= QUIET_SECONDS and done < table.size:
+            spoke = now
+            rest = (now - began) / done * (table.size - done)
+            _say(f"{name}: {done} of {table.size} images decoded, ETA {rest:.0f} s")
+        yield block
+
+
+def _advice(reason: str, key: str) -> str:
+    return f"{reason} ({key}.skip_bad = true leaves such rows out)"
+
+
+def _say(line: str) -> None:
+    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,126 @@
+"""How good frozen features are for a labelled task: ridge regression on them, and their nearest neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+STRENGTHS = tuple(10.0**power for power in range(-6, 3))
+"""Regularisation that is tried, as a share of the number of examples."""
+HELD_OUT = 0.2
+NEIGHBOURS = 20
+TEMPERATURE = 0.07
+QUERIES_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Test accuracies on frozen features."""
+
+    linear: float
+    strength: float
+    """Of the regularisation, chosen on held-out training examples."""
+    neighbours: float
+
+
+def probe(
+    features: Tensor,
+    labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    *,
+    num_classes: int,
+    generator: np.random.Generator,
+) -> Probe:
+    """Measure features [N, F] with labels [N] on test features [M, F] with test labels [M]."""
+    linear, strength = linear_accuracy(
+        features, labels, test_features, test_labels, num_classes=num_classes, generator=generator
+    )
+    votes = neighbour_votes(features, labels, test_features, num_classes=num_classes)
+    return Probe(linear, strength, accuracy_of(votes, test_labels))
+
+
+def linear_accuracy(
+    features: Tensor,
+    labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    *,
+    num_classes: int,
+    generator: np.random.Generator,
+    strengths: Sequence[float] = STRENGTHS,
+) -> tuple[float, float]:
+    """Return the test accuracy of ridge regression onto classes, and the strength of its regularisation.
+
+    The strength is the one that classifies a held-out fifth of the training examples best, the largest of equals; then
+    all training examples are used. Test labels only measure.
+
+    Raises:
+        ValueError: fewer than 2 training examples.
+    """
+    if len(labels) < 2:
+        raise ValueError(f"a probe needs at least 2 training examples, got {len(labels)}")
+    order = torch.from_numpy(generator.permutation(len(labels))).to(features.device)
+    held = order[: max(1, round(HELD_OUT * len(order)))]
+    rest = order[len(held) :]
+    shown = [
+        accuracy_of(outputs, labels[held])
+        for outputs in ridge_outputs(
+            features[rest], labels[rest], features[held], num_classes=num_classes, strengths=strengths
+        )
+    ]
+    best = max(zip(shown, strengths, strict=True))[1]
+    (outputs,) = ridge_outputs(features, labels, test_features, num_classes=num_classes, strengths=[best])
+    return accuracy_of(outputs, test_labels), best
+
+
+def ridge_outputs(
+    features: Tensor, labels: Tensor, queries: Tensor, *, num_classes: int, strengths: Sequence[float]
+) -> list[Tensor]:
+    """Return, for each strength, the outputs [M, C] on queries [M, F] of ridge regression onto one-hot labels.
+
+    W = argmin |X W - Y|^2 + strength * N |W|^2, with X [N, F] and Y [N, C] centred, each feature of X divided by its
+    deviation (one that does not vary is left at 0); outputs = x W + mean of Y. In double precision.
+    """
+    inputs, targets = features.double(), functional.one_hot(labels, num_classes).double()
+    mean, deviation = inputs.mean(dim=0), inputs.std(dim=0, correction=0)
+    scale = torch.where(deviation > 1e-12, 1 / deviation.clamp_min(1e-12), 0.0)
+    inputs = (inputs - mean) * scale
+    centre = targets.mean(dim=0)
+    values, vectors = torch.linalg.eigh(inputs.T @ inputs)
+    turned = vectors.T @ (inputs.T @ (targets - centre))
+    asked = (queries.double() - mean) * scale @ vectors
+    values = values.clamp_min(0)[:, None]
+    return [asked @ (turned / (values + strength * len(inputs))) + centre for strength in strengths]
+
+
+def neighbour_votes(
+    features: Tensor,
+    labels: Tensor,
+    queries: Tensor,
+    *,
+    num_classes: int,
+    neighbours: int = NEIGHBOURS,
+    temperature: float = TEMPERATURE,
+) -> Tensor:
+    """Return votes [M, C] of the nearest training examples by cosine, each weighing exp(cosine / t) (Wu et al. 2018).
+
+    Weights are divided by the largest of their query, which changes no decision.
+    """
+    known, votes = functional.normalize(features.float(), dim=1), []
+    members = functional.one_hot(labels, num_classes).float()
+    for batch in functional.normalize(queries.float(), dim=1).split(QUERIES_AT_ONCE):
+        cosine, nearest = (batch @ known.T).topk(min(neighbours, len(known)), dim=1)
+        weight = ((cosine - cosine[:, :1]) / temperature).exp()
+        votes.append((weight[:, :, None] * members[nearest]).sum(dim=1))
+    return torch.cat(votes)
+
+
+def accuracy_of(outputs: Tensor, labels: Tensor) -> float:
+    """Return the share of rows [M, C] whose largest output is the label's."""
+    return float((outputs.argmax(dim=1) == labels).double().mean())

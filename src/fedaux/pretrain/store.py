@@ -1,0 +1,244 @@
+"""Where h0 is kept, so that it is computed once: files by content of data, model and settings, each with its card."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedaux.clients import Weights
+from fedaux.compute import Compute
+from fedaux.config import Pretraining, Prototype
+from fedaux.files import read_json, save_json, save_tensors
+from fedaux.models import MODELS, SplitModel, model_options
+
+PROCEDURE = 2
+"""Raised whenever the same settings come to give another h0."""
+CARD_FORMAT = 1
+
+Card = dict[str, Any]
+"""What is known about an h0, as JSON can say it."""
+
+
+def shared_store() -> Path | None:
+    """Return the folder that all runs of a user share: FEDAUX_CACHE, or ~/.cache/fedaux; None where there is none.
+
+    FEDAUX_CACHE set to nothing means that nothing is shared.
+    """
+    given = os.environ.get("FEDAUX_CACHE")
+    if given == "":
+        return None
+    folder = (Path(given) if given else Path.home() / ".cache" / "fedaux") / "pretrained"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError("not writable")
+    except OSError as error:
+        warnings.warn(f"FEDAUX_CACHE: {folder} cannot be used, h0 is not shared between runs ({error})", stacklevel=2)
+        return None
+    return folder
+
+
+def h0_settings(
+    prototype: Prototype,
+    model: SplitModel,
+    *,
+    section: Pretraining,
+    content: str,
+    seed: int,
+    device: torch.device,
+    compute: Compute | None,
+) -> dict[str, Any]:
+    """Return everything that h0 depends on: data, model with its initial weights, settings, seed, arithmetic."""
+    channels = {} if compute is None else {"mean": compute.mean, "deviation": compute.deviation}
+    return {
+        "procedure": PROCEDURE,
+        "content": content,
+        "model": prototype.model,
+        "options": prototype.options,
+        "start": weights_digest(model.features.state_dict()),
+        "pretraining": section.model_dump(mode="json", exclude={"checkpoint"}),
+        "seed": seed,
+        "prototype": prototype.name,
+        "device": device.type,
+        "precision": str(torch.float32 if compute is None else compute.precision).removeprefix("torch."),
+    } | {key: value.flatten().tolist() for key, value in channels.items() if value is not None}
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """Return the name of what these settings make."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the digest of weights by their names, types, shapes and bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def make_card(
+    prototype: Prototype, *, settings: Mapping[str, Any], images: Tensor, losses: list[float], seconds: float
+) -> Card:
+    """Return the card of an h0 that has just been trained; nobody has probed it yet."""
+    import fedaux  # whose version it is, and which imports this
+
+    return {
+        "format": CARD_FORMAT,
+        "prototype": prototype.name,
+        "model": prototype.model,
+        "options": dict(prototype.options),
+        "image_shape": list(images.shape[1:]),
+        "data": {"digest": settings["content"], "count": len(images)},
+        "pretraining": settings["pretraining"],
+        "seed": settings["seed"],
+        "channel_mean": settings.get("mean", []),
+        "channel_deviation": settings.get("deviation", []),
+        "device": settings["device"],
+        "precision": settings["precision"],
+        "epochs": len(losses),
+        "loss": losses[-1],
+        "seconds": seconds,
+        "probe": None,
+        "versions": {
+            "fedaux": fedaux.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def save_h0(path: Path, weights: Weights, card: Card, *, beside: bool = True) -> None:
+    """Write weights with their card inside, and beside them as PATH.json unless the folder should hold weights only."""
+    save_tensors(path, weights, metadata={"card": json.dumps(card, sort_keys=True)})
+    if beside:
+        save_json(path.with_suffix(".json"), card)
+
+
+def save_several(path: Path, parts: Mapping[str, tuple[Weights, Card]]) -> None:
+    """Write the h0 of several prototypes into one file, tensors named PROTOTYPE/TENSOR."""
+    tensors = {f"{name}/{key}": tensor for name, (weights, _) in parts.items() for key, tensor in weights.items()}
+    save_h0(path, tensors, {"format": CARD_FORMAT, "prototypes": {name: card for name, (_, card) in parts.items()}})
+
+
+def read_card(path: Path) -> Card | None:
+    """Return the card of a file: the one beside it, or else the one inside; None where it has none.
+
+    Raises:
+        ValueError: a card that is not JSON, or not a table.
+    """
+    beside = path.with_suffix(".json")
+    if beside.is_file():
+        card = read_json(beside)
+    else:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("card")
+        if text is None:
+            return None
+        try:
+            card = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path}: its card is damaged ({error})") from error
+    if not isinstance(card, dict):
+        raise ValueError(f"{beside if beside.is_file() else path}: the card should be a table, is {card!r:.60}")
+    return card
+
+
+def fitting_weights(
+    path: Path,
+    model: SplitModel,
+    *,
+    key: str,
+    prototype: Prototype | None = None,
+    image_shape: tuple[int, ...] | None = None,
+) -> Weights:
+    """Load weights that fit the model's features, in its precision; say what does not fit.
+
+    Where the file has a card, and `prototype` and `image_shape` are given, they are compared.
+    """
+    try:
+        loaded = load_file(path)
+        card = read_card(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{key} = {path}: not a readable safetensors file ({error})") from error
+    if card is not None and prototype is not None:
+        several = card.get("prototypes")
+        if isinstance(several, dict):
+            if prototype.name not in several:
+                raise ValueError(
+                    f"{key} = {path}: holds h0 of the prototypes {', '.join(several)}, none for {prototype.name}"
+                )
+            card = several[prototype.name]
+            prefix = f"{prototype.name}/"
+            loaded = {name.removeprefix(prefix): value for name, value in loaded.items() if name.startswith(prefix)}
+        assert card is not None
+        _refuse_other_card(card, f"{key} = {path}", prototype=prototype, image_shape=image_shape)
+    expected = model.features.state_dict()
+    weights: Weights = {}
+    for name, tensor in expected.items():
+        if name not in loaded:
+            if name.endswith("num_batches_tracked"):  # a counter that many checkpoints leave out
+                weights[name] = tensor.clone()
+                continue
+            raise ValueError(f"{key} = {path}: holds no tensor {name}, which the model's features need")
+        if loaded[name].shape != tensor.shape:
+            raise ValueError(
+                f"{key} = {path}: tensor {name} has shape {list(loaded[name].shape)}, "
+                f"the model's has {list(tensor.shape)}"
+            )
+        weights[name] = loaded[name].to(dtype=tensor.dtype, device=tensor.device)
+        if tensor.is_floating_point() and not bool(torch.isfinite(weights[name]).all()):
+            raise ValueError(f"{key} = {path}: tensor {name} holds NaN or infinity")
+    return weights
+
+
+def _refuse_other_card(
+    card: Mapping[str, Any], where: str, *, prototype: Prototype, image_shape: tuple[int, ...] | None
+) -> None:
+    """Raise ValueError where a card tells of another model, other options or another shape of images."""
+    model = card.get("model", prototype.model)
+    if model != prototype.model:
+        raise ValueError(f"{where}: its card says model {model}, the prototype {prototype.name} is {prototype.model}")
+    defaults = model_options(model) if model in MODELS else {}
+    options, own = defaults | dict(card.get("options", prototype.options)), defaults | prototype.options
+    different = sorted(name for name in options.keys() | own.keys() if options.get(name) != own.get(name))
+    if different:
+        said = ", ".join(f"{name} = {options.get(name)}" for name in different)
+        found = ", ".join(f"{name} = {own.get(name)}" for name in different)
+        raise ValueError(f"{where}: its card says {model} with {said}, the prototype {prototype.name} has {found}")
+    shape = card.get("image_shape")
+    if image_shape is not None and shape is not None and list(shape) != list(image_shape):
+        raise ValueError(f"{where}: its card says images of {list(shape)}, those here are {list(image_shape)}")
+
+
+@contextmanager
+def alone(folder: Path, name: str) -> Iterator[None]:
+    """Let one process at a time do what is inside; others wait, and say so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".{name}.lock"
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            warnings.warn(f"{path}: another process pretrains the same; waiting for it", stacklevel=3)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: files are replaced in one step, so at worst the work is done twice
+        yield

@@ -1,0 +1,379 @@
+"""Self-supervised training of a feature extractor, an epoch at a time: watched, saved and continued in between.
+
+On a GPU a step (its batch, its random views, forward, backward and update) is one CUDA graph, and nothing waits for the
+host before the end of an epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedaux.compute import Compute
+from fedaux.config import Pretraining
+from fedaux.data.augment import Views
+from fedaux.files import save_tensors
+from fedaux.pretrain.contrastive import LOSSES, ProjectionHead
+from fedaux.server import snapshot
+from fedaux.steps import WARM_UP_STEPS, optimizer_state, reset, restore_optimizer
+
+SAVE_SECONDS = 30.0
+"""Progress is saved at the end of the first epoch after so many seconds."""
+OPTIMIZERS: dict[str, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+@dataclass(frozen=True)
+class Passed:
+    """An epoch that is over."""
+
+    epoch: int
+    """Counted from 1."""
+    epochs: int
+    loss: float
+    seconds_left: float
+
+    def __str__(self) -> str:
+        return f"{self.epoch}/{self.epochs}, loss {self.loss:.3f}, ETA {self.seconds_left:.0f} s"
+
+
+OnEpoch = Callable[[Passed], None]
+
+
+class Projected(nn.Module):
+    """Features and the projection head behind them."""
+
+    def __init__(self, features: nn.Module, head: nn.Module, *, feature_width: int) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+        self._width = feature_width
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return projections [N, D]; raise ValueError where features are not [N, feature_width]."""
+        embedded = self.features(inputs)
+        if embedded.shape != (len(inputs), self._width):
+            raise ValueError(f"features should return [{len(inputs)}, {self._width}], got {list(embedded.shape)}")
+        projections: Tensor = self.head(embedded)
+        return projections
+
+
+class Training:
+    """Features in training on images uint8 [N, C, H, W], which are on the device of `generator`.
+
+    `features` maps floats in [0, 1] of [B, C, H, W], normalised as `compute` says, to [B, feature_width]; it is trained
+    in place. An epoch goes once through the images in random order; a last incomplete batch is left out, unless it is
+    the only one, because the loss depends on how many others an image is compared with.
+
+    Raises:
+        ValueError: fewer than 2 images, not uint8 [N, C, H, W], other than one or three channels.
+    """
+
+    def __init__(
+        self,
+        features: nn.Module,
+        images: Tensor,
+        *,
+        feature_width: int,
+        section: Pretraining,
+        generator: torch.Generator,
+        compute: Compute | None = None,
+        key: Hashable = "features",
+    ) -> None:
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
+            raise ValueError(
+                f"images must be uint8 [N, C, H, W] with C = 1 or 3, got {images.dtype} {list(images.shape)}"
+            )
+        if len(images) < 2:
+            raise ValueError(f"pretraining compares images, so it needs at least 2, got {len(images)}")
+        device = images.device
+        self.losses: list[float] = []
+        """Mean loss of every epoch so far."""
+        self.seconds = 0.0
+        """That all epochs so far took."""
+        self._section = section
+        self._images = images
+        self._generator = generator
+        self._compute = compute or Compute(device)
+        self._batch_size = min(section.batch_size, len(images))
+        self._batches = len(images) // self._batch_size
+        head = ProjectionHead(
+            feature_width,
+            widths=section.projection_widths,
+            batch_norm=section.projection_batch_norm,
+            generator=generator,
+        )
+        self._model = Projected(features, head, feature_width=feature_width)
+        self._named = dict(self._model.named_parameters()), dict(self._model.named_buffers())
+        self._views = Views(section.augmentation, channels=images.shape[1], device=device)
+        self._key = ("pretraining", key, section.model_dump_json(), self._batch_size, tuple(images.shape[1:]))
+
+        # Graphs read all of these from where they lie.
+        self._order = torch.zeros(self._batches * self._batch_size, dtype=torch.int64, device=device)
+        self._offsets = torch.arange(self._batch_size, device=device)
+        self._position = torch.zeros((), dtype=torch.int64, device=device)
+        self._total = torch.zeros((), device=device)
+        self._rates = [
+            learning_rate(step, section=section, steps_an_epoch=self._batches)
+            for step in range(section.epochs * self._batches)
+        ]
+        self._taken = 0
+        self._device_rates: DeviceRates | None = DeviceRates(self._rates, device) if device.type == "cuda" else None
+        self._optimizer = self._make_optimizer()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._prepared = not self._compute.captures
+
+    def epoch(self) -> float:
+        """Go once through the images; return the mean loss of the batches.
+
+        Raises:
+            ValueError: the loss is not a number any more.
+        """
+        began = time.monotonic()
+        self._model.train()
+        if not self._prepared:
+            self._prepare()
+        order = torch.randperm(len(self._images), generator=self._generator, device=self._images.device)
+        self._order.copy_(order[: len(self._order)])
+        self._position.zero_()
+        # Summed on the device: reading the loss every step would make it wait.
+        self._total.zero_()
+        for _ in range(self._batches):
+            if self._graph is not None:
+                self._graph.replay()
+            else:
+                self._step()
+        self._taken = (len(self.losses) + 1) * self._batches
+        loss = float(self._total) / self._batches
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"pretraining.learning_rate = {self._section.learning_rate}: the loss is {loss} after "
+                f"{len(self.losses) + 1} epochs; should be lower"
+            )
+        self.losses.append(loss)
+        self.seconds += time.monotonic() - began
+        return loss
+
+    def state(self) -> dict[str, Tensor]:
+        """Return copies of everything that the following epochs depend on."""
+        weights = {f"model/{name}": tensor for name, tensor in snapshot(self._model).items()}
+        moments = {
+            f"optimizer/{name}": tensor for name, tensor in optimizer_state(self._optimizer, self._model).items()
+        }
+        return weights | moments | {"generator": self._generator.get_state()}
+
+    def load(self, state: Mapping[str, Tensor], *, losses: list[float]) -> None:
+        """Go on from a state after so many epochs as there are losses."""
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+        self._model.load_state_dict(part("model/"))
+        reset(self._optimizer)
+        parameters = self._named[0]
+        moments = {}
+        for name, value in part("optimizer/").items():
+            like = parameters[name.rpartition("/")[0]]
+            # Moments lie in memory as their weights do: fused optimizers walk through both side by side.
+            moments[name] = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
+        restore_optimizer(self._optimizer, self._model, moments)
+        self._generator.set_state(state["generator"].cpu())
+        self.losses = list(losses)
+        self._taken = len(losses) * self._batches
+        if self._device_rates is not None:
+            self._device_rates.go_to(self._taken)
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        section = self._section
+        parameters = list(self._model.parameters())
+        groups: list[dict[str, object]] = [{"params": parameters}]
+        if section.weight_decay > 0:
+            groups = [
+                {"params": [parameter for parameter in parameters if parameter.ndim > 1]},
+                {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
+            ]
+        make = OPTIMIZERS[section.optimizer]
+        if self._device_rates is None:
+            return make(groups, lr=section.learning_rate, weight_decay=section.weight_decay)
+        return make(groups, lr=self._device_rates.rate, weight_decay=section.weight_decay, fused=True, capturable=True)
+
+    def _step(self) -> None:
+        """Take a step on the next batch of the epoch's order."""
+        if self._device_rates is not None:
+            self._device_rates.advance()
+        else:
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._rates[min(self._taken, len(self._rates) - 1)]
+            self._taken += 1
+        rows = self._order.index_select(0, self._position + self._offsets)
+        numbers = self._views.draw(2 * self._batch_size, generator=self._generator)
+        loss = self._loss(self._images[rows], numbers)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self._optimizer.step()
+        self._total += loss.detach()
+        self._position += self._batch_size
+
+    def _loss(self, images: Tensor, numbers: Tensor) -> Tensor:
+        """Return the loss of two views of each image, uint8 [B, C, H, W], by random numbers [draws, 2B]."""
+        model, views, compute, section = self._model, self._views, self._compute, self._section
+        judge = LOSSES[section.kind]
+        layout = torch.channels_last if images.is_cuda else torch.contiguous_format
+
+        def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor, numbers: Tensor) -> Tensor:
+            floats = images.float() / 255
+            seen = compute.normalised(views(torch.cat([floats, floats]), numbers)).contiguous(memory_format=layout)
+            with compute.autocast():
+                projections = functional_call(model, (parameters, buffers), (seen,))
+            return judge(projections.float(), section)
+
+        result: Tensor = compute.compiled(self._key, loss)(*self._named, images, numbers)
+        return result
+
+    def _prepare(self) -> None:
+        """Capture a step; where it is not possible, steps stay as they are, with one line."""
+        self._prepared = True
+        kept, losses = self.state(), self.losses
+        try:
+            self._graph = captured(
+                self._step,
+                rewind=lambda: self._position.zero_(),
+                generator=self._generator,
+                device=self._images.device,
+            )
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            warnings.warn(f"pretraining: steps cannot be captured, it is slower ({reason})", stacklevel=2)
+            self._generator = torch.Generator(self._images.device)  # the other may still belong to a broken graph
+            self._optimizer.zero_grad(set_to_none=True)
+        self.load(kept, losses=losses)
+
+
+class DeviceRates:
+    """The learning rate of every step, on the device: a captured step takes the next one by itself."""
+
+    def __init__(self, rates: list[float], device: torch.device) -> None:
+        self._rates = torch.tensor(rates, device=device)
+        self._next = torch.zeros(1, dtype=torch.int64, device=device)
+        self.rate = self._rates[0].clone()
+        """What the optimizer reads, []."""
+
+    def advance(self) -> None:
+        """Take the next rate; after the last one it stays."""
+        self.rate.copy_(self._rates.index_select(0, self._next.clamp(max=len(self._rates) - 1))[0])
+        self._next += 1
+
+    def go_to(self, step: int) -> None:
+        """Let the rate of this step be the next one."""
+        self._next.fill_(step)
+
+
+def captured(
+    step: Callable[[], None], *, rewind: Callable[[], object], generator: torch.Generator, device: torch.device
+) -> torch.cuda.CUDAGraph:
+    """Return a step as a CUDA graph that draws from `generator` anew whenever it is replayed.
+
+    The step is taken a few times before, each time after `rewind`; what it changes is for the caller to put back, in
+    place.
+    """
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP_STEPS):  # choices of algorithms and first allocations must not be captured
+            rewind()
+            step()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    rewind()
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    return graph
+
+
+def learning_rate(step: int, *, section: Pretraining, steps_an_epoch: int) -> float:
+    """Return the learning rate of a step, counted from 0 over all epochs.
+
+    It rises on a line over the W steps of `warmup_epochs` and then stays, or falls as eta / 2 (1 + cos(pi s / (S - W)))
+    with s steps since then and S steps in all (SGDR without restarts, Loshchilov & Hutter 2017).
+    """
+    warmup = section.warmup_epochs * steps_an_epoch
+    if step < warmup:
+        return section.learning_rate * (step + 1) / warmup
+    if section.schedule == "constant":
+        return section.learning_rate
+    passed = (step - warmup) / (section.epochs * steps_an_epoch - warmup)
+    return section.learning_rate / 2 * (1 + math.cos(math.pi * passed))
+
+
+def pretrain(
+    features: nn.Module,
+    images: Tensor,
+    *,
+    feature_width: int,
+    section: Pretraining,
+    generator: torch.Generator,
+    compute: Compute | None = None,
+    key: Hashable = "features",
+    progress: Path | None = None,
+    save_seconds: float = SAVE_SECONDS,
+    on_epoch: OnEpoch | None = None,
+) -> Training:
+    """Train `features` in place as `Training` says, for all epochs; return it with its losses and its time.
+
+    With `progress`, a file, training goes on from what is saved there, and saves itself there while it lasts: whoever
+    names the file answers for its belonging to the same images, features and settings.
+    """
+    was_training = features.training
+    training = Training(
+        features,
+        images,
+        feature_width=feature_width,
+        section=section,
+        generator=generator,
+        compute=compute,
+        key=key,
+    )
+    if progress is not None and progress.exists():
+        _continue(training, progress, device=images.device)
+    began = saved = time.monotonic()
+    before = len(training.losses)
+    for epoch in range(before, section.epochs):
+        loss = training.epoch()
+        now = time.monotonic()
+        if progress is not None and epoch + 1 < section.epochs and now - saved >= save_seconds:
+            said = {"losses": training.losses, "seconds": training.seconds}
+            save_tensors(progress, training.state(), metadata={key: json.dumps(value) for key, value in said.items()})
+            saved = time.monotonic()
+        if on_epoch is not None:
+            left = (now - began) / (epoch + 1 - before) * (section.epochs - epoch - 1)
+            on_epoch(Passed(epoch + 1, section.epochs, loss, left))
+    features.train(was_training)
+    for parameter in features.parameters():
+        parameter.grad = None  # it may lie in the memory of a graph, which would be kept for it
+    return training
+
+
+def _continue(training: Training, progress: Path, *, device: torch.device) -> None:
+    """Load saved progress; raise ValueError where it cannot be read."""
+    try:
+        state = load_file(progress, device=str(device))
+        with safe_open(progress, framework="pt") as file:
+            said = {key: json.loads(value) for key, value in file.metadata().items()}
+        training.load(state, losses=said["losses"])
+        training.seconds = float(said["seconds"])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{progress}: damaged, pretraining cannot go on from it ({error}); remove it") from error

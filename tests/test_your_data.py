@@ -1,0 +1,68 @@
+"""docs/your-data.md, followed to the letter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedaux.config import Experiment
+from fedaux.data import SOURCES
+
+PAGE = (Path(__file__).parents[1] / "docs" / "your-data.md").read_text(encoding="utf-8")
+BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.S | re.M)
+
+
+def test_the_page_names_every_source_of_files() -> None:
+    first_column = "".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`([^`]+)`", first_column)) == {name for name, row in SOURCES.items() if row.needs_path}
+
+
+def test_the_fragment_of_a_recipe_is_valid() -> None:
+    (fragment,) = [text for language, text in BLOCKS if language == "toml" and not text.startswith("#")]
+    assert Experiment(**tomllib.loads(fragment)).auxiliary.image_size == 32
+
+
+def test_the_page_can_be_followed(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
+    named = [(re.match(r"# (\S+\.(?:py|toml))\n", text), text) for _, text in BLOCKS]
+    files = {name[1]: text for name, text in named if name is not None}
+    assert list(files) == ["make_images.py", "hospitals.toml", "scans.toml", "make_parquet.py"]
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    commands = [
+        line.partition(" #")[0].split() for language, text in BLOCKS if not language for line in text.splitlines()
+    ]
+    assert [command[:2] for command in commands] == [
+        ["python", "make_images.py"],
+        ["fedaux", "data"],
+        ["fedaux", "run"],
+        ["fedaux", "data"],
+        ["python", "make_parquet.py"],
+        ["fedaux", "data"],
+    ]
+    environment = os.environ | {"FEDAUX_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    said = []
+    for command in commands:
+        program = [sys.executable] if command[0] == "python" else [sys.executable, "-m", "fedaux"]
+        done = subprocess.run(
+            [*program, *command[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=240, env=environment
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        said.append(done.stdout)
+    summary = json.loads((tmp_path / "runs/hospitals/summary.json").read_text(encoding="utf-8"))
+    assert summary["complete"]
+    assert (tmp_path / "runs/hospitals/report.html").is_file()
+    split = json.loads((tmp_path / "runs/hospitals/split.json").read_text(encoding="utf-8"))
+    assert (split["classes"], split["clients"]) == (["round", "square"], ["hospital_a", "hospital_b"])
+    assert [sum(row) for row in split["tables"]["0"]] == [64, 40]
+    assert split["tables"]["0"][1][0] == 0
+    assert re.search(r"round .* square", said[1])
+    assert said[3] == said[5]  # one table as CSV and as Parquet
+    assert re.search(r"\b64\b", said[3])
