@@ -217,8 +217,8 @@ def methods(
     from rich.table import Table
 
     table = Table()
-    for column in ("method", "start", "proximal term", "teacher", "private scores", "memory"):
-        table.add_column(column)
+    for column in ("method", "start", "proximal", "teacher", "scores", "memory of"):
+        table.add_column(column, no_wrap=True)
     for method in METHODS.values():
         flags = ["yes" if flag else "–" for flag in (method.proximal, method.scores)]
         remembers = ", ".join(method.memory) or "–"
