@@ -26,7 +26,7 @@ from fedaux import seeding
 from fedaux.config import Experiment
 from fedaux.data import LabelledData
 from fedaux.models import SplitModel
-from fedaux.rounds import build_models
+from fedaux.task import build_models
 
 
 class FrozenNetwork:

@@ -39,8 +39,10 @@ from fedaux.engines.simulate import SimulatedClients
 from fedaux.execute import Silent, Work, choose_device, split_for
 from fedaux.methods import METHODS
 from fedaux.models import MODELS
-from fedaux.rounds import Federation, State, build_models, clients_a_round, prepare, select
+from fedaux.preparation import prepare
+from fedaux.rounds import Federation, clients_a_round, select
 from fedaux.runs import RunDirectory
+from fedaux.task import State, build_models
 
 CLASSES = 10
 NEGATIVES_FRACTION = 0.2

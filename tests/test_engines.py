@@ -26,9 +26,11 @@ from fedaux.execute import Silent, Work, split_for
 from fedaux.local import Trained
 from fedaux.methods import METHODS
 from fedaux.models import MODELS, SplitModel
-from fedaux.rounds import Federation, State, prepare
+from fedaux.preparation import prepare
+from fedaux.rounds import Federation
 from fedaux.runs import RunDirectory
 from fedaux.server import snapshot
+from fedaux.task import State
 
 SIZES = (13, 4, 1, 9, 8, 5, 2)
 """Examples of seven clients: one alone, remainders of one and more, and whole batches of four."""

@@ -26,7 +26,8 @@ from fedaux.data import load_labelled
 from fedaux.ensemble import TEACHERS
 from fedaux.execute import split_for
 from fedaux.methods import METHODS, Method
-from fedaux.rounds import Federation, State, build_models
+from fedaux.rounds import Federation
+from fedaux.task import State, build_models
 
 Weights = dict[str, Tensor]
 

@@ -17,9 +17,9 @@ from fedaux.certainty import MECHANISMS
 from fedaux.config import Certainty, ConfigError
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.engines.simulate import SimulatedClients
+from fedaux.preparation import Scorer, prepare
 from fedaux.report import svg
 from fedaux.reproduce import EXPERIMENTS, Outcome, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
-from fedaux.rounds import Scorer, prepare
 from fedaux.runs import RunDirectory
 
 

@@ -17,9 +17,11 @@ from fedaux.data import load_auxiliary, load_labelled
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.execute import Silent, Work, split_for
 from fedaux.methods import METHODS
-from fedaux.rounds import Federation, Preparation, State, assign_prototypes, prepare, select, trained_models
+from fedaux.preparation import prepare
+from fedaux.rounds import Federation, select
 from fedaux.runs import RunDirectory
 from fedaux.server import average, predict, snapshot
+from fedaux.task import Preparation, State, assign_prototypes, trained_models
 
 
 class Wrapped:

@@ -21,7 +21,8 @@ from fedaux.config import ConfigError, Experiment
 from fedaux.display import dropped_lines, privacy_lines
 from fedaux.privacy import LedgerEntry
 from fedaux.reading import load_experiment
-from fedaux.rounds import Federation, State
+from fedaux.rounds import Federation
+from fedaux.task import State
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedaux.config import Experiment
-from fedaux.rounds import Task
+from fedaux.task import Task
 
 QUIET_SECONDS = 2.0
 """Plain output says at most one line in this time, besides the last round of each method and seed."""

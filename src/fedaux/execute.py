@@ -25,10 +25,12 @@ from fedaux.engines.simulate import SimulatedClients
 from fedaux.files import save_json, save_tensors
 from fedaux.methods import METHODS
 from fedaux.models import SplitModel
+from fedaux.preparation import prepare
 from fedaux.pretrain import content_digest, pretrained_extractor, shared_store
-from fedaux.rounds import Federation, State, Task, Watcher, assign_prototypes, prepare
+from fedaux.rounds import Federation
 from fedaux.runs import Progress, RunDirectory
 from fedaux.summary import summarise
+from fedaux.task import State, Task, Watcher, assign_prototypes
 
 TOP_IMAGES = 8
 """How many of the auxiliary images that a client scores highest are kept for the report."""

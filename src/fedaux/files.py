@@ -12,7 +12,6 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-
 UMASK = os.umask(0)
 os.umask(UMASK)
 """What the user takes from the permissions of new files; it can only be read by setting it."""

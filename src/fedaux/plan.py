@@ -21,7 +21,8 @@ from fedaux.dpsgd import schedule
 from fedaux.methods import METHODS
 from fedaux.models import MODELS
 from fedaux.privacy import NEIGHBOURS, UNPROTECTED, UNPROTECTED_BESIDES_UPDATES
-from fedaux.rounds import assign_prototypes, clients_a_round
+from fedaux.rounds import clients_a_round
+from fedaux.task import assign_prototypes
 
 NOISE_LIMIT = 0.5
 """Noise of a norm above this share of the largest possible signal calls for a warning."""

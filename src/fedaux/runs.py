@@ -27,7 +27,7 @@ from fedaux.config import ConfigError, Experiment
 from fedaux.files import read_json, save_json, save_tensors, save_text
 from fedaux.privacy import NEIGHBOURS, UNPROTECTED, UNPROTECTED_BESIDES_UPDATES, UPDATE, LedgerEntry
 from fedaux.reading import flatten, load_experiment
-from fedaux.rounds import Preparation, State
+from fedaux.task import Preparation, State
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from fedaux.engines.streams import StreamTraining
 from fedaux.engines.training import Job, Training, Workplace, one_by_one
 from fedaux.inference import Predictor
 from fedaux.privacy import SCORES, entry_of
-from fedaux.rounds import Task, build_models, trained_models
 from fedaux.server import snapshot
+from fedaux.task import Task, build_models, trained_models
 
 
 class SimulatedClients:

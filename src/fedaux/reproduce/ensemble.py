@@ -23,10 +23,11 @@ from fedaux.engines.simulate import SimulatedClients
 from fedaux.ensemble import Ensemble, Member, certainty_teacher, mean_teacher, mixture_teacher
 from fedaux.execute import Silent, Work, choose_device, split_for
 from fedaux.inference import Predictor
+from fedaux.preparation import Scorer, prepare
 from fedaux.reproduce.privacy_grid import demo
 from fedaux.reproduce.writing import Outcome, markdown_table, write
-from fedaux.rounds import Scorer, State, Task, build_models, prepare
 from fedaux.runs import RunDirectory
+from fedaux.task import State, Task, build_models
 
 MECHANISMS = ("mean", "release", "paper", "none")
 ALPHAS = (0.01, 0.04, 0.1, 0.16, 0.64, 2.56, 10.24)

@@ -30,8 +30,8 @@ from fedaux.report.svg import SMOOTH, STYLE
 from fedaux.reproduce.privacy_grid import demo
 from fedaux.reproduce.scoring import Silence
 from fedaux.reproduce.writing import Outcome, epsilon_name, markdown_table, write
-from fedaux.rounds import build_models
 from fedaux.runs import RunDirectory
+from fedaux.task import build_models
 
 WARNING = "Shows private images: for simulations only."
 

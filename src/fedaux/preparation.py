@@ -1,0 +1,104 @@
+"""The preparation phase (Algorithm 1): h0, the clients' releases, and the scores that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedaux.certainty import MECHANISMS, Public
+from fedaux.clients import Certificate, CertifyRequest, Clients, Weights, num_bytes
+from fedaux.inference import Predictor
+from fedaux.models import SplitModel
+from fedaux.server import snapshot
+from fedaux.task import Clock, Preparation, State, Task, Watcher, build_models, trained_models
+
+
+def prepare(
+    task: Task, clients: Clients, *, extractor: Callable[[str, SplitModel], Weights], watcher: Watcher
+) -> tuple[State, Preparation]:
+    """Carry out the preparation phase (Algorithm 1). `extractor(prototype, model)` returns its pretrained h0."""
+    clock = Clock(task, 0, watcher)
+    models, trained = build_models(task), trained_models(task)
+    extractors: dict[str, Weights] = {}
+    public: dict[str, Public] = {}
+    certificates: dict[int, Certificate] = {}
+    bytes_up = bytes_down = 0
+    if task.method.start == "pretrained":
+        with clock.phase("pretrain"):
+            for name, model in models.items():
+                model.features.load_state_dict(extractor(name, model))
+                if task.experiment.mode == "full":
+                    trained[name].features.load_state_dict(model.features.state_dict())
+    linear = task.experiment.mode == "linear"
+    if task.method.scores or linear:
+        extractors = {name: snapshot(model.features) for name, model in models.items()}
+    present = clients.present()
+    if task.method.scores:
+        with clock.phase("certify"):
+            mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
+            for name, model in models.items():
+                predictor = Predictor(model.features, task.compute)
+                batch_size = task.experiment.evaluation.batch_size
+                public[name] = mechanism.publish(predictor(extractors[name], task.negatives, batch_size=batch_size))
+            certificates, bytes_down, bytes_up = certify(task, clients, present, extractors=extractors, public=public)
+    elif linear:  # whoever scores has been sent h0 for that already
+        bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
+    state = State(round=0, weights={name: snapshot(model) for name, model in trained.items()})
+    preparation = Preparation(extractors, public, dict(clock.seconds), bytes_up, bytes_down)
+    return replace(state, certificates=certificates), preparation
+
+
+def certify(
+    task: Task,
+    clients: Clients,
+    chosen: Sequence[int],
+    *,
+    extractors: Mapping[str, Weights],
+    public: Mapping[str, Public],
+) -> tuple[dict[int, Certificate], int, int]:
+    """Ask clients for their releases; return those that came, by rising id, and the bytes down and up."""
+    request = CertifyRequest(extractors, public, task.experiment.certainty, task.seed)
+    answers = {answer.client: answer for answer in clients.certify(chosen, request) if answer.client in chosen}
+    bytes_down = sum(request.num_bytes(task.prototype_of[client]) for client in chosen)
+    return dict(sorted(answers.items())), bytes_down, sum(answer.num_bytes() for answer in answers.values())
+
+
+class Scorer:
+    """Certainty scores on the distill set, for the clients of a round only: memory grows with participants."""
+
+    def __init__(self, task: Task, preparation: Preparation) -> None:
+        self._task = task
+        self._public = preparation.public
+        models = build_models(task) if preparation.public else {}
+        self._extractors = {name: Predictor(models[name].features, task.compute) for name in preparation.public}
+        self._mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
+        self._projected = {
+            name: self.project(name, preparation.extractors[name], task.distill_images) for name in preparation.public
+        }
+
+    def project(self, prototype: str, extractor: Weights, images: Tensor) -> Tensor:
+        """Return the projected features [N, k] of images under h0."""
+        batch_size = self._task.experiment.evaluation.batch_size
+        features = self._extractors[prototype](extractor, images, batch_size=batch_size)
+        return self._mechanism.project(features, self._public[prototype])
+
+    def log_scores(
+        self,
+        certificates: Mapping[int, Certificate],
+        chosen: Sequence[int],
+        projected: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Return log s_i(x) [K, N] of the chosen clients, on the distill set or on other projected features."""
+        projected = self._projected if projected is None else projected
+        rows: dict[int, Tensor] = {}
+        for name, features in projected.items():
+            members = [client for client in chosen if self._task.prototype_of[client] == name]
+            if members:
+                vectors = torch.stack([certificates[client].vector for client in members]).to(features)
+                sigmas = torch.tensor([certificates[client].entry.sigma for client in members]).to(features)
+                scores = self._mechanism.log_scores(vectors, sigmas, self._public[name], features)
+                rows |= dict(zip(members, scores, strict=True))
+        return torch.stack([rows[client] for client in chosen])
