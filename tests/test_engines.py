@@ -290,11 +290,15 @@ def test_what_cannot_be_stacked_otherwise() -> None:
     assert not can_stack(frozen)
 
 
-def federation(tmp_path: Path, *, clients_at_once: int, **changes: Any) -> tuple[Federation, State, SimulatedClients]:
+def federation(
+    tmp_path: Path, *, clients_at_once: int, workers: int = 1, **changes: Any
+) -> tuple[Federation, State, SimulatedClients]:
     experiment = tiny(**changes)
     directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
-    work = Work(experiment, directory, data, auxiliary, Silent(), Compute(clients_at_once=clients_at_once))
+    work = Work(
+        experiment, directory, data, auxiliary, Silent(), Compute(clients_at_once=clients_at_once, workers=workers)
+    )
     task = work.task(experiment.method[0], experiment.seeds[0])
     clients = SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0]))
     state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=Silent())
@@ -393,3 +397,17 @@ def test_a_request_is_carried_out_as_it_says_not_as_the_first_one_did(tmp_path: 
     first = weights(Local(learning_rate=1e-3))
     assert difference(weights(Local(learning_rate=1e-2)), first) > 1e-3
     assert difference(weights(Local(learning_rate=1e-3)), first) == 0
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox+p", "feddf+m", "fedbe", "fedaux+m"])
+def test_rounds_of_several_workers_equal_those_of_one(method: str, tmp_path: Path) -> None:
+    results = []
+    for workers in (1, 3):
+        server, state, _ = federation(tmp_path / str(workers), clients_at_once=8, workers=workers, method=method)
+        for _ in range(2):
+            state, _row = server.play_round(state)
+        results.append(state.weights["cnn"])
+    moved = max(float(tensor.abs().max()) for tensor in results[0].values())
+    for name, tensor in results[0].items():
+        assert float((tensor - results[1][name]).abs().max()) < 1e-3 * moved
+    assert torch.get_num_threads() == 1  # as the tests set it

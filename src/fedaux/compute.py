@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -17,6 +19,8 @@ from fedaux.data.batches import to_float
 CLIENTS_AT_ONCE = 8
 
 Model = TypeVar("Model", bound=nn.Module)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Compute:
     precision: torch.dtype = torch.float32
     compile: bool = False
     clients_at_once: int = 1
+    workers: int = 1
+    """Threads that work on different clients at the same time, on a CPU; each then has one core to itself."""
     mean: Tensor | None = field(default=None, compare=False)
     """Taken from images after they are mapped to [0, 1], [C, 1, 1]."""
     deviation: Tensor | None = field(default=None, compare=False)
@@ -66,6 +72,20 @@ class Compute:
         """Return images in [0, 1] without the mean of each channel, in units of its deviation."""
         images = images if self.mean is None else images - self.mean
         return images if self.deviation is None else images / self.deviation
+
+    def spread(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return the work's results on all items, in order; several at a time where there are several workers.
+
+        One thread a client leaves small operations whole, which beats sharing each of them among all cores.
+        """
+        if self.workers == 1 or len(items) < 2:
+            return [work(item) for item in items]
+        if "workers" not in self._cache:
+            before = torch.get_num_threads()
+            self._cache["workers"] = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
+            list(self._cache["workers"].map(lambda _: time.sleep(0.001), range(self.workers)))
+            torch.set_num_threads(before)  # what workers set for themselves, some libraries take for everybody
+        return list(self._cache["workers"].map(work, items))
 
     def compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function compiled, once for each key; where compilation is off or fails, the function itself."""
@@ -116,6 +136,7 @@ def compute_for(engine: Engine, device: torch.device, data: Data | None = None) 
         torch.bfloat16 if precision == "bf16" else torch.float32,
         compile=on_gpu if engine.compile is None else engine.compile,
         clients_at_once=CLIENTS_AT_ONCE if engine.clients_at_once is None else engine.clients_at_once,
+        workers=1 if on_gpu or engine.clients_at_once == 1 else torch.get_num_threads(),
         mean=None if data is None else _a_channel(data.channel_mean, device),
         deviation=None if data is None else _a_channel(data.channel_deviation, device),
     )

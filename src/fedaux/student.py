@@ -6,7 +6,7 @@ the prediction of an image never depends on its batch, unless `batch` asks for w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class Student:
         self._distill_inputs = distill_inputs
         self._test_inputs = test_inputs
         self._validation = validation
-        self._predictor = Predictor(model, compute)
+        self._predictors = [Predictor(model, compute) for _ in range(compute.workers)]
         self._steps: CapturedSteps | None = None
         self._captures = compute.captures
         self._normalised = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
@@ -61,6 +61,23 @@ class Student:
         rows = where.nonzero().squeeze(1)
         asked = self._predict(weights, self._distill_inputs, rows=rows)
         return torch.zeros(len(where), *asked.shape[1:], device=asked.device).index_copy_(0, rows, asked)
+
+    @property
+    def shares_work(self) -> bool:
+        """Whether several clients' logits are computed at the same time."""
+        return self._compute.workers > 1 and self._experiment.batch_normalisation.teachers == "client"
+
+    def all_logits(self, clients: Sequence[Weights]) -> list[Tensor]:
+        """Return the logits [N, C] of several clients on the distill set, side by side."""
+        workers = self._compute.workers
+        batch_size = self._experiment.evaluation.batch_size
+
+        def work(number: int) -> list[Tensor]:
+            own = self._predictors[number]
+            return [own(weights, self._distill_inputs, batch_size=batch_size) for weights in clients[number::workers]]
+
+        dealt = self._compute.spread(work, range(workers))
+        return [dealt[index % workers][index // workers] for index in range(len(clients))]
 
     def test_logits(self, weights: Weights) -> Tensor:
         """Return the logits of a server model on the test data [M, C]."""
@@ -98,7 +115,7 @@ class Student:
     def _predict(
         self, weights: Weights, inputs: Tensor, *, by_batch: bool = False, rows: Tensor | None = None
     ) -> Tensor:
-        return self._predictor(
+        return self._predictors[0](
             weights, inputs, batch_size=self._experiment.evaluation.batch_size, rows=rows, by_batch=by_batch
         )
 

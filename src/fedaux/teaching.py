@@ -52,10 +52,15 @@ def teach(
     remembers = "predictions" in method.memory
     gone = {member.client for member in absent}
 
+    ready = predicted_together(present, students) if experiment.distillation.negligible_weight == 0 else {}
+
     def predict(member: Member, where: Tensor | None = None) -> Tensor:
         if member.client in gone:
             return memory[member.client].tensors["logits"].float()
-        logits = students[member.prototype].logits(member.weights, where=None if remembers else where)
+        if member.client in ready:
+            logits = ready[member.client]
+        else:
+            logits = students[member.prototype].logits(member.weights, where=None if remembers else where)
         if member.client >= 0:
             finite[member.client] = torch.isfinite(logits).all()
             if remembers:
@@ -83,6 +88,20 @@ def teach(
         unusable |= dict.fromkeys(culprits, "its model predicts NaN or infinity on public examples")
         members = [member for member in members if member.client not in unusable]
     return Lesson(None, {}, unusable)
+
+
+def predicted_together(members: Sequence[Member], students: Mapping[str, Student]) -> dict[int, Tensor]:
+    """Return the logits [N, C] of all members where workers can share the work; nothing where there is one at most.
+
+    Elsewhere they are made one at a time, as a teacher asks for them, and need not be held all at once.
+    """
+    ready: dict[int, Tensor] = {}
+    for name, student in students.items():
+        own = [member for member in members if member.prototype == name]
+        if student.shares_work and len(own) > 1:
+            outputs = student.all_logits([member.weights for member in own])
+            ready |= {member.client: output for member, output in zip(own, outputs, strict=True)}
+    return ready
 
 
 def problem_of_targets(targets: Tensor) -> str | None:

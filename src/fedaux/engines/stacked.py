@@ -7,6 +7,8 @@ no example sees another, so models with batch normalisation are trained one by o
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -35,28 +37,41 @@ def can_stack(model: nn.Module) -> bool:
 
 
 class StackedTraining:
-    """Trains up to `compute.clients_at_once` clients in one stack."""
+    """Trains up to `compute.clients_at_once` clients in one stack, and a stack in each of `compute.workers` threads."""
 
     def __init__(self, place: Workplace) -> None:
         self._place = place
         self._names = [name for name, _ in place.model.named_parameters()]
-
-        def forward(weights: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
-            logits: Tensor = functional_call(place.model, dict(zip(self._names, weights, strict=True)), (inputs,))
-            return logits
-
-        self._forward = vmap(forward)
+        self._forwards: list[Callable[..., Tensor]] = []
 
     def __call__(self, jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
         """Train each job from the given weights, those of many steps first."""
         ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
-        width = self._place.compute.clients_at_once
-        for begin in range(0, len(ordered), width):
-            yield from self._stack(ordered[begin : begin + width], weights)
+        compute = self._place.compute
+        # Dealt out in turn, so that stacks are of the same work.
+        count = min(len(ordered), max(compute.workers, math.ceil(len(ordered) / compute.clients_at_once)))
+        stacks = [ordered[begin::count] for begin in range(count)]
+        while len(self._forwards) < count:
+            self._forwards.append(self._stacked_forward())
+        done = compute.spread(lambda n: self._train(stacks[n], weights, self._forwards[n]), range(count))
+        for results in done:
+            yield from results
 
-    def _stack(self, jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+    def _stacked_forward(self) -> Callable[..., Tensor]:
+        """Return the model on stacked weights [K, ...] and inputs [K, B, ...]; each with a copy, for it is borrowed."""
+        model, names = copy.deepcopy(self._place.model).train(), self._names
+
+        def forward(weights: tuple[Tensor, ...], inputs: Tensor) -> Tensor:
+            logits: Tensor = functional_call(model, dict(zip(names, weights, strict=True)), (inputs,))
+            return logits
+
+        stacked: Callable[..., Tensor] = vmap(forward)
+        return stacked
+
+    def _train(
+        self, jobs: Sequence[Job], weights: Weights, forward: Callable[..., Tensor]
+    ) -> list[tuple[Job, Weights, Trained]]:
         place, section = self._place, self._place.section
-        place.model.train()
         batches = [list(_batches(job, section)) for job in jobs]
         anchors = [weights[name].detach() for name in self._names]
         stack = [anchor.expand(len(jobs), *anchor.shape).clone() for anchor in anchors]
@@ -69,7 +84,7 @@ class StackedTraining:
             leaves = [tensor[:active].detach().requires_grad_() for tensor in stack]
             inputs = place.compute.floats(place.inputs[rows.flatten()]).unflatten(0, rows.shape)
             with place.compute.autocast():
-                logits = self._forward(tuple(leaves), inputs).float()
+                logits = forward(tuple(leaves), inputs).float()
             losses = functional.cross_entropy(
                 logits.flatten(0, 1), place.labels[rows.flatten()], reduction="none"
             ).view_as(present)
@@ -81,10 +96,12 @@ class StackedTraining:
                 for gradient, leaf, anchor in zip(gradients, leaves, anchors, strict=True):
                     gradient.add_(leaf.detach() - anchor, alpha=place.proximal)
             optimizer.step(gradients, active)
+        results = []
         for index, (job, total) in enumerate(zip(jobs, totals.tolist(), strict=True)):
             own = {name: tensor[index].clone() for name, tensor in zip(self._names, stack, strict=True)}
             kept = optimizer.state(index) if section.optimizer_state == "kept" else {}
-            yield job, own, Trained(total / (section.epochs * len(job.rows)), kept)
+            results.append((job, own, Trained(total / (section.epochs * len(job.rows)), kept)))
+        return results
 
 
 class StackedAdam:
