@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from fedaux import seeding
 from fedaux.config import Distillation, Local
-from fedaux.data.batches import shuffled_batches
 from fedaux.methods import Method
 
 TEACHERS = {"mean", "certainty", "mixture"}
@@ -78,9 +77,8 @@ def train_client(
     anchors = [parameter.detach().clone() for parameter in model.parameters()] if proximal > 0 else []
     optimizer = OPTIMIZERS[section.optimizer](model.parameters(), lr=section.learning_rate)
     for _ in range(section.epochs):
-        for batch in shuffled_batches(
-            len(labels), batch_size=section.batch_size, generator=generator, device=labels.device
-        ):
+        order = torch.from_numpy(generator.permutation(len(labels))).to(labels.device)
+        for batch in order.split(section.batch_size):
             model.train(len(batch) > 1)  # one image has no variance to normalise by
             with autocast(precision, images.device):
                 loss = functional.cross_entropy(model(as_input(images[batch])), labels[batch])
@@ -137,9 +135,8 @@ def distill(
     """Distill soft labels [N, C] into a model in place."""
     optimizer = torch.optim.Adam(model.parameters(), lr=section.learning_rate)
     for _ in range(section.epochs):
-        for batch in shuffled_batches(
-            len(images), batch_size=section.batch_size, generator=generator, device=images.device
-        ):
+        order = torch.from_numpy(generator.permutation(len(images))).to(images.device)
+        for batch in order.split(section.batch_size):
             model.train(len(batch) > 1)
             with autocast(precision, images.device):
                 log_probabilities = functional.log_softmax(model(as_input(images[batch])), dim=1)

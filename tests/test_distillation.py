@@ -15,9 +15,10 @@ from fedaux import seeding
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.config import Averaging, Distillation, Stopping
-from fedaux.data.batches import shuffled_batches, to_float
+from fedaux.data.batches import to_float
 from fedaux.distillation import SCHEDULES, captured_steps, distill, distillation_loss, set_rate, sharpen
-from fedaux.server import predict, snapshot
+from fedaux.inference import Predictor
+from fedaux.server import snapshot
 from fedaux.steps import CapturedSteps, Steps
 
 RNG = np.random.default_rng(0)
@@ -86,7 +87,7 @@ def test_distillation_moves_the_student_to_the_teacher_and_leaves_its_input_alon
 
     def loss(state: dict[str, torch.Tensor]) -> float:
         model.load_state_dict(state)
-        return float(distillation_loss(predict(model, images, batch_size=16), targets))
+        return float(distillation_loss(Predictor(model, Compute())(snapshot(model), images, batch_size=16), targets))
 
     assert loss(after) < loss(weights)
     assert all(torch.equal(weights[name], before[name]) for name in weights)
@@ -125,8 +126,7 @@ def test_epochs_and_steps_count_batches() -> None:
     model.load_state_dict(weights)
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    batches = [*shuffled_batches(20, batch_size=8, generator=order, device=IMAGES.device)]
-    batches += [*shuffled_batches(20, batch_size=8, generator=order, device=IMAGES.device)]
+    batches = [batch for _ in range(2) for batch in torch.from_numpy(order.permutation(20)).split(8)]
     for batch in batches[:5]:
         optimizer.zero_grad()
         distillation_loss(model(to_float(IMAGES[batch])), TARGETS[batch]).backward()

@@ -12,15 +12,17 @@ from conftest import tiny
 
 from fedaux import seeding
 from fedaux.clients import Certificate, CertifyRequest, TrainRequest, Update, num_bytes
+from fedaux.compute import Compute
 from fedaux.config import Experiment
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.execute import Silent, Work, split_for
+from fedaux.inference import Predictor
 from fedaux.methods import METHODS
 from fedaux.preparation import prepare
 from fedaux.rounds import Federation, select
 from fedaux.runs import RunDirectory
-from fedaux.server import average, predict, snapshot
+from fedaux.server import average, snapshot
 from fedaux.task import Preparation, State, assign_prototypes, trained_models
 
 
@@ -266,9 +268,9 @@ def test_evaluation_can_be_rarer_but_never_misses_the_last_round(tmp_path: Path)
 def test_accuracy_is_that_of_the_returned_model(tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path)
     after, row = server.play_round(state)
-    model = trained_models(server.task)["cnn"]
-    model.load_state_dict(after.weights["cnn"])
-    right = predict(model, server.task.test_images, batch_size=7).argmax(dim=1) == server.task.test_labels
+    predictor = Predictor(trained_models(server.task)["cnn"], Compute())
+    logits = predictor(after.weights["cnn"], server.task.test_images, batch_size=7)
+    right = logits.argmax(dim=1) == server.task.test_labels
     assert row["accuracy"] == pytest.approx(float(right.float().mean()))
 
 

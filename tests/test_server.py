@@ -4,9 +4,8 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from torch import nn
 
-from fedaux.server import average, evaluate, predict, snapshot
+from fedaux.server import average, evaluate
 
 RNG = np.random.default_rng(0)
 
@@ -25,15 +24,6 @@ def test_average_of_one_is_that_one_and_counters_stay_whole() -> None:
     other = {"w": torch.rand(3), "count": torch.tensor(9)}
     assert average([weights, other], sizes=[3, 1])["count"].dtype == torch.int64
     assert int(average([weights, other], sizes=[3, 1])["count"]) == 9
-
-
-def test_prediction_is_in_evaluation_mode_and_restores_training_mode() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.BatchNorm1d(4)).train()
-    images = torch.from_numpy(RNG.integers(0, 256, (7, 1, 2, 2), dtype=np.uint8))
-    buffers = snapshot(model)
-    assert torch.equal(predict(model, images, batch_size=3), predict(model, images, batch_size=7))
-    assert model.training
-    assert all(torch.equal(tensor, buffers[name]) for name, tensor in model.state_dict().items())
 
 
 def test_evaluation_counts_and_averages() -> None:

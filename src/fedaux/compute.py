@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from threading import Barrier
 from typing import Any, TypeVar
 
 import torch
@@ -83,7 +83,8 @@ class Compute:
         if "workers" not in self._cache:
             before = torch.get_num_threads()
             self._cache["workers"] = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
-            list(self._cache["workers"].map(lambda _: time.sleep(0.001), range(self.workers)))
+            together = Barrier(self.workers)  # so that every worker has started before the setting is put back
+            list(self._cache["workers"].map(lambda _: together.wait(), range(self.workers)))
             torch.set_num_threads(before)  # what workers set for themselves, some libraries take for everybody
         return list(self._cache["workers"].map(work, items))
 

@@ -12,10 +12,6 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-UMASK = os.umask(0)
-os.umask(UMASK)
-"""What the user takes from the permissions of new files; it can only be read by setting it."""
-
 
 def save_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
@@ -41,7 +37,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with _replacing(path) as temporary:
         save_file(on_cpu, temporary, metadata=dict(metadata or {}))
-        temporary.chmod(0o666 & ~UMASK)  # safetensors makes files that nobody else may read
 
 
 @contextmanager

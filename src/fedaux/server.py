@@ -1,16 +1,14 @@
-"""What the server does with what it was sent: average, predict, evaluate. Pure functions of weights and data."""
+"""What the server does with what it was sent: average, evaluate. Pure functions of weights and data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux.clients import Weights
-from fedaux.data.batches import inference_batch, to_float
 
 
 def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
@@ -32,14 +30,6 @@ def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
     return averaged
 
 
-@torch.no_grad()
-def predict(module: nn.Module, images: Tensor, *, batch_size: int | None = None) -> Tensor:
-    """Return the module's outputs [N, ...] on uint8 images, in inference mode: no image sees its batch."""
-    size = batch_size or inference_batch(images.device)
-    with inference(module):
-        return torch.cat([module(to_float(batch)) for batch in images.split(size)])
-
-
 def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:
     """Return accuracy and mean cross-entropy of logits [N, C] against labels [N]."""
     accuracy = (logits.argmax(dim=1) == labels).double().mean()
@@ -49,14 +39,3 @@ def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:
 def snapshot(model: nn.Module) -> Weights:
     """Return a copy of the model's weights that later training does not change."""
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-@contextmanager
-def inference(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode for a while."""
-    was_training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(was_training)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,14 +9,6 @@ from torch import Tensor
 def to_float(images: Tensor) -> Tensor:
     """Map uint8 to [0, 1] in single precision; features, which are floats already, stay as they are."""
     return images.float().div_(255.0) if images.dtype is torch.uint8 else images
-
-
-def shuffled_batches(
-    size: int, *, batch_size: int, generator: np.random.Generator, device: torch.device
-) -> Iterator[Tensor]:
-    """Yield the indices of one epoch in random order, batch by batch; the last batch can be smaller."""
-    order = torch.from_numpy(generator.permutation(size)).to(device)
-    yield from order.split(batch_size)
 
 
 def inference_batch(device: torch.device) -> int:

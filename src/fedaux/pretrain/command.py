@@ -103,6 +103,8 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
         save_h0(path, outcomes[0].weights, outcomes[0].card)
     else:
         save_several(path, {outcome.prototype: (outcome.weights, outcome.card) for outcome in outcomes})
+    if (card := path.with_suffix(".json")).exists():  # safetensors makes files for the user alone; this is to be shared
+        path.chmod(card.stat().st_mode & 0o777)
 
 
 def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> Table:
