@@ -11,7 +11,8 @@ from fedaux.certainty.mechanism import Release
 
 NEIGHBOURS = "data sets that differ by replacing one example; the number of examples n_i is public"
 UNPROTECTED = (
-    "The model updates of local training are sent without differential privacy. "
+    "The model updates of local training are sent without differential privacy. So are their mean training losses, "
+    "the number of examples of a client, and whether it takes part in a round. "
     "The (epsilon, delta) stated here covers the certainty scores alone."
 )
 UNPROTECTED_BESIDES_UPDATES = (
