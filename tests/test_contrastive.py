@@ -398,6 +398,9 @@ def test_half_precision_is_near_and_keeps_weights_whole() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TensorFloat32"
+)  # of the compiler
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("kind", ["contrastive", "barlow"])
 @pytest.mark.parametrize("compile", [False, True])
@@ -421,8 +424,10 @@ def test_captured_steps_equal_plain_ones_on_a_gpu(kind: str, compile: bool) -> N
         results.append((losses, snapshot(features)))
     torch.backends.cudnn.allow_tf32 = tf32
     assert results[1][0] == pytest.approx(results[0][0], rel=1e-3)
-    moved = max(
-        float((results[0][1][name] - tensor.cuda()).abs().max()) for name, tensor in extractor().state_dict().items()
-    )
-    for name, tensor in results[0][1].items():
-        assert float((results[1][1][name] - tensor).abs().max()) < 0.05 * moved
+    start = {name: tensor.to(device) for name, tensor in extractor().state_dict().items()}
+    assert distance(results[0][1], results[1][1]) < 0.05 * distance(results[0][1], start)
+
+
+def distance(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    """Of weights: Adam turns rounding of a tiny gradient into a whole step of one weight, so not the largest."""
+    return math.sqrt(sum(float((first[name].double() - second[name].double()).square().sum()) for name in first))

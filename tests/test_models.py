@@ -11,7 +11,7 @@ from torch.nn import functional
 from fedaux import seeding
 from fedaux.clients import num_bytes
 from fedaux.models import MODELS, SplitModel, model_options, split_model
-from fedaux.models.convolutional import group_norm
+from fedaux.models.convolutional import ImageConvolution, group_norm
 from fedaux.models.mobilenet import make_divisible
 from fedaux.models.shufflenet import ShuffleUnit, channel_shuffle
 
@@ -355,3 +355,14 @@ def test_a_head_that_is_none_is_refused() -> None:
         split_model(Own(), head="fc", example=torch.rand(2, 4))
     with pytest.raises(ValueError, match="not the last step"):
         split_model(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), head="0", example=torch.rand(2, 4))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_patches_times_the_matrix_are_the_convolution(channels: int, stride: int) -> None:
+    layer = ImageConvolution(channels, 16, 3, stride=stride, padding=1).double()
+    images = torch.rand(5, channels, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    patches = layer.patches(images)
+    assert patches.shape[-1] % 8 == 0
+    product = functional.linear(patches, layer.matrix(layer.weight), layer.bias).permute(0, 3, 1, 2)
+    torch.testing.assert_close(product, layer(images))

@@ -19,7 +19,7 @@ from fedaux.compute import Compute
 from fedaux.config import Averaging, Distillation, Stopping
 from fedaux.local import OPTIMIZERS, epoch_orders
 from fedaux.server import snapshot
-from fedaux.steps import CapturedSteps, Steps, batch_sizes, reset
+from fedaux.steps import CapturedSteps, Steps, batch_sizes, release_generator, reset
 
 
 def distill(
@@ -103,6 +103,7 @@ def captured_steps(
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         warnings.warn(f"{key}: steps cannot be captured, distillation is slower ({reason})", stacklevel=2)
+        release_generator(compute.device)
         return None
     return steps
 

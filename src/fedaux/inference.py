@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.nn import functional
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.data.batches import inference_batch
+from fedaux.models.convolutional import ImageConvolution
 from fedaux.steps import statistics_of
 
 
@@ -60,11 +61,29 @@ class Predictor:
         picked = inputs.split(batch_size) if rows is None else (inputs[part] for part in rows.split(batch_size))
         return torch.cat([forward(batch).float() for batch in picked])
 
+    @property
+    def takes_many(self) -> bool:
+        """Whether `many` is quicker than one model after another."""
+        return self._fused is not None
+
+    @torch.no_grad()
+    def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
+        """Return the outputs [N, ...] of several models on the same inputs, each batch of which is made only once."""
+        assert self._fused is not None
+        batch_size = batch_size or inference_batch(inputs.device)
+        folded = [self._fused.fold(weights, dtype=self._compute.precision) for weights in models]
+        outputs: list[list[Tensor]] = [[] for _ in models]
+        for batch in inputs.split(batch_size):
+            prepared = self._fused.prepared(self._compute.floats(batch), dtype=self._compute.precision)
+            for own, weights in zip(outputs, folded, strict=True):
+                own.append(self._fused(weights, prepared).float())
+        return [torch.cat(own) for own in outputs]
+
     def _forward(self, weights: Weights) -> Callable[[Tensor], Tensor]:
         if self._fused is not None:
-            fused, folded = self._fused, self._fused.fold(weights, dtype=self._compute.precision)
-            floats = self._compute.floats
-            return lambda batch: fused(folded, floats(batch))
+            fused, floats, dtype = self._fused, self._compute.floats, self._compute.precision
+            folded = fused.fold(weights, dtype=dtype)
+            return lambda batch: fused(folded, fused.prepared(floats(batch), dtype=dtype))
         module, compute = self._module, self._compute
         module.load_state_dict(weights)
 
@@ -93,6 +112,13 @@ class Untraceable(Exception):
     """A module whose operations cannot be listed."""
 
 
+class _Tracer(fx.Tracer):
+    """Lists the network's own kinds of layers as one operation each, as it does with torch's."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, ImageConvolution) or super().is_leaf_module(m, module_qualified_name)
+
+
 class FusedInference:
     """A module's operations, with convolution + normalisation + shortcut + ReLU joined wherever they follow each other.
 
@@ -102,7 +128,7 @@ class FusedInference:
     def __init__(self, module: nn.Module) -> None:
         module = copy.deepcopy(module).eval()
         try:
-            self._graph = fx.Tracer().trace(module)
+            self._graph = _Tracer().trace(module)
         except Exception as error:
             raise Untraceable(str(error)) from error
         self._modules: dict[str, nn.Module] = dict(module.named_modules())
@@ -115,25 +141,50 @@ class FusedInference:
         uses = Counter(str(node.target) for node in self._nodes if node.op == "call_module")
         for node in self._nodes:
             # One that is used twice has two normalisations behind it; the weights of both cannot be in one place.
-            if self._is_module(node, nn.Conv2d) and uses[str(node.target)] == 1 and self._is_plain_convolution(node):
+            convolves = self._is_module(node, nn.Conv2d, ImageConvolution)
+            if convolves and uses[str(node.target)] == 1 and self._is_plain_convolution(node):
                 self._join(node)
+        self._first = self._first_layer()
+        by_result = {joined.result: joined for joined in self._joined.values()}
+        for joined in self._joined.values():
+            giver = by_result.get(joined.shortcut)
+            # A bias that is added anyway costs nothing in the sum's own kernel, and a pass over all positions before.
+            if giver is not None and not giver.relu and self._only_user(giver.result) is not None:
+                joined.bias_from, giver.gives_bias = giver, True
 
     def fold(self, weights: Weights, *, dtype: torch.dtype) -> Weights:
         """Return the weights as the list of operations uses them: convolutions with their normalisation inside."""
         folded = dict(weights)
+        biases: dict[_Joined, Tensor] = {}
         for joined in self._joined.values():
             weight, bias = weights[f"{joined.convolution}.weight"], weights.get(f"{joined.convolution}.bias")
             if joined.normalisation is not None:
                 weight, bias = self._with_normalisation(weight, bias, joined.normalisation, weights)
-            if bias is None:
-                bias = torch.zeros(len(weight), device=weight.device)
-            layout = torch.channels_last if weight.is_cuda else torch.contiguous_format
+            biases[joined] = torch.zeros(len(weight), device=weight.device) if bias is None else bias
+            if joined is self._first and _by_patches(weight, dtype):
+                weight = ImageConvolution.matrix(weight)
+            layout = torch.channels_last if weight.is_cuda and weight.ndim == 4 else torch.contiguous_format
             folded[f"{joined.convolution}.weight"] = weight.to(dtype).contiguous(memory_format=layout)
-            folded[f"{joined.convolution}.bias"] = bias.to(dtype)
+        for joined, bias in biases.items():
+            name = f"{joined.convolution}.bias"
+            if joined.bias_from is not None:
+                bias = bias + biases[joined.bias_from]
+            if joined.gives_bias:
+                folded.pop(name, None)
+            else:
+                folded[name] = bias.to(dtype)
         return folded
 
+    def prepared(self, inputs: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Return inputs [N, ...] as calls take them, whatever the weights: on a GPU in half precision as patches."""
+        if self._first is None or not _by_patches(inputs, dtype):
+            return inputs
+        layer = self._modules[self._first.convolution]
+        assert isinstance(layer, ImageConvolution)
+        return layer.patches(inputs.to(dtype))
+
     def __call__(self, folded: Weights, inputs: Tensor) -> Tensor:
-        """Return the module's outputs on inputs [N, ...]."""
+        """Return the module's outputs on inputs [N, ...], which `prepared` has made of the examples."""
         values: dict[fx.Node, Any] = {}
         for node in self._nodes:
             if node in self._done_elsewhere:
@@ -173,11 +224,20 @@ class FusedInference:
         self._done_elsewhere |= set(chain[1:])
         self._joined[node] = joined
 
+    def _first_layer(self) -> _Joined | None:
+        """Return the convolution of images, if it is the only one to look at the input."""
+        (start,) = (node for node in self._nodes if node.op == "placeholder")
+        first = self._only_user(start)
+        if first is None or first not in self._joined or not self._is_module(first, ImageConvolution):
+            return None
+        layer = self._modules[str(first.target)]
+        return self._joined[first] if isinstance(layer, ImageConvolution) and layer.has_patches else None
+
     def _only_user(self, node: fx.Node) -> fx.Node | None:
         return next(iter(node.users)) if len(node.users) == 1 else None
 
-    def _is_module(self, node: fx.Node, kind: type[nn.Module]) -> bool:
-        return node.op == "call_module" and type(self._modules[str(node.target)]) is kind
+    def _is_module(self, node: fx.Node, *kinds: type[nn.Module]) -> bool:
+        return node.op == "call_module" and type(self._modules[str(node.target)]) in kinds
 
     def _is_plain_convolution(self, node: fx.Node) -> bool:
         return len(node.args) == 1 and not node.kwargs and self._modules[str(node.target)].padding_mode == "zeros"
@@ -201,8 +261,10 @@ class FusedInference:
     def _convolve(self, joined: _Joined, folded: Weights, values: Mapping[fx.Node, Any]) -> Tensor:
         layer = self._modules[joined.convolution]
         assert isinstance(layer, nn.Conv2d)
-        weight, bias = folded[f"{joined.convolution}.weight"], folded[f"{joined.convolution}.bias"]
+        weight, bias = folded[f"{joined.convolution}.weight"], folded.get(f"{joined.convolution}.bias")
         inputs = values[joined.inputs].to(weight.dtype)
+        if weight.ndim == 2:
+            return _multiplied(inputs, weight, bias, relu=joined.relu)
         how: Any = (layer.stride, layer.padding, layer.dilation, layer.groups)
         shortcut = None if joined.shortcut is None else values[joined.shortcut].to(weight.dtype)
         one_kernel = inputs.is_cuda and layer.groups == 1 and not isinstance(layer.padding, str)
@@ -245,6 +307,25 @@ class _Joined:
         self.normalisation: str | None = None
         self.shortcut: Any = None
         self.relu = False
+        self.bias_from: _Joined | None = None
+        """The convolution on the shortcut, whose bias is added here."""
+        self.gives_bias = False
+
+
+def _by_patches(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the first convolution is a matrix product: on a GPU in half precision (see `ImageConvolution`)."""
+    return tensor.is_cuda and dtype is not torch.float32
+
+
+def _multiplied(patches: Tensor, matrix: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
+    """Return patches [N, H, W, K] times a matrix [C, K], plus bias, as [N, C, H, W]."""
+    rows = patches.flatten(0, 2)
+    if bias is not None and relu:
+        outputs = torch._addmm_activation(bias, rows, matrix.t())  # ReLU in the same kernel
+    else:
+        outputs = functional.linear(rows, matrix, bias)
+        outputs = functional.relu(outputs) if relu else outputs
+    return outputs.view(*patches.shape[:3], -1).permute(0, 3, 1, 2)
 
 
 def _is_addition(node: fx.Node) -> bool:

@@ -210,6 +210,12 @@ class CapturedSteps(Steps):
         return result
 
 
+def release_generator(device: torch.device) -> None:
+    """Let the device's global random numbers be drawn again after a capture that failed, which leaves them locked."""
+    generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    generator.graphsafe_set_state(generator.clone_state())
+
+
 def batch_sizes(count: int, batch_size: int) -> Iterator[int]:
     """Yield the sizes of the batches of so many examples: all full but the last."""
     for begin in range(0, count, batch_size):

@@ -65,12 +65,15 @@ class Student:
     @property
     def shares_work(self) -> bool:
         """Whether several clients' logits are computed at the same time."""
-        return self._compute.workers > 1 and self._experiment.batch_normalisation.teachers == "client"
+        together = self._compute.workers > 1 or self._predictors[0].takes_many
+        return together and self._experiment.batch_normalisation.teachers == "client"
 
     def all_logits(self, clients: Sequence[Weights]) -> list[Tensor]:
         """Return the logits [N, C] of several clients on the distill set, side by side."""
         workers = self._compute.workers
         batch_size = self._experiment.evaluation.batch_size
+        if self._predictors[0].takes_many:
+            return self._predictors[0].many(clients, self._distill_inputs, batch_size=batch_size)
 
         def work(number: int) -> list[Tensor]:
             own = self._predictors[number]

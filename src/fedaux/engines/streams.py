@@ -18,7 +18,7 @@ from fedaux.clients import Weights
 from fedaux.engines.training import Job, Training, Workplace, one_by_one
 from fedaux.local import OPTIMIZERS, Trained, epoch_orders
 from fedaux.server import snapshot
-from fedaux.steps import CapturedSteps, batch_sizes, optimizer_state, reset, restore_optimizer
+from fedaux.steps import CapturedSteps, batch_sizes, optimizer_state, release_generator, reset, restore_optimizer
 
 
 class StreamTraining:
@@ -54,6 +54,7 @@ class StreamTraining:
             reason = str(error).strip().splitlines()[0]
             warnings.warn(f"{self._place.key}: steps cannot be captured, training is slower ({reason})", stacklevel=2)
             self._slots.clear()
+            release_generator(self._place.compute.device)
             return False
         return True
 

@@ -5,12 +5,55 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 MOST_GROUPS = 32
+MATRIX_MULTIPLE = 8
+"""Half-precision kernels for the matrix units of a GPU take rows of so many numbers, or a multiple."""
 
 Normalisation = Callable[[int], nn.Module]
 """Makes the layer that normalises so many channels."""
+
+
+class ImageConvolution(nn.Conv2d):
+    """The first convolution of a network, whose input has one or three channels.
+
+    On a GPU in half precision it is the product of the image's patches with a matrix: the same sums, but convolution
+    kernels for the matrix units would not take three channels.
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map [N, C, H, W] to [N, C', H', W']."""
+        if not (inputs.is_cuda and torch.is_autocast_enabled("cuda") and self.has_patches):
+            return super().forward(inputs)
+        output: Tensor = functional.linear(self.patches(inputs), self.matrix(self.weight), self.bias)
+        return output.permute(0, 3, 1, 2)
+
+    @property
+    def has_patches(self) -> bool:
+        """Whether patches are defined for it: not with holes, groups, or padding by a name."""
+        return self.groups == 1 and self.dilation == (1, 1) and not isinstance(self.padding, str)
+
+    def patches(self, images: Tensor) -> Tensor:
+        """Return what the kernel sees at each position, [N, H', W', C * kernel positions filled up with zeros]."""
+        assert not isinstance(self.padding, str)
+        (down, across), (height, width) = self.padding, self.kernel_size
+        padded = functional.pad(images, (across, across, down, down))
+        windows = padded.unfold(2, height, self.stride[0]).unfold(3, width, self.stride[1])
+        return _filled(windows.permute(0, 2, 3, 1, 4, 5).flatten(3))
+
+    @staticmethod
+    def matrix(weight: Tensor) -> Tensor:
+        """Return a weight [C', C, h, w] as the matrix that patches are multiplied with, [C', C h w filled up]."""
+        return _filled(weight.flatten(1))
+
+
+def _filled(rows: Tensor) -> Tensor:
+    """Return [..., K] with zeros up to the next multiple of 8."""
+    missing = -rows.shape[-1] % MATRIX_MULTIPLE
+    return functional.pad(rows, (0, missing)) if missing else rows
 
 
 def group_norm(channels: int) -> nn.Module:

@@ -11,7 +11,13 @@ import math
 
 from torch import Tensor, nn
 
-from fedaux.models.convolutional import Normalisation, group_norm, initialise_convolutions
+from fedaux.models.convolutional import (
+    MATRIX_MULTIPLE,
+    ImageConvolution,
+    Normalisation,
+    group_norm,
+    initialise_convolutions,
+)
 from fedaux.models.split import SplitModel
 
 STEM = 32
@@ -97,8 +103,9 @@ def _convolution(
     in_channels: int, out_channels: int, *, kernel: int, norm: Normalisation, stride: int = 1, groups: int = 1
 ) -> nn.Sequential:
     """Convolve, normalise and cut to between 0 and 6."""
+    make = ImageConvolution if in_channels < MATRIX_MULTIPLE else nn.Conv2d
     return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
+        make(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
         norm(out_channels),
         nn.ReLU6(),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fedaux.models.convolutional import Normalisation, group_norm
+from fedaux.models.convolutional import ImageConvolution, Normalisation, group_norm
 from fedaux.models.split import SplitModel
 
 WIDTHS = (64, 128, 256, 512)
@@ -43,7 +43,7 @@ class ResNetFeatures(nn.Module):
 
     def __init__(self, channels: int, *, norm: Normalisation) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, WIDTHS[0], 3, padding=1, bias=False)
+        self.conv1 = ImageConvolution(channels, WIDTHS[0], 3, padding=1, bias=False)
         self.bn1 = norm(WIDTHS[0])
         self.relu = nn.ReLU()
         self.layer1 = nn.Sequential(BasicBlock(WIDTHS[0], WIDTHS[0], stride=1, norm=norm))

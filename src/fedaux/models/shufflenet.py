@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx, nn
 
-from fedaux.models.convolutional import Normalisation, group_norm, initialise_convolutions
+from fedaux.models.convolutional import ImageConvolution, Normalisation, group_norm, initialise_convolutions
 from fedaux.models.split import SplitModel
 
 GROUPS = 2
@@ -66,7 +66,7 @@ class ShuffleNetFeatures(nn.Module):
 
     def __init__(self, channels: int, *, norm: Normalisation) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, STEM, 3, padding=1, bias=False)
+        self.conv1 = ImageConvolution(channels, STEM, 3, padding=1, bias=False)
         self.bn1 = norm(STEM)
         self.relu = nn.ReLU()
         self.stage2 = _stage(STEM, WIDTHS[0], units=UNITS[0], norm=norm)
