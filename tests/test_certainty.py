@@ -133,6 +133,25 @@ def test_features_that_are_no_numbers_move_a_release_no_further_than_others(name
     assert float((other.vector - base.vector).norm()) <= base.sensitivity
 
 
+@pytest.mark.parametrize("name", ["mean", "paper"])
+@pytest.mark.parametrize("value", [0.0, 1e-300, 1e300, math.inf, math.nan])
+def test_a_hostile_public_map_can_make_no_client_fail(name: str, value: float) -> None:
+    """A map that overflows on some examples alone would tell of them by the failure that it causes."""
+    mechanism = MECHANISMS[name](section(components=4))
+    honest = mechanism.publish(normal(60, 5))
+    features = normal(12, 5, seed=1)
+    features[3] = 1e30
+    for key in honest:
+        hostile = {own: tensor.double() for own, tensor in honest.items()}
+        hostile[key] = torch.full_like(hostile[key], value)
+        base = mechanism.release(features, hostile, noise=NoNoise())
+        neighbour = features.clone()
+        neighbour[3] = 0.0
+        other = mechanism.release(neighbour, hostile, noise=NoNoise())
+        assert bool(base.vector.isfinite().all()), key
+        assert float((other.vector - base.vector).norm()) <= base.sensitivity, key
+
+
 def test_negatives_without_spread_are_refused() -> None:
     negatives = torch.cat([torch.zeros(30, 3), normal(10, 3)])
     negatives[30:] -= negatives[30:].mean(dim=0)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedaux.certainty.gaussian import noise_multiplier
-from fedaux.certainty.mechanism import Mechanism, Noise, Public, Release
+from fedaux.certainty.mechanism import Mechanism, Noise, Public, Release, within_unit_ball
 from fedaux.config import Certainty
 
 
@@ -69,12 +69,8 @@ class PrivateMean:
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return u(x) [N, k], each of norm at most 1, whatever the features are."""
-        # An example whose features are no numbers must not spoil the mean of all: it counts as the origin.
-        finite = features.isfinite().all(dim=1, keepdim=True)
-        centred = torch.where(finite, features.double(), 0.0) - public["centre"]
-        whitened = centred @ public["whitening"].double() / public["bound"]
-        projected: Tensor = whitened / whitened.norm(dim=1, keepdim=True).clamp_min(1.0)
-        return projected
+        whitened = (features.double() - public["centre"]) @ public["whitening"].double() / public["bound"]
+        return within_unit_ball(whitened)
 
     def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
         """Return log s_i(x) [K, N]."""

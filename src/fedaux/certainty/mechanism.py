@@ -74,3 +74,13 @@ class Mechanism(Protocol):
     def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
         """Return log s_i(x) [K, N] of released vectors [K, D] with noise sigmas [K] on projected features (server)."""
         ...
+
+
+def within_unit_ball(rows: Tensor) -> Tensor:
+    """Return rows [N, k] cut to norm 1; those that are no numbers count as 0, and so do those too long to have a norm.
+
+    The map that made them comes from the server. One that overflows on some examples must not make their client fail:
+    that it failed would tell of them, without noise.
+    """
+    numbers = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
+    return numbers / numbers.norm(dim=1, keepdim=True).clamp_min(1.0)

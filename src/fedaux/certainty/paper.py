@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedaux.certainty.gaussian import noise_multiplier
-from fedaux.certainty.mechanism import Noise, Public, Release
+from fedaux.certainty.mechanism import Noise, Public, Release, within_unit_ball
 from fedaux.config import Certainty
 
 TOLERANCE = 1e-9
@@ -46,7 +46,8 @@ class PaperRegression:
         """Release the regression's weights; sensitivity 2 (a + TOLERANCE) / lambda."""
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
-        positives, negatives = self.project(features, public), public["negatives"].double()
+        # Negatives are cut too: of norm 1 at most, they leave every client's regression with the same good condition.
+        positives, negatives = self.project(features, public), within_unit_ball(public["negatives"].double())
         weights = solve(positives, negatives, regularisation=self._regularisation)
         sensitivity = sensitivity_of(len(positives), len(negatives), regularisation=self._regularisation)
         sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
@@ -55,10 +56,7 @@ class PaperRegression:
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return u(x) [N, F], the features over the public bound, clipped to norm 1; 0 where they are not finite."""
-        finite = features.isfinite().all(dim=1, keepdim=True)  # a NaN would pass into the vector and give itself away
-        scaled = torch.where(finite, features.double(), 0.0) / public["bound"]
-        projected: Tensor = scaled / scaled.norm(dim=1, keepdim=True).clamp_min(1.0)
-        return projected
+        return within_unit_ball(features.double() / public["bound"])
 
     def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
         """Return log s_i(x) = log(1 / (1 + exp(-<w_i, u(x)>)) + xi) [K, N]."""
