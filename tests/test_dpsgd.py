@@ -105,6 +105,30 @@ def test_noise_has_the_stated_spread() -> None:
 
 
 @needs_opacus
+def test_hostile_weights_cannot_make_an_example_show_by_infinity() -> None:
+    """A bright image overflows under these weights and gives NaN gradients; the update is finite all the same."""
+    linear = nn.Linear(64, 10)
+    model = nn.Sequential(nn.Flatten(), linear)
+    nn.init.constant_(linear.weight, 1e37)
+    images = torch.full((6, 1, 8, 8), 2, dtype=torch.uint8)
+    images[4] = 255
+    labels = torch.arange(6)
+    assert not bool(functional.cross_entropy(model(images.float() / 255), labels).isfinite())
+    before = flat(model)
+    train_privately(
+        model,
+        images,
+        labels,
+        section=section(batch_size=6, learning_rate=1e35),  # so that steps are seen beside such weights
+        proximal=0.0,
+        generator=seeding.generator(0, "local"),
+        client=0,
+    )
+    assert bool(flat(model).isfinite().all())
+    assert not torch.equal(flat(model), before)
+
+
+@needs_opacus
 def test_entries_state_the_price_in_terms_of_replacing_one() -> None:
     entry = train(small_model(), 64, privacy={"noise_multiplier": 1.5, "clip": 0.2, "delta": 1e-4})
     assert (entry.client, entry.num_examples, entry.purpose, entry.mechanism) == (3, 64, UPDATE, "dp-sgd")

@@ -9,7 +9,7 @@ noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,7 +133,20 @@ def _per_example_gradients(wrapped: Any, parameters: list[nn.Parameter], inputs:
     # Opacus hangs on backward hooks, and torch warns of those whose inputs need no gradient.
     loss = functional.cross_entropy(wrapped(inputs.requires_grad_()), labels)
     loss.backward()
+    leave_out_what_is_no_number(parameters)
     return loss.detach() * len(labels)
+
+
+def leave_out_what_is_no_number(parameters: Sequence[nn.Parameter]) -> None:
+    """Set the gradients of an example to zero where one of its numbers is none: clipping could not bound them.
+
+    Weights come from the server, and with hostile ones an example could otherwise turn the whole update into NaN, which
+    would tell of it without noise.
+    """
+    samples: list[Tensor] = [parameter.grad_sample for parameter in parameters]  # type: ignore[attr-defined]
+    finite = torch.stack([sample.flatten(1).isfinite().all(dim=1) for sample in samples]).all(dim=0)
+    for sample in samples:
+        sample.masked_fill_(~finite.view(-1, *[1] * (sample.ndim - 1)), 0.0)
 
 
 def _opacus() -> Any:

@@ -83,4 +83,5 @@ def within_unit_ball(rows: Tensor) -> Tensor:
     that it failed would tell of them, without noise.
     """
     numbers = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
-    return numbers / numbers.norm(dim=1, keepdim=True).clamp_min(1.0)
+    cut: Tensor = numbers / numbers.norm(dim=1, keepdim=True).clamp_min(1.0)
+    return cut
