@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import fedaux.steps
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.config import Local
@@ -130,9 +131,10 @@ def apart() -> Any:
 @pytest.mark.parametrize(("proximal", "clip"), [(0.0, None), (0.7, None), (0.0, 0.05)])
 @pytest.mark.parametrize("workers", [2, 3])
 def test_shared_steps_are_the_same_steps(
-    settings: dict[str, Any], proximal: float, clip: float | None, workers: int
+    settings: dict[str, Any], proximal: float, clip: float | None, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To 1e-6: gradients are added in another order. The last batch is a single row, fewer than there are threads."""
+    monkeypatch.setattr(fedaux.steps, "LEAST_ROWS", 1)
     section, results = Local(**settings), []
     for kind, compute in ((Steps, Compute()), (SharedSteps, Compute(workers=workers))):
         model = apart()
@@ -159,7 +161,9 @@ def test_shared_steps_are_the_same_steps(
     assert moved == {"1.weight", "3.weight", "3.bias"}
 
 
-def test_shared_steps_repeat_bit_for_bit() -> None:
+def test_shared_steps_repeat_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedaux.steps, "LEAST_ROWS", 1)
+
     def weights() -> Weights:
         model, section = apart(), Local(learning_rate=0.1)
         taken = SharedSteps(
@@ -175,6 +179,30 @@ def test_shared_steps_repeat_bit_for_bit() -> None:
         return snapshot(model)
 
     assert equal(weights(), weights())
+
+
+@pytest.mark.parametrize(("size", "parts"), [(1, 1), (95, 1), (96, 2), (143, 2), (144, 3), (1000, 4)])
+def test_a_thread_gets_no_fewer_rows_than_pay(size: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = Compute(workers=4)
+    asked: list[int] = []
+
+    def spread(_: Compute, work: Any, items: Any) -> list[Any]:
+        asked.append(len(items))
+        return [work(item) for item in items]
+
+    monkeypatch.setattr(Compute, "spread", spread)
+    rows = torch.arange(size)
+    taken = SharedSteps(
+        apart(),
+        torch.zeros(size, 1, 2, 2),
+        torch.zeros(size, dtype=torch.int64),
+        loss=functional.cross_entropy,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        compute=compute,
+    )
+    taken.start()
+    taken.run(rows, batch_size=size)
+    assert asked == [parts]
 
 
 def test_batches_are_shared_where_no_example_sees_another_and_nothing_is_drawn() -> None:

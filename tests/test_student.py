@@ -17,7 +17,7 @@ from test_engines import federation
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedaux import seeding, student
+from fedaux import seeding, steps, student
 from fedaux.clients import TrainRequest, Update, Weights
 from fedaux.compute import Compute
 from fedaux.config import Distillation
@@ -153,8 +153,9 @@ def test_threads_share_the_work_and_every_row_stays_in_its_place(workers: int) -
 
 
 @pytest.mark.parametrize("normalised", [False, True])
-def test_distillation_by_several_threads_is_distillation(normalised: bool) -> None:
+def test_distillation_by_several_threads_is_distillation(normalised: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without batch normalisation gradients are added in another order; with it, threads have nothing to share."""
+    monkeypatch.setattr(steps, "LEAST_ROWS", 2)
     section: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.01, "epochs": 2, "clip": 0.5}
     weights = snapshot(network(normalised=normalised, part="client"))
     targets = torch.softmax(torch.from_numpy(RNG.normal(size=(23, 3))).float(), dim=1)

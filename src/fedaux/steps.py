@@ -19,6 +19,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """The mean loss of logits [B, C] against targets [B, ...]."""
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 WARM_UP_STEPS = 3
+LEAST_ROWS = 48
+"""Of a thread's part of a batch: what an operation costs whatever its size would rule below."""
 
 
 class Steps:
@@ -133,7 +135,7 @@ class SharedSteps(Steps):
         """Take a step on the next so many rows."""
         batch = self._rows[self._cursor : self._cursor + size]
         self._cursor += size
-        parts = batch.tensor_split(min(size, len(self._copies)))
+        parts = batch.tensor_split(max(1, min(size // LEAST_ROWS, len(self._copies))))
 
         def work(number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
             rows, model = parts[number], self._copies[number]
