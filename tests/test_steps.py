@@ -123,7 +123,7 @@ def apart() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Network(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Linear(2, 2))
-    model[1].bias.requires_grad_(requires_grad=False)
+    model[1].bias.requires_grad = False
     return model
 
 
