@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 from limits import machine_of
-from round import PROTOTYPE, Fast, Settings, experiment_of, fast_federation, random_data
+from players import Fast, fast_federation
+from setting import PROTOTYPE, Settings, experiment_of, random_data
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -12,257 +12,38 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
-from limits import full_single_precision, machine_of, operations_of_image, peak_operations
-from numpy.typing import NDArray
+from limits import machine_of, operations_of_image, peak_operations
 from peers import PEERS, PeerTask, refuse_missing
-from plain import PlainFederation, can_play, wait
+from plain import can_play
+from players import Fast, Player, Seconds, differences, fast_federation, fast_player, plain_player
+from setting import (
+    CLASSES,
+    DEFAULTS,
+    PROTOTYPE,
+    Settings,
+    add_engine_arguments,
+    device_of,
+    experiment_of,
+    image_shape,
+    random_data,
+)
 from showing import check_plot, draw_round, print_round
-from torch import Tensor
 
-from fedaux import seeding
-from fedaux.clients import Weights
-from fedaux.compute import compute_for
 from fedaux.config import Experiment
 from fedaux.data import LabelledData
-from fedaux.engines.simulate import SimulatedClients
-from fedaux.execute import Silent, Work, choose_device, split_for
 from fedaux.methods import METHODS
 from fedaux.models import MODELS
-from fedaux.preparation import prepare
-from fedaux.rounds import Federation, clients_a_round, select
-from fedaux.runs import RunDirectory
-from fedaux.task import State, build_models
+from fedaux.rounds import clients_a_round
+from fedaux.task import build_models
 
-CLASSES = 10
-NEGATIVES_FRACTION = 0.2
-PROTOTYPE = "model"
 PEER_WARMUP = 2
 """Other simulators start processes and evaluate in their first rounds."""
-DEMO = Path(__file__).parents[1] / "recipes" / "demo.toml"
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {  # the paper's Table 1
-        "model": "resnet8",
-        "image": (3, 32, 32),
-        "clients": 20,
-        "participants": 8,
-        "examples": 2500,
-        "distill": 80_000,
-        "test": 10_000,
-        "rounds": 5,
-        "warmup": 2,
-    },
-    "cpu": {  # the demo: digits and letters
-        "model": "cnn",
-        "image": (1, 8, 8),
-        "clients": 10,
-        "participants": 10,
-        "examples": 144,
-        "distill": 2400,
-        "test": 360,
-        "rounds": 9,
-        "warmup": 1,
-        "threads": 1,  # images this small gain little from a second one, and lose much where others work as well
-    },
-}
-
-Seconds = dict[str, float]
-"""By phase, and `all`."""
-Player = Callable[[int], tuple[Weights, Seconds]]
-"""Plays the round of that number after its own last one; returns the server's weights and the seconds."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The experiment that is timed."""
-
-    model: str
-    image: tuple[int, int, int]
-    clients: int
-    participants: int
-    examples: int
-    """Of a client, on average."""
-    distill: int
-    test: int
-    method: str = "fedaux"
-    alpha: float = 0.01
-    precision: str = "auto"
-    compile: bool | None = None
-    clients_at_once: int | None = None
-    negligible_weight: float = 0.0
-    seed: int = 0
-
-
-def experiment_of(settings: Settings, *, device: torch.device) -> Experiment:
-    """Return the experiment; on a CPU with the demo's settings of training, elsewhere with the defaults."""
-    demo = tomllib.loads(DEMO.read_text(encoding="utf-8")) if device.type == "cpu" else {}
-    options = demo["prototypes"][0]["options"] if demo and settings.model == demo["prototypes"][0]["model"] else {}
-    return Experiment(
-        name="benchmark",
-        method=settings.method,
-        seeds=[settings.seed],
-        rounds=1_000_000,  # never the last one
-        participation_rate=settings.participants / settings.clients,
-        auxiliary={"negatives_fraction": NEGATIVES_FRACTION},
-        split={"num_clients": settings.clients, "alpha": settings.alpha},
-        prototypes=[{"name": PROTOTYPE, "model": settings.model, "options": options}],
-        pretraining={"kind": "none"},
-        certainty=demo.get("certainty", {}),
-        local=demo.get("local", {}),
-        distillation={**demo.get("distillation", {}), "negligible_weight": settings.negligible_weight},
-        engine={
-            "device": str(device),
-            "precision": settings.precision,
-            "compile": settings.compile,
-            "clients_at_once": settings.clients_at_once,
-        },
-    )
-
-
-def random_data(settings: Settings, *, device: torch.device) -> tuple[LabelledData, Tensor]:
-    """Return labelled data and auxiliary images of random pixels, every class equally often."""
-    pixels = seeding.torch_generator(settings.seed, "benchmark pixels", device=device)
-    order = seeding.generator(settings.seed, "benchmark labels")
-
-    def images(count: int) -> Tensor:
-        shape = (count, *settings.image)
-        return torch.randint(256, shape, dtype=torch.uint8, device=device, generator=pixels)
-
-    def labels(count: int) -> Tensor:
-        return torch.from_numpy(order.permutation(np.arange(count) % CLASSES)).to(device)
-
-    size = settings.clients * settings.examples
-    data = LabelledData(
-        images(size), labels(size), images(settings.test), labels(settings.test), tuple(map(str, range(CLASSES)))
-    )
-    return data, images(round(settings.distill / (1 - NEGATIVES_FRACTION)))
-
-
-@dataclass(frozen=True)
-class Fast:
-    """fedaux's engine, prepared; and what the plain loop takes from it."""
-
-    federation: Federation
-    state: State
-    parts: Sequence[NDArray[np.int64]]
-    precision: str
-    chosen: Callable[[int], list[int]]
-    """The clients of a round."""
-    certainty_weights: Callable[[Sequence[int]], Tensor]
-    seconds: float
-    """What preparation took, certainty releases included."""
-
-
-def fast_federation(
-    experiment: Experiment,
-    data: LabelledData,
-    auxiliary: Tensor,
-    *,
-    parts: Sequence[NDArray[np.int64]] | None = None,
-) -> Fast:
-    """Prepare fedaux's engine on data in memory, split by fedaux's own split where no parts are given."""
-    began = time.perf_counter()
-    seed = experiment.seeds[0]
-    own_parts = split_for(experiment, data, seed) if parts is None else parts
-    with (
-        TemporaryDirectory() as folder,
-        RunDirectory.open(Path(folder) / "run", experiment, resume=False) as directory,
-    ):
-        compute = compute_for(experiment.engine, data.images.device)
-        work = Work(experiment, directory, data, auxiliary, Silent(), compute)
-        task = work.task(experiment.method[0], seed)
-        clients = SimulatedClients(task, data.images, data.labels, own_parts)
-        state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=Silent())
-    federation = Federation(task, preparation, clients, watcher=Silent())
-
-    def chosen(number: int) -> list[int]:
-        generator = seeding.generator(seed, "selection", round=number)
-        return select(clients.present(), count=clients_a_round(experiment), generator=generator)
-
-    def certainty_weights(ids: Sequence[int]) -> Tensor:
-        return torch.softmax(federation.scorer.log_scores(state.certificates, ids), dim=0).float()
-
-    wait(task.device)
-    precision = "bf16" if compute.precision is torch.bfloat16 else "fp32"
-    return Fast(federation, state, own_parts, precision, chosen, certainty_weights, time.perf_counter() - began)
-
-
-def fast_player(fast: Fast) -> Player:
-    """Play rounds with fedaux's engine."""
-    state = fast.state
-
-    def play(number: int) -> tuple[Weights, Seconds]:
-        nonlocal state
-        assert state.round + 1 == number, "rounds are played in order"
-        device = fast.federation.task.device
-        wait(device)
-        began = time.perf_counter()
-        state, row = fast.federation.play_round(state)
-        wait(device)
-        return dict(state.weights[PROTOTYPE]), {**row["seconds"], "all": time.perf_counter() - began}
-
-    return play
-
-
-def plain_player(fast: Fast, experiment: Experiment, data: LabelledData, *, precision: str) -> Player:
-    """Play the same rounds with the plain loop, in torch's usual layout; certainty weights cost it nothing."""
-    task = fast.federation.task
-    federation = PlainFederation(
-        model=build_models(task)[PROTOTYPE].to(memory_format=torch.contiguous_format),  # type: ignore[call-overload]
-        prototype=PROTOTYPE,
-        method=METHODS[experiment.method[0]],
-        seed=experiment.seeds[0],
-        local=experiment.local,
-        distillation=experiment.distillation,
-        batch_size=experiment.evaluation.batch_size or 1024,
-        images=data.images,
-        labels=data.labels,
-        parts=[torch.from_numpy(part).to(task.device) for part in fast.parts],
-        distill_images=task.distill_images.contiguous(),
-        test_images=task.test_images.contiguous(),
-        test_labels=task.test_labels,
-        certainty_weights=fast.certainty_weights,
-        precision=precision,
-    )
-    weights = dict(fast.state.weights[PROTOTYPE])
-
-    def play(number: int) -> tuple[Weights, Seconds]:
-        nonlocal weights
-        weights, seconds = federation.play_round(weights, number=number, chosen=fast.chosen(number))
-        return weights, {**seconds, "all": sum(seconds.values())}
-
-    return play
-
-
-def differences(settings: Settings, fast: Fast, data: LabelledData, auxiliary: Tensor) -> dict[str, float]:
-    """Return how far the weights after the first round are apart in single precision, without TF32 or shortcuts.
-
-    max_difference is the largest of any weight; relative_difference is the norm of all differences over the norm of
-    what the round changed.
-    """
-    exact = replace(settings, precision="fp32", negligible_weight=0.0)
-    experiment = experiment_of(exact, device=data.images.device)
-    on_gpu = data.images.device.type == "cuda"
-    with full_single_precision():
-        if on_gpu or fast.precision != "fp32" or settings.negligible_weight > 0:  # graphs of a GPU keep their precision
-            fast = fast_federation(experiment, data, auxiliary)
-        expected, _ = plain_player(fast, experiment, data, precision="fp32")(1)
-        found, _ = fast_player(fast)(1)
-    before = fast.state.weights[PROTOTYPE]
-    names = [name for name, tensor in before.items() if tensor.is_floating_point()]
-    apart = torch.cat([(expected[name] - found[name]).double().flatten() for name in names])
-    moved = torch.cat([(expected[name] - before[name]).double().flatten() for name in names])
-    return {"max_difference": float(apart.abs().max()), "relative_difference": float(apart.norm() / moved.norm())}
 
 
 def measure(players: Mapping[str, Player], *, warmup: int, rounds: int) -> dict[str, list[Seconds]]:
@@ -381,32 +162,6 @@ def time_peer(
     every = PEERS[name].time(task)
     seconds = median(every[PEER_WARMUP:])
     return {"version": PEERS[name].version(), "seconds": seconds, "ratio": seconds / own, "every_round": every}
-
-
-def image_shape(text: str) -> tuple[int, int, int]:
-    """Read CxHxW."""
-    channels, height, width = (int(part) for part in text.split("x"))
-    return channels, height, width
-
-
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what both benchmarks take about the machine."""
-    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--threads", type=int, help="threads of torch on the CPU")
-    parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto", help="of fedaux's engine")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="whether fedaux's engine compiles")
-    parser.add_argument("--clients-at-once", type=int, help="clients that fedaux's engine trains together")
-    parser.add_argument("--negligible-weight", type=float, default=0.0, help="below which clients are not asked")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result for machines")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the result (.png, .svg or .pdf)")
-
-
-def device_of(arguments: argparse.Namespace) -> torch.device:
-    """Return the device of the command line; end where it is not there."""
-    try:
-        return choose_device(arguments.device)
-    except ValueError as error:
-        raise SystemExit(f"--device {arguments.device}: {error}") from None
 
 
 def arguments_of(words: Sequence[str] | None) -> tuple[argparse.Namespace, torch.device]:

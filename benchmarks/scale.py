@@ -20,16 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from limits import machine_of, peak_memory
-from round import (
-    NEGATIVES_FRACTION,
-    Settings,
-    add_engine_arguments,
-    device_of,
-    experiment_of,
-    fast_federation,
-    fast_player,
-    random_data,
-)
+from players import fast_federation, fast_player
+from setting import NEGATIVES_FRACTION, Settings, add_engine_arguments, device_of, experiment_of, random_data
 from showing import check_plot, draw_scale
 
 from fedaux.data import LabelledData

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from threading import Barrier, current_thread
 from typing import Any
 
 import numpy as np
@@ -154,3 +156,32 @@ def test_images_are_normalised_by_channel_and_features_are_not() -> None:
     assert Compute().floats(images).flatten().tolist() == [1.0, 1.0]
     features = torch.tensor([[3.0, -1.0]])
     assert compute.floats(features) is features
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_each_worker_has_one_core_to_itself_and_everybody_else_what_they_had() -> None:
+    """Sharing operations inside threads that share the cores already makes both wait for each other."""
+    compute, together = Compute(workers=2), Barrier(2)
+
+    def work(number: int) -> tuple[int, str, int]:
+        together.wait()
+        torch.ones(200, 200) @ torch.ones(200, 200)
+        return number, current_thread().name, torch.get_num_threads()
+
+    for _ in range(3):
+        done = compute.spread(work, [7, 9])
+        assert [number for number, _, _ in done] == [7, 9]
+        assert len({name for _, name, _ in done}) == 2
+        assert [threads for _, _, threads in done] == [1, 1]
+        assert torch.get_num_threads() == 2
+    with pytest.raises(ZeroDivisionError):
+        compute.spread(lambda number: 1 // number, [0, 1])
+    assert torch.get_num_threads() == 2

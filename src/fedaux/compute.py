@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from threading import Barrier
 from typing import Any, TypeVar
 
 import torch
@@ -81,12 +80,14 @@ class Compute:
         if self.workers == 1 or len(items) < 2:
             return [work(item) for item in items]
         if "workers" not in self._cache:
-            before = torch.get_num_threads()
-            self._cache["workers"] = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
-            together = Barrier(self.workers)  # so that every worker has started before the setting is put back
-            list(self._cache["workers"].map(lambda _: together.wait(), range(self.workers)))
-            torch.set_num_threads(before)  # what workers set for themselves, some libraries take for everybody
-        return list(self._cache["workers"].map(work, items))
+            self._cache["workers"] = ThreadPoolExecutor(self.workers)
+        # Threads take over the number that is set when they first compute, and some libraries keep one for everybody.
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return list(self._cache["workers"].map(work, items))
+        finally:
+            torch.set_num_threads(before)
 
     def compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function compiled, once for each key; where compilation is off or fails, the function itself."""

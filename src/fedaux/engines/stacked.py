@@ -20,6 +20,7 @@ from fedaux.clients import Weights
 from fedaux.config import Local
 from fedaux.engines.training import Job, Workplace
 from fedaux.local import Trained, epoch_orders
+from fedaux.steps import can_share
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
@@ -28,12 +29,7 @@ EPSILON = 1e-8
 
 def can_stack(model: nn.Module) -> bool:
     """Whether no example sees another in a model, nothing is drawn in it, and all of it is trained parameters."""
-    layers = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-    return (
-        [name for name, _ in model.named_parameters()] == list(model.state_dict())  # no buffers, nothing shared
-        and all(parameter.requires_grad for parameter in model.parameters())
-        and not any(isinstance(module, layers) for module in model.modules())
-    )
+    return can_share(model) and all(parameter.requires_grad for parameter in model.parameters())
 
 
 class StackedTraining:

@@ -1,0 +1,152 @@
+"""Who plays the rounds that are timed: fedaux's engine and the plain loop, same clients, same batches, same order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from limits import full_single_precision
+from numpy.typing import NDArray
+from plain import PlainFederation, wait
+from setting import PROTOTYPE, Settings, experiment_of
+from torch import Tensor
+
+from fedaux import seeding
+from fedaux.clients import Weights
+from fedaux.compute import compute_for
+from fedaux.config import Experiment
+from fedaux.data import LabelledData
+from fedaux.engines.simulate import SimulatedClients
+from fedaux.execute import Silent, Work, split_for
+from fedaux.methods import METHODS
+from fedaux.preparation import prepare
+from fedaux.rounds import Federation, clients_a_round, select
+from fedaux.runs import RunDirectory
+from fedaux.task import State, build_models
+
+Seconds = dict[str, float]
+"""By phase, and `all`."""
+Player = Callable[[int], tuple[Weights, Seconds]]
+"""Plays the round of that number after its own last one; returns the server's weights and the seconds."""
+
+
+@dataclass(frozen=True)
+class Fast:
+    """fedaux's engine, prepared; and what the plain loop takes from it."""
+
+    federation: Federation
+    state: State
+    parts: Sequence[NDArray[np.int64]]
+    precision: str
+    chosen: Callable[[int], list[int]]
+    """The clients of a round."""
+    certainty_weights: Callable[[Sequence[int]], Tensor]
+    seconds: float
+    """What preparation took, certainty releases included."""
+
+
+def fast_federation(
+    experiment: Experiment,
+    data: LabelledData,
+    auxiliary: Tensor,
+    *,
+    parts: Sequence[NDArray[np.int64]] | None = None,
+) -> Fast:
+    """Prepare fedaux's engine on data in memory, split by fedaux's own split where no parts are given."""
+    began = time.perf_counter()
+    seed = experiment.seeds[0]
+    own_parts = split_for(experiment, data, seed) if parts is None else parts
+    with (
+        TemporaryDirectory() as folder,
+        RunDirectory.open(Path(folder) / "run", experiment, resume=False) as directory,
+    ):
+        compute = compute_for(experiment.engine, data.images.device)
+        work = Work(experiment, directory, data, auxiliary, Silent(), compute)
+        task = work.task(experiment.method[0], seed)
+        clients = SimulatedClients(task, data.images, data.labels, own_parts)
+        state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=Silent())
+    federation = Federation(task, preparation, clients, watcher=Silent())
+
+    def chosen(number: int) -> list[int]:
+        generator = seeding.generator(seed, "selection", round=number)
+        return select(clients.present(), count=clients_a_round(experiment), generator=generator)
+
+    def certainty_weights(ids: Sequence[int]) -> Tensor:
+        return torch.softmax(federation.scorer.log_scores(state.certificates, ids), dim=0).float()
+
+    wait(task.device)
+    precision = "bf16" if compute.precision is torch.bfloat16 else "fp32"
+    return Fast(federation, state, own_parts, precision, chosen, certainty_weights, time.perf_counter() - began)
+
+
+def fast_player(fast: Fast) -> Player:
+    """Play rounds with fedaux's engine."""
+    state = fast.state
+
+    def play(number: int) -> tuple[Weights, Seconds]:
+        nonlocal state
+        assert state.round + 1 == number, "rounds are played in order"
+        device = fast.federation.task.device
+        wait(device)
+        began = time.perf_counter()
+        state, row = fast.federation.play_round(state)
+        wait(device)
+        return dict(state.weights[PROTOTYPE]), {**row["seconds"], "all": time.perf_counter() - began}
+
+    return play
+
+
+def plain_player(fast: Fast, experiment: Experiment, data: LabelledData, *, precision: str) -> Player:
+    """Play the same rounds with the plain loop, in torch's usual layout; certainty weights cost it nothing."""
+    task = fast.federation.task
+    federation = PlainFederation(
+        model=build_models(task)[PROTOTYPE].to(memory_format=torch.contiguous_format),  # type: ignore[call-overload]
+        prototype=PROTOTYPE,
+        method=METHODS[experiment.method[0]],
+        seed=experiment.seeds[0],
+        local=experiment.local,
+        distillation=experiment.distillation,
+        batch_size=experiment.evaluation.batch_size or 1024,
+        images=data.images,
+        labels=data.labels,
+        parts=[torch.from_numpy(part).to(task.device) for part in fast.parts],
+        distill_images=task.distill_images.contiguous(),
+        test_images=task.test_images.contiguous(),
+        test_labels=task.test_labels,
+        certainty_weights=fast.certainty_weights,
+        precision=precision,
+    )
+    weights = dict(fast.state.weights[PROTOTYPE])
+
+    def play(number: int) -> tuple[Weights, Seconds]:
+        nonlocal weights
+        weights, seconds = federation.play_round(weights, number=number, chosen=fast.chosen(number))
+        return weights, {**seconds, "all": sum(seconds.values())}
+
+    return play
+
+
+def differences(settings: Settings, fast: Fast, data: LabelledData, auxiliary: Tensor) -> dict[str, float]:
+    """Return how far the weights after the first round are apart in single precision, without TF32 or shortcuts.
+
+    max_difference is the largest of any weight; relative_difference is the norm of all differences over the norm of
+    what the round changed.
+    """
+    exact = replace(settings, precision="fp32", negligible_weight=0.0)
+    experiment = experiment_of(exact, device=data.images.device)
+    on_gpu = data.images.device.type == "cuda"
+    with full_single_precision():
+        if on_gpu or fast.precision != "fp32" or settings.negligible_weight > 0:  # graphs of a GPU keep their precision
+            fast = fast_federation(experiment, data, auxiliary)
+        expected, _ = plain_player(fast, experiment, data, precision="fp32")(1)
+        found, _ = fast_player(fast)(1)
+    before = fast.state.weights[PROTOTYPE]
+    names = [name for name, tensor in before.items() if tensor.is_floating_point()]
+    apart = torch.cat([(expected[name] - found[name]).double().flatten() for name in names])
+    moved = torch.cat([(expected[name] - before[name]).double().flatten() for name in names])
+    return {"max_difference": float(apart.abs().max()), "relative_difference": float(apart.norm() / moved.norm())}
