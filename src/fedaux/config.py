@@ -384,6 +384,8 @@ class Output(Section):
 
     directory: str | None = None
     """The run directory; runs/NAME when not given."""
+    tensorboard: bool = False
+    """Whether TensorBoard's event files are written besides, into its folder `tensorboard`; extra `tensorboard`."""
 
 
 class ExperimentFields(Section):

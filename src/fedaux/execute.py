@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import fedaux
-from fedaux import checks, plugins, seeding
+from fedaux import checks, plugins, seeding, tensorboard
 from fedaux.clients import Weights
 from fedaux.compute import Compute, compute_for
 from fedaux.config import Experiment
@@ -66,6 +66,7 @@ def run(
     Raises ConfigError or ValueError before anything is written where the experiment cannot be run.
     """
     checks.check(experiment)
+    tensorboard.check(experiment)
     device = choose_device(experiment.engine.device)
     if experiment.engine.threads is not None:
         torch.set_num_threads(experiment.engine.threads)
@@ -81,12 +82,13 @@ def run(
         save_json(path / "split.json", split_tables(experiment, data))
         directory.write_metrics()
         directory.write_ledger()
-        work = Work(experiment, directory, data, auxiliary, watcher or Silent(), compute)
-        for method, seed in directory.cells():
-            try:
-                work.finish(method, seed)
-            except torch.cuda.OutOfMemoryError as error:
-                raise ValueError(out_of_memory(experiment, method, seed)) from error
+        with tensorboard.watching(directory, watcher or Silent()) as watching:
+            work = Work(experiment, directory, data, auxiliary, watching, compute)
+            for method, seed in directory.cells():
+                try:
+                    work.finish(method, seed)
+                except torch.cuda.OutOfMemoryError as error:
+                    raise ValueError(out_of_memory(experiment, method, seed)) from error
         directory.write_metrics()
         summary = write_summary(directory)
         write_report(path)
