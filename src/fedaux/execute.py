@@ -17,7 +17,7 @@ from torch import Tensor
 
 import fedaux
 from fedaux import checks, plugins, seeding, tensorboard
-from fedaux.clients import Weights
+from fedaux.clients import Clients, Weights
 from fedaux.compute import Compute, compute_for
 from fedaux.config import Experiment
 from fedaux.data import LabelledData, load_auxiliary, load_labelled, split_auxiliary, split_dirichlet
@@ -67,23 +67,63 @@ def run(
     """
     checks.check(experiment)
     tensorboard.check(experiment)
-    device = choose_device(experiment.engine.device)
+    device = prepare_device(experiment)
+    data = load_labelled(experiment.data).to(device)
+    return carry_out(
+        experiment,
+        data,
+        simulated(experiment, data),
+        path=run_path(experiment, out),
+        resume=resume,
+        watcher=watcher or Silent(),
+        tables=lambda: split_tables(experiment, data),
+    )
+
+
+def simulated(experiment: Experiment, data: LabelledData) -> Callable[[Task], Clients]:
+    """Return what makes the simulated clients of a task."""
+    return lambda task: SimulatedClients(task, data.images, data.labels, split_for(experiment, data, task.seed))
+
+
+def prepare_device(experiment: Experiment) -> torch.device:
+    """Return the device to work on, with torch set up as the experiment says."""
     if experiment.engine.threads is not None:
         torch.set_num_threads(experiment.engine.threads)
-    data = load_labelled(experiment.data).to(device)
-    auxiliary = load_auxiliary(experiment.auxiliary).to(device)
+    return choose_device(experiment.engine.device)
+
+
+def run_path(experiment: Experiment, out: Path | str | None) -> Path:
+    """Return the run directory: as asked for, as the experiment says, or runs/NAME."""
+    return Path(out or experiment.output.directory or Path("runs") / experiment.name)
+
+
+def carry_out(
+    experiment: Experiment,
+    data: LabelledData,
+    clients: Callable[[Task], Clients],
+    *,
+    path: Path,
+    resume: bool,
+    watcher: Watcher,
+    tables: Callable[[], Mapping[str, Any]] | None = None,
+) -> Result:
+    """Run every method and seed with whatever clients there are; of `data` the server sees test data and classes.
+
+    `tables` tells who holds what, where anybody knows.
+    """
+    auxiliary = load_auxiliary(experiment.auxiliary).to(data.test_images.device)
     checks.check_data(experiment, data, auxiliary)
-    compute = compute_for(experiment.engine, device, experiment.data)
-    path = Path(out or experiment.output.directory or Path("runs") / experiment.name)
+    compute = compute_for(experiment.engine, auxiliary.device, experiment.data)
     if resume:
         plugins.check_same(path)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
         save_json(path / "environment.json", environment(compute))
-        save_json(path / "split.json", split_tables(experiment, data))
+        if tables is not None:
+            save_json(path / "split.json", tables())
         directory.write_metrics()
         directory.write_ledger()
-        with tensorboard.watching(directory, watcher or Silent()) as watching:
-            work = Work(experiment, directory, data, auxiliary, watching, compute)
+        with tensorboard.watching(directory, watcher) as watching:
+            work = Work(experiment, directory, data, auxiliary, watching, compute, clients)
             for method, seed in directory.cells():
                 try:
                     work.finish(method, seed)
@@ -106,10 +146,12 @@ class Work:
         auxiliary: Tensor,
         watcher: Watcher,
         compute: Compute | None = None,
+        clients: Callable[[Task], Clients] | None = None,
     ) -> None:
         self._experiment = experiment
         self._directory = directory
         self._compute = compute or compute_for(experiment.engine, auxiliary.device, experiment.data)
+        self._clients = clients or simulated(experiment, data)
         self._data = data
         self._auxiliary = auxiliary
         self._content = content_digest(auxiliary)
@@ -118,12 +160,11 @@ class Work:
     def finish(self, method: str, seed: int) -> None:
         """Bring one method and seed from wherever it stands to its last round."""
         directory, rounds = self._directory, self._experiment.rounds
-        progress = directory.load(method, seed, device=str(self._data.images.device))
+        progress = directory.load(method, seed, device=str(self._auxiliary.device))
         if progress is not None and progress.state.round >= rounds and not self._lacks_scores(method, seed):
             return
         task = self.task(method, seed)
-        parts = split_for(self._experiment, self._data, seed)
-        clients = SimulatedClients(task, self._data.images, self._data.labels, parts)
+        clients = self._clients(task)
         if progress is not None:
             clients.restore(progress.kept)
         else:
@@ -145,7 +186,7 @@ class Work:
             directory.append_metrics(row)
             if released:
                 directory.write_ledger()
-        if self._lacks_scores(method, seed):
+        if self._lacks_scores(method, seed) and progress.state.certificates:
             tensors, metadata = describe_scores(federation, progress.state)
             save_tensors(directory.path / "scores.safetensors", tensors, metadata=metadata)
         write_summary(directory)
@@ -157,7 +198,7 @@ class Work:
             negatives_fraction=self._experiment.auxiliary.negatives_fraction,
             generator=seeding.generator(seed, "auxiliary split"),
         )
-        channels, height, width = self._data.images.shape[1:]
+        channels, height, width = self._data.test_images.shape[1:]
         placed = self._compute.place_inputs
         return Task(
             experiment=self._experiment,

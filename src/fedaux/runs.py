@@ -224,11 +224,7 @@ def _locked(path: Path) -> IO[str]:
 
 def _refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -> None:
     """Raise ConfigError naming the keys in which a run and the experiment that wants to continue it differ."""
-    ignored = {"output", "engine"}
-    old, new = (
-        flatten({key: value for key, value in experiment.to_dict().items() if key not in ignored})
-        for experiment in (stored, given)
-    )
+    old, new = (flatten(experiment.essentials()) for experiment in (stored, given))
     different = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     if different:
         raise ConfigError(
