@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class TrainRequest:
     seed: int
     extractors: Mapping[str, Weights] = field(default_factory=dict)
     """h0, where heads alone are trained on its features; clients have it since the preparation phase."""
-    wire: str = "fp32"
+    wire: Literal["fp32", "fp16"] = "fp32"
     """The precision in which weights travel, both ways."""
 
     def num_bytes(self, prototype: str) -> int:

@@ -383,7 +383,7 @@ class Federation(Section):
     """A real federation over Flower: whom the server waits for, and what it sends."""
 
     wire: Literal["fp32", "fp16"] = "fp32"
-    """Precision in which weights cross the network; fp16 halves the messages of a round, and simulations round alike."""
+    """Precision in which weights cross the network; fp16 halves the messages of a round, and simulations round too."""
     deadline: Positive = 600.0
     """Seconds a client has for an answer; then the round goes on without it."""
     wait_for: Count | None = None

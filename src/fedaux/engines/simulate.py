@@ -45,6 +45,10 @@ class SimulatedClients:
         """Return the clients that hold examples."""
         return [client for client, part in enumerate(self._parts) if len(part) > 0]
 
+    def num_examples(self, client: int) -> int:
+        """Return n_i."""
+        return len(self._parts[client])
+
     def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
         """Release each client's certainty vector."""
         mechanism = MECHANISMS[request.certainty.mechanism](request.certainty)
