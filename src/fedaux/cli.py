@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fedaux import __version__
 from fedaux.config import ConfigError, Experiment
+from fedaux.federate.commands import app as federate
 from fedaux.mistakes import inspect
 from fedaux.reading import find_recipe, read_recipe
 
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(federate, name="federate")
 
 Recipe = Annotated[
     str, typer.Argument(help="A TOML file, or the name of a recipe that ships with fedaux.", metavar="RECIPE")
