@@ -113,9 +113,10 @@ def test_nothing_is_overwritten_and_names_are_checked(tmp_path: Path) -> None:
         ({"clients": 0}, "--clients 0: should be at least 1"),
         ({"port": 70000}, "--port 70000: should be"),
     ]
+    settings: dict[str, Any] = {"recipe": "demo", "clients": 2, "trial": True}
     for changes, reason in wrong:
         with pytest.raises(ValueError, match=reason):
-            write_folder(tmp_path / "new", **{"recipe": "demo", "clients": 2, "trial": True} | changes)
+            write_folder(tmp_path / "new", **(settings | changes))
     with pytest.raises(ValueError, match="should be a letter, then"):
         write_folder(tmp_path / "3_hospitals", recipe="demo", clients=2, trial=True)
     assert [path.name for path in tmp_path.iterdir()] == ["used"]

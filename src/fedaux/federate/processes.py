@@ -149,7 +149,7 @@ def become_node(command: Sequence[str], *, state: Path) -> NoReturn:
     """Become a SuperNode whose work is done by this installation of fedaux, never by code that it is sent."""
     commands = write_commands(state / "commands")
     # Not a child: whoever stops this process, stops the node.
-    os.execve(command[0], command, environment(state / "flower", first=[commands]))
+    os.execve(command[0], list(command), environment(state / "flower", first=[commands]))
 
 
 def write_commands(folder: Path) -> Path:
