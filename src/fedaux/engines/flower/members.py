@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import httpx
 from cryptography.hazmat.primitives import serialization
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -184,6 +185,9 @@ def pulled(grid: Grid, pending: Mapping[str, int]) -> dict[str, Message | str]:
     """Return the answers that have come, by the message they answer: with content, or why there is none."""
     try:
         replies = list(grid.pull_messages(list(pending)))
+    except httpx.HTTPError as error:  # between this process and the SuperLink; the deadline says how long to try
+        LOGGER.warning("answers cannot be fetched now (%s)", error)
+        return {}
     except Exception as error:
         if len(pending) == 1:  # this one cannot be read, and never will be
             LOGGER.warning("an answer cannot be read", exc_info=error)
