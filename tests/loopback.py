@@ -77,7 +77,7 @@ class LoopbackGrid(Grid):
                 continue
             context = Context(0, node, {"fedaux": str(self.files[node])}, RecordDict(), {})
             reply = through_bytes(app(through_bytes(message), context))
-            replies.append(self.change.get(node, lambda same: same)(reply))
+            replies.append(self.change[node](reply) if node in self.change else reply)
         return replies
 
 

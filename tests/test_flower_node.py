@@ -78,7 +78,7 @@ def test_a_stored_release_is_given_again_and_costs_nothing(tmp_path: Path) -> No
     assert stored is not None
     assert torch.equal(stored[0], vector)
     assert stored[1] == entry()
-    with pytest.raises(Refusal, match="this node's budget is 0.6"):
+    with pytest.raises(Refusal, match=r"this node's budget is 0\.6"):
         own.store_release("b" * 64, vector, entry())
     assert len(own.entries()) == 1
     assert own.stored_release("b" * 64) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -136,10 +137,11 @@ class Federation:
         return list(json.loads(files[0].read_text())["spent"]) if files else []
 
     def kill(self, name: str) -> None:
-        """End a process and all that it started, with SIGKILL."""
+        """End a process and all that it started, each by its id, with SIGKILL."""
         process = self.processes.pop(name)
-        # All of them have the process group of the one that was started here, and no other process has it.
-        os.killpg(process.pid, signal.SIGKILL)
+        for number in [process.pid, *descendants(process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
         process.wait(30)
 
     def logs(self) -> str:
@@ -167,6 +169,23 @@ class Federation:
                 start_new_session=True,
                 env={**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "FEDAUX_CACHE": "", **(env or {})},
             )
+
+
+def descendants(number: int) -> list[int]:
+    """Return the processes that a process has started, and theirs; Flower gives some of them sessions of their own."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(folder.name))
+    found: list[int] = []
+    waiting = [number]
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            found.append(child)
+            waiting.append(child)
+    return found
 
 
 def free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 
@@ -32,15 +33,11 @@ class CountingProxy:
                 threading.Thread(target=self._pass, args=(source, sink, way), daemon=True).start()
 
     def _pass(self, source: socket.socket, sink: socket.socket, way: str) -> None:
-        try:
+        with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 with self._lock:
                     setattr(self, way, getattr(self, way) + len(data))
                 sink.sendall(data)
-        except OSError:
-            pass
         for end in (source, sink):
-            try:
+            with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass

@@ -1,24 +1,28 @@
 """What a test puts into a node's Python to make it misbehave: FEDAUX_FAULT says how. Nothing of fedaux knows of it."""
 
+from __future__ import annotations
+
 import os
 import sys
+from typing import Any
 
 FAULT = os.environ.get("FEDAUX_FAULT", "")
 
-if FAULT and "fedaux.federate.clientapp" in sys.orig_argv:
+if FAULT and {"fedaux.federate.clientapp", "fedaux.federate.warm"} & set(sys.orig_argv):
     import json
     import time
 
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
     from flwr.clientapp import ClientApp
 
-    honest = ClientApp.__call__
+    app: Any = ClientApp
+    honest = app.__call__
 
-    def misbehave(self, message, context):
+    def misbehave(self: Any, message: Any, context: Any) -> Any:
         training = message.metadata.message_type == "train"
         if training and FAULT in {"slow", "silent"}:
             time.sleep(3600)
-        reply = honest(self, message, context)
+        reply: Any = honest(self, message, context)
         if not training or "weights" not in reply.content:
             return reply
         arrays, said = dict(reply.content["weights"]), json.loads(reply.content["answer"]["text"])
@@ -33,4 +37,4 @@ if FAULT and "fedaux.federate.clientapp" in sys.orig_argv:
         reply.content = RecordDict({"weights": ArrayRecord(arrays), "answer": ConfigRecord({"text": json.dumps(said)})})
         return reply
 
-    ClientApp.__call__ = misbehave
+    app.__call__ = misbehave
