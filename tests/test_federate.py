@@ -10,6 +10,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import MutableMapping
 from datetime import UTC, datetime, timedelta
@@ -390,6 +391,53 @@ def test_the_client_process_never_touches_the_app_it_is_sent() -> None:
     assert all(getattr(stand_in, name) is not getattr(runtime, name) for name in REPLACED)
     with pytest.raises(RuntimeError, match="has no install_from_fab"):
         guard(SimpleNamespace())
+
+
+PROGRAM = """
+import os, subprocess, sys, time
+from pathlib import Path
+from fedaux.federate import processes, warm
+folder = processes.write_commands(Path("commands"))
+cold = subprocess.run([folder / "flwr-clientapp", "--help"], capture_output=True, text=True)
+assert cold.returncode == 0 and "Run a Flower ClientApp" in cold.stdout, cold
+own = os.environ | warm.start(Path(sys.argv[1]))
+print(own["FEDAUX_WARM"])
+said = []
+for arguments in (["--help"], ["--no-such-option"], ["--help"]):
+    began = time.monotonic()
+    done = subprocess.run([folder / "flwr-clientapp", *arguments], env=own, capture_output=True, text=True)
+    print(done.returncode, round(time.monotonic() - began, 3))
+    said.append(done.stdout + done.stderr)
+assert said[0] == said[2] == cold.stdout
+assert "flwr-clientapp: error: " in said[1], said[1]
+arguments = ["--insecure", "--token", "x", "--runtime-api-address", "192.0.2.1:9"]
+hanging = subprocess.Popen([folder / "flwr-clientapp", *arguments], env=own, stderr=subprocess.DEVNULL)
+def forks():
+    warm_processes = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [f for p in warm_processes for f in Path(f"/proc/{p}/task/{p}/children").read_text().split()]
+while not forks():
+    time.sleep(0.05)
+hanging.kill(); hanging.wait()
+ends = time.monotonic() + 20
+while forks():
+    assert time.monotonic() < ends, "the fork outlives the process that asked"
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_a_warm_process_answers_like_a_new_one_and_ends_with_its_node(node: Path, tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(node)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    socket, *answers = done.stdout.splitlines()
+    assert [answer.split()[0] for answer in answers] == ["0", "2", "0"]
+    ends = time.monotonic() + 20
+    while Path(socket).parent.exists():
+        assert time.monotonic() < ends, "the warm process outlives the node"
+        time.sleep(0.1)
 
 
 def test_flower_is_kept_quiet_unless_the_user_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

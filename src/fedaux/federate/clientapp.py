@@ -6,6 +6,7 @@ policy would then be worth as much as the server's good will.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,7 @@ def main() -> None:
     from flwr.supernode.runtime import run_clientapp
 
     guard(run_clientapp)
+    sys.argv[0] = "flwr-clientapp"
     flwr_clientapp()
 
 

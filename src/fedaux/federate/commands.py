@@ -148,7 +148,7 @@ def node(
         key=key or file.parent / "node.key",
         port=port,
     )
-    processes.become_node(command, state=Path(loaded.state))
+    processes.become_node(command, file=file, state=Path(loaded.state))
 
 
 @app.command()

@@ -17,16 +17,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fedaux.federate import asking, warm
+
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
 }
-"""What keeps Flower and Ray from calling home and from installing software; what the user has set already, stands."""
+"""What keeps Flower and Ray from calling home, from installing software, and from idling between message and task; what
+the user has set already, stands."""
 
-TASKS = {"flwr-clientapp": "fedaux.federate.clientapp"}
-"""Commands by which Flower starts what a message asks for, and the module that takes their place at a node."""
+TASK = "flwr-clientapp"
+"""The command by which Flower answers a message; at a node, fedaux takes its place."""
 REFUSED_TASKS = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "flwr-simulation")
 
 Scope = MutableMapping[str, Any]
@@ -145,18 +149,18 @@ def node_command(file: Path, *, superlink: str, certificate: Path, key: Path, po
     ]
 
 
-def become_node(command: Sequence[str], *, state: Path) -> NoReturn:
+def become_node(command: Sequence[str], *, file: Path, state: Path) -> NoReturn:
     """Become a SuperNode whose work is done by this installation of fedaux, never by code that it is sent."""
     commands = write_commands(state / "commands")
+    own = environment(state / "flower", first=[commands]) | warm.start(file.resolve())
     # Not a child: whoever stops this process, stops the node.
-    os.execve(command[0], list(command), environment(state / "flower", first=[commands]))
+    os.execve(command[0], list(command), own)
 
 
 def write_commands(folder: Path) -> Path:
     """Write the commands that take the place of Flower's own at a node; return their folder, for the front of PATH."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    start = f'#!/bin/sh\nexec "{sys.executable}" -P -m'
-    scripts = {name: f'{start} {module} "$@"\n' for name, module in TASKS.items()}
+    scripts = {TASK: f'#!/bin/sh\nexec "{sys.executable}" -I -S "{asking.__file__}" "$@"\n'}
     refusal = "a fedaux node does the work of its own installation alone: refused"
     scripts |= {name: f'#!/bin/sh\necho "{name}: {refusal}" >&2\nexit 1\n' for name in REFUSED_TASKS}
     for name, text in scripts.items():
