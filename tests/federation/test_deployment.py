@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image, ImageDraw
 
 from federation.harness import free_port, listens, wait_for
 
@@ -171,10 +176,30 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def own_address() -> str:
+    """Return an address of this machine that is not loopback: to the server it looks like another machine's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        return str(probe.getsockname()[0])
+
+
+def status_of(reader: Reader, path: str, *, source: str) -> int:
+    """Return how the server answers a request that comes from an address of this machine."""
+    authority = reader.machine("server") / "hospitals/certificates/ca.crt"
+    context = ssl.create_default_context(cafile=str(authority))
+    connection = HTTPSConnection("127.0.0.1", reader.port("8000"), context=context, source_address=(source, 0))
+    connection.request("POST", path)
+    return connection.getresponse().status
+
+
 def test_three_hospitals(reader: Reader) -> None:
+    for number in range(1, 5):
+        reader.follow(section(f"{number}. "))
     began = time.monotonic()
-    for number in range(1, 6):
-        said = reader.follow(section(f"{number}. "))
+    said = reader.follow(section("5. "))
     seconds = time.monotonic() - began
     server = reader.machine("server")
     run = server / "hospitals/runs/hospitals"
@@ -196,6 +221,15 @@ def test_three_hospitals(reader: Reader) -> None:
         assert len(json.loads(next(hospital.rglob("ledger.json")).read_text())["spent"]) == 1
     assert not list(server.rglob("node.key"))
 
+    for path, open_to_all in {
+        "control/register-node": False,
+        "control/start-run": False,
+        "fleet/pull-messages": True,
+    }.items():
+        local, other = (status_of(reader, f"/v1/{path}", source=source) for source in ("127.0.0.1", own_address()))
+        assert local != 403
+        assert (other != 403) is open_to_all, path
+
     # The server is stopped and started again: nodes come back by themselves, and nothing is done twice.
     before = [next(reader.machine(f"hospital {n}").rglob("ledger.json")).read_text() for n in HOSPITALS]
     command = reader.stop("link")
@@ -204,3 +238,56 @@ def test_three_hospitals(reader: Reader) -> None:
     assert rows_of(run)[-1]["round"] == 5
     assert [next(reader.machine(f"hospital {n}").rglob("ledger.json")).read_text() for n in HOSPITALS] == before
     assert all((reader.machine(f"hospital {n}") / "state-backup.tar.gz").exists() for n in HOSPITALS)
+
+
+def test_own_data_and_noise_that_protects(reader: Reader) -> None:
+    pytest.importorskip("opendp")
+    reader.follow(section("With your own data"))
+    server = reader.machine("server")
+    for number, shapes in enumerate((["ellipse"], ["rectangle"], ["ellipse", "rectangle"])):
+        images = reader.machine(f"hospital {number}") / "images"
+        draw_folders(images, shapes, size=60, seed=number)
+        file = server / f"clinics/nodes/node-{number}.toml"
+        file.write_text(file.read_text().replace("/path/to/your/images", str(images)))
+    draw_folders(server / "clinics/test_images", ["ellipse", "rectangle"], size=40, seed=10)
+    draw_folders(server / "clinics/public_images", ["ellipse", "rectangle"], size=100, seed=11)
+
+    # "The rest is as above."
+    above = "".join(section(f"{number}. ") for number in range(1, 6)).replace("hospitals", "clinics")
+    said = reader.follow(above.replace("8000", "8010").replace("fedaux federate init clinics", "true"))
+    run = server / "clinics/runs/clinics"
+    assert "Budget: ε = 0.1 at δ = 1e-05" in said
+    assert "NOT PRIVATE" not in said
+    assert [row["clients_answered"] for row in rows_of(run)] == [[0, 1, 2]] * 2
+    entries = json.loads((run / "ledger.json").read_text())["entries"]
+    assert [(entry["client"], entry["noise"], entry["epsilon"]) for entry in entries] == [
+        (client, "secure", 0.1) for client in HOSPITALS
+    ]
+
+
+def draw_folders(folder: Path, shapes: list[str], *, size: int, seed: int) -> None:
+    """Make images of shapes, a folder a shape."""
+    lots = random.Random(seed)
+    for shape in shapes:
+        (folder / shape).mkdir(parents=True)
+        for number in range(size):
+            image = Image.new("L", (16, 16), lots.randrange(40))
+            left, top, side = lots.randrange(1, 6), lots.randrange(1, 6), lots.randrange(6, 9)
+            getattr(ImageDraw.Draw(image), shape)((left, top, left + side, top + side), outline=255, fill=200)
+            image.save(folder / shape / f"{number}.png")
+
+
+def test_a_hundred_clients_in_flowers_simulation(reader: Reader) -> None:
+    pytest.importorskip("ray")
+    reader.follow(section("Many clients on one machine"))
+    reader.run(
+        "fedaux run hundred/app/recipe.toml --set rounds=1 --set engine.clients_at_once=1 --out simulated", "server"
+    )
+    (federated,), (simulated,) = (
+        rows_of(reader.machine("server") / name) for name in ("hundred/runs/hundred", "simulated")
+    )
+    assert len(federated["clients_asked"]) == 100
+    assert federated["clients_answered"] == simulated["clients_answered"]
+    assert len(federated["clients_answered"]) > 50
+    for key in ("accuracy", "loss", "local_loss"):
+        assert federated[key] == simulated[key], key
