@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
 
 import fedaux
 from fedaux import checks, plugins, seeding, tensorboard
+from fedaux.certainty import Public
 from fedaux.clients import Clients, Weights
 from fedaux.compute import Compute, compute_for
 from fedaux.config import Experiment
@@ -173,6 +175,7 @@ class Work:
                 clients,
                 extractor=self.extractor(task),
                 watcher=self._watcher,
+                settle=lambda public: self._settled(public, seed),
             )
             progress = Progress(state, preparation, [])
             directory.save(method, seed, progress)
@@ -235,6 +238,14 @@ class Work:
             )
 
         return extract
+
+    def _settled(self, public: dict[str, Public], seed: int) -> dict[str, Public]:
+        """Return the public map that was made first in this run: methods of a seed share it, and so their releases."""
+        file = self._directory.path / "public" / f"seed{seed}.safetensors"
+        if not file.exists():
+            save_tensors(file, {f"{name}/{key}": tensor for name, own in public.items() for key, tensor in own.items()})
+        stored = load_file(file, device=str(self._auxiliary.device))
+        return {name: {key: stored[f"{name}/{key}"] for key in own} for name, own in public.items()}
 
     def _lacks_scores(self, method: str, seed: int) -> bool:
         """Whether the scores picture is still to be made, and from this method and seed."""

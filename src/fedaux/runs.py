@@ -2,6 +2,7 @@
 
     config.toml  environment.json  metrics.jsonl  ledger.json  summary.json  split.json  scores.safetensors  report.html
     pretrained/       h0 of each prototype and seed
+    public/           what clients were sent of each seed for their releases, besides h0
     cells/METHOD-seedN/   one method and seed: state.json names the checkpoint that counts
         memory/ kept/     a file a client: its last predictions, what it keeps between rounds
 
