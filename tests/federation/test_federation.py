@@ -31,7 +31,7 @@ def recipe(**changes: Any) -> dict[str, Any]:
         "name": "tiny",
         "seeds": [0],
         "split": {"num_clients": 3, "alpha": 1.0},
-        "federation": {"wait_seconds": 120.0, "deadline": 200.0},
+        "federation": {"wait_seconds": 400.0, "deadline": 300.0},
         "engine": {"clients_at_once": 1},
     }
     return merged(merged(TINY, base), changes)
@@ -89,7 +89,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     settings = recipe(
         rounds=4,
         split={"num_clients": 4, "alpha": 1.0},
-        federation={"deadline": 60.0, "wait_for": 3, "wait_seconds": 120.0},
+        federation={"deadline": 60.0, "wait_for": 3, "wait_seconds": 400.0},
     )
     with Federation(tmp_path_factory.mktemp("troubled") / "trial", settings) as federation:
         federation.start(but=(1, 2, 3))
