@@ -10,6 +10,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import MutableMapping
@@ -37,7 +38,7 @@ from fedaux.federate.checking import _score_entry, check_node
 from fedaux.federate.folder import port_of, write_folder
 from fedaux.federate.keys import write_certificates, write_node_key
 from fedaux.federate.status import NodeBoard
-from fedaux.federate.watch import read_status, view
+from fedaux.federate.watch import read_status, view, watch
 from fedaux.reading import load_experiment
 
 ROOT = Path(__file__).parents[1]
@@ -528,6 +529,29 @@ def test_many_answers_are_not_as_many_files(tmp_path: Path, monkeypatch: pytest.
     for client in range(100):
         board.answered(client)
     assert 1 <= len(written) < 50
+
+
+def test_watch_goes_on_until_the_run_ends(tmp_path: Path) -> None:
+    board = NodeBoard(tmp_path, num_clients=2, rounds=3)
+    shown = StringIO()
+    looking = threading.Thread(
+        target=watch,
+        args=(tmp_path, Console(file=shown, force_terminal=True, width=120)),
+        kwargs={"once": False, "every": 0.05},
+    )
+    looking.start()
+    board.seen(0, name="north")
+    board.asked([0], what="train", round=1)
+    time.sleep(0.3)
+    assert looking.is_alive()
+    board.answered(0)
+    board.finished()
+    looking.join(20)
+    assert not looking.is_alive()
+    text = shown.getvalue()
+    assert "train 1" in text
+    assert "finished" in text
+    assert text.index("busy") < text.rindex("finished")
 
 
 def test_watch_says_what_it_cannot_read(tmp_path: Path) -> None:
