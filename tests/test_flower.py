@@ -318,3 +318,40 @@ def test_an_error_at_a_node_says_nothing_of_its_disk(tmp_path: Path) -> None:
     federate(experiment, LoopbackGrid(files), path=tmp_path / "run", resume=False)
     (row,) = rows_of(tmp_path / "run")
     assert row["clients_dropped"] == {"1": "the node failed; its log says why"}
+
+
+def test_a_recipe_may_say_whose_key_is_whose(tmp_path: Path) -> None:
+    from flwr.proto.node_pb2 import NodeInfo
+
+    keys = [key_pair(), key_pair()]
+    experiment = federated(
+        rounds=1,
+        method=["fedavg"],
+        split={"num_clients": 2},
+        federation={"nodes": [text for text, _ in keys], "wait_seconds": 1.0},
+    )
+    files = write_nodes(tmp_path / "nodes", experiment)
+
+    class Keyed(LoopbackGrid):
+        def get_nodes(self) -> Any:
+            return [NodeInfo(node_id=node, public_key=pem) for node, pem in self.keys.items()]
+
+        keys: dict[int, bytes]
+
+    grid = Keyed(files)
+    grid.keys = {1000: keys[0][1], 1001: key_pair()[1]}  # the second node has the right number and another key
+    federate(experiment, grid, path=tmp_path / "run", resume=False)
+    (row,) = rows_of(tmp_path / "run")
+    assert row["clients_answered"] == [0]
+    assert row["clients_absent"] == [1]
+
+
+def key_pair() -> tuple[str, bytes]:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+    return f"{line} somebody", key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )

@@ -258,3 +258,67 @@ def test_a_ledger_is_plain_json(tmp_path: Path) -> None:
     ledger = json.loads((tmp_path / "state" / "client-00003" / "ledger.json").read_text())
     assert ledger["spent"][0]["entry"]["epsilon"] == 0.5
     assert ledger["spent"][0]["file"] == f"release-{'a' * 64}.safetensors"
+
+
+def write_images(path: Path, labels: list[int]) -> None:
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (len(labels), 1, 8, 8), dtype=torch.uint8, generator=generator)
+    save_file({"images": images, "labels": torch.tensor(labels)}, path)
+
+
+def test_a_node_trains_on_all_it_has_and_a_server_tests_on_all_it_has(tmp_path: Path) -> None:
+    from fedaux.checks import problems_of
+    from fedaux.config import Data
+    from fedaux.data import load_own, load_test
+
+    write_images(tmp_path / "own.safetensors", [0, 1, 1, 2])
+    own = load_own(Data(source="tensors", path=str(tmp_path / "own.safetensors"), image_size=4))
+    assert own.labels.tolist() == [0, 1, 1, 2]
+    assert own.images.shape == (4, 1, 4, 4)
+    assert len(own.test_labels) == 0
+    folder = tmp_path / "test"
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        from PIL import Image
+
+        Image.new("L", (8, 8)).save(folder / name / "a.png")
+    section = Data(source="folder", test=str(folder))
+    held = load_test(section)
+    assert held.classes == ("cat", "dog")
+    assert held.test_labels.tolist() == [0, 1]
+    assert len(held.images) == 0
+    recipe = Experiment(data=section.model_dump(exclude_none=True, exclude_defaults=True))
+    assert problems_of(recipe, federated=True) == []
+    assert any(line.startswith("data.path: missing") for line in problems_of(recipe))
+    nothing = Experiment(data={"source": "folder"})
+    assert any(line.startswith("data.test: missing") for line in problems_of(nothing, federated=True))
+    silos = Experiment(data={"source": "folder", "clients": [str(folder)]}, split={"num_clients": 1})
+    assert any("each node names its own data" in line for line in problems_of(silos, federated=True))
+
+
+def test_classes_are_the_servers_by_name(tmp_path: Path) -> None:
+    from fedaux.config import Data
+    from fedaux.data import load_own
+    from fedaux.engines.flower.work import _numbered
+
+    write_images(tmp_path / "own.safetensors", [0, 2, 2])
+    data = load_own(Data(source="tensors", path=str(tmp_path / "own.safetensors")))
+    assert _numbered(data, ("2", "7", "0")).tolist() == [2, 0, 0]  # nobody holds a "1"
+    with pytest.raises(Refusal, match="holds 1 classes that the server's test data does not name"):
+        _numbered(data, ("0", "1"))
+
+
+def test_keys_are_compared_as_their_files_have_them(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    from cryptography.hazmat.primitives import serialization
+
+    from fedaux.engines.flower.members import key_of, same_key
+    from fedaux.federate.keys import write_node_key
+
+    public = write_node_key(tmp_path / "node.key", comment="ward 7").read_text()
+    key = serialization.load_ssh_public_key(public.encode())
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    assert key_of(pem) == same_key(public)
+    assert key_of(b"") == key_of(b"rubbish") == ""
