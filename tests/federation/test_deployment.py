@@ -29,7 +29,7 @@ pytestmark = pytest.mark.federation
 
 PAGE = (Path(__file__).parents[2] / "docs/deployment.md").read_text(encoding="utf-8")
 HOSPITALS = range(3)
-STEP = re.compile(r"^```(\w+)\n(.*?)^```$|^\| from \|.*?\n\|[-|]+\n((?:\|.*\n)+)", flags=re.S | re.M)
+STEP = re.compile(r"^```(\w+)\n(.*?)^```$|^\| from \|[^\n]*\n\|[-|]+\n((?:\|[^\n]*\n)+)", flags=re.S | re.M)
 
 
 def section(heading: str) -> str:
@@ -253,7 +253,7 @@ def test_own_data_and_noise_that_protects(reader: Reader) -> None:
     draw_folders(server / "clinics/public_images", ["ellipse", "rectangle"], size=100, seed=11)
 
     # "The rest is as above."
-    above = "".join(section(f"{number}. ") for number in range(1, 6)).replace("hospitals", "clinics")
+    above = "\n".join(section(f"{number}. ") for number in range(1, 6)).replace("hospitals", "clinics")
     said = reader.follow(above.replace("8000", "8010").replace("fedaux federate init clinics", "true"))
     run = server / "clinics/runs/clinics"
     assert "Budget: ε = 0.1 at δ = 1e-05" in said

@@ -141,6 +141,8 @@ def node(
     from fedaux.engines.flower.node import load_node
 
     loaded = load_node(file)
+    if loaded.privacy.noise == "secure":
+        processes.require_secure_noise()
     command = processes.node_command(
         file,
         superlink=superlink,

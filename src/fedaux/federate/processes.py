@@ -45,6 +45,12 @@ def require_flower() -> None:
         raise ValueError("a federation needs Flower: pip install 'fedaux[flower,privacy]'")
 
 
+def require_secure_noise() -> None:
+    """Raise ValueError where noise that protects cannot be drawn: better now than when the server asks for it."""
+    if find_spec("opendp") is None:
+        raise ValueError("privacy.noise = secure: needs OpenDP, pip install 'fedaux[privacy]'")
+
+
 def environment(home: Path, *, first: Sequence[Path] = ()) -> dict[str, str]:
     """Return the environment of a Flower process: quiet, with a home of its own, its commands found beside Python."""
     folders = [*map(str, first), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
