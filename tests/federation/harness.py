@@ -80,6 +80,22 @@ class Federation:
         ]
         self._start(f"node-{client}", command, env=env)
 
+    def restart_node(self, client: int, seconds: float = 300.0) -> None:
+        """Start a node that was killed. Flower takes the dead one for alive for a minute, and ends the new one."""
+        log = self.folder / f"node-{client}.log"
+        before = log.read_text(errors="replace").count("SuperNode ID")
+
+        def let_in() -> bool:
+            if log.read_text(errors="replace").count("SuperNode ID") > before:
+                return True
+            if self.processes[f"node-{client}"].poll() is not None:
+                time.sleep(5)
+                self.start_node(client)
+            return False
+
+        self.start_node(client)
+        wait_for(let_in, seconds, f"node {client} is let in again", self.logs)
+
     def start(self, *, but: tuple[int, ...] = ()) -> None:
         """Start everything: link, keys, nodes."""
         self.start_link()

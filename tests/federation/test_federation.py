@@ -162,7 +162,7 @@ def test_a_server_killed_twice_loses_nothing_and_spends_nothing_twice(tmp_path: 
         prepared = (federation.out / "cells" / "fedaux-seed0" / "state.json").exists()
         federation.kill("node-0")  # and a node is started anew at the same time
         federation.start_link()
-        federation.start_node(0)
+        federation.restart_node(0)
         federation.run(resume=True)
         federation.wait_for_rounds(1, PATIENCE)
         time.sleep(2)  # into the next round

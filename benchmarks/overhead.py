@@ -1,6 +1,6 @@
 """What a round of a real federation costs over the simulator, on loopback: ResNet-8, 20 MB a message.
 
-    python benchmarks/federation.py [--clients 3] [--rounds 4] [--wire fp32]
+    python benchmarks/overhead.py [--clients 3] [--rounds 4] [--wire fp32]
 
 Needs the extra flower. Processes, ports and folders are its own; the data is the embedded digits, few of them, so that
 hardly anything is computed and the rest can be seen.
