@@ -52,7 +52,7 @@ def rounds_of(path: Path) -> list[dict[str, Any]]:
 
 def median_of(rows: list[dict[str, Any]], phase: str) -> float:
     """Return the median seconds of a phase, without the first round."""
-    return statistics.median(row["seconds"][phase] for row in rows[1:] or rows)
+    return float(statistics.median(row["seconds"][phase] for row in rows[1:] or rows))
 
 
 def conversion() -> dict[str, float]:
@@ -99,9 +99,13 @@ def main() -> None:
             federation.run()
             federation.wait_for_end(1800)
             rows = federation.rows()
+            log = federation.run_log()
     real = median_of(rows, "train")
     print(f"clients {given.clients}, wire {given.wire}, {rows[0]['bytes_down'] / given.clients / 1e6:.1f} MB a message")
     print(f"train, simulator: {simulated:.2f} s a round; federation: {real:.2f} s; over it: {real - simulated:.2f} s")
+    for line in log.splitlines():
+        if "train: " in line and "the slowest client" in line:
+            print(f"  {line.partition('train: ')[2]}")
     for name, seconds in conversion().items():
         print(f"  records of 20 MB, {name}: {seconds:.3f} s")
     print(f"  loading torch, Flower and fedaux once: {start():.1f} s of a processor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -43,6 +44,7 @@ class Federation:
         self.out = folder / "runs" / recipe["name"]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports: dict[int, int] = {}
+        self.run_id = ""
 
     def change_node(self, client: int, changes: Mapping[str, Any]) -> None:
         """Change a node's configuration."""
@@ -107,7 +109,12 @@ class Federation:
     def run(self, *, resume: bool = False, changes: str = "") -> None:
         """Start a run; it goes on by itself."""
         config = f'resume={"true" if resume else "false"} set="{changes}"'
-        self.flwr("run", str(self.folder / "app"), self.folder.name, "--run-config", config)
+        said = self.flwr("run", str(self.folder / "app"), self.folder.name, "--run-config", config)
+        self.run_id = max(re.findall(r"\d{10,}", said), key=len)
+
+    def run_log(self) -> str:
+        """Return what the server's app has said."""
+        return self.flwr("log", self.run_id, self.folder.name, "--show")
 
     def flwr(self, *arguments: str) -> str:
         """Call Flower's command and return what it says."""

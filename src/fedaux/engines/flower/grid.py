@@ -40,6 +40,7 @@ class FlowerClients:
         self._reasons: dict[int, str] = {}
         self._have: dict[int, str] = {}
         self._widths: dict[str, int] = {}
+        self._worked: list[float] = []
         self.traffic = {"down": 0, "up": 0}
         """Bytes of the tensors and texts that were handed to Flower and came from it."""
 
@@ -143,7 +144,10 @@ class FlowerClients:
         board = self._members.board
         board.asked(list(contents), what=what, round=round)
         self.traffic["down"] += sum(records.size_of(content) for content in contents.values())
-        ends = time.monotonic() + seconds
+        began = time.monotonic()
+        ends = began + seconds
+        reading = 0.0
+        self._worked = []
         pending: dict[str, int] = {}
         nodes = {client: self._members.node(client) for client in contents}
         for client, content in contents.items():
@@ -156,9 +160,12 @@ class FlowerClients:
                 pending[str(pushed[0])] = client
             else:
                 self._give_up(client, "the message could not be sent")
+        sent = time.monotonic() - began
         pause = POLL_SECONDS[0]
         while pending and time.monotonic() < ends:
+            looked = time.monotonic()
             replies = pulled(self._members.grid, pending)
+            reading += time.monotonic() - looked if replies else 0.0
             for number, reply in replies.items():
                 client = pending.pop(number)
                 if isinstance(reply, str):
@@ -175,6 +182,11 @@ class FlowerClients:
             pause = POLL_SECONDS[0] if replies else min(1.5 * pause, POLL_SECONDS[1])
             if pending:
                 time.sleep(min(pause, max(0.0, ends - time.monotonic())))
+        waited, worked = time.monotonic() - began, max(self._worked, default=0.0)
+        LOGGER.info(
+            "%s: %.2f s in all; sent in %.2f s, answers fetched in %.2f s, the slowest client worked for %.2f s",
+            *(what, waited, sent, reading, worked),
+        )
         for client in pending.values():
             self._members.doubt(client)
             self._give_up(client, f"no answer within {seconds:g} s")
@@ -217,6 +229,8 @@ class FlowerClients:
             raise Unusable("states a loss that is no number")
         if request.local.privacy is not None:
             loss = None
+        if isinstance(said.get("seconds"), float):  # for the log alone
+            self._worked.append(said["seconds"])
         entry = entry_in(said, client=client, purpose=UPDATE) if "entry" in said else None
         weights = records.tensors(content.get("weights"), records.expected_of(sent), wire=request.wire)
         return Update(client, examples, {name: one.to(self._task.device) for name, one in weights.items()}, loss, entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], *, folder: Path | None = No
 
     Its keys: `recipe`, `out` (the run directory), `resume`, and `set`, changes such as "rounds=3; local.epochs=2".
     """
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    log_to_stdout()
     overrides = [one.strip() for one in str(run_config.get("set", "")).split(";") if one.strip()]
     experiment = load_experiment(_recipe(str(run_config.get("recipe", "")), folder), overrides=overrides)
     out = str(run_config.get("out", "")) or None
@@ -80,6 +81,16 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
     if watching.board is not None:
         watching.board.finished()
     return result
+
+
+def log_to_stdout() -> None:
+    """Let fedaux's own lines be seen: Flower passes this process's output on to `flwr run --stream` and `flwr log`."""
+    logger = logging.getLogger("fedaux")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("fedaux: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
 
 
 class Watching:
