@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 EXTRAS := $(VENV)/.extras
 
-.PHONY: demo test test-gpu benchmark check format clean
+.PHONY: demo test test-federation test-gpu benchmark check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, about a minute
 	rm -rf runs/demo
@@ -13,6 +13,9 @@ demo: $(READY)          ## the embedded demo: five methods, three seeds, about a
 
 test: $(EXTRAS)         ## the quick tests, those of the extras included
 	$(BIN)/python -m pytest -n 2
+
+test-federation: $(EXTRAS) ## federations of real processes on loopback: parity, faults, security, the deployment page
+	$(BIN)/python -m pytest -m federation
 
 test-gpu: $(EXTRAS)     ## what needs a CUDA GPU: the fast ways equal the plain loop there
 	$(BIN)/python -m pytest -m gpu
@@ -40,5 +43,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 $(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,privacy,dpsgd]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,privacy,dpsgd,tensorboard,flower,simulation]'
 	touch $@

@@ -122,7 +122,7 @@ def time_flower(task: PeerTask) -> list[float]:
     logging.getLogger("flwr").setLevel(logging.ERROR)  # which importing it has set
     device = task.images.device
     workers = min(task.participants, os.cpu_count() or 1)
-    resources = {"num_cpus": 1, "num_gpus": 1 / workers if device.type == "cuda" else 0.0}
+    resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1 / workers if device.type == "cuda" else 0.0}
     stamps: list[float] = []
     with TemporaryDirectory() as folder:
         path = str(Path(folder) / "task.safetensors")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from conftest import tiny
 
 from fedaux import seeding
-from fedaux.clients import Certificate, CertifyRequest, TrainRequest, Update, num_bytes
+from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, num_bytes
 from fedaux.compute import Compute
 from fedaux.config import Experiment
 from fedaux.data import load_auxiliary, load_labelled
@@ -42,6 +42,15 @@ class Wrapped:
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         yield from self.inner.train(clients, request)
+
+    def reasons(self) -> Mapping[int, str]:
+        return self.inner.reasons()
+
+    def kept(self) -> Mapping[int, Stamped]:
+        return self.inner.kept()
+
+    def restore(self, kept: Mapping[int, Stamped]) -> None:
+        self.inner.restore(kept)
 
 
 class Backwards(Wrapped):

@@ -19,8 +19,8 @@ from fedaux.models import MODELS, model_options
 from fedaux.pretrain import fitting_weights
 
 
-def problems_of(experiment: ExperimentFields) -> list[str]:
-    """Return a line for each unknown name, missing file and impossible size."""
+def problems_of(experiment: ExperimentFields, *, federated: bool = False) -> list[str]:
+    """Return a line for each unknown name, missing file and impossible size; `federated`: clients bring their data."""
     problems: list[str] = []
 
     def known(key: str, value: str, names: list[str]) -> bool:
@@ -44,7 +44,9 @@ def problems_of(experiment: ExperimentFields) -> list[str]:
     known("certainty.mechanism", experiment.certainty.mechanism, list(MECHANISMS))
     labelled = [name for name, source in SOURCES.items() if source.load_labelled]
     public = [name for name, source in SOURCES.items() if source.load_auxiliary]
-    if known("data.source", experiment.data.source, labelled) and not (missing := _missing_data(experiment.data)):
+    if known("data.source", experiment.data.source, labelled) and federated:
+        problems += _missing_test(experiment.data)
+    elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         problems += _size_problems(experiment)
     elif experiment.data.source in labelled:
         problems += missing
@@ -90,9 +92,9 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
     return problems
 
 
-def check(experiment: ExperimentFields) -> None:
+def check(experiment: ExperimentFields, *, federated: bool = False) -> None:
     """Raise ConfigError with everything `problems_of` finds."""
-    if problems := problems_of(experiment):
+    if problems := problems_of(experiment, federated=federated):
         raise ConfigError(problems)
 
 
@@ -181,6 +183,17 @@ def _missing_data(section: Data) -> list[str]:
     for path in section.clients:
         problems += _not_there("data.clients", section.source, path)
     return problems
+
+
+def _missing_test(section: Data) -> list[str]:
+    """Return what is wrong with the test data of a server whose clients have the rest."""
+    if section.clients:
+        return ["data.clients: in a federation each node names its own data; should be data.test alone"]
+    if not SOURCES[section.source].needs_path or section.path is not None:
+        return _missing_data(section)
+    if section.test is None:
+        return [f"data.test: missing; the server needs test data of its own, of the source {section.source}"]
+    return _not_there("data.test", section.source, section.test)
 
 
 def _size_problems(experiment: ExperimentFields) -> list[str]:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fedaux import __version__
 from fedaux.config import ConfigError, Experiment
+from fedaux.federate.commands import app as federate
 from fedaux.mistakes import inspect
 from fedaux.reading import find_recipe, read_recipe
 
@@ -29,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(federate, name="federate")
 
 Recipe = Annotated[
     str, typer.Argument(help="A TOML file, or the name of a recipe that ships with fedaux.", metavar="RECIPE")
@@ -64,6 +66,9 @@ def run(
         Path | None, typer.Option("--out", help="The run directory.", show_default="runs/NAME", metavar="DIR")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run where it stopped.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files: output.tensorboard=true.")
+    ] = False,
     overrides: Overrides = None,
     plugins: Plugins = None,
 ) -> None:
@@ -72,7 +77,8 @@ def run(
     Leaves a run directory with configuration, metrics, privacy ledger, checkpoints, summary and report. A run that was
     interrupted, in whatever way, continues with --resume and ends with the same figures.
     """
-    experiment = load(recipe, overrides or [], plugins=plugins)
+    wanted = ["output.tensorboard=true"] if tensorboard else []
+    experiment = load(recipe, [*(overrides or []), *wanted], plugins=plugins)
     from fedaux import display, execute
 
     console = Console()
@@ -90,6 +96,8 @@ def run(
     for line in [*display.dropped_lines(directory), *display.privacy_lines(directory)]:
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
+    if experiment.output.tensorboard:
+        console.print(f"Curves: tensorboard --logdir {directory / 'tensorboard'}", highlight=False, soft_wrap=True)
 
 
 @app.command()

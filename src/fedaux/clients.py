@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -64,10 +64,12 @@ class TrainRequest:
     seed: int
     extractors: Mapping[str, Weights] = field(default_factory=dict)
     """h0, where heads alone are trained on its features; clients have it since the preparation phase."""
+    wire: Literal["fp32", "fp16"] = "fp32"
+    """The precision in which weights travel, both ways."""
 
     def num_bytes(self, prototype: str) -> int:
         """Return the size of the message to a client of this prototype."""
-        return num_bytes(self.weights[prototype])
+        return num_bytes(self.weights[prototype], wire=self.wire)
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ class Update:
     loss: float | None
     entry: LedgerEntry | None = None
 
-    def num_bytes(self) -> int:
+    def num_bytes(self, *, wire: str = "fp32") -> int:
         """Return the size of the message."""
-        return num_bytes(self.weights)
+        return num_bytes(self.weights, wire=wire)
 
 
 class Clients(Protocol):
@@ -103,10 +105,48 @@ class Clients(Protocol):
         """Ask for local training (one round)."""
         ...
 
+    def reasons(self) -> Mapping[int, str]:
+        """Say why clients of those last asked have not answered, as far as that is known."""
+        ...
 
-def num_bytes(tensors: Mapping[str, Tensor]) -> int:
+    def kept(self) -> Mapping[int, Stamped]:
+        """Return what clients keep between rounds that has to be stored with the run."""
+        ...
+
+    def restore(self, kept: Mapping[int, Stamped]) -> None:
+        """Give clients back what they kept."""
+        ...
+
+
+WIRE = {"fp32": torch.float32, "fp16": torch.float16}
+"""Precisions in which weights cross a network; only single-precision tensors are shortened."""
+
+
+def num_bytes(tensors: Mapping[str, Tensor], *, wire: str = "fp32") -> int:
     """Return the bytes of tensors as they would cross a network."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.numel() * sent_as(tensor.dtype, wire).itemsize for tensor in tensors.values())
+
+
+def sent_as(dtype: torch.dtype, wire: str) -> torch.dtype:
+    """Return the type in which a tensor travels."""
+    return WIRE[wire] if dtype is torch.float32 else dtype
+
+
+def as_received(weights: Weights, *, wire: str) -> Weights:
+    """Return weights as the other side gets them: rounded to the precision of the wire, and held in their own again.
+
+    Numbers too large for it become its largest, for infinity would make the whole message unusable.
+    """
+    return {name: shortened(tensor, wire=wire).to(tensor.dtype) for name, tensor in weights.items()}
+
+
+def shortened(tensor: Tensor, *, wire: str) -> Tensor:
+    """Return a tensor in the type in which it travels; what is infinite or no number stays so."""
+    dtype = sent_as(tensor.dtype, wire)
+    if dtype is tensor.dtype:
+        return tensor
+    limit = torch.finfo(dtype).max
+    return torch.where(tensor.isinf(), tensor, tensor.clamp(-limit, limit)).to(dtype)
 
 
 def problem_of(update: Update, *, expected: Weights) -> str | None:

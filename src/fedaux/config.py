@@ -379,11 +379,32 @@ class Engine(Section):
     """Clients trained side by side; 8 when not given. 1 is one after another, in a plain loop."""
 
 
+class Federation(Section):
+    """A real federation over Flower: whom the server waits for, and what it sends."""
+
+    wire: Literal["fp32", "fp16"] = "fp32"
+    """Precision in which weights cross the network; fp16 halves the messages of a round, and simulations round too."""
+    deadline: Positive = 600.0
+    """Seconds a client has for an answer; then the round goes on without it."""
+    wait_for: Count | None = None
+    """Clients that must be there before the run begins; all of them when not given."""
+    wait_seconds: NonNegative = 300.0
+    """How long clients are waited for; then the run begins or goes on with those present, if there are any."""
+    authenticated: bool = True
+    """Whether nodes have keys: then a client belongs for good to the node that first spoke for it. false for Flower's
+    simulation and for trials without keys, where a node is another one after every start."""
+    nodes: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    """The public key of each client's node, by rising client, as its .pub file has it; then no other node speaks for
+    that client. When not given, the first one does."""
+
+
 class Output(Section):
     """Where results go."""
 
     directory: str | None = None
     """The run directory; runs/NAME when not given."""
+    tensorboard: bool = False
+    """Whether TensorBoard's event files are written besides, into its folder `tensorboard`; extra `tensorboard`."""
 
 
 class ExperimentFields(Section):
@@ -416,6 +437,7 @@ class ExperimentFields(Section):
     batch_normalisation: BatchNormalisation = BatchNormalisation()
     evaluation: Evaluation = Evaluation()
     engine: Engine = Engine()
+    federation: Federation = Federation()
     output: Output = Output()
 
     def to_dict(self) -> dict[str, Any]:
@@ -424,9 +446,13 @@ class ExperimentFields(Section):
         return table
 
     def sha256(self) -> str:
-        """Return the digest of what the results depend on; output and engine do not belong to it."""
-        content = {key: value for key, value in self.to_dict().items() if key not in {"output", "engine"}}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        """Return the digest of what the results depend on; output, engine and waiting do not belong to it."""
+        return hashlib.sha256(json.dumps(self.essentials(), sort_keys=True).encode()).hexdigest()
+
+    def essentials(self) -> dict[str, Any]:
+        """Return what the results depend on; the rest may change when a run goes on."""
+        content = {key: value for key, value in self.to_dict().items() if key not in {"output", "engine", "federation"}}
+        return content if self.federation.wire == "fp32" else content | {"federation": {"wire": self.federation.wire}}
 
 
 class Experiment(ExperimentFields):

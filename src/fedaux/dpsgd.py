@@ -36,12 +36,13 @@ def train_privately(
     generator: np.random.Generator,
     client: int,
     compute: Compute | None = None,
+    noise: str = "simulated",
 ) -> tuple[float, LedgerEntry]:
     """Train `model` in place on one client's images (uint8 [n, C, H, W]) and labels [n]; return mean loss and cost.
 
-    The loss is the client's own: it has no noise and must not be sent. Sampling and noise come from `generator`, which
-    makes this a simulation, and the entry says so. Raises ValueError where a layer mixes the examples of a batch, or
-    where an extra is missing.
+    The loss is the client's own: it has no noise and must not be sent. Sampling and noise come from `generator`; the
+    entry says with the word `noise` whether that can be foretold. Raises ValueError where a layer mixes the examples of
+    a batch, or where an extra is missing.
     """
     check_ready([model])
     if len(labels) == 0:
@@ -51,29 +52,17 @@ def train_privately(
     privacy = section.privacy
     query, steps = schedule(section, num_examples=len(labels))
     assert query.sampling_probability is not None
-    entry = LedgerEntry(
-        client=client,
-        num_examples=len(labels),
-        mechanism="dp-sgd",
-        purpose=UPDATE,
-        sensitivity=2.0 * privacy.clip,
-        sigma=privacy.noise_multiplier * privacy.clip,
-        epsilon=composed_epsilon({query: steps}, delta=privacy.delta),
-        delta=privacy.delta,
-        noise="simulated",
-        steps=steps,
-        sampling_probability=query.sampling_probability,
-    )
+    entry = update_entry(section, num_examples=len(labels), client=client, noise=noise)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     anchors = [parameter.detach().clone() for parameter in parameters]
-    noise = torch.Generator(device=labels.device).manual_seed(int(generator.integers(2**63)))
+    draws = torch.Generator(device=labels.device).manual_seed(int(generator.integers(2**63)))
     wrapped = opacus.GradSampleModule(model)
     optimizer = opacus.DPOptimizer(
         OPTIMIZERS[section.optimizer](parameters, section),
         noise_multiplier=privacy.noise_multiplier,
         max_grad_norm=privacy.clip,
         expected_batch_size=query.sampling_probability * len(labels),
-        generator=noise,
+        generator=draws,
     )
     floats = to_float if compute is None else compute.floats
     total, seen = torch.zeros((), device=labels.device), 0
@@ -95,6 +84,26 @@ def train_privately(
     finally:
         wrapped.to_standard_module()
     return float(total) / max(1, seen), entry
+
+
+def update_entry(section: Local, *, num_examples: int, client: int, noise: str) -> LedgerEntry:
+    """Return what one round of a client costs, known before it trains."""
+    assert section.privacy is not None, "local.privacy says how much noise"
+    privacy = section.privacy
+    query, steps = schedule(section, num_examples=num_examples)
+    return LedgerEntry(
+        client=client,
+        num_examples=num_examples,
+        mechanism="dp-sgd",
+        purpose=UPDATE,
+        sensitivity=2.0 * privacy.clip,
+        sigma=privacy.noise_multiplier * privacy.clip,
+        epsilon=composed_epsilon({query: steps}, delta=privacy.delta),
+        delta=privacy.delta,
+        noise=noise,
+        steps=steps,
+        sampling_probability=query.sampling_probability,
+    )
 
 
 def schedule(section: Local, *, num_examples: int) -> tuple[Query, int]:

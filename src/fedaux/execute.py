@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
 
 import fedaux
-from fedaux import checks, plugins, seeding
-from fedaux.clients import Weights
+from fedaux import checks, plugins, seeding, tensorboard
+from fedaux.certainty import Public
+from fedaux.clients import Clients, Weights
 from fedaux.compute import Compute, compute_for
 from fedaux.config import Experiment
 from fedaux.data import LabelledData, load_auxiliary, load_labelled, split_auxiliary, split_dirichlet
@@ -66,27 +68,69 @@ def run(
     Raises ConfigError or ValueError before anything is written where the experiment cannot be run.
     """
     checks.check(experiment)
-    device = choose_device(experiment.engine.device)
+    tensorboard.check(experiment)
+    device = prepare_device(experiment)
+    data = load_labelled(experiment.data).to(device)
+    return carry_out(
+        experiment,
+        data,
+        simulated(experiment, data),
+        path=run_path(experiment, out),
+        resume=resume,
+        watcher=watcher or Silent(),
+        tables=lambda: split_tables(experiment, data),
+    )
+
+
+def simulated(experiment: Experiment, data: LabelledData) -> Callable[[Task], Clients]:
+    """Return what makes the simulated clients of a task."""
+    return lambda task: SimulatedClients(task, data.images, data.labels, split_for(experiment, data, task.seed))
+
+
+def prepare_device(experiment: Experiment) -> torch.device:
+    """Return the device to work on, with torch set up as the experiment says."""
     if experiment.engine.threads is not None:
         torch.set_num_threads(experiment.engine.threads)
-    data = load_labelled(experiment.data).to(device)
-    auxiliary = load_auxiliary(experiment.auxiliary).to(device)
+    return choose_device(experiment.engine.device)
+
+
+def run_path(experiment: Experiment, out: Path | str | None) -> Path:
+    """Return the run directory: as asked for, as the experiment says, or runs/NAME."""
+    return Path(out or experiment.output.directory or Path("runs") / experiment.name)
+
+
+def carry_out(
+    experiment: Experiment,
+    data: LabelledData,
+    clients: Callable[[Task], Clients],
+    *,
+    path: Path,
+    resume: bool,
+    watcher: Watcher,
+    tables: Callable[[], Mapping[str, Any]] | None = None,
+) -> Result:
+    """Run every method and seed with whatever clients there are; of `data` the server sees test data and classes.
+
+    `tables` tells who holds what, where anybody knows.
+    """
+    auxiliary = load_auxiliary(experiment.auxiliary).to(data.test_images.device)
     checks.check_data(experiment, data, auxiliary)
-    compute = compute_for(experiment.engine, device, experiment.data)
-    path = Path(out or experiment.output.directory or Path("runs") / experiment.name)
+    compute = compute_for(experiment.engine, auxiliary.device, experiment.data)
     if resume:
         plugins.check_same(path)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
         save_json(path / "environment.json", environment(compute))
-        save_json(path / "split.json", split_tables(experiment, data))
+        if tables is not None:
+            save_json(path / "split.json", tables())
         directory.write_metrics()
         directory.write_ledger()
-        work = Work(experiment, directory, data, auxiliary, watcher or Silent(), compute)
-        for method, seed in directory.cells():
-            try:
-                work.finish(method, seed)
-            except torch.cuda.OutOfMemoryError as error:
-                raise ValueError(out_of_memory(experiment, method, seed)) from error
+        with tensorboard.watching(directory, watcher) as watching:
+            work = Work(experiment, directory, data, auxiliary, watching, compute, clients)
+            for method, seed in directory.cells():
+                try:
+                    work.finish(method, seed)
+                except torch.cuda.OutOfMemoryError as error:
+                    raise ValueError(out_of_memory(experiment, method, seed)) from error
         directory.write_metrics()
         summary = write_summary(directory)
         write_report(path)
@@ -104,10 +148,12 @@ class Work:
         auxiliary: Tensor,
         watcher: Watcher,
         compute: Compute | None = None,
+        clients: Callable[[Task], Clients] | None = None,
     ) -> None:
         self._experiment = experiment
         self._directory = directory
         self._compute = compute or compute_for(experiment.engine, auxiliary.device, experiment.data)
+        self._clients = clients or simulated(experiment, data)
         self._data = data
         self._auxiliary = auxiliary
         self._content = content_digest(auxiliary)
@@ -116,12 +162,11 @@ class Work:
     def finish(self, method: str, seed: int) -> None:
         """Bring one method and seed from wherever it stands to its last round."""
         directory, rounds = self._directory, self._experiment.rounds
-        progress = directory.load(method, seed, device=str(self._data.images.device))
+        progress = directory.load(method, seed, device=str(self._auxiliary.device))
         if progress is not None and progress.state.round >= rounds and not self._lacks_scores(method, seed):
             return
         task = self.task(method, seed)
-        parts = split_for(self._experiment, self._data, seed)
-        clients = SimulatedClients(task, self._data.images, self._data.labels, parts)
+        clients = self._clients(task)
         if progress is not None:
             clients.restore(progress.kept)
         else:
@@ -130,6 +175,7 @@ class Work:
                 clients,
                 extractor=self.extractor(task),
                 watcher=self._watcher,
+                settle=lambda public: self._settled(public, seed),
             )
             progress = Progress(state, preparation, [])
             directory.save(method, seed, progress)
@@ -143,7 +189,7 @@ class Work:
             directory.append_metrics(row)
             if released:
                 directory.write_ledger()
-        if self._lacks_scores(method, seed):
+        if self._lacks_scores(method, seed) and progress.state.certificates:
             tensors, metadata = describe_scores(federation, progress.state)
             save_tensors(directory.path / "scores.safetensors", tensors, metadata=metadata)
         write_summary(directory)
@@ -155,7 +201,7 @@ class Work:
             negatives_fraction=self._experiment.auxiliary.negatives_fraction,
             generator=seeding.generator(seed, "auxiliary split"),
         )
-        channels, height, width = self._data.images.shape[1:]
+        channels, height, width = self._data.test_images.shape[1:]
         placed = self._compute.place_inputs
         return Task(
             experiment=self._experiment,
@@ -192,6 +238,14 @@ class Work:
             )
 
         return extract
+
+    def _settled(self, public: dict[str, Public], seed: int) -> dict[str, Public]:
+        """Return the public map that was made first in this run: methods of a seed share it, and so their releases."""
+        file = self._directory.path / "public" / f"seed{seed}.safetensors"
+        if not file.exists():
+            save_tensors(file, {f"{name}/{key}": tensor for name, own in public.items() for key, tensor in own.items()})
+        stored = load_file(file, device=str(self._auxiliary.device))
+        return {name: {key: stored[f"{name}/{key}"] for key in own} for name, own in public.items()}
 
     def _lacks_scores(self, method: str, seed: int) -> bool:
         """Whether the scores picture is still to be made, and from this method and seed."""

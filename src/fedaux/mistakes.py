@@ -25,7 +25,7 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
             fields = ExperimentFields.model_validate(raw)
             break
         except ValidationError as error:
-            explained = [_explain(item, raw) for item in error.errors(include_url=False)]
+            explained = [_explain(item, raw, known_keys()) for item in error.errors(include_url=False)]
             # A list can be too short only because its items are wrong: then they are what there is to say.
             deeper = wrong | {location for _, location in explained}
             locations = []
@@ -42,6 +42,17 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
     broken = {".".join(str(part) for part in location) for location in wrong}
     problems += [line for keys, line in _joint_problems(fields) if not _touches(keys, broken)]
     return fields, problems
+
+
+def problems_in(section: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
+    """Return a line for each wrong value of a table that is not an experiment, such as a node's configuration."""
+    raw = plain(values)
+    try:
+        section.model_validate(raw)
+    except ValidationError as error:
+        known = list(_keys_of(section, ""))
+        return [_explain(item, raw, known)[0] for item in error.errors(include_url=False)]
+    return []
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
@@ -99,14 +110,13 @@ def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
     return found
 
 
-def _explain(item: Any, raw: Mapping[str, Any]) -> tuple[str, tuple[str | int, ...]]:
+def _explain(item: Any, raw: Mapping[str, Any], known: list[str]) -> tuple[str, tuple[str | int, ...]]:
     """Turn one of pydantic's errors into a line that names the key, the value and what would be right."""
     location = tuple(part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-")))
     location = _existing(location, raw)
     key = ".".join(str(part) for part in location)
     kind, value = item["type"], item["input"]
     if kind == "extra_forbidden":
-        known = known_keys()
         name = str(location[-1])
         parent = ".".join(str(p) for p in location[:-1] if isinstance(p, str))
         siblings = [k for k in known if k.rpartition(".")[0] == parent]

@@ -17,9 +17,18 @@ from fedaux.task import Clock, Preparation, State, Task, Watcher, build_models, 
 
 
 def prepare(
-    task: Task, clients: Clients, *, extractor: Callable[[str, SplitModel], Weights], watcher: Watcher
+    task: Task,
+    clients: Clients,
+    *,
+    extractor: Callable[[str, SplitModel], Weights],
+    watcher: Watcher,
+    settle: Callable[[dict[str, Public]], dict[str, Public]] = dict,
 ) -> tuple[State, Preparation]:
-    """Carry out the preparation phase (Algorithm 1). `extractor(prototype, model)` returns its pretrained h0."""
+    """Carry out the preparation phase (Algorithm 1). `extractor(prototype, model)` returns its pretrained h0.
+
+    `settle` may give the public map of an interrupted attempt instead of the new one: on a GPU they can differ in the
+    last bit, and clients that have released for the one would have to pay again for the other.
+    """
     clock = Clock(task, 0, watcher)
     models, trained = build_models(task), trained_models(task)
     extractors: dict[str, Weights] = {}
@@ -43,6 +52,7 @@ def prepare(
                 predictor = Predictor(model.features, task.compute)
                 batch_size = task.experiment.evaluation.batch_size
                 public[name] = mechanism.publish(predictor(extractors[name], task.negatives, batch_size=batch_size))
+            public = settle(public)
             certificates, bytes_down, bytes_up = certify(task, clients, present, extractors=extractors, public=public)
     elif linear:  # whoever scores has been sent h0 for that already
         bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)

@@ -66,8 +66,9 @@ class Federation:
         number = state.round + 1
         clock = Clock(task, number, self._watcher)
         bytes_up = bytes_down = 0
+        present = self._clients.present()
         chosen = select(
-            self._clients.present(),
+            present,
             count=clients_a_round(experiment),
             generator=seeding.generator(task.seed, "selection", round=number),
         )
@@ -84,16 +85,22 @@ class Federation:
                     public=self.preparation.public,
                 )
             certificates |= late
-            dropped = {client: "no certainty release" for client in newcomers if client not in late}
+            reasons = self._clients.reasons()
+            dropped = {
+                client: f"no certainty release: {reasons[client]}" if client in reasons else "no certainty release"
+                for client in newcomers
+                if client not in late
+            }
         asked = [client for client in chosen if client not in dropped]
         with clock.phase("train"):
             proximal = experiment.local.proximal if task.method.proximal else 0.0
             frozen = self.preparation.extractors if experiment.mode == "linear" else {}
-            request = TrainRequest(number, state.weights, experiment.local, proximal, task.seed, frozen)
+            wire = experiment.federation.wire
+            request = TrainRequest(number, state.weights, experiment.local, proximal, task.seed, frozen, wire)
             updates, unusable, spent = self._collect(asked, request)
             dropped |= unusable
             bytes_down += sum(request.num_bytes(task.prototype_of[client]) for client in asked)
-            bytes_up += sum(update.num_bytes() for update in updates)
+            bytes_up += sum(update.num_bytes(wire=wire) for update in updates)
         weights, memory = dict(state.weights), dict(state.memory)
         if updates:
             members = [Member(u.client, task.prototype_of[u.client], u.num_examples, u.weights) for u in updates]
@@ -141,6 +148,7 @@ class Federation:
             "clients_asked": chosen,
             "clients_answered": [update.client for update in updates],
             "clients_dropped": {str(client): reason for client, reason in sorted(dropped.items())},
+            "clients_absent": sorted(set(range(experiment.split.num_clients)) - set(present)),
             "clients_remembered": sorted(set(memory) - {update.client for update in updates}) if updates else [],
             "model_kept": not updates,
             "bytes_up": bytes_up,
@@ -193,7 +201,9 @@ class Federation:
                 usable[update.client] = update
             else:
                 dropped[update.client] = problem
-        dropped |= {client: "no answer" for client in asked if client not in usable and client not in dropped}
+        reasons = self._clients.reasons()
+        silent = [client for client in asked if client not in usable and client not in dropped]
+        dropped |= {client: reasons.get(client, "no answer") for client in silent}
         return [usable[client] for client in sorted(usable)], dropped, sorted(spent, key=lambda entry: entry.client)
 
 

@@ -2,6 +2,7 @@
 
     config.toml  environment.json  metrics.jsonl  ledger.json  summary.json  split.json  scores.safetensors  report.html
     pretrained/       h0 of each prototype and seed
+    public/           what clients were sent of each seed for their releases, besides h0
     cells/METHOD-seedN/   one method and seed: state.json names the checkpoint that counts
         memory/ kept/     a file a client: its last predictions, what it keeps between rounds
 
@@ -224,11 +225,7 @@ def _locked(path: Path) -> IO[str]:
 
 def _refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -> None:
     """Raise ConfigError naming the keys in which a run and the experiment that wants to continue it differ."""
-    ignored = {"output", "engine"}
-    old, new = (
-        flatten({key: value for key, value in experiment.to_dict().items() if key not in ignored})
-        for experiment in (stored, given)
-    )
+    old, new = (flatten(experiment.essentials()) for experiment in (stored, given))
     different = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     if different:
         raise ConfigError(

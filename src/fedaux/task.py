@@ -123,8 +123,12 @@ def trained_models(task: Task) -> dict[str, SplitModel]:
     models = build_models(task)
     if task.experiment.mode == "full":
         return models
-    width = {name: model.feature_width for name, model in models.items()}
-    return {name: SplitModel(nn.Identity(), model.head, feature_width=width[name]) for name, model in models.items()}
+    return {name: head_alone(model) for name, model in models.items()}
+
+
+def head_alone(model: SplitModel) -> SplitModel:
+    """Return a model of features: the head, with nothing before it."""
+    return SplitModel(nn.Identity(), model.head, feature_width=model.feature_width)
 
 
 class Clock:

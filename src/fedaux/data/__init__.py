@@ -1,7 +1,15 @@
 """Data: sources, the split over clients, the split of the auxiliary data, batches and views."""
 
 from fedaux.data.labelled import LabelledData
-from fedaux.data.sources import SOURCES, Source, count_labelled, load_auxiliary, load_labelled
+from fedaux.data.sources import (
+    SOURCES,
+    Source,
+    count_labelled,
+    load_auxiliary,
+    load_labelled,
+    load_own,
+    load_test,
+)
 from fedaux.data.splits import split_auxiliary, split_dirichlet
 
 __all__ = [
@@ -11,6 +19,8 @@ __all__ = [
     "count_labelled",
     "load_auxiliary",
     "load_labelled",
+    "load_own",
+    "load_test",
     "split_auxiliary",
     "split_dirichlet",
 ]

@@ -63,6 +63,9 @@ def convert(images: Tensor, *, channels: int | None, side: int | None) -> Tensor
     """Return images uint8 [N, C, H, W] with so many channels and of so many pixels a side; None leaves them."""
     if channels in (None, images.shape[1]) and (side is None or images.shape[2:] == (side, side)):
         return images
+    if len(images) == 0:
+        height, width = images.shape[2:] if side is None else (side, side)
+        return images.new_zeros((0, channels or images.shape[1], height, width))
     return torch.from_numpy(np.stack([decode(image, channels=channels, side=side) for image in images.numpy()]))
 
 

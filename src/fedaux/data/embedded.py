@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
@@ -53,6 +52,8 @@ CHUNK = 1024
 
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return scikit-learn's digits: images uint8 [1797, 1, 8, 8] in 0..255 and labels int64 [1797]."""
+    from sklearn.datasets import load_digits  # late: it takes a second, and whoever has other data needs none of it
+
     bunch = load_digits()
     images = np.rint(np.asarray(bunch.images) * (255.0 / INK_LEVELS)).astype(np.uint8)
     return images[:, None, :, :], np.asarray(bunch.target, dtype=np.int64)

@@ -59,6 +59,24 @@ def load_labelled(section: Data) -> LabelledData:
     return joined(loaded, names=section.clients, shared_test=shared_test).with_validation(section.server_validation)
 
 
+def load_own(section: Data) -> LabelledData:
+    """Load the data of one client for training alone: nothing is held out for testing."""
+    load = SOURCES[section.source].load_labelled
+    assert load is not None, "checked before"
+    return _converted(load(section.model_copy(update={"test_fraction": 0.0})), section)
+
+
+def load_test(section: Data) -> LabelledData:
+    """Load what a server without training data holds: test images, their labels, and the names of the classes."""
+    source = SOURCES[section.source]
+    if section.path is None and section.test is not None and source.needs_path:
+        own = load_own(section.model_copy(update={"path": section.test, "test": None}))
+        data = replace(own, test_images=own.images, test_labels=own.labels)
+    else:
+        data = load_labelled(section)
+    return replace(data, images=data.test_images[:0], labels=data.test_labels[:0], clients=None)
+
+
 def load_auxiliary(section: Auxiliary) -> Tensor:
     """Load the public unlabeled images, uint8 [N, C, H, W]."""
     load = SOURCES[section.source].load_auxiliary
@@ -94,7 +112,7 @@ def _load_letters(section: Auxiliary) -> Tensor:
 def _hold_out(size: int, *, fraction: float) -> tuple[np.ndarray, np.ndarray]:
     """Return indices of test and training examples where a source has no test set: the same for every seed."""
     order = seeding.generator(0, "test set").permutation(size)
-    num_test = min(max(1, round(fraction * size)), size - 1)
+    num_test = min(max(1, round(fraction * size)), size - 1) if fraction > 0 else 0
     return np.sort(order[:num_test]), np.sort(order[num_test:])
 
 
@@ -144,7 +162,7 @@ def _load_tensors(section: Data) -> LabelledData:
         test, train = _hold_out(len(tensors["labels"]), fraction=section.test_fraction)
         tensors["test_images"], tensors["test_labels"] = tensors["images"][test], tensors["labels"][test]
         tensors["images"], tensors["labels"] = tensors["images"][train], tensors["labels"][train]
-    num_classes = int(max(tensors["labels"].max(), tensors["test_labels"].max())) + 1
+    num_classes = int(torch.cat([tensors["labels"], tensors["test_labels"]]).max()) + 1
     return LabelledData(
         images=tensors["images"],
         labels=tensors["labels"].long(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.certainty import MECHANISMS
+from fedaux.certainty.mechanism import Noise
 from fedaux.certainty.secure import noise_for
-from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, Weights
+from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, Weights, as_received
 from fedaux.config import Local
 from fedaux.dpsgd import check_ready, train_privately
 from fedaux.engines.stacked import StackedTraining, can_stack
@@ -26,8 +28,6 @@ from fedaux.task import Task, build_models, trained_models
 
 class SimulatedClients:
     """Clients whose examples are rows of one tensor on the device. Those without examples are not present."""
-
-    deployment = False
 
     def __init__(self, task: Task, images: Tensor, labels: Tensor, parts: Sequence[NDArray[np.int64]]) -> None:
         self._task = task
@@ -45,22 +45,30 @@ class SimulatedClients:
         """Return the clients that hold examples."""
         return [client for client, part in enumerate(self._parts) if len(part) > 0]
 
+    def num_examples(self, client: int) -> int:
+        """Return n_i."""
+        return len(self._parts[client])
+
     def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
-        """Release each client's certainty vector, with seeded noise."""
+        """Release each client's certainty vector."""
         mechanism = MECHANISMS[request.certainty.mechanism](request.certainty)
         for prototype, members in self._by_prototype(clients).items():
             sizes = [len(self._parts[client]) for client in members]
             rows = torch.cat([self._parts[client] for client in members])
             features = self._features(prototype, request.extractors[prototype], rows)
             for client, own in zip(members, features.split(sizes), strict=True):
-                generator = seeding.generator(request.seed, "certainty noise", client=client)
-                noise = noise_for(deployment=self.deployment, generator=generator)
+                noise = self.noise(request, client)
                 release = mechanism.release(own, request.public[prototype], noise=noise)
                 entry = entry_of(release, client=client, num_examples=len(own), purpose=SCORES)
                 yield Certificate(client, release.vector, entry)
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         """Train each client from the server's model, side by side where that is faster."""
+        received = {name: as_received(weights, wire=request.wire) for name, weights in request.weights.items()}
+        for update in self._train(clients, replace(request, weights=received)):
+            yield replace(update, weights=as_received(update.weights, wire=request.wire))
+
+    def _train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         for prototype, members in self._by_prototype(clients).items():
             if request.local.privacy is not None:
                 yield from self._train_privately(prototype, members, request)
@@ -70,6 +78,22 @@ class SimulatedClients:
                 if trained.optimizer_state:
                     self._kept[job.client] = Stamped(request.round, trained.optimizer_state)
                 yield Update(job.client, len(job.rows), weights, trained.loss)
+
+    def noise(self, request: CertifyRequest, client: int) -> Noise:
+        """Return the noise of a client's release: seeded, so that a simulation can be repeated."""
+        generator = seeding.generator(request.seed, "certainty noise", client=client)
+        return noise_for(deployment=False, generator=generator)
+
+    def generator(self, request: TrainRequest, client: int) -> np.random.Generator:
+        """Return where a client's order of examples comes from and, where training is private, sampling and noise."""
+        return seeding.generator(request.seed, "local", round=request.round, client=client)
+
+    update_noise = "simulated"
+    """What the ledger says of the noise in private training."""
+
+    def reasons(self) -> Mapping[int, str]:
+        """Return nothing: simulated clients answer."""
+        return {}
 
     def kept(self) -> Mapping[int, Stamped]:
         """Return what clients keep between rounds: their optimizers' tensors, if the experiment says so."""
@@ -92,7 +116,7 @@ class SimulatedClients:
         return predictor(extractor, self._images, batch_size=batch_size, rows=rows)
 
     def _job(self, client: int, request: TrainRequest) -> Job:
-        generator = seeding.generator(request.seed, "local", round=request.round, client=client)
+        generator = self.generator(request, client)
         kept = self._kept.get(client)
         return Job(client, self._parts[client], generator, {} if kept is None else kept.tensors)
 
@@ -144,5 +168,6 @@ class SimulatedClients:
                 generator=job.generator,
                 client=client,
                 compute=place.compute,
+                noise=self.update_noise,
             )
             yield Update(client, len(job.rows), snapshot(place.model), None, entry)

@@ -1,0 +1,324 @@
+"""A node's configuration, its ledger, and the records that cross the network."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedaux.config import ConfigError, Experiment, LocalPrivacy
+from fedaux.engines.flower.node import NodeConfig, load_node
+from fedaux.engines.flower.policy import Guard, Refusal, composed, digest_of
+from fedaux.privacy import SCORES, LedgerEntry
+
+
+def node(tmp_path: Path, text: str, **keywords: Any) -> NodeConfig:
+    file = tmp_path / "node.toml"
+    file.write_text(text)
+    return load_node(file, **keywords)
+
+
+def guard(tmp_path: Path, privacy: str = "") -> Guard:
+    return Guard(node(tmp_path, f'client = 3\n[data]\nsource = "digits"\n[privacy]\n{privacy}\n'))
+
+
+def entry(epsilon: float = 0.5, *, delta: float = 1e-5) -> LedgerEntry:
+    from fedaux.certainty.gaussian import noise_multiplier
+
+    sigma = 0.02 * noise_multiplier(epsilon=epsilon, delta=delta)
+    return LedgerEntry(3, 100, "mean", SCORES, 0.02, sigma, epsilon, delta, "secure")
+
+
+def test_paths_are_beside_the_file_and_the_client_may_come_from_flower(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    config = node(tmp_path, '[data]\nsource = "folder"\npath = "images"\n', partition=7)
+    assert config.number == 7
+    assert config.data.path == str(tmp_path / "images")
+    assert config.folder == tmp_path / "state" / "client-00007"
+    assert config.privacy.noise == "secure"
+    assert config.privacy.mechanisms == ("mean", "paper")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('[data]\nsource = "digits"\n', "client: missing; the number of this client, from 0 upwards"),
+        ("client = 0\n", "data: missing"),
+        ('client = -1\n[data]\nsource = "digits"\n', "client = -1: should be greater than or equal to 0"),
+        (
+            'client = 0\n[data]\nsource = "digits"\n[privacy]\nepsilonn = 1\n',
+            "privacy.epsilonn: unknown key; did you mean",
+        ),
+        (
+            'client = 0\n[data]\nsource = "digits"\n[privacy]\nnoise = "none"\n',
+            "privacy.noise = \"none\": should be 'secure'",
+        ),
+        ('client = 0\n[data]\nclients = ["a"]\n', "data.clients: a node has data of its own alone"),
+        ("client = 4\n[data]\n[split]\nnum_clients = 4\nalpha = 1.0\n", "client = 4: there are 4 parts"),
+        ("client =\n", "not valid TOML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        node(tmp_path, text)
+    assert line in str(caught.value)
+
+
+def test_a_stored_release_is_given_again_and_costs_nothing(tmp_path: Path) -> None:
+    vector = torch.tensor([0.1, 1 / 3], dtype=torch.float64)
+    own = guard(tmp_path, "epsilon = 0.6")
+    assert own.stored_release("a" * 64) is None
+    own.alone().__enter__()
+    own.store_release("a" * 64, vector, entry())
+    stored = guard(tmp_path, "epsilon = 0.6").stored_release("a" * 64)  # as after a restart
+    assert stored is not None
+    assert torch.equal(stored[0], vector)
+    assert stored[1] == entry()
+    with pytest.raises(Refusal, match=r"this node's budget is 0\.6"):
+        own.store_release("b" * 64, vector, entry())
+    assert len(own.entries()) == 1
+    assert own.stored_release("b" * 64) is None
+
+
+def test_budgets_are_composed_by_the_package_itself(tmp_path: Path) -> None:
+    own = guard(tmp_path, "epsilon = 1.0\ndelta = 2e-5")
+    with own.alone():
+        own.store_release("a" * 64, torch.zeros(1), entry())
+        own.store_release("b" * 64, torch.zeros(1), entry())
+    together = composed(own.entries(), delta=2e-5)
+    assert 0.5 < together <= 1.0
+    assert together == composed([entry(), entry()], delta=2e-5)
+    with own.alone(), pytest.raises(Refusal):
+        own.store_release("c" * 64, torch.zeros(1), entry(0.9))
+
+
+def test_a_smaller_delta_than_was_spent_is_not_made_up(tmp_path: Path) -> None:
+    own = guard(tmp_path, "epsilon = 0.5\ndelta = 1e-9")
+    with own.alone(), pytest.raises(Refusal, match="at delta = 1e-09"):
+        own.store_release("a" * 64, torch.zeros(1), entry())
+
+
+def test_a_write_that_is_cut_off_leaves_the_old_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = guard(tmp_path, "epsilon = 5.0")
+    with own.alone():
+        own.store_release("a" * 64, torch.zeros(1), entry())
+
+        def fail(*_: object) -> None:
+            raise OSError("disk full")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="disk full"):
+            own.store_release("b" * 64, torch.zeros(1), entry())
+    monkeypatch.undo()
+    assert len(own.entries()) == 1
+    assert own.stored_release("b" * 64) is None
+
+
+def test_a_damaged_ledger_stops_everything(tmp_path: Path) -> None:
+    own = guard(tmp_path)
+    with own.alone():
+        own.store_release("a" * 64, torch.zeros(1), entry())
+    (tmp_path / "state" / "client-00003" / "ledger.json").write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        own.entries()
+
+
+def test_only_one_message_at_a_time_spends(tmp_path: Path) -> None:
+    import threading
+
+    own, order = guard(tmp_path), []
+
+    def second() -> None:
+        with guard(tmp_path).alone():
+            order.append("second")
+
+    with own.alone():
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+    thread.join(5)
+    assert order == ["first", "second"]
+
+
+def test_kept_moments_belong_to_one_run(tmp_path: Path) -> None:
+    own = guard(tmp_path)
+    tensors = {"weights/a": torch.ones(2), "kept/a/exp_avg": torch.full((2,), 3.0)}
+    with own.alone():
+        own.store_answer("a" * 64, tensors, run="one", about={"num_examples": 5, "loss": 1.5}, entry=None)
+    assert torch.equal(own.kept("one")["a/exp_avg"], torch.full((2,), 3.0))
+    assert own.kept("another") == {}
+    stored = own.stored_answer("a" * 64)
+    assert stored is not None
+    assert stored[1]["loss"] == 1.5
+    assert own.stored_answer("b" * 64) is None
+
+
+def test_h0_is_what_its_digest_says(tmp_path: Path) -> None:
+    own = guard(tmp_path)
+    weights = {"layer": torch.randn(3, 2)}
+    own.keep_extractor(weights)
+    digest = digest_of("h0", weights)
+    held = own.extractor(digest)
+    assert held is not None
+    assert torch.equal(held["layer"], weights["layer"])
+    assert own.extractor("../" + "0" * 61) is None
+    own.keep_extractor({"layer": torch.zeros(3, 2)})
+    assert own.extractor(digest) is None
+
+
+def test_unprotected_updates_can_be_forbidden(tmp_path: Path) -> None:
+    from fedaux.config import Local
+
+    own = guard(tmp_path, "plain_updates = false")
+    with pytest.raises(Refusal, match="do not leave this node"):
+        own.check_update(Local(), None)
+    own.check_update(Local(privacy=LocalPrivacy()), None)
+
+
+def test_a_model_too_large_is_refused_before_it_is_built() -> None:
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    from fedaux.config import Certainty, Prototype
+    from fedaux.engines.flower.terms import PrepareTerms
+    from fedaux.engines.flower.work import blank_model
+
+    def terms(**options: Any) -> PrepareTerms:
+        return PrepareTerms(
+            client=0,
+            run="r",
+            seed=0,
+            prototype=Prototype(name="p", model="cnn", options=options),
+            mode="full",
+            image_shape=(1, 8, 8),
+            classes=("a", "b"),
+            certainty=Certainty(),
+        )
+
+    blank_model(terms(width=4), most_bytes=10**6)
+    with pytest.raises(Refusal, match="this node takes 1000000"):
+        blank_model(terms(width=100_000), most_bytes=10**6)
+    with pytest.raises(Refusal, match="no such option"):
+        blank_model(terms(path="/etc/passwd"), most_bytes=10**6)
+    with pytest.raises(Refusal, match="not known here"):
+        blank_model(terms().model_copy(update={"prototype": Prototype(name="p", model="os.system")}), most_bytes=10**6)
+
+
+def test_records_hold_every_bit_and_nothing_else() -> None:
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    from fedaux.engines.flower import records
+
+    weights = {
+        "a": torch.randn(3, 4),
+        "scalar": torch.tensor(7, dtype=torch.int64),
+        "empty": torch.zeros(0, 5),
+        "double": torch.randn(2, dtype=torch.float64),
+    }
+    back = records.tensors(records.arrays(weights), records.expected_of(weights))
+    assert all(torch.equal(back[name], weights[name]) for name in weights)
+    half = records.tensors(records.arrays(weights, wire="fp16"), records.expected_of(weights), wire="fp16")
+    assert torch.equal(half["a"], weights["a"].half().float())
+    assert torch.equal(half["double"], weights["double"])
+    assert records.size_of({"w": records.arrays(weights, wire="fp16")}) == 3 * 4 * 2 + 8 + 2 * 8  # type: ignore[arg-type]
+    with pytest.raises(records.Unusable, match=r"is float16 \[3, 4\], should be float32 \[3, 4\]"):
+        records.tensors(records.arrays(weights, wire="fp16"), records.expected_of(weights))
+
+
+def test_large_numbers_survive_half_precision() -> None:
+    from fedaux.clients import as_received
+
+    weights = {"v": torch.tensor([1e6, -1e6, 0.1]), "n": torch.tensor([float("inf"), float("nan")])}
+    received = as_received(weights, wire="fp16")
+    assert received["v"].tolist()[:2] == [65504.0, -65504.0]
+    assert received["n"].isinf().tolist() == [True, False]
+    assert received["n"].isnan().tolist() == [False, True]
+
+
+def test_the_account_of_half_precision_is_half() -> None:
+    from fedaux.clients import num_bytes
+
+    weights = {"a": torch.zeros(10), "n": torch.zeros(3, dtype=torch.int64)}
+    assert num_bytes(weights) == 40 + 24
+    assert num_bytes(weights, wire="fp16") == 20 + 24
+
+
+def test_waiting_may_change_when_a_run_goes_on_and_the_wire_may_not() -> None:
+    one = Experiment(federation={"deadline": 5.0})
+    assert one.sha256() == Experiment().sha256()
+    assert Experiment(federation={"wire": "fp16"}).sha256() != Experiment().sha256()
+
+
+def test_a_ledger_is_plain_json(tmp_path: Path) -> None:
+    own = guard(tmp_path)
+    with own.alone():
+        own.store_release("a" * 64, torch.zeros(1), entry())
+    ledger = json.loads((tmp_path / "state" / "client-00003" / "ledger.json").read_text())
+    assert ledger["spent"][0]["entry"]["epsilon"] == 0.5
+    assert ledger["spent"][0]["file"] == f"release-{'a' * 64}.safetensors"
+
+
+def write_images(path: Path, labels: list[int]) -> None:
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (len(labels), 1, 8, 8), dtype=torch.uint8, generator=generator)
+    save_file({"images": images, "labels": torch.tensor(labels)}, path)
+
+
+def test_a_node_trains_on_all_it_has_and_a_server_tests_on_all_it_has(tmp_path: Path) -> None:
+    from fedaux.checks import problems_of
+    from fedaux.config import Data
+    from fedaux.data import load_own, load_test
+
+    write_images(tmp_path / "own.safetensors", [0, 1, 1, 2])
+    own = load_own(Data(source="tensors", path=str(tmp_path / "own.safetensors"), image_size=4))
+    assert own.labels.tolist() == [0, 1, 1, 2]
+    assert own.images.shape == (4, 1, 4, 4)
+    assert len(own.test_labels) == 0
+    folder = tmp_path / "test"
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        from PIL import Image
+
+        Image.new("L", (8, 8)).save(folder / name / "a.png")
+    section = Data(source="folder", test=str(folder))
+    held = load_test(section)
+    assert held.classes == ("cat", "dog")
+    assert held.test_labels.tolist() == [0, 1]
+    assert len(held.images) == 0
+    recipe = Experiment(data=section.model_dump(exclude_none=True, exclude_defaults=True))
+    assert problems_of(recipe, federated=True) == []
+    assert any(line.startswith("data.path: missing") for line in problems_of(recipe))
+    nothing = Experiment(data={"source": "folder"})
+    assert any(line.startswith("data.test: missing") for line in problems_of(nothing, federated=True))
+    silos = Experiment(data={"source": "folder", "clients": [str(folder)]}, split={"num_clients": 1})
+    assert any("each node names its own data" in line for line in problems_of(silos, federated=True))
+
+
+def test_classes_are_the_servers_by_name(tmp_path: Path) -> None:
+    from fedaux.config import Data
+    from fedaux.data import load_own
+    from fedaux.engines.flower.work import _numbered
+
+    write_images(tmp_path / "own.safetensors", [0, 2, 2])
+    data = load_own(Data(source="tensors", path=str(tmp_path / "own.safetensors")))
+    assert _numbered(data, ("2", "7", "0")).tolist() == [2, 0, 0]  # nobody holds a "1"
+    with pytest.raises(Refusal, match="holds 1 classes that the server's test data does not name"):
+        _numbered(data, ("0", "1"))
+
+
+def test_keys_are_compared_as_their_files_have_them(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    from cryptography.hazmat.primitives import serialization
+
+    from fedaux.engines.flower.members import key_of, same_key
+    from fedaux.federate.keys import write_node_key
+
+    public = write_node_key(tmp_path / "node.key", comment="ward 7").read_text()
+    key = serialization.load_ssh_public_key(public.encode())
+    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    assert key_of(pem) == same_key(public)
+    assert key_of(b"") == key_of(b"rubbish") == ""
