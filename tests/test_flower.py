@@ -247,24 +247,34 @@ def rubbish(change: str) -> Any:
     def changed(reply: Any) -> Any:
         if "weights" not in reply.content:
             return reply
-        arrays = dict(reply.content["weights"])
+        old = reply.content["weights"]["tensors"]
         said = json.loads(reply.content["answer"]["text"])
-        name = next(name for name, array in arrays.items() if array.dtype == "float32")
-        old = arrays[name]
+        length = int.from_bytes(old.data[:8], "little")
+        header, body, stype = json.loads(old.data[8 : 8 + length]), old.data[8 + length :], old.stype
+        name = next(name for name, entry in header.items() if entry["dtype"] == "F32")
+        begin, end = header[name]["data_offsets"]
         if change == "nan":
-            arrays[name] = Array(old.dtype, old.shape, old.stype, b"\xff" * len(old.data))
+            body = body[:begin] + b"\xff" * (end - begin) + body[end:]
         elif change == "shape":
-            arrays[name] = Array(old.dtype, (10**12,), old.stype, old.data)
+            header[name]["shape"] = [10**12]
+        elif change == "swapped":
+            header[name]["shape"] = [1, *header[name]["shape"]]
         elif change == "bytes":
-            arrays[name] = Array(old.dtype, old.shape, old.stype, old.data[:-4])
+            header[name]["data_offsets"] = [begin, end - 4]
+        elif change == "beyond":
+            body = body[:-4]
+        elif change == "below":
+            header[name]["data_offsets"] = [-4, end - begin - 4]
         elif change == "type":
-            arrays[name] = Array("object", old.shape, old.stype, old.data)
+            header[name]["dtype"] = "object"
         elif change == "pickle":
-            arrays[name] = Array(old.dtype, old.shape, "numpy.ndarray", old.data)
+            stype = "numpy.ndarray"
+        elif change == "header":
+            header = [header]
         elif change == "missing":
-            del arrays[name]
+            del header[name]
         elif change == "more":
-            arrays["evil\n<script>"] = old
+            header["evil\n<script>"] = header[name]
         elif change == "other":
             said["client"] = 0
         elif change == "examples":
@@ -272,7 +282,11 @@ def rubbish(change: str) -> Any:
         elif change == "loss":
             said["loss"] = float("nan")
         text = "{" if change == "json" else json.dumps(said)
-        content = RecordDict({"weights": ArrayRecord(arrays), "answer": ConfigRecord({"text": text})})
+        packed = json.dumps(header).encode()
+        claimed = 2**62 if change == "long" else len(packed)
+        data = claimed.to_bytes(8, "little") + packed + body
+        weights = ArrayRecord({"tensors": Array("uint8", (len(data),), stype, data)})
+        content = RecordDict({"weights": weights, "answer": ConfigRecord({"text": text})})
         if change == "nothing":
             content = RecordDict()
         reply.content = content
@@ -285,10 +299,15 @@ def rubbish(change: str) -> Any:
     ("change", "words"),
     [
         ("nan", "holds NaN or infinity"),
-        ("shape", "is float32 [1000000000000], should be float32"),
+        ("shape", "bytes, which is not float32 [1000000000000]"),
+        ("swapped", "is float32 [1, "),
         ("bytes", "bytes, which is not float32"),
-        ("type", "is object"),
-        ("pickle", "should be float32"),
+        ("beyond", "bytes, which is not"),
+        ("below", "or has no shape"),
+        ("type", "is of type object"),
+        ("pickle", "holds no tensors"),
+        ("header", "without a header that could be read"),
+        ("long", "without a header that could be read"),
         ("missing", "is missing"),
         ("more", "tensor evil?<script> is unknown"),
         ("other", "speaks as client 0"),

@@ -145,7 +145,7 @@ def test_rubbish_is_refused_and_named(tmp_path: Path) -> None:
         (row,) = federation.rows()
         assert row["clients_answered"] == [0]
         assert "holds NaN or infinity" in row["clients_dropped"]["1"]
-        assert "is float32 [1000000000, 1000000000], should be float32" in row["clients_dropped"]["2"]
+        assert "bytes, which is not float32 [1000000000, 1000000000]" in row["clients_dropped"]["2"]
         assert row["clients_dropped"]["3"] == "speaks as client 0"
 
 

@@ -25,16 +25,21 @@ if FAULT and {"fedaux.federate.clientapp", "fedaux.federate.warm"} & set(sys.ori
         reply: Any = honest(self, message, context)
         if not training or "weights" not in reply.content:
             return reply
-        arrays, said = dict(reply.content["weights"]), json.loads(reply.content["answer"]["text"])
-        name = next(name for name, array in arrays.items() if array.dtype == "float32")
-        old = arrays[name]
+        old, said = reply.content["weights"]["tensors"], json.loads(reply.content["answer"]["text"])
+        length = int.from_bytes(old.data[:8], "little")
+        header, body = json.loads(old.data[8 : 8 + length]), old.data[8 + length :]
+        name = next(name for name, entry in header.items() if entry["dtype"] == "F32")
+        begin, end = header[name]["data_offsets"]
         if FAULT == "nan":
-            arrays[name] = Array(old.dtype, old.shape, old.stype, b"\xff" * len(old.data))
+            body = body[:begin] + b"\xff" * (end - begin) + body[end:]
         elif FAULT == "shape":
-            arrays[name] = Array(old.dtype, (10**9, 10**9), old.stype, old.data)
+            header[name]["shape"] = [10**9, 10**9]
         elif FAULT == "other":
             said["client"] = 0
-        reply.content = RecordDict({"weights": ArrayRecord(arrays), "answer": ConfigRecord({"text": json.dumps(said)})})
+        packed = json.dumps(header).encode()
+        data = len(packed).to_bytes(8, "little") + packed + body
+        weights = ArrayRecord({"tensors": Array(old.dtype, (len(data),), old.stype, data)})
+        reply.content = RecordDict({"weights": weights, "answer": ConfigRecord({"text": json.dumps(said)})})
         return reply
 
     app.__call__ = misbehave
