@@ -40,5 +40,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 $(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,privacy,dpsgd]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,text,privacy,dpsgd]'
 	touch $@

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import IMAGE_MODELS
 from torch import nn
 
 from fedaux import seeding
@@ -140,7 +141,7 @@ def test_what_cannot_be_captured_is_trained_plainly() -> None:
     assert all(difference(own, fast[client]) == 0 for client, own in plain.items())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_fused_predictions_are_those_of_the_module_to_half_precision(name: str) -> None:
     module = Compute(torch.device("cuda")).place(model(name))
     for layer in module.modules():

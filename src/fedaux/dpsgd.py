@@ -9,6 +9,7 @@ noise.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,7 @@ def train_privately(
     client: int,
     compute: Compute | None = None,
 ) -> tuple[float, LedgerEntry]:
-    """Train `model` in place on one client's images (uint8 [n, C, H, W]) and labels [n]; return mean loss and cost.
+    """Train `model` in place on one client's inputs [n, ...] and labels [n]; return mean loss and cost.
 
     The loss is the client's own: it has no noise and must not be sent. Sampling and noise come from `generator`, which
     makes this a simulation, and the entry says so. Raises ValueError where a layer mixes the examples of a batch, or
@@ -130,9 +131,12 @@ def _per_example_gradients(wrapped: Any, parameters: list[nn.Parameter], inputs:
         for parameter in parameters:
             parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))  # type: ignore[attr-defined]
         return torch.zeros((), device=labels.device)
-    # Opacus hangs on backward hooks, and torch warns of those whose inputs need no gradient.
-    loss = functional.cross_entropy(wrapped(inputs.requires_grad_()), labels)
-    loss.backward()
+    # Opacus hangs on backward hooks, and torch warns of those whose inputs need no gradient, as token ids cannot.
+    inputs = inputs.requires_grad_() if inputs.is_floating_point() else inputs
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        loss = functional.cross_entropy(wrapped(inputs), labels)
+        loss.backward()
     return loss.detach() * len(labels)
 
 

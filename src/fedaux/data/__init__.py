@@ -1,6 +1,7 @@
 """Data: sources, the split over clients, the split of the auxiliary data, batches and views."""
 
 from fedaux.data.labelled import LabelledData
+from fedaux.data.loading import load_both, load_private
 from fedaux.data.sources import SOURCES, Source, count_labelled, load_auxiliary, load_labelled
 from fedaux.data.splits import split_auxiliary, split_dirichlet
 
@@ -10,7 +11,9 @@ __all__ = [
     "Source",
     "count_labelled",
     "load_auxiliary",
+    "load_both",
     "load_labelled",
+    "load_private",
     "split_auxiliary",
     "split_dirichlet",
 ]

@@ -27,8 +27,11 @@ EPSILON = 1e-8
 
 
 def can_stack(model: nn.Module) -> bool:
-    """Whether no example sees another in a model, nothing is drawn in it, and all of it is trained parameters."""
-    layers = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+    """Whether no example sees another in a model, nothing is drawn in it, and all of it is trained parameters.
+
+    Text models are not stacked: their operations are large enough, and attention would fall apart into single ones.
+    """
+    layers = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Embedding)
     return (
         [name for name, _ in model.named_parameters()] == list(model.state_dict())  # no buffers, nothing shared
         and all(parameter.requires_grad for parameter in model.parameters())
