@@ -111,7 +111,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     missing = fedaux_command("run", "nothing.toml", cwd=tmp_path)
     assert missing.returncode == 1
     assert (
-        "nothing.toml: there is no such file, nor such a recipe; there are cifar10, cifar10-linear," in missing.stderr
+        "nothing.toml: there is no such file, nor such a recipe; there are agnews, agnews-minilm," in missing.stderr
     )
     empty = fedaux_command("report", str(tmp_path), cwd=tmp_path)
     assert empty.returncode == 1
