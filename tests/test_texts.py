@@ -496,7 +496,7 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
 
-METHODS = ["fedavg", "fedavg+p", "feddf+p", "fedaux", "fedaux+m", "fedbe+p"]
+METHODS = ["fedavg", "feddf+p", "fedaux+m"]
 
 
 def test_a_federation_of_texts_learns(corpus: Path, tmp_path: Path) -> None:
