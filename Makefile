@@ -43,5 +43,5 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 $(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,privacy,dpsgd,tensorboard,flower,simulation]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,text,privacy,dpsgd,tensorboard,flower,simulation]'
 	touch $@

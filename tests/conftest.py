@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from fedaux.config import Experiment
+from fedaux.models import MODELS, model_input
 
 os.environ["FEDAUX_CACHE"] = ""  # no test reads or writes what other runs of the user share
 torch.set_num_threads(1)  # two test processes on two cores
+
+IMAGE_MODELS = [name for name in MODELS if model_input(name) == "image"]
 
 TINY: dict[str, Any] = {
     "name": "tiny",

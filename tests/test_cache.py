@@ -81,7 +81,7 @@ def test_a_damaged_entry_is_made_anew(tmp_path: Path) -> None:
     section = folder(tmp_path / "set")
     first = load_auxiliary(section).clone()
     (entry,) = decoded().iterdir()
-    for name in ("images.u8", "about.json", "rows.npy"):
+    for name in ("examples.bin", "about.json", "rows.npy"):
         content = (entry / name).read_bytes()
         (entry / name).write_bytes(content[: len(content) // 2])
         assert cache.load(entry.name) is None
@@ -149,9 +149,9 @@ def test_what_killed_processes_left_is_removed_after_a_day() -> None:
     ages = {".part-old": cache.ABANDONED_SECONDS + 60, ".part-new": 60}
     for name, age in ages.items():
         (decoded() / name).mkdir(parents=True)
-        (decoded() / name / "images.u8").write_bytes(b"half")
+        (decoded() / name / "examples.bin").write_bytes(b"half")
         then = time.time() - age
-        os.utime(decoded() / name / "images.u8", (then, then))
+        os.utime(decoded() / name / "examples.bin", (then, then))
     cache.store("key", blocks())
     assert sorted(entry.name for entry in decoded().iterdir()) == [".part-new", "key"]
 
@@ -165,8 +165,8 @@ def test_the_place_is_the_users_to_choose(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_entries_are_plain_files() -> None:
     cache.store("key", blocks(count=1))
     about = json.loads((decoded() / "key" / "about.json").read_text())
-    assert about == {"shape": [2, 3, 4, 4], "reasons": []}
-    assert (decoded() / "key" / "images.u8").stat().st_size == 2 * 3 * 4 * 4
+    assert about == {"shape": [2, 3, 4, 4], "kind": "uint8", "reasons": []}
+    assert (decoded() / "key" / "examples.bin").stat().st_size == 2 * 3 * 4 * 4
 
 
 def test_long_decodes_say_how_far_they_are(
@@ -177,4 +177,4 @@ def test_long_decodes_say_how_far_they_are(
     monkeypatch.setattr("fedaux.data.decoding.BLOCK", 1)
     load_auxiliary(section)
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1].split(",")[0] for line in said] == [f"{n} of 4 images decoded" for n in (1, 2, 3)]
+    assert [line.split(": ")[1].split(",")[0] for line in said] == [f"{n} of 4 rows decoded" for n in (1, 2, 3)]

@@ -174,7 +174,7 @@ def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="leads back to"):
         load_experiment(tmp_path / "a.toml")
     (tmp_path / "c.toml").write_text('extends = "nobody"\n')
-    with pytest.raises(ValueError, match="nobody: there is no such file, nor such a recipe; there are cifar10"):
+    with pytest.raises(ValueError, match="nobody: there is no such file, nor such a recipe; there are agnews"):
         load_experiment(tmp_path / "c.toml")
     (tmp_path / "d.toml").write_text("extends = 3\n")
     with pytest.raises(ConfigError, match="should be the name or the path of a recipe"):

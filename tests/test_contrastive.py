@@ -380,7 +380,7 @@ def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(kind: str, cha
     images = blobs(32).expand(-1, channels, -1, -1)
     features = nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 16))
     made = Training(features, images, feature_width=16, section=section(kind=kind), generator=seeded())
-    numbers = made._views.draw(64, generator=seeded())
+    numbers = made._objective.draw(32, generator=seeded())
     with Listening():  # type: ignore[no-untyped-call]
         made._loss(images, numbers)  # backward makes its zeros on the device
     parts = {part for name in called for part in name.split(".")}

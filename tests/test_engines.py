@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
+from conftest import IMAGE_MODELS, tiny
 from torch import Tensor, nn
 
 from fedaux import seeding
@@ -275,7 +275,7 @@ def test_filling_up_keeps_rows_and_says_which_count() -> None:
         assert set(row.tolist()) <= set(batch.tolist())  # of the client itself, whose memory it is
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_models_in_which_examples_see_each_other_are_not_stacked(name: str) -> None:
     normalised = any(isinstance(layer, nn.BatchNorm2d) for layer in model(name).modules())
     assert can_stack(model(name)) == (not normalised)

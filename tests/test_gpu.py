@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -10,16 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import IMAGE_MODELS
 from torch import nn
 
 from fedaux import seeding
 from fedaux.compute import Compute
-from fedaux.config import Local
+from fedaux.config import Local, Pretraining
 from fedaux.data.batches import to_float
+from fedaux.data.vocabulary import Vocabulary
 from fedaux.engines.streams import StreamTraining
 from fedaux.engines.training import Job, Workplace, one_by_one
 from fedaux.inference import FusedInference, Predictor
 from fedaux.models import MODELS, SplitModel
+from fedaux.pretrain.training import pretrain
 from fedaux.server import snapshot
 
 pytestmark = [
@@ -145,7 +149,7 @@ def test_what_cannot_be_captured_is_trained_plainly() -> None:
     assert torch.rand(3, device="cuda").shape == (3,)  # the failed capture has not locked the generator
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_fused_predictions_are_those_of_the_module_to_half_precision(name: str) -> None:
     module = Compute(torch.device("cuda")).place(model(name))
     for layer in module.modules():
@@ -181,3 +185,69 @@ def test_prediction_does_not_disturb_training() -> None:
     )
     assert module.training
     assert difference(before, snapshot(module)) == 0
+
+
+def text_place(*, compile: bool) -> Workplace:
+    """Texts of different lengths; more tokens a batch than the lookup's backward has its short cut for."""
+    compute = Compute(torch.device("cuda"), torch.float32, compile=compile, clients_at_once=3)
+    generator = np.random.default_rng(0)
+    ids = generator.integers(5, 300, (500, 256)).astype(np.int32)
+    ids[np.arange(256)[None, :] >= generator.integers(2, 257, (500, 1))] = 0
+    with seeding.initialisation(0, part="bert"):
+        made = MODELS["bert"]((256, 300), CLASSES, layers=2, width=32, heads=4, intermediate=64)
+    return Workplace(
+        model=compute.place(made),
+        inputs=compute.place_inputs(torch.from_numpy(ids)),
+        labels=torch.from_numpy(generator.integers(0, CLASSES, 500)).cuda(),
+        section=Local(batch_size=16, learning_rate=1e-3),
+        proximal=0.0,
+        compute=compute,
+        key="bert",
+    )
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_text_models_side_by_side_equal_one_by_one(compile: bool) -> None:
+    here = text_place(compile=compile)  # what could not be captured would warn, and warnings are errors
+    weights = snapshot(here.model)
+    plain = {job.client: own for job, own, _ in one_by_one(here)(jobs(), weights)}
+    for job, own, _ in StreamTraining(here, capacity=100)(jobs(), weights):
+        assert difference(own, plain[job.client]) < 0.05 * difference(own, weights)
+
+
+def test_text_predictions_in_half_precision_are_near() -> None:
+    here = text_place(compile=False)
+    weights = snapshot(here.model)
+    exact = Predictor(here.model, here.compute)(weights, here.inputs, batch_size=64)
+    half = Predictor(here.model, Compute(torch.device("cuda"), torch.bfloat16))(weights, here.inputs, batch_size=64)
+    assert float((exact - half).norm() / exact.norm()) < 0.03
+
+
+@pytest.mark.parametrize("kind", ["masked", "next-token"])
+def test_language_modelling_can_be_captured(kind: Any) -> None:
+    words = _Words(300)
+    losses = []
+    for at_once in (1, 8):
+        with seeding.initialisation(0, part="bert"):
+            made = MODELS["bert"]((64, 300), 2, layers=2, width=32, heads=4, intermediate=64, causal=kind != "masked")
+        compute = Compute(torch.device("cuda"), torch.float32, clients_at_once=at_once)
+        training = pretrain(
+            compute.place(made).features,
+            text_place(compile=False).inputs[:, :64].contiguous(),
+            feature_width=32,
+            section=Pretraining(kind=kind, epochs=3, batch_size=50),
+            generator=torch.Generator("cuda").manual_seed(0),
+            compute=compute,
+            vocabulary=words,
+        )
+        losses.append(training.losses)
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+class _Words(Vocabulary):
+    """As many words as asked for, and the marks."""
+
+    def __init__(self, size: int) -> None:
+        marks = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
+        tokens = marks | {f"w{number}": number for number in range(len(marks), size)}
+        super().__init__(json.dumps({"model": {"vocab": tokens}, "added_tokens": []}), "a test")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from conftest import IMAGE_MODELS
 from torch import Tensor, nn
 
 from fedaux import seeding
@@ -64,7 +65,7 @@ def distance(found: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize("part", ["whole", "features"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_joined_operations_compute_what_the_module_does(name: str, part: str) -> None:
     module = model(name)
     module = module if part == "whole" else module.get_submodule("features")

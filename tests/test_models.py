@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from conftest import IMAGE_MODELS
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional
@@ -31,7 +32,7 @@ def images_of(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_forward_is_head_after_features(name: str) -> None:
     model = MODELS[name]((3, 32, 32), 7).eval()
     images = torch.rand(2, 3, 32, 32)
@@ -236,7 +237,7 @@ def test_the_shuffle_lets_each_output_of_a_unit_see_all_inputs(stride: int) -> N
     assert (jacobian[-16:] != 0).all()  # at stride 2 the pooled inputs come first
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_a_gradient_reaches_every_parameter(name: str) -> None:
     # In inference mode, because batch statistics take out again what a shift before a convolution adds.
     model = seeded(name, (3, 32, 32), 10).eval()
@@ -245,7 +246,7 @@ def test_a_gradient_reaches_every_parameter(name: str) -> None:
     assert not without
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_a_batch_can_be_learned_by_heart(name: str) -> None:
     model = seeded(name, (1, 8, 8), 4).train()
     images, labels = images_of(8, 1, 8, 8), torch.arange(8) % 4
@@ -258,7 +259,7 @@ def test_a_batch_can_be_learned_by_heart(name: str) -> None:
     assert loss.item() < 0.7  # guessing costs log 4 = 1.39
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8)])
 def test_features_have_a_sound_scale_before_any_training(name: str, shape: tuple[int, int, int]) -> None:
     features = seeded(name, shape, 10).eval().features(images_of(8, *shape))
@@ -268,7 +269,7 @@ def test_features_have_a_sound_scale_before_any_training(name: str, shape: tuple
     assert ((features - features.mean(dim=0)).norm(dim=1) > 0.01 * norms).all()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_initial_weights_come_from_the_stream(name: str) -> None:
     first, second = (seeded(name, (1, 8, 8), 10).state_dict() for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in first)
@@ -277,7 +278,7 @@ def test_initial_weights_come_from_the_stream(name: str) -> None:
     assert differing == [key for key in first if first[key].ndim > 1]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_clients_train_in_one_vectorised_step_as_they_would_alone(name: str) -> None:
     with seeding.initialisation(0, part="test"):
         models = [MODELS[name]((1, 8, 8), 3).double().train() for _ in range(2)]
@@ -297,7 +298,7 @@ def test_clients_train_in_one_vectorised_step_as_they_would_alone(name: str) -> 
             assert torch.allclose(buffers[key][index], buffer)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "mlp"])
+@pytest.mark.parametrize("name", [name for name in IMAGE_MODELS if name != "mlp"])
 def test_a_network_in_channels_last_format_stays_in_it(name: str) -> None:
     model = seeded(name, (3, 32, 32), 10).eval()
     images = images_of(2, 3, 32, 32)
@@ -315,7 +316,7 @@ def test_a_network_in_channels_last_format_stays_in_it(name: str) -> None:
     assert all(layouts)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_inference_on_an_image_does_not_depend_on_its_batch(name: str) -> None:
     model = MODELS[name]((1, 8, 8), 10).eval()
     images = torch.rand(5, 1, 8, 8)

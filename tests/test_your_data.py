@@ -31,9 +31,11 @@ def test_the_fragment_of_a_recipe_is_valid() -> None:
 
 def test_the_page_can_be_followed(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
+    pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
     named = [(re.match(r"# (\S+\.(?:py|toml))\n", text), text) for _, text in BLOCKS]
     files = {name[1]: text for name, text in named if name is not None}
-    assert list(files) == ["make_images.py", "hospitals.toml", "scans.toml", "make_parquet.py"]
+    made = ["make_images.py", "hospitals.toml", "scans.toml", "make_parquet.py", "make_texts.py", "desks.toml"]
+    assert list(files) == made
     for name, content in files.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     commands = [
@@ -46,6 +48,12 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         ["fedaux", "data"],
         ["python", "make_parquet.py"],
         ["fedaux", "data"],
+        ["python", "make_texts.py"],
+        ["fedaux", "data"],
+        ["fedaux", "pretrain"],
+        ["fedaux", "run"],
+        ["fedaux", "tokenise"],
+        ["fedaux", "run"],
     ]
     environment = os.environ | {"FEDAUX_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     said = []
@@ -66,3 +74,11 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
     assert re.search(r"round .* square", said[1])
     assert said[3] == said[5]  # one table as CSV and as Parquet
     assert re.search(r"\b64\b", said[3])
+    desks = json.loads((tmp_path / "runs/desks/split.json").read_text(encoding="utf-8"))
+    assert desks["classes"] == ["shipping", "weather"]
+    assert [sum(row) for row in desks["tables"]["0"]] == [48, 48]
+    assert desks["tables"]["0"][1][0] == 0
+    assert "linear probe" in said[8]
+    assert "shipping" in (tmp_path / "runs/desks/report.html").read_text(encoding="utf-8")
+    tokens = json.loads((tmp_path / "runs/tokens/summary.json").read_text(encoding="utf-8"))
+    assert tokens["complete"]

@@ -8,15 +8,18 @@ from torch import Tensor
 
 from fedaux import seeding, wordnet
 from fedaux.certainty import MECHANISMS
-from fedaux.config import ConfigError, Data, ExperimentFields
+from fedaux.checkpoints import checkpoint_of, locate, read_tokenizer
+from fedaux.config import ConfigError, Data, ExperimentFields, Prototype
 from fedaux.data import SOURCES, LabelledData, count_labelled
 from fedaux.data.sources import WORDNET_ROWS
 from fedaux.data.splits import split_auxiliary
+from fedaux.data.vocabulary import Vocabulary, of_folder
 from fedaux.dpsgd import check_ready
 from fedaux.methods import METHODS
 from fedaux.mistakes import nearest
-from fedaux.models import MODELS, model_options
+from fedaux.models import MODELS, model_input, model_options
 from fedaux.pretrain import fitting_weights
+from fedaux.pretrain.objectives import resolved
 
 
 def problems_of(experiment: ExperimentFields, *, federated: bool = False) -> list[str]:
@@ -38,16 +41,20 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False) -> lis
                 if option not in options:
                     line = f"{prototype.model} has no such option{nearest(option, options)}"
                     problems.append(f"prototypes.options.{option}: {line}")
-                elif isinstance(options[option], int) and not (type(value) is int and value >= 1):
-                    problems.append(f"prototypes.options.{option} = {value!r}: should be a whole number of at least 1")
+                elif problem := _option_problem(options[option], value):
+                    problems.append(f"prototypes.options.{option} = {value!r}: {problem}")
+    problems += _text_problems(experiment)
     problems += _contradictions(experiment)
     known("certainty.mechanism", experiment.certainty.mechanism, list(MECHANISMS))
     labelled = [name for name, source in SOURCES.items() if source.load_labelled]
     public = [name for name, source in SOURCES.items() if source.load_auxiliary]
     if known("data.source", experiment.data.source, labelled) and federated:
         problems += _missing_test(experiment.data)
+        if experiment.text is not None:
+            problems.append("text: nodes of a federation hold images so far; texts are for the simulator")
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
-        problems += _size_problems(experiment)
+        if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
+            problems += _size_problems(experiment)
     elif experiment.data.source in labelled:
         problems += missing
     if known("auxiliary.source", experiment.auxiliary.source, public):
@@ -56,6 +63,35 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False) -> lis
     checkpoint = experiment.pretraining.checkpoint
     if checkpoint is not None and not Path(checkpoint).is_file():
         problems.append(f"pretraining.checkpoint = {checkpoint!r}: there is no such file")
+    return problems
+
+
+def _option_problem(default: object, value: object) -> str | None:
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "should be true or false"
+    if isinstance(default, int):
+        return None if type(value) is int and value >= 1 else "should be a whole number of at least 1"
+    return "should be a text" if isinstance(default, str) and not isinstance(value, str) else None
+
+
+def _text_problems(experiment: ExperimentFields) -> list[str]:
+    """Return a line for each model and source that is for images where there are texts, or the other way round."""
+    problems: list[str] = []
+    texts = experiment.text is not None
+    for prototype in experiment.prototypes:
+        wanted = model_input(prototype.model) if prototype.model in MODELS else None
+        if wanted == "image" and texts:
+            line = (
+                "is for images, and the table [text] says that the data are texts; tinybert, minilm and bert read them"
+            )
+            problems.append(f"prototypes.model = {prototype.model!r}: {line}")
+        elif wanted == "text" and not texts:
+            problems.append(f"prototypes.model = {prototype.model!r}: is for texts; add the table [text]")
+    if texts:
+        for key, name in (("data", experiment.data.source), ("auxiliary", experiment.auxiliary.source)):
+            if name in SOURCES and not SOURCES[name].holds_texts:
+                able = ", ".join(source for source, row in SOURCES.items() if row.holds_texts)
+                problems.append(f"{key}.source = {name!r}: holds no texts; those that can are {able}")
     return problems
 
 
@@ -100,10 +136,11 @@ def check(experiment: ExperimentFields, *, federated: bool = False) -> None:
 
 def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tensor) -> None:
     """Raise ConfigError for what only loaded data can tell: shapes, sizes, models and checkpoints that do not fit."""
-    _check_shapes(data, tuple(auxiliary.shape))
+    if data.vocabulary is None:
+        _check_shapes(data, tuple(auxiliary.shape))
     problems: list[str] = []
     channels = data.images.shape[1]
-    for key in ("channel_mean", "channel_deviation"):
+    for key in ("channel_mean", "channel_deviation") if data.vocabulary is None else ():
         if len(numbers := getattr(experiment.data, key)) not in (0, channels):
             problems.append(f"data.{key} = {list(numbers)}: should be {channels} numbers, one a channel")
     try:
@@ -118,25 +155,44 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
     for prototype in experiment.prototypes:
         try:
             with seeding.initialisation(0, part=prototype.name):
-                model = MODELS[prototype.model](tuple(data.images.shape[1:]), len(data.classes), **prototype.options)
+                model = MODELS[prototype.model](data.input_shape, len(data.classes), **prototype.options)
         except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
             problems.append(f"prototypes.options = {prototype.options}: {prototype.model} cannot be built ({error})")
             continue
         try:
             if experiment.local.privacy is not None:
                 check_ready([model])
-            if pretrained and experiment.pretraining.checkpoint is not None:
+            if pretrained and experiment.pretraining.checkpoint is None:
+                given = model.given is not None
+                resolved(experiment.pretraining, model.features, texts=data.vocabulary is not None, given=given)
+                _check_words(prototype, data.vocabulary)
+            elif pretrained and experiment.pretraining.checkpoint is not None:
                 fitting_weights(
                     Path(experiment.pretraining.checkpoint),
                     model,
                     key="pretraining.checkpoint",
                     prototype=prototype,
-                    image_shape=tuple(data.images.shape[1:]),
+                    image_shape=data.input_shape if data.vocabulary is None else None,
+                    vocabulary=data.vocabulary,
                 )
         except ValueError as error:
             problems.append(str(error))
     if problems:
         raise ConfigError(problems)
+
+
+def _check_words(prototype: Prototype, vocabulary: Vocabulary | None) -> None:
+    """Raise ValueError where a prototype's own checkpoint was trained with other tokens than the ones in use."""
+    checkpoint = checkpoint_of(prototype)
+    if checkpoint is None or vocabulary is None:
+        return
+    key = "prototypes.options.checkpoint"
+    folder = locate(checkpoint, key=key)
+    if read_tokenizer(folder) is not None and of_folder(folder, key=key).tokens != vocabulary.tokens:
+        raise ValueError(
+            f"text.vocabulary: that of {vocabulary.origin} is in use, and {prototype.name} begins with {checkpoint}, "
+            "which was trained with another; should be its own"
+        )
 
 
 def _check_shapes(data: LabelledData, auxiliary_shape: tuple[int, ...]) -> None:
@@ -202,7 +258,7 @@ def _size_problems(experiment: ExperimentFields) -> list[str]:
     if silos and clients != silos:
         return [f"split.num_clients = {clients}: should be {silos}, as many as data.clients names"]
     try:
-        examples = count_labelled(experiment.data)
+        examples = count_labelled(experiment.data, texts=experiment.text is not None)
         held = experiment.data.server_validation
     except ValueError as error:
         return [str(error)]

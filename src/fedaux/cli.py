@@ -128,11 +128,11 @@ def data(
     if out.suffix not in {".png", ".svg", ".pdf"}:
         raise ValueError(f"--out {out}: should end in .png, .svg or .pdf")
     from fedaux import checks, display, execute
-    from fedaux.data import load_labelled
+    from fedaux.data import load_private
     from fedaux.report import figures, svg
 
     checks.check(experiment)
-    labelled = load_labelled(experiment.data)
+    labelled = load_private(experiment)
     chosen = experiment.seeds[0] if seed is None else seed
     table = execute.split_table(experiment, labelled, chosen)
     console = Console()
@@ -169,6 +169,9 @@ def pretrain(
     probing: Annotated[
         bool, typer.Option("--probe/--no-probe", help="Whether h0 is measured on the recipe's labelled data.")
     ] = True,
+    half: Annotated[
+        bool, typer.Option("--half", help="Write h0 in half precision: half the bytes, to carry it elsewhere.")
+    ] = False,
     overrides: Overrides = None,
     plugins: Plugins = None,
 ) -> None:
@@ -196,8 +199,27 @@ def pretrain(
         raise typer.Exit(130) from None
     console.print(command.outcome_table(outcomes, name=experiment.name, seed=chosen))
     if out is not None:
-        command.write_outcomes(out, outcomes)
+        command.write_outcomes(out, outcomes, half=half)
         console.print(f"h0: {out}, its card: {out.with_suffix('.json')}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def tokenise(
+    recipe: Recipe,
+    out: Annotated[Path, typer.Option("--out", help="The folder for the two files.", metavar="DIR")] = Path("tokens"),
+    overrides: Overrides = None,
+    plugins: Plugins = None,
+) -> None:
+    """Write a recipe's texts as token ids, with their tokenizer inside: to be read with the source `tensors`."""
+    experiment = load(recipe, overrides or [], plugins=plugins)
+    if experiment.text is None:
+        raise ValueError(f"{recipe}: has no table [text]; images need no tokens")
+    from fedaux.data import load_both
+    from fedaux.data.tokens import save_tokens
+
+    data, public = load_both(experiment)
+    for path in save_tokens(out, data, public):
+        typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
 @app.command()
@@ -240,15 +262,14 @@ def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugi
     experiment = load(recipe, overrides or [], plugins=plugins)
     from fedaux import execute
     from fedaux.checks import check_data
-    from fedaux.data import load_auxiliary, load_labelled
+    from fedaux.data import load_both
     from fedaux.plan import privacy_plan
 
-    labelled, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
+    labelled, auxiliary = load_both(experiment)
     check_data(experiment, labelled, auxiliary)
     sizes = [len(part) for part in execute.split_for(experiment, labelled, experiment.seeds[0])]
-    channels, height, width = labelled.images.shape[1:]
     num_negatives = round(experiment.auxiliary.negatives_fraction * len(auxiliary))
-    plan = privacy_plan(experiment, sizes, image_shape=(channels, height, width), num_negatives=num_negatives)
+    plan = privacy_plan(experiment, sizes, input_shape=labelled.input_shape, num_negatives=num_negatives)
     console = Console()
     for part in plan.render():
         console.print(part, highlight=False, soft_wrap=isinstance(part, str))

@@ -63,7 +63,7 @@ class Compute:
         return inputs.to(self.device)
 
     def floats(self, inputs: Tensor) -> Tensor:
-        """Return inputs as models take them: uint8 images mapped to [0, 1] and normalised, features as they are."""
+        """Return inputs as models take them: images in [0, 1] and normalised; features and token ids as they are."""
         floats = to_float(inputs)
         return self.normalised(floats) if inputs.dtype is torch.uint8 else floats
 

@@ -72,10 +72,17 @@ class Data(Section):
     test_fraction: Fraction = 0.2
     """Share held out for testing where the source has no test set (of each client, where `clients` are given); the same
     examples for every seed."""
+    size: Count | None = None
+    """How many training examples to use, the first ones (of each client, where `clients` are given); all of them when
+    not given."""
+    test_size: Count | None = None
+    """The same of test examples."""
     subset: str | None = None
     """`huggingface`: which configuration of the data set."""
     image_column: str | None = None
     """Column of tables that holds the images, or paths to them; found by its name or type when not given."""
+    text_column: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    """Column of tables that holds the texts, found by its name when not given; several are joined by a blank."""
     label_column: str | None = None
     """Column of tables that holds the labels, found likewise; for `cifar100-binary` `fine` or `coarse`."""
     image_size: Count | None = None
@@ -83,7 +90,8 @@ class Data(Section):
     channels: Literal[1, 3] | None = None
     """1 makes all images grey, 3 makes them coloured; as the first image when not given."""
     skip_bad: bool = False
-    """Whether rows without a readable image or a proper label are left out and counted, rather than stop the run."""
+    """Whether rows without a readable image or text, or without a proper label, are left out and counted, rather than
+    stop the run."""
     channel_mean: Annotated[tuple[float, ...], BeforeValidator(_as_tuple)] = ()
     """Taken from every image, private and public, a number a channel between 0 and 1; nothing when not given."""
     channel_deviation: Annotated[tuple[Positive, ...], BeforeValidator(_as_tuple)] = ()
@@ -108,14 +116,31 @@ class Auxiliary(Section):
     structures, or a WordNet id such as n02084071; rows or folders carry such ids."""
     image_column: str | None = None
     """Column of tables that holds the images, or paths to them; found by its name or type when not given."""
+    text_column: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    """Column of tables that holds the texts, found by its name when not given; several are joined by a blank."""
     image_size: Count | None = None
     """Side in pixels to which images are resized, after their middle square was cut out; as they are when not given."""
     channels: Literal[1, 3] | None = None
     """1 makes all images grey, 3 makes them coloured; as the first image when not given."""
     skip_bad: bool = False
-    """Whether rows without a readable image are left out and counted, rather than stop the run."""
+    """Whether rows without a readable image or text are left out and counted, rather than stop the run."""
     negatives_fraction: Fraction = 0.2
     """Share of the negatives; the rest is the distill set."""
+
+
+class Text(Section):
+    """Texts as token ids, private and public ones by one tokenizer. Without this table, the data are images."""
+
+    length: Annotated[int, Field(ge=4)] = 128
+    """Tokens of a text, the marks at its two ends included; what is longer is cut."""
+    auxiliary_length: Annotated[int, Field(ge=4)] | None = None
+    """The same of public texts; `length` when not given. Nothing is padded beyond the longest text."""
+    vocabulary: str | None = None
+    """Where the tokenizer comes from: a folder or hub id with a checkpoint, a file tokenizer.json or vocab.txt, a file
+    that fedaux has written; `auxiliary` learns one from the public texts. When not given: that of the data, of
+    `pretraining.checkpoint` or of the first prototype's checkpoint, where they bring one, else a learned one."""
+    vocabulary_size: Annotated[int, Field(ge=100)] = 30522
+    """Tokens of a learned vocabulary, at most; the default is BERT's."""
 
 
 class Split(Section):
@@ -143,7 +168,7 @@ class Prototype(Section):
 
 
 class Augmentation(Section):
-    """Random views for contrastive pretraining; the defaults are those of SimCLR, without the blur."""
+    """Random views of images, for contrastive pretraining; the defaults are those of SimCLR, without the blur."""
 
     crop_scale: Annotated[tuple[float, float], Field(strict=False), AfterValidator(_share)] = (0.08, 1.0)
     """Share of the image's area that a crop keeps, least and most."""
@@ -172,14 +197,16 @@ class Augmentation(Section):
 class Pretraining(Section):
     """Self-supervised training of h0 on the auxiliary data, for methods that start from it."""
 
-    kind: Literal["contrastive", "barlow", "none"] = "contrastive"
-    """`contrastive` is SimCLR; `barlow` Barlow Twins; `none` takes the random initial features as h0."""
+    kind: Literal["auto", "contrastive", "barlow", "masked", "next-token", "none"] = "auto"
+    """Images: `contrastive` is SimCLR; `barlow` Barlow Twins. Texts: `masked` is BERT's cloze test; `next-token` is for
+    models that look back only. `none` takes the initial features as h0: random ones, or those of the prototype's own
+    checkpoint. `auto`: `none` where there is such a checkpoint, else `contrastive`, `masked` or `next-token`."""
     checkpoint: str | None = None
     """A safetensors file with h0, such as `fedaux pretrain --out` writes; then nothing is trained."""
     epochs: Count = 100
     """Passes over the auxiliary data."""
     batch_size: Annotated[int, Field(ge=2)] = 512
-    """Images a batch, each in two views."""
+    """Examples a batch; images in two views each."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """`adam` adds the weight decay to the gradient, `adamw` takes it from the weights."""
     learning_rate: Positive = 1e-3
@@ -198,6 +225,8 @@ class Pretraining(Section):
     """Widths of the projection head, which is thrown away afterwards."""
     projection_batch_norm: bool = False
     """Whether the hidden layer of the projection head is normalised over the batch."""
+    masked_share: Fraction = 0.15
+    """`masked`: share of the tokens that are to be guessed."""
     augmentation: Augmentation = Augmentation()
 
     @model_validator(mode="after")
@@ -424,6 +453,7 @@ class ExperimentFields(Section):
     """Share C of the population asked in a round, at least one client."""
     data: Data = Data()
     auxiliary: Auxiliary = Auxiliary()
+    text: Text | None = None
     split: Split = Split()
     prototypes: Annotated[tuple[Prototype, ...], Field(min_length=1), BeforeValidator(_as_tuple)] = (
         Prototype(name="cnn", model="cnn"),

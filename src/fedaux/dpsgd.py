@@ -9,6 +9,7 @@ noise.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +39,7 @@ def train_privately(
     compute: Compute | None = None,
     noise: str = "simulated",
 ) -> tuple[float, LedgerEntry]:
-    """Train `model` in place on one client's images (uint8 [n, C, H, W]) and labels [n]; return mean loss and cost.
+    """Train `model` in place on one client's inputs [n, ...] and labels [n]; return mean loss and cost.
 
     The loss is the client's own: it has no noise and must not be sent. Sampling and noise come from `generator`; the
     entry says with the word `noise` whether that can be foretold. Raises ValueError where a layer mixes the examples of
@@ -139,9 +140,12 @@ def _per_example_gradients(wrapped: Any, parameters: list[nn.Parameter], inputs:
         for parameter in parameters:
             parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))  # type: ignore[attr-defined]
         return torch.zeros((), device=labels.device)
-    # Opacus hangs on backward hooks, and torch warns of those whose inputs need no gradient.
-    loss = functional.cross_entropy(wrapped(inputs.requires_grad_()), labels)
-    loss.backward()
+    # Opacus hangs on backward hooks, and torch warns of those whose inputs need no gradient, as token ids cannot.
+    inputs = inputs.requires_grad_() if inputs.is_floating_point() else inputs
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        loss = functional.cross_entropy(wrapped(inputs), labels)
+        loss.backward()
     leave_out_what_is_no_number(parameters)
     return loss.detach() * len(labels)
 

@@ -22,7 +22,8 @@ from fedaux.certainty import Public
 from fedaux.clients import Clients, Weights
 from fedaux.compute import Compute, compute_for
 from fedaux.config import Experiment
-from fedaux.data import LabelledData, load_auxiliary, load_labelled, split_auxiliary, split_dirichlet
+from fedaux.data import LabelledData, load_both, split_auxiliary, split_dirichlet
+from fedaux.data.vocabulary import Vocabulary
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.files import save_json, save_tensors
 from fedaux.methods import METHODS
@@ -70,10 +71,12 @@ def run(
     checks.check(experiment)
     tensorboard.check(experiment)
     device = prepare_device(experiment)
-    data = load_labelled(experiment.data).to(device)
+    data, auxiliary = load_both(experiment)
+    data = data.to(device)
     return carry_out(
         experiment,
         data,
+        auxiliary.to(device),
         simulated(experiment, data),
         path=run_path(experiment, out),
         resume=resume,
@@ -102,6 +105,7 @@ def run_path(experiment: Experiment, out: Path | str | None) -> Path:
 def carry_out(
     experiment: Experiment,
     data: LabelledData,
+    auxiliary: Tensor,
     clients: Callable[[Task], Clients],
     *,
     path: Path,
@@ -113,7 +117,6 @@ def carry_out(
 
     `tables` tells who holds what, where anybody knows.
     """
-    auxiliary = load_auxiliary(experiment.auxiliary).to(data.test_images.device)
     checks.check_data(experiment, data, auxiliary)
     compute = compute_for(experiment.engine, auxiliary.device, experiment.data)
     if resume:
@@ -190,7 +193,7 @@ class Work:
             if released:
                 directory.write_ledger()
         if self._lacks_scores(method, seed) and progress.state.certificates:
-            tensors, metadata = describe_scores(federation, progress.state)
+            tensors, metadata = describe_scores(federation, progress.state, vocabulary=self._data.vocabulary)
             save_tensors(directory.path / "scores.safetensors", tensors, metadata=metadata)
         write_summary(directory)
 
@@ -201,13 +204,12 @@ class Work:
             negatives_fraction=self._experiment.auxiliary.negatives_fraction,
             generator=seeding.generator(seed, "auxiliary split"),
         )
-        channels, height, width = self._data.test_images.shape[1:]
         placed = self._compute.place_inputs
         return Task(
             experiment=self._experiment,
             method=METHODS[method],
             seed=seed,
-            image_shape=(channels, height, width),
+            input_shape=self._data.input_shape,
             num_classes=len(self._data.classes),
             prototype_of=assign_prototypes(self._experiment),
             negatives=placed(self._auxiliary[torch.from_numpy(negatives).to(self._auxiliary.device)]),
@@ -235,6 +237,7 @@ class Work:
                 shared=shared_store(),
                 compute=self._compute,
                 on_epoch=lambda passed: self._watcher.phase(task, 0, f"pretrain {passed}"),
+                vocabulary=self._data.vocabulary,
             )
 
         return extract
@@ -282,8 +285,10 @@ def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
     return {"classes": list(data.classes), **drawn, "tables": tables}
 
 
-def describe_scores(federation: Federation, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return what the released scores say: weight of each client by test class, and its highest-scored public images.
+def describe_scores(
+    federation: Federation, state: State, *, vocabulary: Vocabulary | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return what the released scores say: weight of each client by test class, its highest-scored public examples.
 
     Test labels are used for this picture alone; nothing else sees it.
     """
@@ -300,8 +305,12 @@ def describe_scores(federation: Federation, state: State) -> tuple[dict[str, Ten
     by_class = (weights @ members) / members.sum(dim=0).clamp_min(1)
     scores = scorer.log_scores(state.certificates, chosen)
     top = scores.topk(min(TOP_IMAGES, scores.shape[1]), dim=1).indices
-    tensors = {"weights_by_class": by_class.float(), "top_images": task.distill_images[top]}
-    return tensors, {"method": task.method.name, "seed": str(task.seed), "clients": json.dumps(chosen)}
+    words = {"method": task.method.name, "seed": str(task.seed), "clients": json.dumps(chosen)}
+    shown = task.distill_images[top]
+    if vocabulary is None:
+        return {"weights_by_class": by_class.float(), "top_images": shown}, words
+    texts = [[vocabulary.words(ids) for ids in own] for own in shown.tolist()]
+    return {"weights_by_class": by_class.float()}, words | {"top_texts": json.dumps(texts)}
 
 
 def out_of_memory(experiment: Experiment, method: str, seed: int) -> str:

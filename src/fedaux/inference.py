@@ -127,6 +127,8 @@ class FusedInference:
 
     def __init__(self, module: nn.Module) -> None:
         module = copy.deepcopy(module).eval()
+        if any(isinstance(part, nn.Embedding) for part in module.modules()):
+            raise Untraceable("looks tokens up, whose numbers must not become floats, and has nothing to join")
         try:
             self._graph = _Tracer().trace(module)
         except Exception as error:

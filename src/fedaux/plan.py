@@ -142,7 +142,7 @@ def privacy_plan(
     experiment: ExperimentFields,
     sizes: Sequence[int],
     *,
-    image_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     num_negatives: int,
 ) -> PrivacyPlan:
     """Return what each client will spend, from the sizes n_i of the clients and public numbers alone.
@@ -154,7 +154,7 @@ def privacy_plan(
     present = [client for client, size in enumerate(sizes) if size > 0]
     share = min(1.0, clients_a_round(experiment) / max(1, len(present)))
     expected_rounds = math.ceil(share * experiment.rounds - 1e-9)
-    widths = _feature_widths(experiment, image_shape)
+    widths = _feature_widths(experiment, input_shape)
     groups = []
     for scores in (True, False):
         methods = tuple(name for name in experiment.method if METHODS[name].scores == scores)
@@ -237,12 +237,12 @@ def least_examples(noise_share: Callable[[int], float], *, limit: float) -> int 
     return high
 
 
-def _feature_widths(experiment: ExperimentFields, image_shape: tuple[int, int, int]) -> list[int]:
+def _feature_widths(experiment: ExperimentFields, input_shape: tuple[int, ...]) -> list[int]:
     """Return the feature width of each client's prototype."""
     widths = {}
     for prototype in experiment.prototypes:
         with seeding.initialisation(0, part=prototype.name):
-            widths[prototype.name] = MODELS[prototype.model](image_shape, 2, **prototype.options).feature_width
+            widths[prototype.name] = MODELS[prototype.model](input_shape, 2, **prototype.options).feature_width
     return [widths[name] for name in assign_prototypes(experiment)]
 
 

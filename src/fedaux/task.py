@@ -28,11 +28,13 @@ class Task:
     experiment: ExperimentFields
     method: Method
     seed: int
-    image_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
+    """(channels, height, width) of images, (tokens, vocabulary) of texts."""
     num_classes: int
     prototype_of: tuple[str, ...]
     """The prototype of each client."""
     negatives: Tensor
+    """Public examples, as all others here uint8 images [N, C, H, W] or token ids, int32 [N, L]."""
     distill_images: Tensor
     test_images: Tensor
     test_labels: Tensor
@@ -48,7 +50,7 @@ class Task:
     def architecture(self, prototype: str) -> str:
         """Return a name for what the models of a prototype have in common, whatever their weights."""
         (section,) = [one for one in self.experiment.prototypes if one.name == prototype]
-        shape = "x".join(map(str, self.image_shape))
+        shape = "x".join(map(str, self.input_shape))
         return f"{section.model} {sorted(section.options.items())} {shape} {self.num_classes} {self.experiment.mode}"
 
 
@@ -113,7 +115,7 @@ def build_models(task: Task) -> dict[str, SplitModel]:
     models = {}
     for prototype in task.experiment.prototypes:
         with seeding.initialisation(task.seed, part=prototype.name):
-            model = MODELS[prototype.model](task.image_shape, task.num_classes, **prototype.options)
+            model = MODELS[prototype.model](task.input_shape, task.num_classes, **prototype.options)
         models[prototype.name] = task.compute.place(model)
     return models
 

@@ -1,6 +1,7 @@
 """Data: sources, the split over clients, the split of the auxiliary data, batches and views."""
 
 from fedaux.data.labelled import LabelledData
+from fedaux.data.loading import load_both, load_private
 from fedaux.data.sources import (
     SOURCES,
     Source,
@@ -18,8 +19,10 @@ __all__ = [
     "Source",
     "count_labelled",
     "load_auxiliary",
+    "load_both",
     "load_labelled",
     "load_own",
+    "load_private",
     "load_test",
     "split_auxiliary",
     "split_dirichlet",

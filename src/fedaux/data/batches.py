@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def to_float(images: Tensor) -> Tensor:
-    """Map uint8 to [0, 1] in single precision; features, which are floats already, stay as they are."""
+    """Map uint8 to [0, 1] in single precision; features, which are floats already, and token ids stay as they are."""
     return images.float().div_(255.0) if images.dtype is torch.uint8 else images
 
 

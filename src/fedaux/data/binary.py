@@ -17,7 +17,7 @@ CIFAR_PIXELS = 3 * 32 * 32
 STL_PIXELS = 3 * 96 * 96
 
 
-def open_cifar10(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+def open_cifar10(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open data_batch_*.bin or test_batch.bin: a byte for the label, then red, green and blue, row by row."""
     patterns = {"train": "data_batch_*.bin", "test": "test_batch.bin"}
     folder = _below(path, "cifar-10-batches-bin")
@@ -25,7 +25,7 @@ def open_cifar10(path: str, part: str, section: Data | Auxiliary) -> Table | Non
     return _open_cifar(files, label_bytes=1, label_at=0, names="batches.meta.txt", num_classes=10)
 
 
-def open_cifar100(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+def open_cifar100(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open train.bin or test.bin: a byte for the coarse label, one for the fine label, then as CIFAR-10."""
     wanted = section.label_column if isinstance(section, Data) else None
     if wanted not in (None, "fine", "coarse"):
@@ -62,7 +62,7 @@ def _open_cifar(
     )
 
 
-def open_stl10(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+def open_stl10(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open train_X.bin and train_y.bin, or test_*; public data is unlabeled_X.bin. Pixels stand column by column."""
     unlabeled = not isinstance(section, Data)
     folder = _below(path, "stl10_binary")
@@ -97,7 +97,7 @@ def _counted_from_one(labels: NDArray[np.uint8]) -> list[object]:
     return [int(label) - 1 if label else None for label in labels]
 
 
-def open_svhn(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+def open_svhn(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open train_32x32.mat or test_32x32.mat (or a file by name, such as extra_32x32.mat): label 10 stands for 0."""
     files = _files(Path(path), path, f"{part}_32x32.mat", part=part, key=key_of(section))
     if not files:

@@ -1,4 +1,4 @@
-"""Decoded images on disk, found by the content of the files they came from, and mapped into memory rather than read."""
+"""Decoded images and token ids on disk, found by the content of the files they came from, mapped into memory."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from fedaux.data.decoding import Block, Pixels
+from fedaux.data.decoding import Block, Numbers
 
-VERSION = 1
+VERSION = 2
 """Part of every key: raise it when images come out differently."""
+CONTENT = "examples.bin"
+"""The numbers themselves, one after another; about.json beside it says of which kind and shape."""
+KINDS = {"uint8": np.uint8, "int32": np.int32}
 ABANDONED_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Decoded images [N, C, H, W], the rows of their table that they come from, and why others are not among them."""
+    """Decoded images (or token ids) [N, ...], the rows of their table they come from, why others are not among them."""
 
-    images: Pixels
+    images: Numbers
     rows: np.ndarray
     reasons: tuple[str, ...]
 
@@ -64,7 +67,7 @@ def load(key: str) -> Stored | None:
 
 
 def store(key: str, blocks: Iterable[Block]) -> Stored:
-    """Write blocks of decoded images under a key and return them, mapped.
+    """Write blocks of decoded images or token ids under a key and return them, mapped.
 
     They are written beside their place and take it at the end in one step, so that other processes see all or nothing;
     the first of several that write the same wins. Where nothing can be written, a temporary folder does.
@@ -104,32 +107,34 @@ def _take_place(unfinished: Path, place: Path) -> None:
 
 def _write(place: Path, blocks: Iterable[Block]) -> None:
     shape: tuple[int, ...] = ()
+    kind = "uint8"
     rows: list[int] = []
     reasons: list[str] = []
-    with (place / "images.u8").open("wb") as stream:
+    with (place / CONTENT).open("wb") as stream:
         for block in blocks:
             if len(block.images):
-                shape = block.images.shape[1:]
+                shape, kind = block.images.shape[1:], block.images.dtype.name
                 stream.write(np.ascontiguousarray(block.images).data)
             rows += block.rows
             reasons += block.reasons
         stream.flush()
         os.fsync(stream.fileno())
     np.save(place / "rows.npy", np.array(rows, dtype=np.int64), allow_pickle=False)
-    about = {"shape": [len(rows), *shape], "reasons": reasons}
+    about = {"shape": [len(rows), *shape], "kind": kind, "reasons": reasons}
     (place / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
 
 def _map(place: Path) -> Stored:
     about = json.loads((place / "about.json").read_text(encoding="utf-8"))
-    shape = tuple(about["shape"])
+    shape, kind = tuple(about["shape"]), np.dtype(KINDS[about["kind"]])
     rows = np.load(place / "rows.npy", allow_pickle=False)
-    if (place / "images.u8").stat().st_size != int(np.prod(shape)) * bool(shape[0]) or len(rows) != shape[0]:
+    size = kind.itemsize * int(np.prod(shape)) * bool(shape[0])
+    if (place / CONTENT).stat().st_size != size or len(rows) != shape[0]:
         raise ValueError(f"{place}: not whole")
     if shape[0] == 0:
         return Stored(np.zeros((0, 1, 1, 1), dtype=np.uint8), rows, tuple(about["reasons"]))
     # Copy on write: torch wants to be allowed to write, and the file must not change.
-    images = np.memmap(place / "images.u8", dtype=np.uint8, mode="c", shape=shape)
+    images = np.memmap(place / CONTENT, dtype=kind, mode="c", shape=shape)
     return Stored(images, rows, tuple(about["reasons"]))
 
 
@@ -137,7 +142,7 @@ def _remove_abandoned(parent: Path) -> None:
     """Remove what a killed process has left behind."""
     for unfinished in parent.glob(".part-*"):
         try:
-            if time.time() - (unfinished / "images.u8").stat().st_mtime > ABANDONED_SECONDS:
+            if time.time() - (unfinished / CONTENT).stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(unfinished, ignore_errors=True)
         except OSError:
             continue

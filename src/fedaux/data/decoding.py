@@ -19,9 +19,12 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 Pixels = NDArray[np.uint8]
-Content = bytes | Path | Pixels | None
+Numbers = NDArray[np.uint8] | NDArray[np.int32]
+"""Pixels, or token ids."""
+Content = bytes | str | Path | Pixels | None
 Cell = tuple[str, Content]
-"""Where an image stands, for people, and what stands there: encoded, in a file, as pixels [C, H, W], or nothing."""
+"""Where an image or a text stands, for people, and what stands there: encoded, in a file, as pixels [C, H, W], as text,
+or nothing."""
 
 BLOCK = 1000
 LARGE_BYTES = 20_000
@@ -31,9 +34,9 @@ GREY_MODES = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I"}
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows: the images that are good [n, C, H, W], the numbers of their rows, and a reason for each bad one."""
+    """Some rows: the good images (or token ids) [n, ...], the numbers of their rows, and a reason for each bad one."""
 
-    images: Pixels
+    images: Numbers
     rows: list[int]
     reasons: list[str]
 
@@ -46,6 +49,8 @@ def decode(content: Content, *, channels: int | None = None, side: int | None = 
     """
     if content is None:
         raise ValueError("the image is missing")
+    if isinstance(content, str):
+        raise ValueError("is a text; without the table [text], rows hold images")
     if isinstance(content, np.ndarray):
         if channels in (None, len(content)) and (side is None or content.shape[1:] == (side, side)):
             return content

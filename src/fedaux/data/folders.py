@@ -1,4 +1,4 @@
-"""Which files belong to a part of the data, and folders of images."""
+"""Which files belong to a part of the data, and folders of images or of texts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 from fedaux.config import Auxiliary, Data
 from fedaux.data.tables import Table, key_of
 
-IMAGE_COLUMNS = ("image", "img", "path", "file", "filename", "file_name")
-LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label")
 IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+TEXT_SUFFIXES = {".txt"}
 PARTS = {"train": ("train", "training"), "test": ("test", "testing", "validation", "valid", "val")}
 
 
@@ -46,8 +45,11 @@ def _none_found(path: str, part: str, *, suffix: str, key: str) -> list[Path]:
     return []
 
 
-def open_folder(path: str, part: str, section: Data | Auxiliary) -> Table | None:
-    """Open a folder of images: one folder a class, perhaps below `train` and `test`; public data lies as it likes."""
+def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
+    """Open a folder of images or text files: one folder a class, perhaps below `train` and `test`.
+
+    Public data lies as it likes.
+    """
     place = Path(path)
     found = [place / name for names in PARTS.values() for name in names if (place / name).is_dir()]
     if found:
@@ -59,12 +61,14 @@ def open_folder(path: str, part: str, section: Data | Auxiliary) -> Table | None
             return None
         raise ValueError(f"{key_of(section)}.path = {path}: should be a folder, with a folder {part} if it has others")
     if not isinstance(section, Data):
-        images = _images_below(place)
+        images = _files_below(place, texts=texts)
         return Table(files=tuple(images), size=len(images), cells=lambda: ((str(file), file) for file in images))
     classes = sorted(folder.name for folder in place.iterdir() if folder.is_dir() and not folder.name.startswith("."))
     if not classes:
-        raise ValueError(f"{place}: has no folders; labelled images should lie in one folder a class")
-    members = [(file, number) for number, name in enumerate(classes) for file in _images_below(place / name)]
+        raise ValueError(f"{place}: has no folders; labelled examples should lie in one folder a class")
+    members = [
+        (file, number) for number, name in enumerate(classes) for file in _files_below(place / name, texts=texts)
+    ]
     return Table(
         files=tuple(file for file, _ in members),
         size=len(members),
@@ -74,12 +78,13 @@ def open_folder(path: str, part: str, section: Data | Auxiliary) -> Table | None
     )
 
 
-def _images_below(folder: Path) -> list[Path]:
-    images = sorted(
+def _files_below(folder: Path, *, texts: bool) -> list[Path]:
+    suffixes = TEXT_SUFFIXES if texts else IMAGE_SUFFIXES
+    files = sorted(
         file
         for file in folder.rglob("*")
-        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".") and file.is_file()
+        if file.suffix.lower() in suffixes and not file.name.startswith(".") and file.is_file()
     )
-    if not images:
-        raise ValueError(f"{folder}: holds no images ({', '.join(sorted(IMAGE_SUFFIXES))})")
-    return images
+    if not files:
+        raise ValueError(f"{folder}: holds no {'texts' if texts else 'images'} ({', '.join(sorted(suffixes))})")
+    return files

@@ -8,11 +8,11 @@ from typing import Any
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Cell
-from fedaux.data.folders import IMAGE_COLUMNS, LABEL_COLUMNS, PARTS
-from fedaux.data.tables import Table, find_column, key_of
+from fedaux.data.folders import PARTS
+from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
 
 
-def open_hub(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+def open_hub(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Download a data set, or open the copy that was, and choose a split: train, or what serves as test."""
     key = key_of(section)
     splits = _load(path, section.subset, key=key)
@@ -24,24 +24,17 @@ def open_hub(path: str, part: str, section: Data | Auxiliary) -> Table | None:
         if part == "test":
             return None
         raise ValueError(f"{key}.path = {path}: has no split train; it has {', '.join(splits)}")
-    return _open_split(splits[chosen], section, where=f"{path}, split {chosen}")
+    return _open_split(splits[chosen], section, texts=texts, where=f"{path}, split {chosen}")
 
 
-def _open_split(split: Any, section: Data | Auxiliary, *, where: str) -> Table:
+def _open_split(split: Any, section: Data | Auxiliary, *, texts: bool, where: str) -> Table:
     from datasets import ClassLabel, Image
 
-    key = key_of(section)
     kinds = {
         kind: [name for name, feature in split.features.items() if isinstance(feature, kind)]
         for kind in (Image, ClassLabel)
     }
-    image = find_column(
-        split.column_names,
-        given=section.image_column,
-        names=(*IMAGE_COLUMNS, *kinds[Image]),
-        setting=f"{key}.image_column",
-        where=where,
-    )
+    content = find_content(split.column_names, section, texts=texts, where=where, typed=kinds[Image])
     label = None
     if isinstance(section, Data):
         label = find_column(
@@ -51,13 +44,17 @@ def _open_split(split: Any, section: Data | Auxiliary, *, where: str) -> Table:
             setting="data.label_column",
             where=where,
         )
-    encoded = split.cast_column(image, Image(decode=False)).select_columns([image])
+    encoded = split.select_columns(list(content))
+    if not texts:
+        encoded = encoded.cast_column(content[0], Image(decode=False))
 
     def cells() -> Iterator[Cell]:
         for row, values in enumerate(encoded):
-            cell = values[image] or {}
-            content = cell.get("bytes") or (Path(cell["path"]) if cell.get("path") else None)
-            yield f"{where}, row {row}", content
+            if texts:
+                yield f"{where}, row {row}", joined_texts([values[column] for column in content])
+                continue
+            cell = values[content[0]] or {}
+            yield f"{where}, row {row}", cell.get("bytes") or (Path(cell["path"]) if cell.get("path") else None)
 
     names = split.features[label].names if label in kinds[ClassLabel] else None
     return Table(

@@ -1,4 +1,4 @@
-"""Labelled images in memory: the clients' and the test data, with the names of their classes."""
+"""Labelled images or texts in memory: the clients' and the test data, with the names of their classes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedaux import seeding
+from fedaux.data.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Labelled images, uint8 until a batch is formed: images [N, C, H, W], labels [N] in 0 .. classes - 1."""
+    """Labelled images, uint8 [N, C, H, W] until a batch is formed, or in their place texts, token ids int32 [N, L].
+
+    Labels [N] are in 0 .. classes - 1.
+    """
 
     images: Tensor
     labels: Tensor
@@ -26,17 +30,27 @@ class LabelledData:
     """Images and labels that the server holds."""
     clients: tuple[NDArray[np.int64], ...] | None = None
     """Which training examples each client holds, where that is a fact and not a split to be drawn."""
+    vocabulary: Vocabulary | None = None
+    """What the token ids stand for, where the examples are texts."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """What models are made for: (channels, height, width) of images, (tokens, vocabulary) of texts."""
+        if self.vocabulary is not None:
+            return self.images.shape[1], self.vocabulary.size
+        return tuple(self.images.shape[1:])
 
     def to(self, device: torch.device) -> LabelledData:
         """Return the data on a device."""
-        return LabelledData(
-            self.images.to(device),
-            self.labels.to(device),
-            self.test_images.to(device),
-            self.test_labels.to(device),
-            self.classes,
-            None if self.validation is None else (self.validation[0].to(device), self.validation[1].to(device)),
-            self.clients,
+        return replace(
+            self,
+            images=self.images.to(device),
+            labels=self.labels.to(device),
+            test_images=self.test_images.to(device),
+            test_labels=self.test_labels.to(device),
+            validation=(
+                None if self.validation is None else (self.validation[0].to(device), self.validation[1].to(device))
+            ),
         )
 
     def with_validation(self, size: int) -> LabelledData:

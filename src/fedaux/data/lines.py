@@ -1,4 +1,4 @@
-"""Tables as CSV or JSON lines, whose rows hold an image or the path to one."""
+"""Tables as CSV or JSON lines, whose rows hold an image, the path to one, or a text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Cell, Content
-from fedaux.data.folders import IMAGE_COLUMNS, LABEL_COLUMNS, part_files
-from fedaux.data.tables import Table, find_column, key_of
+from fedaux.data.folders import part_files
+from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
 
 LONGEST_PATH = 1000
 
 
-def open_csv(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+def open_csv(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open comma-separated files with a header."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a field can be a whole image
     rows: list[tuple[str, Path, Mapping[str, Any]]] = []
@@ -30,10 +30,10 @@ def open_csv(path: str, part: str, section: Data | Auxiliary) -> Table | None:
             reader = csv.DictReader(stream)
             columns = columns or list(reader.fieldnames or [])
             rows += [(f"{file}, row {row}", file, values) for row, values in enumerate(reader)]
-    return _open_rows(files, columns, rows, section)
+    return _open_rows(files, columns, rows, section, texts=texts)
 
 
-def open_jsonl(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+def open_jsonl(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open files with a JSON object a line."""
     rows: list[tuple[str, Path, Mapping[str, Any]]] = []
     files = part_files(path, part, suffix=".jsonl", key=key_of(section))
@@ -45,10 +45,10 @@ def open_jsonl(path: str, part: str, section: Data | Auxiliary) -> Table | None:
             except ValueError as error:
                 raise ValueError(f"{file}, row {row}: not valid JSON ({error})") from error
             if not isinstance(values, dict):
-                raise ValueError(f"{file}, row {row}: should be a JSON object with an image and a label")
+                raise ValueError(f"{file}, row {row}: should be a JSON object with an image or a text, and a label")
             rows.append((f"{file}, row {row}", file, values))
     columns = list(dict.fromkeys(column for _, _, values in rows for column in values))
-    return _open_rows(files, columns, rows, section)
+    return _open_rows(files, columns, rows, section, texts=texts)
 
 
 def _open_rows(
@@ -56,20 +56,23 @@ def _open_rows(
     columns: Sequence[str],
     rows: Sequence[tuple[str, Path, Mapping[str, Any]]],
     section: Data | Auxiliary,
+    *,
+    texts: bool,
 ) -> Table | None:
     if not files:
         return None
-    key = key_of(section)
-    image = find_column(
-        columns, given=section.image_column, names=IMAGE_COLUMNS, setting=f"{key}.image_column", where=files[0]
-    )
+    content = find_content(columns, section, texts=texts, where=files[0])
     label = None
     if isinstance(section, Data):
         label = find_column(
             columns, given=section.label_column, names=LABEL_COLUMNS, setting="data.label_column", where=files[0]
         )
-    cells: list[Cell] = [(where, _content(values.get(image), folder=file.parent)) for where, file, values in rows]
-    pictures = {content: None for _, content in cells if isinstance(content, Path) and content.is_file()}
+    cells: list[Cell]
+    if texts:
+        cells = [(where, joined_texts([values.get(column) for column in content])) for where, _, values in rows]
+    else:
+        cells = [(where, _content(values.get(content[0]), folder=file.parent)) for where, file, values in rows]
+    pictures = {held: None for _, held in cells if isinstance(held, Path) and held.is_file()}
     return Table(
         files=(*files, *pictures),
         size=len(cells),

@@ -1,4 +1,4 @@
-"""Images in Parquet files as the Hugging Face hub lays them out: a column of encoded images and one of labels."""
+"""Parquet files as the Hugging Face hub lays them out: a column of encoded images or of texts, and one of labels."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Cell
-from fedaux.data.folders import IMAGE_COLUMNS, LABEL_COLUMNS, part_files
-from fedaux.data.tables import Table, find_column, key_of
+from fedaux.data.folders import part_files
+from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
 
 BATCH = 1000
 
@@ -20,7 +20,7 @@ def parquet_files(path: str, *, part: str, key: str = "path") -> list[Path]:
     return part_files(path, part, suffix=".parquet", key=key)
 
 
-def open_parquet(path: str, part: str, section: Data | Auxiliary) -> Table | None:
+def open_parquet(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open the Parquet files of a part: sizes from their footers, class names from what the hub wrote beside them."""
     files = parquet_files(path, part=part, key=key_of(section))
     if not files:
@@ -28,14 +28,7 @@ def open_parquet(path: str, part: str, section: Data | Auxiliary) -> Table | Non
     opened = [_open(file) for file in files]
     schema = opened[0].schema_arrow
     features = _features(schema.metadata or {})
-    key = key_of(section)
-    image = find_column(
-        schema.names,
-        given=section.image_column,
-        names=(*IMAGE_COLUMNS, *_of_type(features, "Image")),
-        setting=f"{key}.image_column",
-        where=files[0],
-    )
+    content = find_content(schema.names, section, texts=texts, where=files[0], typed=_of_type(features, "Image"))
     label = None
     if isinstance(section, Data):
         label = find_column(
@@ -49,7 +42,7 @@ def open_parquet(path: str, part: str, section: Data | Auxiliary) -> Table | Non
     return Table(
         files=tuple(files),
         size=sum(int(file.metadata.num_rows) for file in opened),
-        cells=lambda: _cells(files, image),
+        cells=lambda: _texts(files, content) if texts else _cells(files, content[0]),
         labels=None if label is None else lambda: _column(files, label),
         classes=tuple(str(name) for name in names) if names else None,
     )
@@ -62,6 +55,15 @@ def _cells(files: Sequence[Path], image: str) -> Iterator[Cell]:
             for cell in batch.column(0).to_pylist():
                 content = cell.get("bytes") if isinstance(cell, dict) else cell
                 yield f"{file}, row {row}", content if isinstance(content, bytes) else None
+                row += 1
+
+
+def _texts(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Cell]:
+    for file in files:
+        row = 0
+        for batch in _open(file).iter_batches(batch_size=BATCH, columns=list(columns)):
+            for values in zip(*(batch.column(column).to_pylist() for column in columns), strict=True):
+                yield f"{file}, row {row}", joined_texts(values)
                 row += 1
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from fedaux.config import Data
 from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
+from fedaux.data.texts import padded
 
 
 def client_sections(section: Data) -> list[Data]:
@@ -22,8 +24,10 @@ def joined(silos: Sequence[LabelledData], *, names: Sequence[str], shared_test: 
     """Put the clients' data behind one another and remember who holds what; classes are the union by name.
 
     The test data is that of all clients, or the one that each of them was given. Raises ValueError where images differ
-    in shape.
+    in shape. Texts are filled up to the longest of all clients.
     """
+    if silos[0].vocabulary is not None:
+        return _joined(_equally_wide(silos), shared_test=shared_test)
     shape = silos[0].images.shape[1:]
     for name, silo in zip(names, silos, strict=True):
         if silo.images.shape[1:] != shape:
@@ -31,6 +35,18 @@ def joined(silos: Sequence[LabelledData], *, names: Sequence[str], shared_test: 
                 f"data.clients: images of {name} are {list(silo.images.shape[1:])} and those of {names[0]} "
                 f"{list(shape)}; should be equal, set data.image_size and data.channels"
             )
+    return _joined(silos, shared_test=shared_test)
+
+
+def _equally_wide(silos: Sequence[LabelledData]) -> list[LabelledData]:
+    width = max(part.shape[1] for silo in silos for part in (silo.images, silo.test_images))
+    return [
+        replace(silo, images=padded(silo.images, width=width), test_images=padded(silo.test_images, width=width))
+        for silo in silos
+    ]
+
+
+def _joined(silos: Sequence[LabelledData], *, shared_test: bool) -> LabelledData:
     classes = union_of_classes([silo.classes for silo in silos])
     ends = np.cumsum([len(silo.labels) for silo in silos])
     tested = silos[:1] if shared_test else silos
@@ -41,6 +57,7 @@ def joined(silos: Sequence[LabelledData], *, names: Sequence[str], shared_test: 
         test_labels=torch.cat([_numbered(silo.test_labels, silo, classes) for silo in tested]),
         classes=classes,
         clients=tuple(np.arange(end - len(silo.labels), end) for end, silo in zip(ends, silos, strict=True)),
+        vocabulary=silos[0].vocabulary,
     )
 
 

@@ -23,6 +23,8 @@ from fedaux.data.lines import open_csv, open_jsonl
 from fedaux.data.parquet import open_parquet
 from fedaux.data.silos import client_sections, joined
 from fedaux.data.tables import Examples, Opener, Table, read
+from fedaux.data.texts import Texts
+from fedaux.data.tokens import load_public_tokens, load_tokens
 
 
 @dataclass(frozen=True)
@@ -30,28 +32,38 @@ class Source:
     """What a data set can be used for, and how. `count` must be quick: it is asked before anything runs.
 
     A path is a file or folder that must be there, unless it is not `path_on_disk`; `takes_test` looks at `data.test`.
+    One that `holds_texts` is called with a second argument where texts are wanted: `count` with True, the others with
+    the `Texts` that make token ids of them; `open_public` then opens texts that a vocabulary can be learned from.
     """
 
     needs_path: bool = False
     path_on_disk: bool = True
     takes_test: bool = False
-    count_labelled: Callable[[Data], int] | None = None
-    load_labelled: Callable[[Data], LabelledData] | None = None
-    load_auxiliary: Callable[[Auxiliary], Tensor] | None = None
+    holds_texts: bool = False
+    count_labelled: Callable[..., int] | None = None
+    load_labelled: Callable[..., LabelledData] | None = None
+    load_auxiliary: Callable[..., Tensor] | None = None
+    open_public: Callable[[Auxiliary], Table] | None = None
 
 
-def count_labelled(section: Data) -> int:
+def count_labelled(section: Data, *, texts: bool = False) -> int:
     """Count the training examples of all clients, as quickly as the source can."""
     count = SOURCES[section.source].count_labelled
     assert count is not None, "a source of labelled data can count it"
-    return sum(count(own) for own in client_sections(section))
+    wanted = (True,) if texts else ()
+    counts = (count(own, *wanted) for own in client_sections(section))
+    return sum(min(counted, section.size or counted) for counted in counts)
 
 
-def load_labelled(section: Data) -> LabelledData:
+def load_labelled(section: Data, *, texts: Texts | None = None) -> LabelledData:
     """Load the clients' data and the test data; where each client has its own, all in one with who holds what."""
     load = SOURCES[section.source].load_labelled
     assert load is not None, "checked before a run"
-    loaded = [_converted(load(own), section) for own in client_sections(section)]
+    if texts is None:
+        loaded = [_converted(load(own), section) for own in client_sections(section)]
+    else:
+        loaded = [replace(load(own, texts), vocabulary=texts.vocabulary) for own in client_sections(section)]
+    loaded = [_shortened(data, section) for data in loaded]
     if not section.clients:
         return loaded[0].with_validation(section.server_validation)
     # On the hub `data.test` names a split, and each client's data set has its own.
@@ -77,11 +89,32 @@ def load_test(section: Data) -> LabelledData:
     return replace(data, images=data.test_images[:0], labels=data.test_labels[:0], clients=None)
 
 
-def load_auxiliary(section: Auxiliary) -> Tensor:
-    """Load the public unlabeled images, uint8 [N, C, H, W]."""
+def load_auxiliary(section: Auxiliary, *, texts: Texts | None = None) -> Tensor:
+    """Load the public unlabeled images, uint8 [N, C, H, W], or texts, int32 [N, L]."""
     load = SOURCES[section.source].load_auxiliary
     assert load is not None, "checked before a run"
+    if texts is not None:
+        return load(section, texts)
     return convert(load(section), channels=section.channels, side=section.image_size)
+
+
+def _shortened(data: LabelledData, section: Data) -> LabelledData:
+    """Return the first examples, as many as asked for; raise ValueError where there are fewer."""
+    for key, wanted, held in (
+        ("size", section.size, len(data.labels)),
+        ("test_size", section.test_size, len(data.test_labels)),
+    ):
+        if wanted is not None and wanted > held:
+            raise ValueError(
+                f"data.{key} = {wanted}: there are {held} {'training' if key == 'size' else 'test'} examples"
+            )
+    return replace(
+        data,
+        images=data.images[: section.size],
+        labels=data.labels[: section.size],
+        test_images=data.test_images[: section.test_size],
+        test_labels=data.test_labels[: section.test_size],
+    )
 
 
 def _converted(data: LabelledData, section: Data) -> LabelledData:
@@ -141,14 +174,17 @@ def _check_images(images: Tensor, *, key: str, name: str) -> Tensor:
     return images
 
 
-def _count_tensors(section: Data) -> int:
-    tensors = _open_tensors(section.path, key="data.path", names=("images", "labels"))
+def _count_tensors(section: Data, texts: bool = False) -> int:
+    content = "texts" if texts else "images"
+    tensors = _open_tensors(section.path, key="data.path", names=(content, "labels"))
     total = len(tensors["labels"])
-    return total if "test_images" in tensors else total - len(_hold_out(total, fraction=section.test_fraction)[0])
+    return total if f"test_{content}" in tensors else total - len(_hold_out(total, fraction=section.test_fraction)[0])
 
 
-def _load_tensors(section: Data) -> LabelledData:
+def _load_tensors(section: Data, texts: Texts | None = None) -> LabelledData:
     """Read images and labels (and test_images, test_labels where the file has them) of a safetensors file."""
+    if texts is not None:
+        return load_tokens(section, texts, hold_out=_hold_out)
     tensors = _open_tensors(section.path, key="data.path", names=("images", "labels"))
     key = f"data.path = {section.path}"
     for part in ("", "test_") if "test_images" in tensors else ("",):
@@ -172,7 +208,9 @@ def _load_tensors(section: Data) -> LabelledData:
     )
 
 
-def _load_auxiliary_tensors(section: Auxiliary) -> Tensor:
+def _load_auxiliary_tensors(section: Auxiliary, texts: Texts | None = None) -> Tensor:
+    if texts is not None:
+        return _first(load_public_tokens(section, texts), section.size)
     images = _open_tensors(section.path, key="auxiliary.path", names=("images",))["images"]
     return _first(_check_images(images, key=f"auxiliary.path = {section.path}", name="images"), section.size)
 
@@ -181,27 +219,29 @@ WORDNET_ROWS = {"parquet": wordnet.rows_in_parquet, "folder": wordnet.rows_in_fo
 """Which rows of a table are of a noun, for sources whose rows or folders carry WordNet ids."""
 
 
-def _from_files(open_part: Opener, *, path_on_disk: bool = True) -> Source:
+def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bool = False) -> Source:
     """Return the source that reads a format."""
 
-    def pair(section: Data) -> tuple[Table, Table | None]:
+    def pair(section: Data, texts: bool) -> tuple[Table, Table | None]:
         """Open training and test data; the latter lies at `data.test`, beside the former, or nowhere."""
         assert section.path is not None, "checked before a run"
-        train = open_part(section.path, "train", section)
+        train = open_part(section.path, "train", section, texts)
         assert train is not None, "openers raise where there is no training data"
         if section.test is None or not path_on_disk:
-            return train, open_part(section.path, "test", section)
-        return train, open_part(section.test, "test", section) or open_part(section.test, "train", section)
+            return train, open_part(section.path, "test", section, texts)
+        tested = open_part(section.test, "test", section, texts)
+        return train, tested or open_part(section.test, "train", section, texts)
 
-    def count(section: Data) -> int:
-        train, test = pair(section)
+    def count(section: Data, texts: bool = False) -> int:
+        train, test = pair(section, texts)
         return train.size if test else train.size - len(_hold_out(train.size, fraction=section.test_fraction)[0])
 
-    def load(section: Data) -> LabelledData:
-        train, test = pair(section)
-        examples = read(train, section, name=f"data.path = {section.path}")
+    def load(section: Data, texts: Texts | None = None) -> LabelledData:
+        train, test = pair(section, texts is not None)
+        examples = read(train, section, name=f"data.path = {section.path}", texts=texts)
         if test is not None:
-            held = read(test, section, name=f"data.test = {section.test}" if section.test else "data, its test part")
+            name = f"data.test = {section.test}" if section.test else "data, its test part"
+            held = read(test, section, name=name, texts=texts)
             return _assembled(examples, held)
         chosen, rest = _hold_out(len(examples.labels), fraction=section.test_fraction)
         images, labels, classes = examples.images, examples.labels, examples.classes
@@ -209,11 +249,15 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True) -> Source:
             Examples(images[rest], labels[rest], classes), Examples(images[chosen], labels[chosen], classes)
         )
 
-    def load_public(section: Auxiliary) -> Tensor:
+    def open_public(section: Auxiliary, texts: bool = True) -> Table:
         assert section.path is not None, "checked before a run"
-        table = open_part(section.path, "train", section)
+        table = open_part(section.path, "train", section, texts)
         assert table is not None, "openers raise where there is nothing"
-        examples = read(table, section, name=f"auxiliary.path = {section.path}")
+        return table
+
+    def load_public(section: Auxiliary, texts: Texts | None = None) -> Tensor:
+        table = open_public(section, texts is not None)
+        examples = read(table, section, name=f"auxiliary.path = {section.path}", texts=texts)
         images = examples.images
         if section.wordnet is not None:
             assert examples.rows is not None, "what was read has its rows"
@@ -225,9 +269,11 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True) -> Source:
         needs_path=True,
         path_on_disk=path_on_disk,
         takes_test=True,
+        holds_texts=holds_texts,
         count_labelled=count,
         load_labelled=load,
         load_auxiliary=load_public,
+        open_public=open_public if holds_texts else None,
     )
 
 
@@ -245,7 +291,7 @@ def _assembled(train: Examples, test: Examples) -> LabelledData:
 
 def _first(images: Tensor, size: int | None) -> Tensor:
     if size is not None and size > len(images):
-        raise ValueError(f"auxiliary.size = {size}: the file has {len(images)} images")
+        raise ValueError(f"auxiliary.size = {size}: the file has {len(images)} examples")
     return images[:size]
 
 
@@ -257,15 +303,16 @@ SOURCES: dict[str, Source] = {
     "letters": Source(load_auxiliary=_load_letters),
     "tensors": Source(
         needs_path=True,
+        holds_texts=True,
         count_labelled=_count_tensors,
         load_labelled=_load_tensors,
         load_auxiliary=_load_auxiliary_tensors,
     ),
-    "folder": _from_files(open_folder),
-    "parquet": _from_files(open_parquet),
-    "csv": _from_files(open_csv),
-    "jsonl": _from_files(open_jsonl),
-    "huggingface": _from_files(open_hub, path_on_disk=False),
+    "folder": _from_files(open_folder, holds_texts=True),
+    "parquet": _from_files(open_parquet, holds_texts=True),
+    "csv": _from_files(open_csv, holds_texts=True),
+    "jsonl": _from_files(open_jsonl, holds_texts=True),
+    "huggingface": _from_files(open_hub, path_on_disk=False, holds_texts=True),
     "cifar10-binary": _from_files(open_cifar10),
     "cifar100-binary": _from_files(open_cifar100),
     "stl10-binary": _from_files(open_stl10),

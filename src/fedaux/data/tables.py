@@ -1,4 +1,4 @@
-"""Tables: data that was opened but not read, whatever its format, and how it becomes images and numbered labels."""
+"""Tables: data that was opened but not read, whatever its format; how it becomes images or token ids, and labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rich.console import Console
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data import cache
-from fedaux.data.decoding import Block, Cell, Pixels, decode_all
+from fedaux.data.decoding import Block, Cell, Numbers, decode_all
+from fedaux.data.texts import Texts, trimmed
 
 MAX_CLASSES = 100_000
 """A class number beyond this is a mistake, such as an identifier taken for a label."""
@@ -33,15 +34,20 @@ class Table:
     classes: tuple[str, ...] | None = None
 
 
-Opener = Callable[[str, str, Data | Auxiliary], Table | None]
-"""Opens the part `train` or `test` of a path for a section; None where that part is not there."""
+Opener = Callable[[str, str, Data | Auxiliary, bool], Table | None]
+"""Opens the part `train` or `test` of a path for a section, for its images or for its texts, which the last argument
+says; None where that part is not there."""
+
+IMAGE_COLUMNS = ("image", "img", "path", "file", "filename", "file_name")
+TEXT_COLUMNS = ("text", "sentence", "content", "review_body", "review", "document")
+LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label")
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Images uint8 [N, C, H, W]; labels [N] in 0 .. classes - 1, all 0 where none were asked for."""
+    """Images uint8 [N, C, H, W] or token ids int32 [N, L]; labels [N] in 0 .. classes - 1, or 0 if none are wanted."""
 
-    images: Pixels
+    images: Numbers
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     rows: NDArray[np.int64] | None = None
@@ -53,8 +59,10 @@ def key_of(section: Data | Auxiliary) -> str:
     return "data" if isinstance(section, Data) else "auxiliary"
 
 
-def read(table: Table, section: Data | Auxiliary, *, name: str) -> Examples:
+def read(table: Table, section: Data | Auxiliary, *, name: str, texts: Texts | None = None) -> Examples:
     """Decode a table, or map what was decoded before; `name` says whose it is where nothing is left.
+
+    With `texts` its cells are texts and become token ids, as wide as the longest of them.
 
     Raises ValueError naming file and row of the first bad row, unless bad ones are to be skipped: then says how many.
     """
@@ -65,31 +73,42 @@ def read(table: Table, section: Data | Auxiliary, *, name: str) -> Examples:
     if isinstance(section, Data):
         assert table.labels is not None, "openers look for labels where they are needed"
         labels, classes, bad = number_labels(table.labels(), classes=table.classes)
-    settings = {
-        "source": section.source,
-        "image_column": section.image_column,
-        "channels": section.channels,
-        "image_size": section.image_size,
-        "bad_labels": sorted(bad.items()),
-    }
+    settings: dict[str, object] = {"source": section.source, "bad_labels": sorted(bad.items())}
+    if texts is None:
+        settings |= {
+            "image_column": section.image_column,
+            "channels": section.channels,
+            "image_size": section.image_size,
+        }
+    else:
+        settings |= {
+            "text_column": section.text_column,
+            "vocabulary": texts.vocabulary.digest,
+            "length": texts.length,
+        }
     place = cache.content_key(table.files, settings=settings)
     found = cache.load(place)
     if found is None:
-        blocks = decode_all(
-            table.cells(),
-            bad_labels=bad,
-            channels=section.channels,
-            side=section.image_size,
-            size_key=f"{key}.image_size",
-        )
+        if texts is None:
+            blocks = decode_all(
+                table.cells(),
+                bad_labels=bad,
+                channels=section.channels,
+                side=section.image_size,
+                size_key=f"{key}.image_size",
+            )
+        else:
+            blocks = texts.encode_all(table.cells(), bad_labels=bad)
         found = cache.store(place, _watched(blocks, table, name=name, skip_bad=section.skip_bad))
     if found.reasons:
         if not section.skip_bad:
             raise ValueError(_advice(found.reasons[0], key))
         _say(f"{name}: skipped {len(found.reasons)} of {table.size} rows, first: {found.reasons[0]}")
     if len(found.rows) == 0:
-        raise ValueError(f"{name}: no images" + (f" but bad ones, first: {found.reasons[0]}" if found.reasons else ""))
-    return Examples(found.images, labels[found.rows], classes, found.rows)
+        nothing = "no images" if texts is None else "no texts"
+        raise ValueError(f"{name}: {nothing}" + (f" but bad ones, first: {found.reasons[0]}" if found.reasons else ""))
+    images = found.images if texts is None else trimmed(found.images)
+    return Examples(images, labels[found.rows], classes, found.rows)
 
 
 def number_labels(
@@ -141,6 +160,27 @@ def _number(value: int | str) -> int | None:
     return int(value) if value.removeprefix("-").isdecimal() else None
 
 
+def find_content(
+    columns: Sequence[str], section: Data | Auxiliary, *, texts: bool, where: Path | str, typed: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the column that holds the images, or those that hold the texts; `typed` are of the right type."""
+    key = key_of(section)
+    if texts:
+        where_to_say = f"{key}.text_column"
+        given = section.text_column or (None,)
+        return tuple(
+            find_column(columns, given=one, names=TEXT_COLUMNS, setting=where_to_say, where=where) for one in given
+        )
+    names = (*IMAGE_COLUMNS, *typed)
+    return (find_column(columns, given=section.image_column, names=names, setting=f"{key}.image_column", where=where),)
+
+
+def joined_texts(values: Sequence[object]) -> str | None:
+    """Return the texts of a row's columns as one; None where there are none."""
+    texts = [str(value) for value in values if value is not None]
+    return " ".join(texts) if texts else None
+
+
 def find_column(
     columns: Sequence[str], *, given: str | None, names: Sequence[str], setting: str, where: Path | str
 ) -> str:
@@ -169,7 +209,7 @@ def _watched(blocks: Iterator[Block], table: Table, *, name: str, skip_bad: bool
         if now - spoke >= QUIET_SECONDS and done < table.size:
             spoke = now
             rest = (now - began) / done * (table.size - done)
-            _say(f"{name}: {done} of {table.size} images decoded, ETA {rest:.0f} s")
+            _say(f"{name}: {done} of {table.size} rows decoded, ETA {rest:.0f} s")
         yield block
 
 

@@ -28,8 +28,15 @@ EPSILON = 1e-8
 
 
 def can_stack(model: nn.Module) -> bool:
-    """Whether no example sees another in a model, nothing is drawn in it, and all of it is trained parameters."""
-    return can_share(model) and all(parameter.requires_grad for parameter in model.parameters())
+    """Whether no example sees another in a model, nothing is drawn in it, and all of it is trained parameters.
+
+    Text models are not stacked: their operations are large enough, and attention would fall apart into single ones.
+    """
+    return (
+        can_share(model)
+        and all(parameter.requires_grad for parameter in model.parameters())
+        and not any(isinstance(module, nn.Embedding) for module in model.modules())
+    )
 
 
 class StackedTraining:

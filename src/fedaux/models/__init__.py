@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
+from fedaux.models.bert import bert, minilm, tinybert
 from fedaux.models.cnn import cnn
 from fedaux.models.mlp import mlp
 from fedaux.models.mobilenet import mobilenetv2, mobilenetv2_gn
@@ -13,7 +14,9 @@ from fedaux.models.shufflenet import shufflenet, shufflenet_gn
 from fedaux.models.split import SplitModel, split_model
 
 MODELS: dict[str, Callable[..., SplitModel]] = {
+    "bert": bert,
     "cnn": cnn,
+    "minilm": minilm,
     "mlp": mlp,
     "mobilenetv2": mobilenetv2,
     "mobilenetv2-gn": mobilenetv2_gn,
@@ -21,10 +24,18 @@ MODELS: dict[str, Callable[..., SplitModel]] = {
     "resnet8-gn": resnet8_gn,
     "shufflenet": shufflenet,
     "shufflenet-gn": shufflenet_gn,
+    "tinybert": tinybert,
 }
-"""Each is called as model(image_shape, num_classes, **options) with image_shape = (channels, height, width)."""
+"""Each is called as model(shape, num_classes, **options). Its first parameter is called image_shape where it takes
+images, (channels, height, width), and text_shape where it takes texts, (tokens, vocabulary)."""
 
-__all__ = ["MODELS", "SplitModel", "model_options", "split_model"]
+__all__ = ["MODELS", "SplitModel", "model_input", "model_options", "split_model"]
+
+
+def model_input(name: str) -> str | None:
+    """Return what a model is made for, `image` or `text`, as its first parameter tells; None where it does not."""
+    first = next(iter(inspect.signature(MODELS[name]).parameters))
+    return first.removesuffix("_shape") if first in ("image_shape", "text_shape") else None
 
 
 def model_options(name: str) -> dict[str, object]:

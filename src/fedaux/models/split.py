@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +12,20 @@ from torch import Tensor, nn
 class SplitModel(nn.Module):
     """f = g after h: `features` maps inputs to vectors [N, F], `head` maps those to logits [N, C]."""
 
-    def __init__(self, features: nn.Module, head: nn.Module, *, feature_width: int) -> None:
+    def __init__(
+        self,
+        features: nn.Module,
+        head: nn.Module,
+        *,
+        feature_width: int,
+        given: Callable[[], dict[str, Tensor]] | None = None,
+    ) -> None:
         super().__init__()
         self.features = features
         self.head = head
         self.feature_width = feature_width
+        self.given = given
+        """Reads weights of the features that others have trained, where there are such: pretraining begins there."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits [N, C]."""

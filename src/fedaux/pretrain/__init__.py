@@ -11,10 +11,13 @@ from fedaux import seeding
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.config import Pretraining, Prototype
+from fedaux.data.vocabulary import Vocabulary
 from fedaux.models import SplitModel
+from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.store import (
     Card,
     alone,
+    fitted,
     fitting_weights,
     h0_settings,
     make_card,
@@ -28,6 +31,7 @@ from fedaux.server import snapshot
 
 __all__ = [
     "Passed",
+    "begin",
     "content_digest",
     "fitting_weights",
     "pretrained",
@@ -48,8 +52,10 @@ def pretrained_extractor(
     shared: Path | None = None,
     compute: Compute | None = None,
     on_epoch: OnEpoch | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Weights:
-    """Return h0 for a model: from a given checkpoint, from a store, or by training on images (uint8 [N, C, H, W]).
+    """Return h0 for a model: from a given checkpoint, from a store, or by training on images (uint8 [N, C, H, W]) or
+    token ids (int32 [N, L]) of a vocabulary.
 
     `content` is the digest of the images; stores are keyed by it and by everything else that h0 depends on. `store` is
     looked into first and holds the result in the end; `shared` is one that several processes use.
@@ -60,8 +66,10 @@ def pretrained_extractor(
             model,
             key="pretraining.checkpoint",
             prototype=prototype,
-            image_shape=tuple(images.shape[1:]),
+            image_shape=tuple(images.shape[1:]) if vocabulary is None else None,
+            vocabulary=vocabulary,
         )
+    section = begin(model, prototype, section=section, texts=vocabulary is not None)
     if section.kind == "none":
         return snapshot(model.features)
     weights, _ = pretrained(
@@ -75,8 +83,18 @@ def pretrained_extractor(
         shared=shared,
         compute=compute,
         on_epoch=on_epoch,
+        vocabulary=vocabulary,
     )
     return weights
+
+
+def begin(model: SplitModel, prototype: Prototype, *, section: Pretraining, texts: bool) -> Pretraining:
+    """Give the features the weights that others have trained, where the model has such; return what is to be done."""
+    section = resolved(section, model.features, texts=texts, given=model.given is not None)
+    if model.given is not None:
+        where = f"prototypes.model = {prototype.model!r}: its checkpoint"
+        model.features.load_state_dict(fitted(model.given(), model, where=where))
+    return section
 
 
 def pretrained(
@@ -92,14 +110,26 @@ def pretrained(
     compute: Compute | None = None,
     on_epoch: OnEpoch | None = None,
     save_seconds: float = SAVE_SECONDS,
+    vocabulary: Vocabulary | None = None,
 ) -> tuple[Weights, Card]:
     """Return h0 and its card from a store, or train it and keep it there; `pretrained_extractor` says where.
 
     Without any store it is trained. What was interrupted goes on from what it last saved.
     """
+    section = begin(model, prototype, section=section, texts=vocabulary is not None)
     settings = h0_settings(
-        prototype, model, section=section, content=content, seed=seed, device=images.device, compute=compute
+        prototype,
+        model,
+        section=section,
+        content=content,
+        seed=seed,
+        device=images.device,
+        compute=compute,
+        vocabulary=vocabulary,
     )
+    if section.kind == "none":
+        card = make_card(prototype, settings=settings, images=images[:0], losses=[], seconds=0.0, vocabulary=vocabulary)
+        return snapshot(model.features), card
     stem = f"{prototype.name}-{settings_digest(settings)}"
     name = f"{stem}.safetensors"
 
@@ -122,11 +152,19 @@ def pretrained(
             progress=progress,
             save_seconds=save_seconds,
             on_epoch=on_epoch,
+            vocabulary=vocabulary,
         )
         weights = snapshot(model.features)
-        card = make_card(prototype, settings=settings, images=images, losses=training.losses, seconds=training.seconds)
+        card = make_card(
+            prototype,
+            settings=settings,
+            images=images,
+            losses=training.losses,
+            seconds=training.seconds,
+            vocabulary=vocabulary,
+        )
         if folder is not None:
-            save_h0(folder / name, weights, card, beside=folder == shared)
+            save_h0(folder / name, weights, card, beside=folder == shared, vocabulary=vocabulary)
         if progress is not None:
             progress.unlink(missing_ok=True)
         return weights, card
@@ -139,7 +177,7 @@ def pretrained(
     with alone(shared, stem):
         result = found(shared) or trained(shared)
     if store is not None:
-        save_h0(store / name, *result, beside=False)
+        save_h0(store / name, *result, beside=False, vocabulary=vocabulary)
     return result
 
 

@@ -12,12 +12,15 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from torch import Tensor
 
 from fedaux import checks, seeding
+from fedaux.checkpoints import checkpoint_of
 from fedaux.clients import Weights
 from fedaux.compute import compute_for
 from fedaux.config import Experiment
-from fedaux.data import LabelledData, load_auxiliary, load_labelled
+from fedaux.data import LabelledData, load_both
+from fedaux.data.vocabulary import Vocabulary
 from fedaux.display import QUIET_SECONDS
 from fedaux.execute import choose_device
 from fedaux.inference import Predictor
@@ -37,6 +40,8 @@ class Outcome:
     card: Card
     stored: bool
     """Whether it was there already."""
+    vocabulary: Vocabulary | None = None
+    """What it reads, where that is texts."""
 
 
 def pretrain_prototypes(
@@ -48,22 +53,23 @@ def pretrain_prototypes(
     changes nothing about it.
     """
     section = experiment.pretraining
-    if section.checkpoint is not None or section.kind == "none":
+    own = all(checkpoint_of(prototype) is not None for prototype in experiment.prototypes)
+    if section.checkpoint is not None or (section.kind == "none" and not own):
         found = "checkpoint is given" if section.checkpoint is not None else "kind = 'none'"
         raise ValueError(f"pretraining.{found}: there is nothing to pretrain; should be left out")
     checks.check(experiment)
     device = choose_device(experiment.engine.device)
     if experiment.engine.threads is not None:
         torch.set_num_threads(experiment.engine.threads)
-    data = load_labelled(experiment.data).to(device)
-    images = load_auxiliary(experiment.auxiliary).to(device)
+    data, images = load_both(experiment)
+    data, images = data.to(device), images.to(device)
     checks.check_data(experiment, data, images)
     compute = compute_for(experiment.engine, device, experiment.data)
     content = content_digest(images)
     outcomes = []
     for prototype in experiment.prototypes:
         with seeding.initialisation(seed, part=prototype.name):
-            model = MODELS[prototype.model](tuple(data.images.shape[1:]), len(data.classes), **prototype.options)
+            model = MODELS[prototype.model](data.input_shape, len(data.classes), **prototype.options)
         model = compute.place(model)
         watch.begin(prototype.name, epochs=section.epochs)
         weights, card = pretrained(
@@ -76,12 +82,14 @@ def pretrain_prototypes(
             shared=shared,
             compute=compute,
             on_epoch=watch,
+            vocabulary=data.vocabulary,
         )
         if probing:
             watch.say(f"{prototype.name}: probing")
             measured = probe_h0(Predictor(model.features, compute), weights, data, seed=seed)
             card = card | {"probe": asdict(measured) | {"data": content_digest(data.images)}}
-        outcomes.append(Outcome(prototype.name, weights, card, stored=not watch.trained))
+        stored = card["epochs"] > 0 and not watch.trained
+        outcomes.append(Outcome(prototype.name, weights, card, stored=stored, vocabulary=data.vocabulary))
     return outcomes
 
 
@@ -97,14 +105,26 @@ def probe_h0(predictor: Predictor, weights: Weights, data: LabelledData, *, seed
     )
 
 
-def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write h0 and its card where `pretraining.checkpoint` can name it; several prototypes go into one file."""
+def write_outcomes(path: Path, outcomes: Sequence[Outcome], *, half: bool = False) -> None:
+    """Write h0 and its card where `pretraining.checkpoint` can name it; several prototypes go into one file.
+
+    `half` writes half-precision numbers: half the bytes, and weights are off by a two-thousandth at most.
+    """
+    words = outcomes[0].vocabulary
+    parts = {
+        one.prototype: ({name: _halved(t) if half else t for name, t in one.weights.items()}, one.card)
+        for one in outcomes
+    }
     if len(outcomes) == 1:
-        save_h0(path, outcomes[0].weights, outcomes[0].card)
+        save_h0(path, *parts[outcomes[0].prototype], vocabulary=words)
     else:
-        save_several(path, {outcome.prototype: (outcome.weights, outcome.card) for outcome in outcomes})
+        save_several(path, parts, vocabulary=words)
     if (card := path.with_suffix(".json")).exists():  # safetensors makes files for the user alone; this is to be shared
         path.chmod(card.stat().st_mode & 0o777)
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    return tensor.half() if tensor.is_floating_point() else tensor
 
 
 def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> Table:
@@ -118,7 +138,8 @@ def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> Table
         measured = card["probe"] or {}
         accuracies = [f"{100 * measured[key]:.1f}" if measured else "–" for key in ("linear", "neighbours")]
         seconds = f"{card['seconds']:.1f}" + (" (stored)" if outcome.stored else "")
-        table.add_row(outcome.prototype, str(card["epochs"]), seconds, f"{card['loss']:.3f}", *accuracies)
+        loss = "–" if card["loss"] is None else f"{card['loss']:.3f}"
+        table.add_row(outcome.prototype, str(card["epochs"]), seconds, loss, *accuracies)
     return table
 
 

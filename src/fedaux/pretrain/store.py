@@ -22,6 +22,7 @@ from torch import Tensor
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.config import Pretraining, Prototype
+from fedaux.data.vocabulary import METADATA, Vocabulary
 from fedaux.files import read_json, save_json, save_tensors
 from fedaux.models import MODELS, SplitModel, model_options
 
@@ -61,21 +62,27 @@ def h0_settings(
     seed: int,
     device: torch.device,
     compute: Compute | None,
+    vocabulary: Vocabulary | None = None,
 ) -> dict[str, Any]:
     """Return everything that h0 depends on: data, model with its initial weights, settings, seed, arithmetic."""
+    words = {} if vocabulary is None else {"vocabulary": vocabulary.digest}
     channels = {} if compute is None else {"mean": compute.mean, "deviation": compute.deviation}
-    return {
-        "procedure": PROCEDURE,
-        "content": content,
-        "model": prototype.model,
-        "options": prototype.options,
-        "start": weights_digest(model.features.state_dict()),
-        "pretraining": section.model_dump(mode="json", exclude={"checkpoint"}),
-        "seed": seed,
-        "prototype": prototype.name,
-        "device": device.type,
-        "precision": str(torch.float32 if compute is None else compute.precision).removeprefix("torch."),
-    } | {key: value.flatten().tolist() for key, value in channels.items() if value is not None}
+    return (
+        {
+            "procedure": PROCEDURE,
+            "content": content,
+            "model": prototype.model,
+            "options": prototype.options,
+            "start": weights_digest(model.features.state_dict()),
+            "pretraining": section.model_dump(mode="json", exclude={"checkpoint"}),
+            "seed": seed,
+            "prototype": prototype.name,
+            "device": device.type,
+            "precision": str(torch.float32 if compute is None else compute.precision).removeprefix("torch."),
+        }
+        | {key: value.flatten().tolist() for key, value in channels.items() if value is not None}
+        | words
+    )
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:
@@ -94,17 +101,27 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def make_card(
-    prototype: Prototype, *, settings: Mapping[str, Any], images: Tensor, losses: list[float], seconds: float
+    prototype: Prototype,
+    *,
+    settings: Mapping[str, Any],
+    images: Tensor,
+    losses: list[float],
+    seconds: float,
+    vocabulary: Vocabulary | None = None,
 ) -> Card:
     """Return the card of an h0 that has just been trained; nobody has probed it yet."""
     import fedaux  # whose version it is, and which imports this
 
-    return {
+    if vocabulary is None:
+        inputs: Card = {"image_shape": list(images.shape[1:])}
+    else:
+        about = {"digest": vocabulary.digest, "size": vocabulary.size, "origin": vocabulary.origin}
+        inputs = {"vocabulary": about}
+    return inputs | {
         "format": CARD_FORMAT,
         "prototype": prototype.name,
         "model": prototype.model,
         "options": dict(prototype.options),
-        "image_shape": list(images.shape[1:]),
         "data": {"digest": settings["content"], "count": len(images)},
         "pretraining": settings["pretraining"],
         "seed": settings["seed"],
@@ -113,7 +130,7 @@ def make_card(
         "device": settings["device"],
         "precision": settings["precision"],
         "epochs": len(losses),
-        "loss": losses[-1],
+        "loss": losses[-1] if losses else None,
         "seconds": seconds,
         "probe": None,
         "versions": {
@@ -125,17 +142,26 @@ def make_card(
     }
 
 
-def save_h0(path: Path, weights: Weights, card: Card, *, beside: bool = True) -> None:
-    """Write weights with their card inside, and beside them as PATH.json unless the folder should hold weights only."""
-    save_tensors(path, weights, metadata={"card": json.dumps(card, sort_keys=True)})
+def save_h0(
+    path: Path, weights: Weights, card: Card, *, beside: bool = True, vocabulary: Vocabulary | None = None
+) -> None:
+    """Write weights with their card inside, and beside them as PATH.json unless the folder should hold weights only.
+
+    Text models are worth nothing without their tokenizer, so that goes inside, too.
+    """
+    words = {} if vocabulary is None else {METADATA: vocabulary.tokenizer}
+    save_tensors(path, weights, metadata={"card": json.dumps(card, sort_keys=True)} | words)
     if beside:
         save_json(path.with_suffix(".json"), card)
 
 
-def save_several(path: Path, parts: Mapping[str, tuple[Weights, Card]]) -> None:
+def save_several(
+    path: Path, parts: Mapping[str, tuple[Weights, Card]], *, vocabulary: Vocabulary | None = None
+) -> None:
     """Write the h0 of several prototypes into one file, tensors named PROTOTYPE/TENSOR."""
     tensors = {f"{name}/{key}": tensor for name, (weights, _) in parts.items() for key, tensor in weights.items()}
-    save_h0(path, tensors, {"format": CARD_FORMAT, "prototypes": {name: card for name, (_, card) in parts.items()}})
+    cards = {name: card for name, (_, card) in parts.items()}
+    save_h0(path, tensors, {"format": CARD_FORMAT, "prototypes": cards}, vocabulary=vocabulary)
 
 
 def read_card(path: Path) -> Card | None:
@@ -168,10 +194,11 @@ def fitting_weights(
     key: str,
     prototype: Prototype | None = None,
     image_shape: tuple[int, ...] | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Weights:
     """Load weights that fit the model's features, in its precision; say what does not fit.
 
-    Where the file has a card, and `prototype` and `image_shape` are given, they are compared.
+    Where the file has a card, and `prototype`, `image_shape` and `vocabulary` are given, they are compared.
     """
     try:
         loaded = load_file(path)
@@ -189,7 +216,12 @@ def fitting_weights(
             prefix = f"{prototype.name}/"
             loaded = {name.removeprefix(prefix): value for name, value in loaded.items() if name.startswith(prefix)}
         assert card is not None
-        _refuse_other_card(card, f"{key} = {path}", prototype=prototype, image_shape=image_shape)
+        _refuse_other_card(card, f"{key} = {path}", prototype=prototype, image_shape=image_shape, vocabulary=vocabulary)
+    return fitted(loaded, model, where=f"{key} = {path}")
+
+
+def fitted(loaded: Mapping[str, Tensor], model: SplitModel, *, where: str) -> Weights:
+    """Return the tensors that the model's features need, in their precision; raise ValueError where they do not fit."""
     expected = model.features.state_dict()
     weights: Weights = {}
     for name, tensor in expected.items():
@@ -197,22 +229,26 @@ def fitting_weights(
             if name.endswith("num_batches_tracked"):  # a counter that many checkpoints leave out
                 weights[name] = tensor.clone()
                 continue
-            raise ValueError(f"{key} = {path}: holds no tensor {name}, which the model's features need")
+            raise ValueError(f"{where}: holds no tensor {name}, which the model's features need")
         if loaded[name].shape != tensor.shape:
             raise ValueError(
-                f"{key} = {path}: tensor {name} has shape {list(loaded[name].shape)}, "
-                f"the model's has {list(tensor.shape)}"
+                f"{where}: tensor {name} has shape {list(loaded[name].shape)}, the model's has {list(tensor.shape)}"
             )
         weights[name] = loaded[name].to(dtype=tensor.dtype, device=tensor.device)
         if tensor.is_floating_point() and not bool(torch.isfinite(weights[name]).all()):
-            raise ValueError(f"{key} = {path}: tensor {name} holds NaN or infinity")
+            raise ValueError(f"{where}: tensor {name} holds NaN or infinity")
     return weights
 
 
 def _refuse_other_card(
-    card: Mapping[str, Any], where: str, *, prototype: Prototype, image_shape: tuple[int, ...] | None
+    card: Mapping[str, Any],
+    where: str,
+    *,
+    prototype: Prototype,
+    image_shape: tuple[int, ...] | None,
+    vocabulary: Vocabulary | None,
 ) -> None:
-    """Raise ValueError where a card tells of another model, other options or another shape of images."""
+    """Raise ValueError where a card tells of another model, other options, another shape of images or other words."""
     model = card.get("model", prototype.model)
     if model != prototype.model:
         raise ValueError(f"{where}: its card says model {model}, the prototype {prototype.name} is {prototype.model}")
@@ -223,6 +259,12 @@ def _refuse_other_card(
         said = ", ".join(f"{name} = {options.get(name)}" for name in different)
         found = ", ".join(f"{name} = {own.get(name)}" for name in different)
         raise ValueError(f"{where}: its card says {model} with {said}, the prototype {prototype.name} has {found}")
+    words = card.get("vocabulary")
+    if vocabulary is not None and words is not None and words.get("digest") != vocabulary.digest:
+        raise ValueError(
+            f"{where}: was trained with the vocabulary of {words.get('origin')}, and that of {vocabulary.origin} is in "
+            "use; should be its own, which text.vocabulary = this file takes out of it"
+        )
     shape = card.get("image_shape")
     if image_shape is not None and shape is not None and list(shape) != list(image_shape):
         raise ValueError(f"{where}: its card says images of {list(shape)}, those here are {list(image_shape)}")

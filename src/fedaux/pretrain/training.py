@@ -18,13 +18,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedaux.compute import Compute
 from fedaux.config import Pretraining
-from fedaux.data.augment import Views
+from fedaux.data.vocabulary import Vocabulary
 from fedaux.files import save_tensors
-from fedaux.pretrain.contrastive import LOSSES, ProjectionHead
+from fedaux.pretrain.objectives import objective_of, resolved
 from fedaux.server import snapshot
 from fedaux.steps import WARM_UP_STEPS, optimizer_state, reset, restore_optimizer
 
@@ -50,33 +49,15 @@ class Passed:
 OnEpoch = Callable[[Passed], None]
 
 
-class Projected(nn.Module):
-    """Features and the projection head behind them."""
-
-    def __init__(self, features: nn.Module, head: nn.Module, *, feature_width: int) -> None:
-        super().__init__()
-        self.features = features
-        self.head = head
-        self._width = feature_width
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return projections [N, D]; raise ValueError where features are not [N, feature_width]."""
-        embedded = self.features(inputs)
-        if embedded.shape != (len(inputs), self._width):
-            raise ValueError(f"features should return [{len(inputs)}, {self._width}], got {list(embedded.shape)}")
-        projections: Tensor = self.head(embedded)
-        return projections
-
-
 class Training:
-    """Features in training on images uint8 [N, C, H, W], which are on the device of `generator`.
+    """Features in training on images uint8 [N, C, H, W] or token ids int32 [N, L], on the device of `generator`.
 
-    `features` maps floats in [0, 1] of [B, C, H, W], normalised as `compute` says, to [B, feature_width]; it is trained
-    in place. An epoch goes once through the images in random order; a last incomplete batch is left out, unless it is
-    the only one, because the loss depends on how many others an image is compared with.
+    `features` maps inputs as models take them (images as floats in [0, 1], normalised as `compute` says) to [B,
+    feature_width]; it is trained in place. An epoch goes once through the examples in random order; a last incomplete
+    batch is left out, unless it is the only one, because a loss can depend on how many others are in the batch.
 
     Raises:
-        ValueError: fewer than 2 images, not uint8 [N, C, H, W], other than one or three channels.
+        ValueError: too few examples, or such as the kind of pretraining cannot be asked about.
     """
 
     def __init__(
@@ -89,13 +70,9 @@ class Training:
         generator: torch.Generator,
         compute: Compute | None = None,
         key: Hashable = "features",
+        vocabulary: Vocabulary | None = None,
     ) -> None:
-        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
-            raise ValueError(
-                f"images must be uint8 [N, C, H, W] with C = 1 or 3, got {images.dtype} {list(images.shape)}"
-            )
-        if len(images) < 2:
-            raise ValueError(f"pretraining compares images, so it needs at least 2, got {len(images)}")
+        section = resolved(section, features, texts=vocabulary is not None, given=False)
         device = images.device
         self.losses: list[float] = []
         """Mean loss of every epoch so far."""
@@ -105,18 +82,25 @@ class Training:
         self._images = images
         self._generator = generator
         self._compute = compute or Compute(device)
+        self._objective = objective_of(
+            features,
+            images,
+            feature_width=feature_width,
+            section=section,
+            generator=generator,
+            compute=self._compute,
+            vocabulary=vocabulary,
+        )
+        if len(images) < self._objective.least:
+            raise ValueError(
+                f"pretraining compares images, so it needs at least {self._objective.least}, got {len(images)}"
+            )
         self._batch_size = min(section.batch_size, len(images))
         self._batches = len(images) // self._batch_size
-        head = ProjectionHead(
-            feature_width,
-            widths=section.projection_widths,
-            batch_norm=section.projection_batch_norm,
-            generator=generator,
-        )
-        self._model = Projected(features, head, feature_width=feature_width)
+        self._model = self._objective.model
         self._named = dict(self._model.named_parameters()), dict(self._model.named_buffers())
-        self._views = Views(section.augmentation, channels=images.shape[1], device=device)
-        self._key = ("pretraining", key, section.model_dump_json(), self._batch_size, tuple(images.shape[1:]))
+        shape = (self._batch_size, *images.shape[1:])
+        self._key = ("pretraining", key, section.model_dump_json(), shape, self._objective.key)
 
         # Graphs read all of these from where they lie.
         self._order = torch.zeros(self._batches * self._batch_size, dtype=torch.int64, device=device)
@@ -134,7 +118,7 @@ class Training:
         self._prepared = not self._compute.captures
 
     def epoch(self) -> float:
-        """Go once through the images; return the mean loss of the batches.
+        """Go once through the examples; return the mean loss of the batches.
 
         Raises:
             ValueError: the loss is not a number any more.
@@ -216,7 +200,7 @@ class Training:
                 group["lr"] = self._rates[min(self._taken, len(self._rates) - 1)]
             self._taken += 1
         rows = self._order.index_select(0, self._position + self._offsets)
-        numbers = self._views.draw(2 * self._batch_size, generator=self._generator)
+        numbers = self._objective.draw(self._batch_size, generator=self._generator)
         loss = self._loss(self._images[rows], numbers)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -224,20 +208,9 @@ class Training:
         self._total += loss.detach()
         self._position += self._batch_size
 
-    def _loss(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Return the loss of two views of each image, uint8 [B, C, H, W], by random numbers [draws, 2B]."""
-        model, views, compute, section = self._model, self._views, self._compute, self._section
-        judge = LOSSES[section.kind]
-        layout = torch.channels_last if images.is_cuda else torch.contiguous_format
-
-        def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor, numbers: Tensor) -> Tensor:
-            floats = images.float() / 255
-            seen = compute.normalised(views(torch.cat([floats, floats]), numbers)).contiguous(memory_format=layout)
-            with compute.autocast():
-                projections = functional_call(model, (parameters, buffers), (seen,))
-            return judge(projections.float(), section)
-
-        result: Tensor = compute.compiled(self._key, loss)(*self._named, images, numbers)
+    def _loss(self, inputs: Tensor, numbers: Tensor) -> Tensor:
+        """Return the loss of a batch by random numbers, compiled where that is asked for."""
+        result: Tensor = self._compute.compiled(self._key, self._objective.loss)(*self._named, inputs, numbers)
         return result
 
     def _prepare(self) -> None:
@@ -331,6 +304,7 @@ def pretrain(
     progress: Path | None = None,
     save_seconds: float = SAVE_SECONDS,
     on_epoch: OnEpoch | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Training:
     """Train `features` in place as `Training` says, for all epochs; return it with its losses and its time.
 
@@ -346,6 +320,7 @@ def pretrain(
         generator=generator,
         compute=compute,
         key=key,
+        vocabulary=vocabulary,
     )
     if progress is not None and progress.exists():
         _continue(training, progress, device=images.device)

@@ -263,7 +263,7 @@ def score_matrix(
 
     largest = max(float(weights.max(initial=0)), float(shares.max(initial=0))) or 1.0
     start = left + wide + 12
-    panels = ((left, shares, "share of the class held"), (start, weights, "weight on its test images"))
+    panels = ((left, shares, "share of the class held"), (start, weights, "weight on its test examples"))
     for x, values, title in panels:
         axes = place(x, 38 + below, wide, high)
         axes.imshow(values[order], cmap=FADE, vmin=0, vmax=largest, aspect="auto", interpolation="none")

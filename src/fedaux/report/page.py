@@ -17,6 +17,7 @@ from fedaux.report.record import Array, Record, Run, Scores, as_number, curve_po
 from fedaux.report.svg import as_svg
 
 MOST_ROWS_OF_IMAGES = 12
+TOP_TEXTS = 3
 
 
 def write_report(directory: Path) -> Path:
@@ -236,7 +237,7 @@ def _scores(run: Run) -> str:
     )
     caption = (
         f"Left: which share of each class a client holds. Right: the mean weight that the scores of "
-        f"{scores.method}, seed {scores.seed}, give the client on test images of that class. Each "
+        f"{scores.method}, seed {scores.seed}, give the client on test examples of that class. Each "
         "column sums to 1; clients are sorted by their main class. The more alike the pictures, the better "
         f"the right teachers are found: they overlap by {overlap:.2f} (1 = identical; equal weights "
         f"would reach {equal:.2f})."
@@ -256,6 +257,8 @@ def _scores(run: Run) -> str:
     body = html.picture(svg, caption, "scores", header, data)
     if scores.images is not None and scores.images.size and table.any():
         body += _images(scores, scores.images, table, classes)
+    if scores.texts and table.any():
+        body += _texts(scores, scores.texts, table, classes)
     return html.section("scores", title, body)
 
 
@@ -280,6 +283,17 @@ def _images(scores: Scores, images: Array, table: Array, classes: Sequence[objec
         for client, counts in zip(clients, table[shown], strict=True)
     ]
     return html.picture(svg, caption, "main_classes", ("client", "main_class", "examples_of_it", "examples"), data)
+
+
+def _texts(scores: Scores, texts: list[list[str]], table: Array, classes: Sequence[object]) -> str:
+    """The public texts that clients score highest, as a table."""
+    shown = [row for row in figures.order_clients(table) if table[row].sum()][:MOST_ROWS_OF_IMAGES]
+    rows = [
+        (f"client {scores.clients[row]}", classes[int(table[row].argmax())], " / ".join(texts[row][:TOP_TEXTS]))
+        for row in shown
+    ]
+    caption = f"The {TOP_TEXTS} public texts that each client scores highest, beside the class it holds most of."
+    return html.table(("client", "main class", "texts"), rows, caption=caption, texts=(1, 2))
 
 
 def _privacy(run: Run) -> str:

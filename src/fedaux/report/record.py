@@ -32,13 +32,15 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """What ``scores.safetensors`` holds; images are None where the auxiliary data has none."""
+    """What ``scores.safetensors`` holds; images are None where the auxiliary data has none, texts likewise."""
 
     weights: Array
     images: Array | None
     method: str
     seed: str
     clients: list[int]
+    texts: list[list[str]] | None = None
+    """The texts that each client scores highest."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,7 @@ def _read_scores(path: Path) -> Scores | None:
             weights = file.get_tensor("weights_by_class")
             images = file.get_tensor("top_images") if "top_images" in names else None
         clients = [int(client) for client in json.loads(words["clients"])]
-        return Scores(weights, images, words["method"], words["seed"], clients)
+        texts = json.loads(words["top_texts"]) if "top_texts" in words else None
+        return Scores(weights, images, words["method"], words["seed"], clients, texts)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} does not hold certainty scores: {error!r}") from error

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedaux import checks
 from fedaux.clients import TrainRequest
 from fedaux.config import Experiment
-from fedaux.data import LabelledData, load_auxiliary, load_labelled
+from fedaux.data import LabelledData, load_both
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.ensemble import Ensemble, Member, certainty_teacher, mean_teacher, mixture_teacher
 from fedaux.execute import Silent, Work, choose_device, split_for
@@ -48,8 +48,8 @@ def run(
     experiment = base or demo()
     checks.check(experiment)
     device = choose_device(experiment.engine.device)
-    data = load_labelled(experiment.data).to(device)
-    auxiliary = load_auxiliary(experiment.auxiliary).to(device)
+    data, auxiliary = load_both(experiment)
+    data, auxiliary = data.to(device), auxiliary.to(device)
     checks.check_data(experiment, data, auxiliary)
     measured: list[dict[str, Any]] = []
     for alpha in alphas:

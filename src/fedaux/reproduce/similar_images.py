@@ -22,7 +22,7 @@ from torch.nn import functional
 from fedaux import checks, seeding
 from fedaux.certainty import MECHANISMS, SimulatedNoise
 from fedaux.config import Experiment
-from fedaux.data import load_auxiliary, load_labelled
+from fedaux.data import load_both
 from fedaux.execute import Silent, Work, choose_device, split_for
 from fedaux.inference import Predictor
 from fedaux.report.figures import shrink_images
@@ -66,11 +66,13 @@ def run(
     """
     experiment = base or demo()
     checks.check(experiment)
+    if experiment.text is not None:
+        raise ValueError("similar-images: draws images, and the recipe's data are texts")
     out = Path(out)
     seed = experiment.seeds[0]
     device = choose_device(experiment.engine.device)
-    data = load_labelled(experiment.data).to(device)
-    auxiliary = load_auxiliary(experiment.auxiliary).to(device)
+    data, auxiliary = load_both(experiment)
+    data, auxiliary = data.to(device), auxiliary.to(device)
     work = Work(experiment, RunDirectory(out, experiment), data, auxiliary, Silent())
     task = work.task("fedaux", seed)
     parts = split_for(experiment, data, seed)

@@ -128,7 +128,7 @@ class FlowerClients:
             "seed": seed,
             "prototype": prototype.model_copy(update={"clients": None}),  # who else has it is nobody's business
             "mode": task.experiment.mode,
-            "image_shape": task.image_shape,
+            "image_shape": task.input_shape,
             "classes": self._classes,
             "channel_mean": data.channel_mean,
             "channel_deviation": data.channel_deviation,

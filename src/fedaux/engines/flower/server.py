@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedaux import checks, tensorboard
 from fedaux.clients import Clients
 from fedaux.config import Experiment
-from fedaux.data import load_test
+from fedaux.data import load_auxiliary, load_test
 from fedaux.engines.flower.grid import FlowerClients
 from fedaux.engines.flower.members import Members
 from fedaux.execute import Result, carry_out, prepare_device, run_path
@@ -55,7 +55,8 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
     """Run an experiment over a grid: what the simulator does, with real clients."""
     checks.check(experiment, federated=True)
     tensorboard.check(experiment)
-    data = load_test(experiment.data).to(prepare_device(experiment))
+    device = prepare_device(experiment)
+    data, auxiliary = load_test(experiment.data).to(device), load_auxiliary(experiment.auxiliary).to(device)
     watching = Watching()
     members: Members | None = None
 
@@ -73,7 +74,7 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
         return FlowerClients(task, members, classes=data.classes)
 
     try:
-        result = carry_out(experiment, data, clients, path=path, resume=resume, watcher=watching)
+        result = carry_out(experiment, data, auxiliary, clients, path=path, resume=resume, watcher=watching)
     except BaseException as error:
         if watching.board is not None:
             watching.board.failed(str(error))

@@ -23,7 +23,7 @@ from fedaux.engines.flower.policy import Guard, Refusal, digest_of
 from fedaux.engines.flower.terms import PrepareTerms, Terms, TrainTerms
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.methods import METHODS
-from fedaux.models import MODELS, SplitModel, model_options
+from fedaux.models import MODELS, SplitModel, model_input, model_options
 from fedaux.privacy import LedgerEntry
 from fedaux.task import Task
 
@@ -183,7 +183,7 @@ def task_of(config: NodeConfig, terms: Terms, device: torch.device) -> Task:
         experiment=experiment,
         method=METHODS["fedavg"],  # what the server makes of the answers is its own affair
         seed=terms.seed,
-        image_shape=terms.image_shape,
+        input_shape=terms.image_shape,
         num_classes=len(terms.classes),
         prototype_of=(prototype.name,) * (config.number + 1),
         negatives=nothing,
@@ -211,6 +211,8 @@ def blank_model(terms: Terms, *, most_bytes: int) -> SplitModel:
     section = terms.prototype
     if section.model not in MODELS:
         raise Refusal(f"prototypes.model = {section.model}: not known here")
+    if model_input(section.model) == "text":  # those of texts may name files, and names from the network are not used
+        raise Refusal(f"prototypes.model = {section.model}: nodes train models of images")
     known = model_options(section.model)
     wrong = [
         name for name, value in section.options.items() if name not in known or type(value) is not type(known[name])
@@ -232,8 +234,8 @@ def _numbered(data: LabelledData, classes: tuple[str, ...]) -> Tensor:
     """Return labels as the server numbers the classes. Raises Refusal for a class that it does not know."""
     number = {name: index for index, name in enumerate(classes)}
     held = sorted(set(data.labels.tolist()))
-    if unknown := [data.classes[label] for label in held if data.classes[label] not in number]:
-        raise Refusal(f"holds {len(unknown)} classes that the server's test data does not name")
+    if any(data.classes[label] not in number for label in held):
+        raise Refusal("holds classes that the server's test data does not name")
     table = torch.tensor([number.get(name, -1) for name in data.classes], dtype=torch.int64)
     return table[data.labels]
 

@@ -1,0 +1,99 @@
+"""The data of an experiment: private and public, images or texts; for texts, by which vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from torch import Tensor
+
+from fedaux.checkpoints import checkpoint_of, locate
+from fedaux.config import ExperimentFields
+from fedaux.data import cache, vocabulary
+from fedaux.data.labelled import LabelledData
+from fedaux.data.sources import SOURCES, load_auxiliary, load_labelled
+from fedaux.data.tables import Table
+from fedaux.data.texts import Texts, text_of
+from fedaux.data.tokens import carried_vocabulary
+from fedaux.data.vocabulary import Vocabulary
+from fedaux.files import save_text
+
+KEY = "text.vocabulary"
+LEARNED = "auxiliary"
+"""Says in a recipe that the vocabulary is learned from the public texts."""
+
+
+def load_private(experiment: ExperimentFields) -> LabelledData:
+    """Load the clients' data and the test data."""
+    texts = None if experiment.text is None else Texts(vocabulary_of(experiment), experiment.text.length)
+    return load_labelled(experiment.data, texts=texts)
+
+
+def load_both(experiment: ExperimentFields) -> tuple[LabelledData, Tensor]:
+    """Load the private and the public data; texts of both by one vocabulary, the public ones perhaps cut shorter."""
+    if experiment.text is None:
+        return load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
+    found, section = vocabulary_of(experiment), experiment.text
+    data = load_labelled(experiment.data, texts=Texts(found, section.length))
+    length = section.auxiliary_length or section.length
+    return data, load_auxiliary(experiment.auxiliary, texts=Texts(found, length))
+
+
+def vocabulary_of(experiment: ExperimentFields) -> Vocabulary:
+    """Return the vocabulary that a recipe names, or that its data or checkpoints bring, or else a learned one."""
+    assert experiment.text is not None, "images have no vocabulary"
+    name = experiment.text.vocabulary
+    if name is None:
+        return _brought(experiment) or _learned(experiment)
+    if name == LEARNED:
+        return _learned(experiment)
+    if Path(name).is_file():
+        return vocabulary.of_file(Path(name), key=KEY)
+    return vocabulary.of_folder(locate(name, key=KEY), key=KEY)
+
+
+def _brought(experiment: ExperimentFields) -> Vocabulary | None:
+    if experiment.data.source == "tensors":
+        path = experiment.data.path or next(iter(experiment.data.clients), None)
+        return carried_vocabulary(path, key="data.path")
+    if experiment.auxiliary.source == "tensors":
+        return carried_vocabulary(experiment.auxiliary.path, key="auxiliary.path")
+    if experiment.pretraining.checkpoint is not None:
+        file = Path(experiment.pretraining.checkpoint)
+        if (inside := vocabulary.inside_of(file, key="pretraining.checkpoint")) is not None:
+            return inside
+    for prototype in experiment.prototypes:
+        if (checkpoint := checkpoint_of(prototype)) is not None:
+            key = "prototypes.options.checkpoint"
+            return vocabulary.of_folder(locate(checkpoint, key=key), key=key)
+    return None
+
+
+def _learned(experiment: ExperimentFields) -> Vocabulary:
+    """Learn the vocabulary from the public texts, or read what was learned from the same ones before."""
+    section = experiment.auxiliary
+    open_public = SOURCES[section.source].open_public
+    if open_public is None or experiment.text is None:
+        raise ValueError(f"{KEY} = {LEARNED!r}: the source {section.source} of [auxiliary] has no texts to learn from")
+    table = open_public(section)
+    size = experiment.text.vocabulary_size
+    settings = {"text_column": section.text_column, "size": section.size, "vocabulary_size": size}
+    parent = cache.folder()
+    place = None if parent is None else parent.with_name("vocabularies")
+    path = None if place is None else place / f"{cache.content_key(table.files, settings=settings)}.json"
+    if path is not None:
+        with suppress(OSError, ValueError):
+            return Vocabulary(vocabulary.of_file(path).tokenizer, vocabulary.LEARNED)
+    made = vocabulary.learned(_texts(table, size=section.size), size=size)
+    if path is not None:
+        with suppress(OSError):  # where nothing can be kept, it is learned again
+            save_text(path, made.tokenizer)
+    return made
+
+
+def _texts(table: Table, *, size: int | None) -> Iterator[str]:
+    for _, content in islice(table.cells(), size):
+        with suppress(ValueError):  # reading them says what is wrong
+            yield text_of(content)

@@ -1,0 +1,73 @@
+"""Texts become token ids, int32 [N, L], padded: once, block by block, into the same cache that holds decoded images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaux.data.decoding import Block, Cell, Content, Numbers
+from fedaux.data.vocabulary import PAD_ID, Vocabulary
+
+BLOCK = 10_000
+WIDTH_STEP = 8
+"""Widths are multiples of this, which matrix units like."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """How texts are read: by which vocabulary, and how many tokens of each at most."""
+
+    vocabulary: Vocabulary
+    length: int
+
+    def encode_all(self, cells: Iterator[Cell], *, bad_labels: Mapping[int, str]) -> Iterator[Block]:
+        """Yield the rows in order, block by block, as token ids [n, length]; say which are bad, and why."""
+        numbered = enumerate(cells)
+        while rows := list(islice(numbered, BLOCK)):
+            texts, good, reasons = [], [], []
+            for row, (where, content) in rows:
+                try:
+                    if row in bad_labels:
+                        raise ValueError(bad_labels[row])
+                    texts.append(text_of(content))
+                    good.append(row)
+                except ValueError as error:
+                    reasons.append(f"{where}: {error}")
+            yield Block(self.vocabulary.encode(texts, length=self.length), good, reasons)
+
+
+def text_of(content: Content) -> str:
+    """Return the text of a cell, or of the file it names; raise ValueError where there is none."""
+    if isinstance(content, Path):
+        try:
+            content = content.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"cannot be read as text ({error})") from error
+    if content is None:
+        raise ValueError("the text is missing")
+    if not isinstance(content, str):
+        raise ValueError(f"should be a text, is {type(content).__name__}")
+    if not content.strip():
+        raise ValueError("the text is empty")
+    return content
+
+
+def trimmed(ids: Numbers) -> Numbers:
+    """Return token ids [N, L] without the last columns if nothing stands there, as wide as a multiple of eight.
+
+    Features do not look at padding, so it only costs time.
+    """
+    used = np.flatnonzero((ids != PAD_ID).any(axis=0))
+    longest = 1 + int(used[-1]) if len(used) else 1
+    return ids[:, : -(-longest // WIDTH_STEP) * WIDTH_STEP]
+
+
+def padded(ids: Tensor, *, width: int) -> Tensor:
+    """Return token ids [N, L] filled up to [N, width]."""
+    return torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=PAD_ID)

@@ -1,0 +1,185 @@
+"""Vocabularies: tokenizers of the BERT family, given or learned from the public texts, and the token ids they make.
+
+A tokenizer is the JSON text that the library `tokenizers` writes. What is known from the text alone (size, marks,
+digest, words of given ids) needs no library; encoding and learning import it late.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from fedaux.checkpoints import lowercases, read_tokenizer
+
+PAD, UNKNOWN, BEGIN, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+PAD_ID = 0
+"""Where nothing stands: features are computed without these positions, so how far texts are padded does not matter."""
+TokenIds = NDArray[np.int32]
+LEARNED = "the public texts"
+MOST_CHARACTERS = 1000
+"""Rarer ones are unknown to a learned vocabulary."""
+METADATA = "tokenizer"
+"""Under which files that fedaux writes carry the tokenizer their token ids or weights belong to."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer, and where it comes from, for people."""
+
+    tokenizer: str
+    origin: str
+
+    @cached_property
+    def tokens(self) -> dict[str, int]:
+        """Ids by token, added tokens included."""
+        table = json.loads(self.tokenizer)
+        return dict(table["model"]["vocab"]) | {added["content"]: added["id"] for added in table["added_tokens"]}
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return max(self.tokens.values()) + 1
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells this tokenizer from others."""
+        return hashlib.sha256(self.tokenizer.encode()).hexdigest()[:32]
+
+    def mark(self, token: str) -> int:
+        """Return the id of one of the marks; raise ValueError where there is none."""
+        if token not in self.tokens:
+            raise ValueError(f"the vocabulary of {self.origin} has no token {token}")
+        return self.tokens[token]
+
+    def encode(self, texts: Sequence[str], *, length: int) -> TokenIds:
+        """Return token ids [N, length]: begin mark, the text's tokens as far as they fit, end mark, padding."""
+        self._tokenizer.enable_truncation(max_length=length)
+        encoded = self._tokenizer.encode_batch_fast(list(texts))
+        ids = np.full((len(encoded), length), PAD_ID, dtype=np.int32)
+        for row, text in zip(ids, encoded, strict=True):
+            row[: len(text)] = text.ids
+        return ids
+
+    def words(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids as far as it can be known: pieces joined, marks left out."""
+        pieces = [self._names.get(number, UNKNOWN) for number in ids if number not in self._marks]
+        return " ".join(pieces).replace(" ##", "")
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {number: token for token, number in self.tokens.items()}
+
+    @cached_property
+    def _marks(self) -> set[int]:
+        return {self.tokens[token] for token in (PAD, BEGIN, END) if token in self.tokens}
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return _library().Tokenizer.from_str(self.tokenizer)
+
+
+def _checked(text: str, *, origin: str) -> Vocabulary:
+    """Return the vocabulary of a tokenizer's JSON; raise ValueError for what is none, or not of the BERT family."""
+    try:
+        table = json.loads(text)
+        # How long texts are and how they are padded is decided here, and no part of the vocabulary.
+        table |= {"truncation": None, "padding": None}
+        made = Vocabulary(json.dumps(table, sort_keys=True, ensure_ascii=False), origin)
+        tokens = made.tokens
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{origin}: not a tokenizer with a vocabulary, as tokenizer.json holds it ({error})"
+        ) from error
+    if tokens.get(PAD) != PAD_ID:
+        raise ValueError(
+            f"{origin}: {PAD} has the id {tokens.get(PAD)}, should be {PAD_ID}; tokenizers of the BERT family have that"
+        )
+    return made
+
+
+def of_folder(folder: Path, *, key: str) -> Vocabulary:
+    """Return the vocabulary of a checkpoint's folder; raise ValueError, naming the setting, where it has none."""
+    found = read_tokenizer(folder)
+    if found is None:
+        raise ValueError(f"{key} = {folder}: holds neither tokenizer.json nor vocab.txt")
+    return of_file(found[1])
+
+
+def of_file(path: Path, *, key: str = "text.vocabulary") -> Vocabulary:
+    """Return the vocabulary of a file: tokenizer.json, vocab.txt, or a safetensors file that fedaux has written."""
+    if path.suffix == ".safetensors":
+        inside = inside_of(path, key=key)
+        if inside is None:
+            raise ValueError(f"{key} = {path}: holds no tokenizer; files that fedaux writes for texts do")
+        return inside
+    if path.suffix == ".txt":
+        lines = path.read_text(encoding="utf-8").splitlines()
+        tokens = {line.rstrip("\n"): number for number, line in enumerate(lines)}
+        return _checked(_word_pieces(tokens, lowercase=lowercases(path.parent)), origin=str(path))
+    return _checked(path.read_text(encoding="utf-8"), origin=str(path))
+
+
+def inside_of(path: Path, *, key: str) -> Vocabulary | None:
+    """Return the vocabulary that a safetensors file carries, None where it carries none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(METADATA)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{key} = {path}: not a readable safetensors file ({error})") from error
+    return None if text is None else _checked(text, origin=str(path))
+
+
+def learned(texts: Iterable[str], *, size: int) -> Vocabulary:
+    """Learn lower-case word pieces from texts, at most `size` of them with the marks (Schuster & Nakajima 2012).
+
+    The same texts give the same vocabulary: single characters are numbered here, the most frequent first, for the
+    library would number them in an order that changes from run to run, and decide ties by their numbers.
+    """
+    library = _library()
+    tokenizer = library.Tokenizer.from_str(_word_pieces({token: number for number, token in enumerate(_MARKS)}))
+    kept = [tokenizer.normalizer.normalize_str(text) for text in texts]
+    counts = Counter(character for text in kept for character in text if not character.isspace())
+    alphabet = sorted(counts, key=lambda character: (-counts[character], character))[:MOST_CHARACTERS]
+    first = [*_MARKS, *alphabet, *(f"##{character}" for character in alphabet)][:size]
+    trainer = library.trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=first, limit_alphabet=len(alphabet), min_frequency=2, show_progress=False
+    )
+    tokenizer.train_from_iterator(kept, trainer)
+    # Made anew: to the library, what it was given first are marks, which it would look for in raw text.
+    return _checked(_word_pieces(dict(tokenizer.get_vocab())), origin=LEARNED)
+
+
+_MARKS = (PAD, UNKNOWN, BEGIN, END, MASK)
+
+
+def _word_pieces(tokens: dict[str, int], *, lowercase: bool = True) -> str:
+    """Return BERT's tokenizer with these tokens: cleaned, split at blanks and punctuation, longest pieces first."""
+    library = _library()
+    missing = [mark for mark in (UNKNOWN, BEGIN, END) if mark not in tokens]
+    if missing:
+        raise ValueError(f"the vocabulary has no token {', '.join(missing)}; should be one of the BERT family")
+    tokenizer = library.Tokenizer(library.models.WordPiece(tokens, unk_token=UNKNOWN, max_input_chars_per_word=100))
+    tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = library.processors.BertProcessing((END, tokens[END]), (BEGIN, tokens[BEGIN]))
+    tokenizer.decoder = library.decoders.WordPiece()
+    tokenizer.add_special_tokens([mark for mark in _MARKS if mark in tokens])
+    return str(tokenizer.to_str())
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ValueError("texts need the package tokenizers: pip install 'fedaux[text]'") from error
+    return tokenizers

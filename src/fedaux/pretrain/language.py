@@ -1,0 +1,157 @@
+"""Language modelling: guess tokens that were hidden (BERT, Devlin et al. 2019), or the token that comes next.
+
+A batch is guessed at a fixed number of places, so that steps can be captured: as many as the texts have on average,
+drawn among all places of the batch that qualify. Where a batch has fewer of them, the rest count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from fedaux.compute import Compute
+from fedaux.config import Pretraining
+from fedaux.data.vocabulary import BEGIN, END, MASK, PAD_ID, Vocabulary
+
+DEVIATION = 0.02
+"""Of a head's initial weights, as BERT's."""
+HIDDEN_UNTIL, SWAPPED_UNTIL = 0.8, 0.9
+"""Of the places to guess, so many show the mask; those up to the second number a random token, the rest themselves."""
+
+
+class LanguageHead(nn.Module):
+    """LayerNorm(gelu(W h + b)) E^T + c, with E the embeddings of the tokens; drawn from `generator`."""
+
+    def __init__(self, width: int, vocabulary: int, *, generator: torch.Generator) -> None:
+        super().__init__()
+        device = generator.device
+        # Built on "meta": PyTorch would otherwise draw first weights from the global generator.
+        self.dense = nn.Linear(width, width, device="meta").to_empty(device=device)
+        nn.init.normal_(self.dense.weight, std=DEVIATION, generator=generator)
+        nn.init.zeros_(self.dense.bias)
+        self.norm = nn.LayerNorm(width, eps=1e-12, device=device)
+        self.bias = nn.Parameter(torch.zeros(vocabulary, device=device))
+
+    def forward(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
+        """Map [K, H] and embeddings [V, H] to logits [K, V]."""
+        return functional.linear(self.norm(functional.gelu(self.dense(hidden))), embeddings, self.bias)
+
+
+class LanguageModel(nn.Module):
+    """Features of tokens and the head that guesses from them."""
+
+    def __init__(self, features: Any, *, generator: torch.Generator) -> None:
+        super().__init__()
+        self.features = features
+        self.head = LanguageHead(features.words.embedding_dim, features.words.num_embeddings, generator=generator)
+
+    def forward(self, ids: Tensor, places: Tensor) -> Tensor:
+        """Return logits [K, V] at places [K] of token ids [N, L], counted through all texts."""
+        hidden = self.features.tokens(ids).flatten(0, 1).index_select(0, places)
+        logits: Tensor = self.head(hidden, self.features.words.weight)
+        return logits
+
+
+class Guessing:
+    """What both kinds share: a language model, so many places of a batch, and cross-entropy there."""
+
+    least = 1
+
+    def __init__(
+        self,
+        features: nn.Module,
+        inputs: Tensor,
+        *,
+        section: Pretraining,
+        generator: torch.Generator,
+        compute: Compute,
+        vocabulary: Vocabulary,
+    ) -> None:
+        if inputs.dtype != torch.int32 or inputs.ndim != 2:
+            raise ValueError(f"texts must be token ids, int32 [N, L], got {inputs.dtype} {list(inputs.shape)}")
+        self.model: nn.Module = LanguageModel(features, generator=generator)
+        self._compute = compute
+        self._vocabulary = vocabulary
+        self._length = inputs.shape[1]
+        size = min(section.batch_size, len(inputs))
+        qualified = float(self._qualified(inputs).sum()) / max(1, len(inputs))
+        self._count = max(1, round(self._share(section) * qualified * size))
+        self.key: Hashable = self._count
+
+    def draw(self, size: int, *, generator: torch.Generator) -> Tensor:
+        """Draw three numbers for every token of so many texts [3, size, L]."""
+        return torch.rand(3, size, self._length, generator=generator, device=generator.device)
+
+    def loss(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, numbers: Tensor
+    ) -> Tensor:
+        """Return the mean cross-entropy at the places to guess of token ids [B, L]."""
+        seen, places, targets, counts = self.question(inputs, numbers)
+        with self._compute.autocast():
+            logits = functional_call(self.model, (parameters, buffers), (seen, places))
+        losses = functional.cross_entropy(logits.float(), targets, reduction="none")
+        return (losses * counts).sum() / counts.sum().clamp_min(1)
+
+    def question(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the ids to show [B, L], and of each place to guess [K] its number, its token, and 1 if it counts."""
+        raise NotImplementedError
+
+    def _qualified(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _share(self, section: Pretraining) -> float:
+        raise NotImplementedError
+
+    def _drawn(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return so many places [K] as are asked for, at random among those that qualify, and 1 where they do [K]."""
+        scores = numbers.masked_fill(~self._qualified(ids), -1.0).flatten()
+        highest = scores.topk(min(self._count, len(scores)))
+        return highest.indices, (highest.values >= 0).float()
+
+
+class MaskedTokens(Guessing):
+    """Which token stood here? Of these places 80 % show the mask, 10 % a random token, 10 % what stood there."""
+
+    def __init__(self, features: nn.Module, inputs: Tensor, **settings: Any) -> None:
+        vocabulary: Vocabulary = settings["vocabulary"]
+        self._marks = vocabulary.mark(BEGIN), vocabulary.mark(END)
+        self._mask = vocabulary.mark(MASK)
+        super().__init__(features, inputs, **settings)
+
+    def question(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Hide tokens of ids [B, L] by random numbers [3, B, L]: where, how, and behind which random token."""
+        places, counts = self._drawn(ids, numbers[0])
+        tokens = ids.flatten()
+        targets = tokens.index_select(0, places)
+        how, which = (row.flatten().index_select(0, places) for row in numbers[1:])
+        others = (which * self._vocabulary.size).to(ids.dtype)
+        shown = torch.where(how < SWAPPED_UNTIL, others, targets).masked_fill(how < HIDDEN_UNTIL, self._mask)
+        shown = torch.where(counts > 0, shown, targets)
+        return tokens.scatter(0, places, shown).view_as(ids), places, targets.long(), counts
+
+    def _qualified(self, ids: Tensor) -> Tensor:
+        return (ids != PAD_ID) & (ids != self._marks[0]) & (ids != self._marks[1])
+
+    def _share(self, section: Pretraining) -> float:
+        return section.masked_share
+
+
+class NextToken(Guessing):
+    """Which token comes next? Asked wherever one does, of a model that sees only what came before."""
+
+    def question(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Show ids [B, L] as they are; a place is asked for the token behind it."""
+        places, counts = self._drawn(ids, numbers[0])
+        following = ids.roll(-1, dims=1).flatten()
+        return ids, places, following.index_select(0, places).long(), counts
+
+    def _qualified(self, ids: Tensor) -> Tensor:
+        return functional.pad(ids[:, 1:] != PAD_ID, (0, 1), value=False)
+
+    def _share(self, section: Pretraining) -> float:
+        return 1.0

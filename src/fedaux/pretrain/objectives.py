@@ -1,0 +1,149 @@
+"""What a feature extractor is asked during pretraining, by `pretraining.kind`: objectives that `Training` follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedaux.compute import Compute
+from fedaux.config import Pretraining
+from fedaux.data.augment import Views
+from fedaux.data.vocabulary import Vocabulary
+from fedaux.pretrain.contrastive import LOSSES, ProjectionHead
+from fedaux.pretrain.language import MaskedTokens, NextToken
+
+Named = dict[str, Tensor]
+
+
+class Objective(Protocol):
+    """A question about a batch of inputs. What it draws from a generator it draws outside its loss, which is pure."""
+
+    model: nn.Module
+    """The features as `features`, and what is thrown away afterwards."""
+    least: int
+    """Fewer examples than this cannot be asked about."""
+    key: Hashable
+    """Tells losses apart that are compiled for the same settings."""
+
+    def draw(self, size: int, *, generator: torch.Generator) -> Tensor:
+        """Draw the random numbers that so many examples need, uniform in [0, 1)."""
+        ...
+
+    def loss(self, parameters: Named, buffers: Named, inputs: Tensor, numbers: Tensor) -> Tensor:
+        """Return the loss of the model with these weights on a batch; it may be compiled or captured."""
+        ...
+
+
+class Projected(nn.Module):
+    """Features and the projection head behind them."""
+
+    def __init__(self, features: nn.Module, head: nn.Module, *, feature_width: int) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+        self._width = feature_width
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return projections [N, D]; raise ValueError where features are not [N, feature_width]."""
+        embedded = self.features(inputs)
+        if embedded.shape != (len(inputs), self._width):
+            raise ValueError(f"features should return [{len(inputs)}, {self._width}], got {list(embedded.shape)}")
+        projections: Tensor = self.head(embedded)
+        return projections
+
+
+class TwoViews:
+    """Do two random views of an image agree, more than with others? (SimCLR and Barlow Twins.)
+
+    Raises ValueError for images that are not uint8 [N, C, H, W], or of other than one or three channels.
+    """
+
+    least = 2
+    key: Hashable = ()
+
+    def __init__(
+        self,
+        features: nn.Module,
+        images: Tensor,
+        *,
+        feature_width: int,
+        section: Pretraining,
+        generator: torch.Generator,
+        compute: Compute,
+    ) -> None:
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
+            raise ValueError(
+                f"images must be uint8 [N, C, H, W] with C = 1 or 3, got {images.dtype} {list(images.shape)}"
+            )
+        head = ProjectionHead(
+            feature_width,
+            widths=section.projection_widths,
+            batch_norm=section.projection_batch_norm,
+            generator=generator,
+        )
+        self.model: nn.Module = Projected(features, head, feature_width=feature_width)
+        self._views = Views(section.augmentation, channels=images.shape[1], device=images.device)
+        self._section = section
+        self._compute = compute
+
+    def draw(self, size: int, *, generator: torch.Generator) -> Tensor:
+        """Draw what two views of so many images need [draws, 2 size]."""
+        return self._views.draw(2 * size, generator=generator)
+
+    def loss(self, parameters: Named, buffers: Named, inputs: Tensor, numbers: Tensor) -> Tensor:
+        """Return the loss of two views of each image, uint8 [B, C, H, W], by random numbers [draws, 2B]."""
+        layout = torch.channels_last if inputs.is_cuda else torch.contiguous_format
+        floats = inputs.float() / 255
+        seen = self._views(torch.cat([floats, floats]), numbers)
+        seen = self._compute.normalised(seen).contiguous(memory_format=layout)
+        with self._compute.autocast():
+            projections = functional_call(self.model, (parameters, buffers), (seen,))
+        return LOSSES[self._section.kind](projections.float(), self._section)
+
+
+def objective_of(
+    features: nn.Module,
+    inputs: Tensor,
+    *,
+    feature_width: int,
+    section: Pretraining,
+    generator: torch.Generator,
+    compute: Compute,
+    vocabulary: Vocabulary | None,
+) -> Objective:
+    """Return the objective of `section.kind`, which is not `auto` any more; heads are drawn from `generator`."""
+    if section.kind in LOSSES:
+        return TwoViews(
+            features, inputs, feature_width=feature_width, section=section, generator=generator, compute=compute
+        )
+    if vocabulary is None:
+        raise ValueError(f"pretraining.kind = {section.kind!r}: is for texts, and there is no table [text]")
+    language: dict[str, Callable[..., Objective]] = {"masked": MaskedTokens, "next-token": NextToken}
+    return language[section.kind](
+        features, inputs, section=section, generator=generator, compute=compute, vocabulary=vocabulary
+    )
+
+
+def resolved(section: Pretraining, features: nn.Module, *, texts: bool, given: bool) -> Pretraining:
+    """Return the section with `auto` replaced by what it means here; raise ValueError for a kind that cannot be."""
+    causal = bool(getattr(features, "causal", False))
+    kind: str = section.kind
+    if kind == "auto":
+        language = "next-token" if causal else "masked"
+        kind = "none" if given else language if texts else "contrastive"
+    if kind in LOSSES and texts:
+        raise ValueError(f"pretraining.kind = {kind!r}: is for images; for texts there are masked and next-token")
+    if kind in ("masked", "next-token"):
+        if not texts:
+            raise ValueError(f"pretraining.kind = {kind!r}: is for texts, and there is no table [text]")
+        if not hasattr(features, "tokens"):
+            raise ValueError(f"pretraining.kind = {kind!r}: needs a model of the BERT family")
+        if causal != (kind == "next-token"):
+            reason = "gaps are filled from both sides" if causal else "the next token must not be seen"
+            right = "false" if causal else "true"
+            raise ValueError(f"pretraining.kind = {kind!r}: prototypes.options.causal should be {right}, for {reason}")
+    return section.model_copy(update={"kind": kind})
