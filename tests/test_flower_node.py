@@ -205,8 +205,8 @@ def test_a_model_too_large_is_refused_before_it_is_built() -> None:
         blank_model(terms(path="/etc/passwd"), most_bytes=10**6)
     with pytest.raises(Refusal, match="not known here"):
         blank_model(terms().model_copy(update={"prototype": Prototype(name="p", model="os.system")}), most_bytes=10**6)
-    for options in ({}, {"checkpoint": "/etc"}):
-        prototype = Prototype(name="p", model="bert" if options else "minilm", options=options)
+    for model, options in (("minilm", {}), ("bert", {"checkpoint": "/etc"})):
+        prototype = Prototype(name="p", model=model, options=dict(options))
         with pytest.raises(Refusal, match="models of images"):
             blank_model(terms().model_copy(update={"prototype": prototype}), most_bytes=10**9)
 
