@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fedaux.sweep.grid import Cell
+
 app = typer.Typer(
     help="Federated learning with unlabeled auxiliary data: FedAUX and the methods it is compared with.",
     no_args_is_help=True,
@@ -63,16 +65,47 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="The run directory.", show_default="runs/NAME", metavar="DIR")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run where it stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run or a sweep where it stopped.")] = False,
     overrides: Overrides = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Seeds 0 to N-1, instead of the recipe's.", metavar="N", min=1)
+    ] = None,
+    apart: Annotated[
+        str | None,
+        typer.Option("--apart", help="Make each method, or each seed, a run of its own.", metavar="method,seeds"),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option("--devices", help="Sweeps: where cells run side by side.", metavar="cuda:0,cuda:1"),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", help="Sweeps: how many cells at a time.", show_default="one a device", min=1),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", help="Sweeps: begin no cell that would end later.", metavar="SECONDS"),
+    ] = None,
     plugins: Plugins = None,
 ) -> None:
     """Run every method and seed of a recipe; without one, the embedded demo.
 
     Leaves a run directory with configuration, metrics, privacy ledger, checkpoints, summary and report. A run that was
     interrupted, in whatever way, continues with --resume and ends with the same figures.
+
+    Any setting may be a list, as in --set split.alpha=[0.01,0.1]: then every combination is a run of its own in the
+    directory, and the report compares them. The exit status is 3 where some of them failed or were not begun.
     """
-    experiment = load(recipe, overrides or [], plugins=plugins)
+    overrides = [*(overrides or []), *([f"seeds={list(range(seeds))}"] if seeds else [])]
+    if (cells := _cells(recipe, overrides, apart=apart, plugins=plugins)) is not None:
+        _run_sweep(cells, out=out, resume=resume, devices=devices, jobs=jobs, time_limit=time_limit)
+        return
+    if devices or jobs or time_limit:
+        raise ValueError(
+            "--devices, --jobs and --time-limit are for sweeps, and this recipe is a single run; give a setting a "
+            "list, or --apart method,seeds. A single run's device is --set engine.device=..."
+        )
+    experiment = load(recipe, overrides, plugins=plugins)
     from fedaux import display, execute
 
     console = Console()
@@ -90,6 +123,67 @@ def run(
     for line in [*display.dropped_lines(directory), *display.privacy_lines(directory)]:
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
+
+
+def _cells(recipe: str, overrides: list[str], *, apart: str | None, plugins: list[Path] | None) -> list[Cell] | None:
+    """Return the cells of a sweep, or None where a recipe is a single run."""
+    from fedaux.sweep.grid import axes_of, expand
+
+    path = find_recipe(recipe)
+    raw, problems = read_recipe(path, overrides=overrides)
+    if not any(axes_of(raw)) and apart is None:
+        return None
+    load_plugins(plugins)
+    try:
+        cells = expand(raw, apart=[key.strip() for key in (apart or "").split(",") if key.strip()])
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(_hinted(problems), origin=str(path))
+    return cells
+
+
+def _run_sweep(
+    cells: list[Cell],
+    *,
+    out: Path | None,
+    resume: bool,
+    devices: str | None,
+    jobs: int | None,
+    time_limit: float | None,
+) -> None:
+    from fedaux.report.records import group, read_records
+    from fedaux.sweep.display import Display, result_table
+    from fedaux.sweep.runner import sweep
+
+    console = Console()
+    experiment = cells[0].experiment
+    directory = Path(out or experiment.output.directory or Path("runs") / experiment.name)
+    try:
+        with Display(console) as watcher:
+            outcome = sweep(
+                cells,
+                directory,
+                name=experiment.name,
+                resume=resume,
+                devices=[device.strip() for device in (devices or "").split(",") if device.strip()],
+                jobs=jobs,
+                time_limit=time_limit,
+                watcher=watcher,
+            )
+    except KeyboardInterrupt:
+        console.print(
+            f"\nStopped. Finished rounds are safe; continue with the same command and --resume ({directory})."
+        )
+        raise typer.Exit(130) from None
+    console.print(result_table(experiment.name, group(read_records(directory))))
+    for name, reason in outcome.failed.items():
+        console.print(f"Failed: {name}: {reason}", highlight=False, soft_wrap=True, markup=False)
+    if outcome.waiting:
+        console.print(f"Not begun for the time limit: {len(outcome.waiting)} cells, continue with --resume")
+    console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
+    if not outcome.complete:
+        raise typer.Exit(3)
 
 
 @app.command()
@@ -194,9 +288,9 @@ def pretrain(
 
 @app.command()
 def report(
-    directory: Annotated[Path, typer.Argument(help="A run directory.", metavar="DIR")],
+    directory: Annotated[Path, typer.Argument(help="A run directory, or a folder of them.", metavar="DIR")],
 ) -> None:
-    """Write report.html of a run anew, finished or not."""
+    """Write report.html of a run anew, finished or not; of a folder of runs, such as a sweep, one page about all."""
     from fedaux.report import write_report
 
     typer.echo(write_report(directory))
@@ -356,17 +450,20 @@ def load(recipe: str, overrides: list[str], *, plugins: list[Path] | None = None
     # Names that were wrong already stand at their defaults in `fields`, so nothing is told twice.
     problems += found + [line for line in problems_of(fields) if line not in found]
     if problems:
-        # Where no name is near, the row may be one of a file that was not given.
-        hint = "; given by a plugin? --plugin FILE"
-        told = [line + hint if ": not known; there are " in line else line for line in problems]
-        raise ConfigError(told, origin=str(path))
+        raise ConfigError(_hinted(problems), origin=str(path))
     return Experiment(**raw)
 
 
-def _rounds_done(directory: Path) -> int:
-    from fedaux.files import read_json
+def _hinted(problems: list[str]) -> list[str]:
+    """Where no name is near, the row may be one of a file that was not given."""
+    hint = "; given by a plugin? --plugin FILE"
+    return [line + hint if ": not known; there are " in line else line for line in problems]
 
-    return sum(read_json(state)["round"] for state in directory.glob("cells/*/state.json"))
+
+def _rounds_done(directory: Path) -> int:
+    from fedaux.sweep.runner import rounds_done
+
+    return rounds_done(directory)
 
 
 def main() -> None:

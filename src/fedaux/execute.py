@@ -54,25 +54,42 @@ class Silent:
         """Do nothing."""
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a run needs besides its experiment: data on the device, and how to compute there."""
+
+    data: LabelledData
+    auxiliary: Tensor
+    compute: Compute
+
+
+def load_inputs(experiment: Experiment) -> Inputs:
+    """Load the data of an experiment onto its device."""
+    device = choose_device(experiment.engine.device)
+    if experiment.engine.threads is not None:
+        torch.set_num_threads(experiment.engine.threads)
+    data = load_labelled(experiment.data).to(device)
+    auxiliary = load_auxiliary(experiment.auxiliary).to(device)
+    return Inputs(data, auxiliary, compute_for(experiment.engine, device, experiment.data))
+
+
 def run(
     experiment: Experiment,
     *,
     out: Path | str | None = None,
     resume: bool = False,
     watcher: Watcher | None = None,
+    load: Callable[[Experiment], Inputs] = load_inputs,
 ) -> Result:
     """Run every method and seed of an experiment into a run directory, and report.
 
-    Raises ConfigError or ValueError before anything is written where the experiment cannot be run.
+    `load` brings the data; who runs many experiments can keep what they share. Raises ConfigError or ValueError before
+    anything is written where the experiment cannot be run.
     """
     checks.check(experiment)
-    device = choose_device(experiment.engine.device)
-    if experiment.engine.threads is not None:
-        torch.set_num_threads(experiment.engine.threads)
-    data = load_labelled(experiment.data).to(device)
-    auxiliary = load_auxiliary(experiment.auxiliary).to(device)
+    inputs = load(experiment)
+    data, auxiliary, compute = inputs.data, inputs.auxiliary, inputs.compute
     checks.check_data(experiment, data, auxiliary)
-    compute = compute_for(experiment.engine, device, experiment.data)
     path = Path(out or experiment.output.directory or Path("runs") / experiment.name)
     if resume:
         plugins.check_same(path)

@@ -34,15 +34,7 @@ def render(run: Run) -> str:
     """The whole page."""
     sections = (_results, _curves, _split, _scores, _privacy, _communication, _time, _configuration)
     body = "\n".join(part for part in (_header(run), *(section(run) for section in sections)) if part)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # The browser itself is told that this page loads nothing and runs nothing.
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
-        " style-src 'unsafe-inline'\">\n"
-        f'<title>{escape(run.name)} · fedaux run</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>{html.CSS}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return html.document(f"{run.name} · fedaux run", body)
 
 
 def finding(run: Run) -> str:
