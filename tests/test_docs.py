@@ -76,6 +76,31 @@ def test_the_example_without_a_file_runs(extending: tuple[dict[str, str], list[s
     assert summary["complete"]
 
 
+def test_the_worked_example_of_a_sweep_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.S | re.M)
+    (recipe,) = [content for language, content in blocks if language == "toml"]
+    (commands,) = [content for language, content in blocks if not language]
+    (program,) = [content for language, content in blocks if language == "python"]
+    (tmp_path / "grid.toml").write_text(recipe, encoding="utf-8")
+    said = []
+    for command in [line.partition("#")[0].split() for line in commands.splitlines()]:
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=tmp_path, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        said.append(done.stdout)
+    assert said[0].startswith("Sweep: 2 cells, 8 rounds altogether\n  split.alpha = 0.01, 1\n")
+    assert "  2 finished before, 0 to be continued\n" in said[1]
+    assert said[2].startswith("Sweep: 4 cells, 8 rounds altogether\n")
+    assert said[3] == "runs/grid/report.html\n"
+    cells = json.loads((tmp_path / "runs/grid/sweep.json").read_text(encoding="utf-8"))["cells"]
+    assert [cell["name"] for cell in cells] == ["alpha=0.01", "alpha=1", "alpha=100"]
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3 * 2
+
+
 def test_recipes_that_ship_are_valid_but_for_their_data() -> None:
     from fedaux.reading import load_experiment
 

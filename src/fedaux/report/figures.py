@@ -63,6 +63,15 @@ def method_styles(methods: Iterable[str]) -> dict[str, Style]:
     return styles
 
 
+def setting_styles(settings: Sequence[str]) -> dict[str, Style]:
+    """A colour, marker and line for each setting of one method, in their order."""
+    looks = [("#D55E00", "o"), *OTHER_STYLES]
+    return {
+        setting: Style(*looks[place % len(looks)], DASHES[place // len(looks) % len(DASHES)])
+        for place, setting in enumerate(settings)
+    }
+
+
 def spread_labels(heights: Sequence[float], *, gap: float) -> list[float]:
     """Move label positions in [0, 1] as little as needed so that neighbours are ``gap`` apart, order kept."""
     order = sorted(range(len(heights)), key=lambda index: -heights[index])
@@ -107,14 +116,24 @@ def learning_curves(rows: Iterable[Mapping[str, Any]]) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def labelled_lines(
-    curves: Mapping[str, Sequence[Point]], *, xlabel: str, ticks: Mapping[int, str] | None = None
+    curves: Mapping[str, Sequence[Point]],
+    *,
+    xlabel: str,
+    ticks: Mapping[int, str] | None = None,
+    styles: Mapping[str, Style] | None = None,
 ) -> Figure:
-    """Lines with bands, each with its name and last value at its end; ``ticks`` name the places of the x axis."""
+    """Lines with bands, each with its name and last value at its end; ``ticks`` name the places of the x axis.
+
+    Without ``styles``, the names are those of methods.
+    """
     figure, height = _figure(WIDTH, 290)
-    labels = {name: f"{shorten(name, length=18)} {100 * points[-1].mean:.1f}" for name, points in curves.items()}
+    labels = {
+        name: f"{shorten(name, length=24)}{':' if ' ' in name else ''} {100 * points[-1].mean:.1f}"
+        for name, points in curves.items()
+    }
     left, right = 46, 26 + 5.9 * max(map(len, labels.values()), default=0)
     axes = figure.add_axes((left / WIDTH, 0.15, 1 - (left + right) / WIDTH, 0.82))
-    styles = method_styles(curves)
+    styles = styles or method_styles(curves)
     for name, points in curves.items():
         draw_line(axes, points, styles[name], heavy=name == "fedaux")
     axes.set_xlabel(xlabel)

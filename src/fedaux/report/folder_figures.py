@@ -42,7 +42,7 @@ def curve_panels(panels: Sequence[tuple[str, Mapping[str, Sequence[Point]]]]) ->
     legend = _legend_height(methods)
     height = legend + 160 * lines + 24
     figure = Figure(figsize=(WIDTH / 72, height / 72))
-    styles = method_styles(methods)
+    styles = _styles(methods)
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     figure.subplots_adjust(
         left=44 / WIDTH,
@@ -103,13 +103,13 @@ def heat_maps(
         axes.spines[:].set_visible(False)
         if last:
             axes.set_xlabel(labels[1])
-        if column == 0:
-            axes.set_ylabel(labels[0])
         best = np.nanmax(panel) if np.isfinite(panel).any() else math.nan
         for (row, place_), value in np.ndenumerate(panel):
             text = "–" if math.isnan(value) else f"{100 * value:.1f}"
             weight = "bold" if value == best else "normal"
             axes.annotate(text, (place_, row), ha="center", va="center", fontsize=9.5, fontweight=weight)
+    middle = (height + 40 - 22) / 2 / height
+    figure.text(10 / WIDTH, middle, labels[0], rotation=90, ha="center", va="center", fontsize=10.5)
     return figure
 
 
@@ -174,7 +174,7 @@ def frontier(marks: Sequence[Mark]) -> list[Mark]:
 
 
 def _scatter(marks: Sequence[Mark], *, xlabel: str, below: float) -> tuple[Figure, Axes, dict[str, Style]]:
-    styles = method_styles(dict.fromkeys(mark.method for mark in marks))
+    styles = _styles(list(dict.fromkeys(mark.method for mark in marks)))
     legend = _legend_height(list(styles))
     height = legend + 230 + below
     figure = Figure(figsize=(WIDTH / 72, height / 72))
@@ -202,6 +202,12 @@ def _draw_marks(axes: Axes, where: Sequence[float], marks: Sequence[Mark], style
         elinewidth=0.9,
         capsize=2,
     )
+
+
+def _styles(methods: Sequence[str]) -> dict[str, Style]:
+    """The looks of methods, in the order in which they are given."""
+    styles = method_styles(methods)
+    return {method: styles[method] for method in methods}
 
 
 def _solid(style: Style) -> bool:

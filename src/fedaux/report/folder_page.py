@@ -16,17 +16,18 @@ import tomli_w
 from fedaux.files import save_text
 from fedaux.reading import flatten
 from fedaux.report import figures, folder_figures, html
+from fedaux.report.comparison import Comparison, value_text
 from fedaux.report.folder_figures import Mark
 from fedaux.report.record import Point, curve_points
-from fedaux.report.records import Folder, group, group_key, read_folder, settings_of
+from fedaux.report.records import Folder, group_key, read_folder, settings_of
 from fedaux.report.svg import as_svg
 
 MOST_PANELS = 8
 MOST_LINES = 8
+MOST_SETTINGS = 6
 MOST_COLUMNS = 8
 MOST_MAPS = 4
 MOST_ROWS = 12
-Row = dict[str, Any]
 
 
 def write_report(directory: Path) -> Path:
@@ -34,59 +35,6 @@ def write_report(directory: Path) -> Path:
     path = Path(directory) / "report.html"
     save_text(path, render(read_folder(directory)))
     return path
-
-
-class Comparison:
-    """What the sections of the page share: rows over seeds, and what there is to compare."""
-
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
-        self.records = folder.records
-        self.rows: list[Row] = sorted(
-            (row for row in group(self.records) if row["accuracy_mean"] is not None),
-            key=lambda row: -row["accuracy_mean"],
-        )
-        self.keys = folder.keys
-        ends = [key.rpartition(".")[2] for key in self.keys]
-        self.short = {key: end if ends.count(end) == 1 else key for key, end in zip(self.keys, ends, strict=True)}
-        self.values = {key: _ordered(row[key] for row in self.rows) for key in self.keys}
-        places = {key: {_text(value): place for place, value in enumerate(self.values[key])} for key in self.keys}
-        settings = {self.setting(row): tuple(places[key][_text(row[key])] for key in self.keys) for row in self.rows}
-        self.settings = sorted(settings, key=lambda setting: settings[setting])
-        self.several_seeds = any(row["seeds_done"] > 1 for row in self.rows)
-        self.ranks = mean_ranks(self.rows, self.setting)
-        listed = dict.fromkeys(row["method"] for row in self.rows)
-        self.methods = sorted(listed, key=lambda method: self.ranks.get(method, math.inf))
-
-    def setting(self, row: Mapping[str, Any]) -> str:
-        """The values of the swept keys of a row, as a person reads them."""
-        return ", ".join(f"{self.short[key]} = {_text(row[key])}" for key in self.keys)
-
-    def find(self, method: str, setting: str) -> Row | None:
-        """The row of a method at a setting."""
-        return next((row for row in self.rows if row["method"] == method and self.setting(row) == setting), None)
-
-    def spread(self, row: Row, measure: str = "accuracy") -> str:
-        """Mean and deviation over seeds in percent."""
-        return html.spread(row[f"{measure}_mean"], row[f"{measure}_std"] if row["seeds_done"] > 1 else None)
-
-
-def mean_ranks(rows: Sequence[Row], setting: Any) -> dict[str, float]:
-    """The mean place of each method over the settings in which all methods were measured, 1 for the best."""
-    methods = {row["method"] for row in rows}
-    by_setting: dict[str, dict[str, float]] = {}
-    for row in rows:
-        by_setting.setdefault(setting(row), {})[row["method"]] = row["accuracy_mean"]
-    whole = [found for found in by_setting.values() if found.keys() == methods]
-    if not whole:
-        return {}
-
-    def rank(found: Mapping[str, float], method: str) -> float:
-        above = sum(value > found[method] for value in found.values())
-        level = sum(value == found[method] for value in found.values())
-        return above + (level + 1) / 2
-
-    return {method: sum(rank(found, method) for found in whole) / len(whole) for method in methods}
 
 
 def render(folder: Folder) -> str:
@@ -105,7 +53,7 @@ def finding(comparison: Comparison) -> str:
     best = rows[0]
     at = f" at {comparison.setting(best)}" if comparison.keys else ""
     seeds = "" if best["seeds_done"] == 1 else f" over {best['seeds_done']} seeds"
-    top = f"{best['method']}{at} reached the highest accuracy in the last round, {comparison.spread(best)} %{seeds}"
+    top = f"{best['method']}{at} reached {comparison.spread(best)} % in the last round{seeds}, the highest of all"
     if len(comparison.methods) > 1 and len(comparison.settings) > 1 and comparison.ranks:
         leader = comparison.methods[0]
         wins = sum(
@@ -118,10 +66,10 @@ def finding(comparison: Comparison) -> str:
             f"{comparison.ranks[leader]:.2f} of {len(comparison.methods)}). {top}."
         )
     if len(rows) == 1:
-        return f"{top}."
+        return f"{top.removesuffix(', the highest of all')}."
     worst = rows[-1]
     where = comparison.setting(worst) if len(comparison.methods) == 1 else worst["method"]
-    return f"{top}, {where} the lowest, {comparison.spread(worst)} %."
+    return f"{top}. The lowest, {comparison.spread(worst)} %, was {where}."
 
 
 def _header(comparison: Comparison) -> str:
@@ -131,7 +79,10 @@ def _header(comparison: Comparison) -> str:
         f"{len(folder.runs)} run{'s' if len(folder.runs) != 1 else ''}",
         f"{len(comparison.methods)} method{'s' if len(comparison.methods) != 1 else ''}",
         f"seed{'s' if len(seeds) != 1 else ''} {', '.join(map(str, seeds))}",
-        *(f"{comparison.short[key]} {', '.join(map(_text, values))}" for key, values in comparison.values.items()),
+        *(
+            f"{_named(comparison, key)} {', '.join(map(value_text, values))}"
+            for key, values in comparison.values.items()
+        ),
     ]
     missing = []
     if folder.failed:
@@ -167,11 +118,11 @@ def _ranking(comparison: Comparison) -> str:
         )
     header = (
         *("method", *(comparison.short[key] for key in comparison.keys), "last round, %", "best round, %"),
-        *("seeds", "ε", "δ", "MB up", "MB down", "seconds"),
+        *("seeds", "ε spent", "δ", "MB up", "MB down", "seconds"),
     )
     lines = [
         (
-            *(row["method"], *(_text(row[key]) for key in comparison.keys)),
+            *(row["method"], *(value_text(row[key]) for key in comparison.keys)),
             *(comparison.spread(row), comparison.spread(row, "accuracy_max"), row["seeds_done"]),
             *(html.budget(row["epsilon"]), html.short(row["delta"])),
             *(html.megabytes(row["bytes_up"]), html.megabytes(row["bytes_down"]), html.decimal(row["seconds"])),
@@ -180,11 +131,11 @@ def _ranking(comparison: Comparison) -> str:
     ]
     over = "mean ± standard deviation over seeds" if comparison.several_seeds else "one seed"
     caption = f"Every method and setting, best last round first ({over})."
-    shown = html.table(header, lines[:MOST_ROWS], caption=caption, best=0 if len(lines) > 1 else None)
-    body += html.folded(caption[:-1], shown) if body and len(lines) <= MOST_ROWS else shown
-    if len(lines) > MOST_ROWS:
-        rest = f"The other {len(lines) - MOST_ROWS}"
-        body += html.folded(rest, html.table(header, lines[MOST_ROWS:], caption=f"{rest}, continued."))
+    first, rest = (lines, []) if body else (lines[:MOST_ROWS], lines[MOST_ROWS:])
+    shown = html.table(header, first, caption=caption, best=0 if len(lines) > 1 else None)
+    body += html.folded(f"Every method and setting, with its price ({len(lines)} rows)", shown) if body else shown
+    if rest:
+        body += html.folded(f"The other {len(rest)}", html.table(header, rest, caption="The same, continued."))
     names = list(dict.fromkeys(key for record in comparison.records for key in record))
     numbers = [[_plain(record.get(name)) for name in names] for record in comparison.records]
     body += html.note(
@@ -236,11 +187,13 @@ def _curves(comparison: Comparison) -> str:
     header = ("method", "setting", "round", "accuracy_mean", "accuracy_min", "accuracy_max", "seeds")
     if len(comparison.methods) == 1 and len(curves) > 1:
         (method,) = comparison.methods
-        best = sorted(curves, key=lambda setting: -curves[setting][method][-1].mean)[:MOST_LINES]
+        best = sorted(curves, key=lambda setting: -curves[setting][method][-1].mean)[:MOST_SETTINGS]
         shown = {setting: curves[setting][method] for setting in comparison.settings if setting in best}
         drawn = len(shown)
-        figure = figures.labelled_lines(shown, xlabel="communication round")
+        styles = figures.setting_styles(list(shown))
+        figure = figures.labelled_lines(shown, xlabel="communication round", styles=styles)
         caption = f"Test accuracy of {method} after each round, a line a setting ({bands})."
+        caption += " Those that end highest are drawn." if drawn < len(curves) else ""
     elif len(curves) == 1:
         (shown,) = curves.values()
         drawn = 1
@@ -255,7 +208,7 @@ def _curves(comparison: Comparison) -> str:
         drawn = len(panels)
         caption = f"Test accuracy after each round, a panel a setting ({bands})."
     if drawn < len(curves):
-        caption += f" {drawn} of {len(curves)} settings are drawn; the numbers are of all."
+        caption += f" These are {drawn} of {len(curves)} settings; the numbers are of all."
     svg = as_svg(figure, prefix="curves", label=caption)
     return html.section("curves", "Learning curves", html.picture(svg, caption, "curves", header, data))
 
@@ -278,8 +231,8 @@ def _settings(comparison: Comparison) -> str:
     wide = [key for key in comparison.keys if len(comparison.values[key]) > 1]
     if not wide:
         return ""
-    if len(wide) == 1:
-        return _one_key(comparison, wide[0])
+    if len(wide) == 1:  # the budget has a figure of its own
+        return "" if wide == ["certainty.epsilon"] and _privacy(comparison) else _one_key(comparison, wide[0])
     row_key, column_key = sorted(sorted(wide, key=lambda key: -_effect(comparison, key))[:2], key=wide.index)
     if len(comparison.values[row_key]) > len(comparison.values[column_key]):
         row_key, column_key = column_key, row_key
@@ -296,11 +249,11 @@ def _settings(comparison: Comparison) -> str:
                 ]
                 if means:
                     panel[i, j] = sum(means) / len(means)
-                    data.append((method, _text(one), _text(other), f"{panel[i, j]:.6g}", len(means)))
+                    data.append((method, value_text(one), value_text(other), f"{panel[i, j]:.6g}", len(means)))
         panels.append((method, panel))
     labels = comparison.short[row_key], comparison.short[column_key]
     figure = folder_figures.heat_maps(
-        panels[:MOST_MAPS], rows=list(map(_text, rows)), columns=list(map(_text, columns)), labels=labels
+        panels[:MOST_MAPS], rows=list(map(value_text, rows)), columns=list(map(value_text, columns)), labels=labels
     )
     caption = f"Test accuracy in the last round, %, over {labels[0]} and {labels[1]}; the best of each method is bold."
     if others := [comparison.short[key] for key in wide if key not in (row_key, column_key)]:
@@ -308,7 +261,7 @@ def _settings(comparison: Comparison) -> str:
     if len(panels) > MOST_MAPS:
         caption += f" The {MOST_MAPS} methods of the best mean rank are drawn; the numbers are of all."
     svg = as_svg(figure, prefix="settings", label=caption)
-    header = ("method", *labels, "accuracy", "settings")
+    header = ("method", row_key, column_key, "accuracy", "settings")
     title = f"What {labels[0]} and {labels[1]} do"
     return html.section("settings", title, html.picture(svg, caption, "settings", header, data))
 
@@ -326,12 +279,12 @@ def _one_key(comparison: Comparison, key: str) -> str:
             if seeds:
                 point = Point(place, sum(seeds) / len(seeds), min(seeds), max(seeds), len(seeds))
                 curves.setdefault(method, []).append(point)
-    ticks = {place: _text(value) for place, value in enumerate(values)}
+    ticks = {place: value_text(value) for place, value in enumerate(values)}
     caption = f"Test accuracy in the last round against {name}" + (
         ", mean over seeds; the band reaches from the worst to the best seed." if comparison.several_seeds else "."
     )
     svg = as_svg(figures.labelled_lines(curves, xlabel=name, ticks=ticks), prefix="settings", label=caption)
-    header = ("method", name, "accuracy_mean", "accuracy_min", "accuracy_max", "seeds")
+    header = ("method", key, "accuracy_mean", "accuracy_min", "accuracy_max", "seeds")
     data = [
         (method, ticks[point.round], *(f"{value:.6g}" for value in point[1:4]), point.seeds)
         for method, points in curves.items()
@@ -439,24 +392,10 @@ def _configuration(comparison: Comparison) -> str:
     return html.section("configuration", "Configuration", body)
 
 
-def _ordered(values: Any) -> list[Any]:
-    """Different values, numbers in their order and before words, words in the order they come."""
-    unique = list({_text(value): value for value in values}.values())
-    numbers = [value for value in unique if isinstance(value, int | float) and not isinstance(value, bool)]
-    return [*sorted(numbers), *(value for value in unique if value not in numbers)]
-
-
-def _text(value: Any) -> str:
-    """A setting as a person writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return f"{value:,}" if isinstance(value, int) else html.short(value)
-    if isinstance(value, list):
-        return "+".join(map(_text, value))
-    if isinstance(value, Mapping):
-        return str(value.get("name", json.dumps(value)))
-    return "–" if value is None else str(value)
+def _named(comparison: Comparison, key: str) -> str:
+    """A symbol with the key it stands for, or the key."""
+    short = comparison.short[key]
+    return short if short in key else f"{short} ({key})"
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,11 @@ from fedaux.report.record import Array, Record, Run, Scores, as_number, curve_po
 from fedaux.report.svg import as_svg
 
 MOST_ROWS_OF_IMAGES = 12
+RESULTS = (
+    *("method", "accuracy_mean", "accuracy_std", "accuracy_max_mean", "accuracy_max_std", "seeds_done"),
+    *("epsilon", "delta", "seconds", "bytes_up", "bytes_down"),
+)
+"""What of a summary's row is offered as a table."""
 
 
 def write_report(directory: Path) -> Path:
@@ -135,7 +140,9 @@ def _results(run: Run) -> str:
     body += html.note(
         "Best round is the maximum over the rounds, which nobody without the test data could have picked. "
         f"ε and δ are what {covered}; – means that the method releases nothing through a "
-        "privacy mechanism. Seconds and megabytes (10⁶ bytes) are totals of one run with its preparation."
+        "privacy mechanism. Seconds and megabytes (10⁶ bytes) are totals of one run with its preparation. "
+        + html.download("results", RESULTS, [[row.get(name, "") for name in RESULTS] for row in rows]),
+        raw=True,
     )
     return html.section("results", "Results", body + _prototypes(run))
 
