@@ -17,7 +17,7 @@ from report_runs import LEVELS, make_folder, make_run, read_downloads, read_metr
 from scipy.stats import rankdata
 
 from fedaux.report import folder_figures, write_report
-from fedaux.report.comparison import Comparison, mean_ranks
+from fedaux.report.comparison import Comparison, mean_ranks, value_text
 from fedaux.report.folder_figures import Mark
 from fedaux.report.records import differences, group, read_folder, read_records
 
@@ -274,6 +274,17 @@ def test_heat_maps_and_privacy_show_the_numbers_they_are_given() -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["nothing\nreleased", "0.1", "2", "∞"]
     (line,) = [line for line in axes.lines if np.size(line.get_xdata()) == 3]
     assert np.asarray(line.get_ydata()).tolist() == [50, 70, 80]
+
+
+def test_values_are_written_short_and_never_alike() -> None:
+    assert [value_text(value) for value in (0.01, 100.0, 1e-5, 0.1234, 0.12341, 3000, True, None, [0.5, 1.0])] == [
+        *("0.01", "100", "1e-5", "0.1234", "0.12341", "3,000", "true", "–", "0.5+1")
+    ]
+    prototypes = [
+        {"name": "small", "model": "cnn", "options": {"width": 4}, "share": 1.0},
+        {"name": "a", "model": "mlp"},
+    ]
+    assert value_text(prototypes) == "small (cnn, width=4)+a (mlp)"
 
 
 def test_labels_of_settings_stay_apart(folder: Path) -> None:

@@ -19,7 +19,7 @@ from conftest import TINY, merged
 from fedaux import execute
 from fedaux.config import ConfigError
 from fedaux.sweep import Cell, cells_of, expand, read_records, sweep
-from fedaux.sweep.runner import _Work, is_finished
+from fedaux.sweep.runner import _Work, is_finished, neighbours
 from fedaux.sweep.worker import OF_MODELS, OF_ROUNDS, Remembered
 
 
@@ -243,7 +243,8 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(TINY))
     program = (
         "import sys\nfrom typer.testing import CliRunner\nfrom fedaux.cli import app\n"
-        "for words in sys.argv[1:]:\n    print(CliRunner().invoke(app, ['run', 'recipe.toml', *words.split()]).exception)"
+        "for words in sys.argv[1:]:\n"
+        "    print(CliRunner().invoke(app, ['run', 'recipe.toml', *words.split()]).exception)"
     )
     lists = "--set split.alpha=[-1,0.1] --apart method --set local.epoch=3"
     command = [sys.executable, "-c", program, lists, "--devices cpu"]
@@ -267,6 +268,15 @@ def test_no_cell_is_begun_that_would_end_too_late() -> None:
     assert work.take() is other  # 200 rounds would not end in time
     assert work.take() is None
     assert work.left == [long]
+
+
+def test_cells_that_share_their_inputs_are_run_in_a_row() -> None:
+    models = [[{"name": "a", "model": "cnn"}], [{"name": "b", "model": "mlp"}]]
+    cells = grid(split={"alpha": [1.0, 2.0]}, auxiliary={"size": [100, 200]}, prototypes=models)
+    ordered = [tuple(cell.settings.values()) for cell in neighbours(cells)]
+    sizes, alphas = [100, 200], [1.0, 2.0]
+    assert list(cells[0].settings) == ["auxiliary.size", "split.alpha", "prototypes"]
+    assert ordered == [(size, alpha, model) for size in sizes for model in models for alpha in alphas]
 
 
 def test_inputs_are_kept_only_where_nothing_they_depend_on_has_changed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -87,10 +86,14 @@ def value_text(value: Any) -> str:
     """A setting as a person writes it."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int | float):
-        return f"{value:,}" if isinstance(value, int) else html.short(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):  # three digits where they say it all: different values must not read alike
+        return short if float(short := html.short(value).replace("∞", "inf")) == value else repr(value)
     if isinstance(value, list):
         return "+".join(map(value_text, value))
-    if isinstance(value, Mapping):
-        return str(value.get("name", json.dumps(value)))
+    if isinstance(value, Mapping):  # a prototype by its name, with what else it says
+        rest = [value_text(item) for key, item in value.items() if key not in ("name", "options", "share")]
+        rest += [f"{key}={value_text(item)}" for key, item in (value.get("options") or {}).items()]
+        return f"{value.get('name', '')} ({', '.join(rest)})".replace(" ()", "").strip()
     return "–" if value is None else str(value)

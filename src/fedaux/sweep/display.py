@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from fedaux.report.html import budget, megabytes, short
+from fedaux.report.comparison import value_text
+from fedaux.report.html import budget, megabytes
 from fedaux.report.records import settings_of
 from fedaux.sweep.grid import Cell
 
@@ -159,13 +160,7 @@ def _spread(row: Mapping[str, Any], measure: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return short(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_shown, value)) + "]"
-    if isinstance(value, Mapping):
-        return str(value.get("name", dict(value)))
-    return "–" if value is None else str(value)
+    return f"[{', '.join(map(_shown, value))}]" if isinstance(value, list) else value_text(value)
 
 
 def _time(seconds: float) -> str:

@@ -30,6 +30,7 @@ from fedaux.reading import load_experiment
 from fedaux.report import write_report
 from fedaux.runs import locked, refuse_other_experiment
 from fedaux.sweep.grid import Cell
+from fedaux.sweep.worker import input_keys
 
 FORMAT = 1
 Events = queue.SimpleQueue[tuple[Cell, Mapping[str, Any]] | None]
@@ -117,7 +118,8 @@ def sweep(
         finished = [cell.name for cell in cells if is_finished(path / cell.name, cell)]
         watcher = watcher or Silent()
         watcher.planned(cells, finished=finished, done=done)
-        work = _Work([cell for cell in cells if cell.name not in finished], done=done, time_limit=time_limit)
+        left = neighbours([cell for cell in cells if cell.name not in finished])
+        work = _Work(left, done=done, time_limit=time_limit)
         team = [_Worker(path, device, lock=lock, at_once=len(places)) for device in places[: max(1, len(work.left))]]
         try:
             _run(work, team, record, watcher, finished)
@@ -127,6 +129,17 @@ def sweep(
         write_report(path)
     waiting = tuple(cell.name for cell in work.left)
     return Outcome(path, tuple(finished), record.failed, waiting)
+
+
+def neighbours(cells: Sequence[Cell]) -> list[Cell]:
+    """Return cells in an order that lets one process keep data, then models, for as many as possible in a row."""
+    first: dict[str | tuple[str, str], int] = {}
+
+    def places(cell: Cell) -> tuple[int, int]:
+        data, models = input_keys(cell.experiment)
+        return first.setdefault(data, len(first)), first.setdefault((data, models), len(first))
+
+    return sorted(cells, key=places)
 
 
 def is_finished(directory: Path, cell: Cell) -> bool:

@@ -40,6 +40,13 @@ OF_MODELS = {"prototypes", "mode", "batch_normalisation"}
 QUIET_SECONDS = 0.5
 
 
+def input_keys(experiment: Experiment) -> tuple[str, str]:
+    """Return what the data and what the compiled steps of an experiment depend on, as text."""
+    table = experiment.to_dict()
+    data = {key: table[key] for key in sorted(table.keys() - OF_ROUNDS - OF_MODELS)}
+    return json.dumps(data), json.dumps({key: table[key] for key in sorted(table.keys() & OF_MODELS)})
+
+
 class Remembered:
     """Loads the inputs of a cell, or takes those of the cell before where nothing they depend on has changed.
 
@@ -57,9 +64,7 @@ class Remembered:
         from fedaux.compute import compute_for
         from fedaux.execute import load_inputs
 
-        table = experiment.to_dict()
-        data = json.dumps({key: table[key] for key in sorted(table.keys() - OF_ROUNDS - OF_MODELS)})
-        models = json.dumps({key: table[key] for key in sorted(table.keys() & OF_MODELS)})
+        data, models = input_keys(experiment)
         if (data, models) == self._keys and self._inputs is not None:
             return self._inputs
         if self._inputs is not None and self._inputs.compute.compile:
