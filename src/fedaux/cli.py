@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -371,10 +370,29 @@ def audit(
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="An experiment; --list names them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A table, figure or analysis; --list names them.")] = None,
+    data_root: Annotated[
+        Path | None,
+        typer.Option("--data-root", help="The folder below which the data sets lie: DIR/cifar10 ...", metavar="DIR"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version on embedded data, in minutes.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Seeds 0 to N-1, instead of the paper's.", metavar="N", min=1)
+    ] = None,
+    auxiliary: Annotated[
+        str | None, typer.Option("--aux", help="A data set that takes STL-10's place.", metavar="tinyimagenet32")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="A part: --only alpha=0.01 --only method=[fedaux,feddf].", metavar="KEY=VALUE"),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option("--also", help="A method to run besides, such as fedaux+m. May be repeated.", metavar="METHOD"),
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Where figures and numbers go.", show_default="runs/NAME", metavar="DIR"),
+        typer.Option("--out", help="Where runs, tables and figures go.", show_default="runs/NAME", metavar="DIR"),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -385,46 +403,48 @@ def reproduce(
         list[str] | None,
         typer.Option("--with", help="An option of the experiment: --with alphas=[0.01,1].", metavar="KEY=VALUE"),
     ] = None,
+    devices: Annotated[
+        str | None, typer.Option("--devices", help="Where runs go side by side.", metavar="cuda:0,cuda:1")
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", help="Begin no run that would end later.", metavar="SECONDS"),
+    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Name the experiments, their data and their time.")] = False,
     plugins: Plugins = None,
 ) -> None:
-    """Run an analysis of the paper: figures and numbers into a directory."""
-    from fedaux.mistakes import nearest
-    from fedaux.reading import parse_value
-    from fedaux.reproduce import EXPERIMENTS
+    """Reproduce a table, figure or analysis of the paper: tables and figures with its figures beside yours.
+
+    What is finished is not run again, and what was interrupted goes on when the same command is given again.
+    """
+    from fedaux.reproduce import command
+    from fedaux.reproduce.running import Request
+    from fedaux.sweep.display import Display
 
     console = Console()
     if show_list or name is None:
-        from rich.table import Table
-
-        table = Table()
-        for column in ("name", "shows", "data", "time on 2 cores"):
-            table.add_column(column)
-        for key, experiment in EXPERIMENTS.items():
-            table.add_row(key, experiment.shows, experiment.data, experiment.time)
-        console.print(table)
+        for line in command.listing_table():
+            console.print(line)
         return
-    if name not in EXPERIMENTS:
-        raise ValueError(f"{name}: no such experiment{nearest(name, EXPERIMENTS) or '; see fedaux reproduce --list'}")
     load_plugins(plugins)
-    chosen = EXPERIMENTS[name]
-    hidden = {"out", "base", "on_line"}
-    known = {key: p.default for key, p in signature(chosen.run).parameters.items() if key not in hidden}
-    arguments: dict[str, object] = {}
-    for option in options or []:
-        key, equals, text = option.partition("=")
-        if key not in known:
-            raise ValueError(f"--with {key}: {name} has no such option; it has {', '.join(known)}")
-        value, default = parse_value(text), known[key]
-        kind = (int, float) if isinstance(default, int | float) else list if isinstance(default, tuple) else object
-        if not equals or not isinstance(value, kind):
-            raise ValueError(f"--with {option}: should be a value like that of --with {key}={default}")
-        arguments[key] = value
-    if recipe is not None or overrides:
-        if not chosen.takes_base:
-            raise ValueError(f"--recipe and --set: {name} is not based on a recipe")
-        arguments["base"] = load(recipe or "demo", overrides or [])
-    outcome = chosen.run(out or Path("runs") / name, **arguments)
+    with Display(console) as watcher:
+        chosen = [device.strip() for device in (devices or "").split(",") if device.strip()]
+        request = Request(
+            out or command.default_folder(name, quick=quick),
+            quick=quick,
+            data_root=data_root,
+            seeds=seeds,
+            auxiliary=auxiliary,
+            only=only or [],
+            also=also or [],
+            overrides=overrides or [],
+            sweeping={"devices": chosen, "time_limit": time_limit, "watcher": watcher},
+        )
+        try:
+            outcome = command.reproduce(name, request, recipe=recipe, options=options or [])
+        except KeyboardInterrupt:
+            console.print(f"\nStopped. Finished rounds are safe; the same command goes on ({request.out}).")
+            raise typer.Exit(130) from None
     console.print(outcome.markdown, highlight=False, markup=False, soft_wrap=True)
     for path in outcome.files:
         console.print(str(path), highlight=False, soft_wrap=True)
