@@ -40,7 +40,7 @@ def dots(numbers: Numbers) -> Figure:
             axes.set_title(column if block == "CIFAR-100" else f"{block}, {column}", fontsize=9.5)
             for row in numbers["rows"]:
                 if (row["block"], row["column"]) == (block, column) and row["method"] in methods:
-                    _dots(axes, row, height=methods.index(row["method"]), printed=printed)
+                    _dots(axes, row, height=methods.index(row["method"]), printed=printed, last=numbers["rounds"] > 1)
             axes.set_yticks(range(len(methods)), methods)
             axes.set_ylim(len(methods) - 0.5, -0.5)
             axes.grid(axis="x")
@@ -54,14 +54,15 @@ def dots(numbers: Numbers) -> Figure:
     return figure
 
 
-def _dots(axes: Axes, row: Mapping[str, Any], *, height: float, printed: bool) -> None:
+def _dots(axes: Axes, row: Mapping[str, Any], *, height: float, printed: bool, last: bool) -> None:
     if printed and row["published"] is not None:
         axes.plot(row["published"]["mean"], height, "D", color=ORANGE, fillstyle="none", markersize=6)
     if row["best"] is not None:
         axes.errorbar(
             row["best"]["mean"], height, xerr=row["best"]["deviation"] or None, fmt="o", color=BLUE, markersize=4.5
         )
-        axes.plot(row["last"]["mean"], height, "|", color=BLUE, markersize=8)
+        if last:
+            axes.plot(row["last"]["mean"], height, "|", color=BLUE, markersize=8)
 
 
 def _mark(marker: str, colour: str, label: str, *, hollow: bool = False) -> Line2D:

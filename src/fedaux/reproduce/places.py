@@ -35,10 +35,11 @@ DATA_SETS: dict[str, DataSet] = {
     ),
     "ag_news": DataSet("AG News", ("ag_news",), text=True),
     "amazon": DataSet("Amazon reviews, English", ("amazon_reviews_multi", "amazon"), text=True),
-    "book_sentences": DataSet("BookCorpus", ("bookcorpus", "book_sentences"), text=True),
+    "bookcorpus": DataSet("BookCorpus", ("bookcorpus",), text=True),
+    "book_sentences": DataSet("sentences from other books", ("book_sentences",), text=True),
 }
-STAND_INS = {"imagenet32": "tinyimagenet32"}
-"""What is taken where a data set is not there: subsets of ImageNet by WordNet id can come from Tiny-ImageNet."""
+STAND_INS = {"imagenet32": "tinyimagenet32", "bookcorpus": "book_sentences"}
+"""What is taken where a data set is not there, and said: subsets of ImageNet by WordNet id from Tiny-ImageNet."""
 
 
 @dataclass(frozen=True)

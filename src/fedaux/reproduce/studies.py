@@ -181,13 +181,13 @@ STUDIES: dict[str, Study] = {
         Study(
             "nlp",
             shows="texts: three methods, two data sets, and their curves",
-            grid=Grid("nlp", TEXTS, alphas(0.01, 1.0), "ag_news", "book_sentences"),
+            grid=Grid("nlp", TEXTS, alphas(0.01, 1.0), "ag_news", "bookcorpus"),
             quick=Grid(
                 "nlp-quick",
                 Axis("data", TEXTS.values[:1]),
                 alphas(0.01, 1.0),
                 "ag_news",
-                "book_sentences",
+                "bookcorpus",
                 cut="AG News alone, 1,000 texts of it, 600 public sentences, MiniLM for TinyBERT, 3 of 20 rounds, "
                 "ε = 1",
             ),
