@@ -69,7 +69,7 @@ def test_only_letters_are_rendered() -> None:
 
 
 def test_every_glyph_has_ink_from_top_to_bottom() -> None:
-    rows = embedded._glyphs().amax(dim=3)[:, 0]
+    rows = embedded._glyphs()[0].amax(dim=3)[:, 0]
     assert (rows[:, :4].amax(dim=1) > 60).all()
     assert (rows[:, -4:].amax(dim=1) > 60).all()
 
@@ -77,3 +77,13 @@ def test_every_glyph_has_ink_from_top_to_bottom() -> None:
 def test_negative_size_is_refused() -> None:
     with pytest.raises(ValueError, match="got -1"):
         letters(-1, generator=np.random.default_rng(0))
+
+
+def test_labelled_letters_are_the_same_letters_and_can_be_told_apart() -> None:
+    images, labels = embedded.labelled_letters(4000, generator=np.random.default_rng(3))
+    np.testing.assert_array_equal(images, letters(4000, generator=np.random.default_rng(3)))
+    assert set(labels) == set(range(26))
+    flat = images.reshape(len(images), -1).astype(np.float32)
+    means = np.stack([flat[:3000][labels[:3000] == letter].mean(axis=0) for letter in range(26)])
+    nearest = ((flat[3000:, None] - means) ** 2).sum(axis=2).argmin(axis=1)
+    assert (nearest == labels[3000:]).mean() > 0.3  # chance is 0.04; capitals and small letters share a mean

@@ -19,13 +19,8 @@ from fedaux.data import load_auxiliary, load_labelled
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.preparation import Scorer, prepare
 from fedaux.report import svg
-from fedaux.reproduce import EXPERIMENTS, Outcome, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
+from fedaux.reproduce import Outcome, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
 from fedaux.runs import RunDirectory
-
-
-def test_every_experiment_says_what_it_is() -> None:
-    assert set(EXPERIMENTS) == {"toy-iris", "toy-gaussians", "privacy-grid", "ensemble", "similar-images"}
-    assert all(entry.shows and entry.data and entry.time for entry in EXPERIMENTS.values())
 
 
 def test_what_epsilon_means_to_each_mechanism() -> None:
@@ -70,7 +65,7 @@ def test_iris_covers_every_mechanism_and_the_private_mean_gains(iris: Outcome) -
 
 def test_iris_comes_out_the_same_twice(iris: Outcome, tmp_path: Path) -> None:
     files = {file.name: file for file in iris.files}
-    assert {file.suffix for file in iris.files} == {".md", ".json", ".png", ".svg"}
+    assert {file.suffix for file in iris.files} == {".html", ".md", ".json", ".png", ".svg"}
     toy = toy_iris.build(toy_iris.HOLDINGS, seed=0)
     assert toy_iris.measure(toy, seed=0, epsilons=(1.0,), draws=2) == iris.numbers["accuracy_by_mechanism"]
     figure = toy_iris.draw_panels(toy, iris.numbers["accuracy"])
@@ -144,33 +139,20 @@ def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
 GRID = {"mean": {"epsilon": (0.5,), "delta": (1e-6, 1e-4), "components": (2,)}}
 
 
-def test_grid_resumes_and_pretrains_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-
-    def counted(experiment: Any, **options: Any) -> Any:
-        ran.append(experiment.name)
-        if len(ran) == 3:
-            raise KeyboardInterrupt
-        return execute.run(experiment, **options)
-
-    monkeypatch.setattr(privacy_grid, "run_experiment", counted)
+def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
     base = tiny(rounds=1)
-    with pytest.raises(KeyboardInterrupt):
-        privacy_grid.run(tmp_path, base=base, grids=GRID)
-    stamp = (tmp_path / "cells" / ran[0] / "summary.json").stat().st_mtime_ns
     outcome = privacy_grid.run(tmp_path, base=base, grids=GRID)
     names = [row["cell"] for row in outcome.numbers["rows"]]
     assert len(names) == len(set(names)) == 1 + 1 + 2, "no scores, the ceiling, two deltas"
-    assert sorted(ran) == sorted([*names, ran[2]]), "the interrupted cell ran again, the finished ones did not"
-    assert (tmp_path / "cells" / ran[0] / "summary.json").stat().st_mtime_ns == stamp
-    assert len(list((tmp_path / "pretrained").iterdir())) == 1
-    before = len(ran)
-    assert privacy_grid.run(tmp_path, base=base, grids=GRID).numbers == outcome.numbers
-    assert len(ran) == before
+    stamps = {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names}
     for row in outcome.numbers["rows"]:
-        stored = json.loads((tmp_path / "cells" / row["cell"] / "summary.json").read_text())
-        assert row["accuracy"] == stored["rows"][0]["accuracy_mean"]
-    with pytest.raises(ConfigError, match="another experiment"):
+        stored = json.loads((tmp_path / "cells" / row["cell"] / "summary.json").read_text())["rows"][0]
+        assert row["accuracy"] == pytest.approx(stored["accuracy_mean"], abs=1e-6)
+        assert stored["method"] == ("fedaux" if row["settings"] else "feddf+p")
+        assert stored["epsilon"] == row["settings"].get("epsilon")
+    assert privacy_grid.run(tmp_path, base=base, grids=GRID).numbers == outcome.numbers
+    assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
+    with pytest.raises(ConfigError, match="rounds = 2"):
         privacy_grid.run(tmp_path, base=tiny(rounds=2), grids=GRID)
 
 

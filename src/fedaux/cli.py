@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +21,8 @@ from fedaux.reading import find_recipe, read_recipe
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from fedaux.sweep.grid import Cell
 
 app = typer.Typer(
     help="Federated learning with unlabeled auxiliary data: FedAUX and the methods it is compared with.",
@@ -65,20 +66,54 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="The run directory.", show_default="runs/NAME", metavar="DIR")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run where it stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run or a sweep where it stopped.")] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files: output.tensorboard=true.")
     ] = False,
     overrides: Overrides = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Seeds 0 to N-1, instead of the recipe's.", metavar="N", min=1)
+    ] = None,
+    apart: Annotated[
+        str | None,
+        typer.Option("--apart", help="Make each method, or each seed, a run of its own.", metavar="method,seeds"),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option("--devices", help="Sweeps: where cells run side by side.", metavar="cuda:0,cuda:1"),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", help="Sweeps: how many cells at a time.", show_default="one a device", min=1),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", help="Sweeps: begin no cell that would end later.", metavar="SECONDS"),
+    ] = None,
     plugins: Plugins = None,
 ) -> None:
     """Run every method and seed of a recipe; without one, the embedded demo.
 
     Leaves a run directory with configuration, metrics, privacy ledger, checkpoints, summary and report. A run that was
     interrupted, in whatever way, continues with --resume and ends with the same figures.
+
+    Any setting may be a list, as in --set split.alpha=[0.01,0.1]: then every combination is a run of its own in the
+    directory, and the report compares them. The exit status is 3 where some of them failed or were not begun.
     """
-    wanted = ["output.tensorboard=true"] if tensorboard else []
-    experiment = load(recipe, [*(overrides or []), *wanted], plugins=plugins)
+    overrides = [
+        *(overrides or []),
+        *([f"seeds={list(range(seeds))}"] if seeds else []),
+        *(["output.tensorboard=true"] if tensorboard else []),
+    ]
+    if (cells := _cells(recipe, overrides, apart=apart, plugins=plugins)) is not None:
+        _run_sweep(cells, out=out, resume=resume, devices=devices, jobs=jobs, time_limit=time_limit)
+        return
+    if devices or jobs or time_limit:
+        raise ValueError(
+            "--devices, --jobs and --time-limit are for sweeps, and this recipe is a single run; give a setting a "
+            "list, or --apart method,seeds. A single run's device is --set engine.device=..."
+        )
+    experiment = load(recipe, overrides, plugins=plugins)
     from fedaux import display, execute
 
     console = Console()
@@ -98,6 +133,67 @@ def run(
     console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
     if experiment.output.tensorboard:
         console.print(f"Curves: tensorboard --logdir {directory / 'tensorboard'}", highlight=False, soft_wrap=True)
+
+
+def _cells(recipe: str, overrides: list[str], *, apart: str | None, plugins: list[Path] | None) -> list[Cell] | None:
+    """Return the cells of a sweep, or None where a recipe is a single run."""
+    from fedaux.sweep.grid import axes_of, expand
+
+    path = find_recipe(recipe)
+    raw, problems = read_recipe(path, overrides=overrides)
+    if not any(axes_of(raw)) and apart is None:
+        return None
+    load_plugins(plugins)
+    try:
+        cells = expand(raw, apart=[key.strip() for key in (apart or "").split(",") if key.strip()])
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(_hinted(problems), origin=str(path))
+    return cells
+
+
+def _run_sweep(
+    cells: list[Cell],
+    *,
+    out: Path | None,
+    resume: bool,
+    devices: str | None,
+    jobs: int | None,
+    time_limit: float | None,
+) -> None:
+    from fedaux.report.records import group, read_records
+    from fedaux.sweep.display import Display, result_table
+    from fedaux.sweep.runner import sweep
+
+    console = Console()
+    experiment = cells[0].experiment
+    directory = Path(out or experiment.output.directory or Path("runs") / experiment.name)
+    try:
+        with Display(console) as watcher:
+            outcome = sweep(
+                cells,
+                directory,
+                name=experiment.name,
+                resume=resume,
+                devices=[device.strip() for device in (devices or "").split(",") if device.strip()],
+                jobs=jobs,
+                time_limit=time_limit,
+                watcher=watcher,
+            )
+    except KeyboardInterrupt:
+        console.print(
+            f"\nStopped. Finished rounds are safe; continue with the same command and --resume ({directory})."
+        )
+        raise typer.Exit(130) from None
+    console.print(result_table(experiment.name, group(read_records(directory))))
+    for name, reason in outcome.failed.items():
+        console.print(f"Failed: {name}: {reason}", highlight=False, soft_wrap=True, markup=False)
+    if outcome.waiting:
+        console.print(f"Not begun for the time limit: {len(outcome.waiting)} cells, continue with --resume")
+    console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
+    if not outcome.complete:
+        raise typer.Exit(3)
 
 
 @app.command()
@@ -224,9 +320,9 @@ def tokenise(
 
 @app.command()
 def report(
-    directory: Annotated[Path, typer.Argument(help="A run directory.", metavar="DIR")],
+    directory: Annotated[Path, typer.Argument(help="A run directory, or a folder of them.", metavar="DIR")],
 ) -> None:
-    """Write report.html of a run anew, finished or not."""
+    """Write report.html of a run anew, finished or not; of a folder of runs, such as a sweep, one page about all."""
     from fedaux.report import write_report
 
     typer.echo(write_report(directory))
@@ -306,10 +402,29 @@ def audit(
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="An experiment; --list names them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A table, figure or analysis; --list names them.")] = None,
+    data_root: Annotated[
+        Path | None,
+        typer.Option("--data-root", help="The folder below which the data sets lie: DIR/cifar10 ...", metavar="DIR"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version on embedded data, in minutes.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Seeds 0 to N-1, instead of the paper's.", metavar="N", min=1)
+    ] = None,
+    auxiliary: Annotated[
+        str | None, typer.Option("--aux", help="A data set that takes STL-10's place.", metavar="tinyimagenet32")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="A part: --only alpha=0.01 --only method=[fedaux,feddf].", metavar="KEY=VALUE"),
+    ] = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option("--also", help="A method to run besides, such as fedaux+m. May be repeated.", metavar="METHOD"),
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Where figures and numbers go.", show_default="runs/NAME", metavar="DIR"),
+        typer.Option("--out", help="Where runs, tables and figures go.", show_default="runs/NAME", metavar="DIR"),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -320,46 +435,48 @@ def reproduce(
         list[str] | None,
         typer.Option("--with", help="An option of the experiment: --with alphas=[0.01,1].", metavar="KEY=VALUE"),
     ] = None,
+    devices: Annotated[
+        str | None, typer.Option("--devices", help="Where runs go side by side.", metavar="cuda:0,cuda:1")
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", help="Begin no run that would end later.", metavar="SECONDS"),
+    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="Name the experiments, their data and their time.")] = False,
     plugins: Plugins = None,
 ) -> None:
-    """Run an analysis of the paper: figures and numbers into a directory."""
-    from fedaux.mistakes import nearest
-    from fedaux.reading import parse_value
-    from fedaux.reproduce import EXPERIMENTS
+    """Reproduce a table, figure or analysis of the paper: tables and figures with its figures beside yours.
+
+    What is finished is not run again, and what was interrupted goes on when the same command is given again.
+    """
+    from fedaux.reproduce import command
+    from fedaux.reproduce.running import Request
+    from fedaux.sweep.display import Display
 
     console = Console()
     if show_list or name is None:
-        from rich.table import Table
-
-        table = Table()
-        for column in ("name", "shows", "data", "time on 2 cores"):
-            table.add_column(column)
-        for key, experiment in EXPERIMENTS.items():
-            table.add_row(key, experiment.shows, experiment.data, experiment.time)
-        console.print(table)
+        for line in command.listing_table():
+            console.print(line)
         return
-    if name not in EXPERIMENTS:
-        raise ValueError(f"{name}: no such experiment{nearest(name, EXPERIMENTS) or '; see fedaux reproduce --list'}")
     load_plugins(plugins)
-    chosen = EXPERIMENTS[name]
-    hidden = {"out", "base", "on_line"}
-    known = {key: p.default for key, p in signature(chosen.run).parameters.items() if key not in hidden}
-    arguments: dict[str, object] = {}
-    for option in options or []:
-        key, equals, text = option.partition("=")
-        if key not in known:
-            raise ValueError(f"--with {key}: {name} has no such option; it has {', '.join(known)}")
-        value, default = parse_value(text), known[key]
-        kind = (int, float) if isinstance(default, int | float) else list if isinstance(default, tuple) else object
-        if not equals or not isinstance(value, kind):
-            raise ValueError(f"--with {option}: should be a value like that of --with {key}={default}")
-        arguments[key] = value
-    if recipe is not None or overrides:
-        if not chosen.takes_base:
-            raise ValueError(f"--recipe and --set: {name} is not based on a recipe")
-        arguments["base"] = load(recipe or "demo", overrides or [])
-    outcome = chosen.run(out or Path("runs") / name, **arguments)
+    with Display(console) as watcher:
+        chosen = [device.strip() for device in (devices or "").split(",") if device.strip()]
+        request = Request(
+            out or command.default_folder(name, quick=quick),
+            quick=quick,
+            data_root=data_root,
+            seeds=seeds,
+            auxiliary=auxiliary,
+            only=only or [],
+            also=also or [],
+            overrides=overrides or [],
+            sweeping={"devices": chosen, "time_limit": time_limit, "watcher": watcher},
+        )
+        try:
+            outcome = command.reproduce(name, request, recipe=recipe, options=options or [])
+        except KeyboardInterrupt:
+            console.print(f"\nStopped. Finished rounds are safe; the same command goes on ({request.out}).")
+            raise typer.Exit(130) from None
     console.print(outcome.markdown, highlight=False, markup=False, soft_wrap=True)
     for path in outcome.files:
         console.print(str(path), highlight=False, soft_wrap=True)
@@ -385,17 +502,20 @@ def load(recipe: str, overrides: list[str], *, plugins: list[Path] | None = None
     # Names that were wrong already stand at their defaults in `fields`, so nothing is told twice.
     problems += found + [line for line in problems_of(fields) if line not in found]
     if problems:
-        # Where no name is near, the row may be one of a file that was not given.
-        hint = "; given by a plugin? --plugin FILE"
-        told = [line + hint if ": not known; there are " in line else line for line in problems]
-        raise ConfigError(told, origin=str(path))
+        raise ConfigError(_hinted(problems), origin=str(path))
     return Experiment(**raw)
 
 
-def _rounds_done(directory: Path) -> int:
-    from fedaux.files import read_json
+def _hinted(problems: list[str]) -> list[str]:
+    """Where no name is near, the row may be one of a file that was not given."""
+    hint = "; given by a plugin? --plugin FILE"
+    return [line + hint if ": not known; there are " in line else line for line in problems]
 
-    return sum(read_json(state)["round"] for state in directory.glob("cells/*/state.json"))
+
+def _rounds_done(directory: Path) -> int:
+    from fedaux.sweep.runner import rounds_done
+
+    return rounds_done(directory)
 
 
 def main() -> None:

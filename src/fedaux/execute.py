@@ -57,31 +57,46 @@ class Silent:
         """Do nothing."""
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a run needs besides its experiment: data on the device, and how to compute there."""
+
+    data: LabelledData
+    auxiliary: Tensor
+    compute: Compute
+
+
+def load_inputs(experiment: Experiment) -> Inputs:
+    """Load the data of an experiment onto its device."""
+    device = prepare_device(experiment)
+    data, auxiliary = load_both(experiment)
+    return Inputs(data.to(device), auxiliary.to(device), compute_for(experiment.engine, device, experiment.data))
+
+
 def run(
     experiment: Experiment,
     *,
     out: Path | str | None = None,
     resume: bool = False,
     watcher: Watcher | None = None,
+    load: Callable[[Experiment], Inputs] = load_inputs,
 ) -> Result:
     """Run every method and seed of an experiment into a run directory, and report.
 
-    Raises ConfigError or ValueError before anything is written where the experiment cannot be run.
+    `load` brings the data; who runs many experiments can keep what they share. Raises ConfigError or ValueError before
+    anything is written where the experiment cannot be run.
     """
     checks.check(experiment)
     tensorboard.check(experiment)
-    device = prepare_device(experiment)
-    data, auxiliary = load_both(experiment)
-    data = data.to(device)
+    inputs = load(experiment)
     return carry_out(
         experiment,
-        data,
-        auxiliary.to(device),
-        simulated(experiment, data),
+        inputs,
+        simulated(experiment, inputs.data),
         path=run_path(experiment, out),
         resume=resume,
         watcher=watcher or Silent(),
-        tables=lambda: split_tables(experiment, data),
+        tables=lambda: split_tables(experiment, inputs.data),
     )
 
 
@@ -104,8 +119,7 @@ def run_path(experiment: Experiment, out: Path | str | None) -> Path:
 
 def carry_out(
     experiment: Experiment,
-    data: LabelledData,
-    auxiliary: Tensor,
+    inputs: Inputs,
     clients: Callable[[Task], Clients],
     *,
     path: Path,
@@ -113,12 +127,12 @@ def carry_out(
     watcher: Watcher,
     tables: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Result:
-    """Run every method and seed with whatever clients there are; of `data` the server sees test data and classes.
+    """Run every method and seed with whatever clients there are; the server sees test data and names of classes alone.
 
     `tables` tells who holds what, where anybody knows.
     """
+    data, auxiliary, compute = inputs.data, inputs.auxiliary, inputs.compute
     checks.check_data(experiment, data, auxiliary)
-    compute = compute_for(experiment.engine, auxiliary.device, experiment.data)
     if resume:
         plugins.check_same(path)
     with RunDirectory.open(path, experiment, resume=resume) as directory:

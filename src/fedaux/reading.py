@@ -94,8 +94,20 @@ def parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         if text.startswith("[") and text.endswith("]"):
-            return [parse_value(part.strip()) for part in text[1:-1].split(",") if part.strip()]
+            return [parse_value(part.strip()) for part in _split(text[1:-1]) if part.strip()]
         return text
+
+
+def _split(text: str) -> list[str]:
+    """Return the parts between commas that stand in no brackets of their own."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

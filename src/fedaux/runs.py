@@ -63,12 +63,12 @@ class RunDirectory:
                     f"{path} already holds a run; continue it with --resume (in Python resume=True), "
                     "or choose another directory with --out (out=)"
                 )
-            _refuse_other_experiment(path, load_experiment(recipe), experiment)
+            refuse_other_experiment(path, load_experiment(recipe), experiment)
         elif path.exists() and any(item.name != ".lock" for item in path.iterdir()):
             raise ValueError(f"{path} is not empty and holds no run; choose another directory with --out")
         path.mkdir(parents=True, exist_ok=True)
         directory = cls(path, experiment)
-        directory._lock = _locked(path)
+        directory._lock = locked(path)
         if not recipe.exists():
             save_text(recipe, tomli_w.dumps(experiment.to_dict()))
         return directory
@@ -213,7 +213,8 @@ def _nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, dict[str, Tens
     return nested
 
 
-def _locked(path: Path) -> IO[str]:
+def locked(path: Path) -> IO[str]:
+    """Return the lock of a directory; it is free again when the file is closed. Raises ValueError if another has it."""
     lock = (path / ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -223,7 +224,7 @@ def _locked(path: Path) -> IO[str]:
     return lock
 
 
-def _refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -> None:
+def refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -> None:
     """Raise ConfigError naming the keys in which a run and the experiment that wants to continue it differ."""
     old, new = (flatten(experiment.essentials()) for experiment in (stored, given))
     different = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]

@@ -70,9 +70,14 @@ def letters(size: int, *, generator: np.random.Generator) -> NDArray[np.uint8]:
     Raises:
         ValueError: `size` is negative.
     """
+    return labelled_letters(size, generator=generator)[0]
+
+
+def labelled_letters(size: int, *, generator: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Draw letters and say which they are: the images of `letters`, and 0 for a or A to 25 for z or Z [size]."""
     if size < 0:
         raise ValueError(f"size is the number of letters to draw and must be 0 or more, got {size}")
-    glyphs = _glyphs()
+    glyphs, alphabet = _glyphs()
     chosen = torch.from_numpy(generator.integers(len(glyphs), size=size))
     affine = _random_affine(size, generator=generator)
     bends = generator.normal(scale=0.05, size=(size, 2, 4, 4)).astype(np.float32)
@@ -93,7 +98,7 @@ def letters(size: int, *, generator: np.random.Generator) -> NDArray[np.uint8]:
         bitmap ^= torch.from_numpy(speck)
         share = functional.avg_pool2d(bitmap.float(), BITMAP_SIDE // IMAGE_SIDE)
         images[rows] = torch.round(share * 255.0).to(torch.uint8).numpy()
-    return images
+    return images, alphabet[chosen.numpy()]
 
 
 def _random_affine(size: int, *, generator: np.random.Generator) -> Tensor:
@@ -115,19 +120,20 @@ def _random_affine(size: int, *, generator: np.random.Generator) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _glyphs() -> Tensor:
-    """Render every (font, letter, stroke width) once: uint8 [glyphs, 1, 64, 64], bright on dark."""
+def _glyphs() -> tuple[Tensor, NDArray[np.int64]]:
+    """Render every (font, letter, stroke width) once: uint8 [glyphs, 1, 64, 64], bright on dark; and its letter."""
     directory = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     paths = [directory / name for name in FONTS if (directory / name).exists()]
     if not paths:
         raise FileNotFoundError(f"matplotlib should ship fonts such as {FONTS[0]} in {directory}, found none of them")
-    tiles = []
+    tiles, which = [], []
     for path in paths:
         font = ImageFont.truetype(str(path), size=48)
         # A pen's stroke is about 4 of 32 pixels, bold for a printed letter: thin fonts are thickened more.
         strokes = (0, 1) if "Bol" in path.name or path.name == "cmb10.ttf" else (1, 2, 3)
         tiles += [_glyph(letter, font=font, stroke=stroke) for letter in LETTERS for stroke in strokes]
-    return torch.from_numpy(np.stack(tiles))[:, None, :, :]
+        which += [number % 26 for number in range(len(LETTERS)) for _ in strokes]
+    return torch.from_numpy(np.stack(tiles))[:, None, :, :], np.array(which, dtype=np.int64)
 
 
 def _glyph(letter: str, *, font: ImageFont.FreeTypeFont, stroke: int) -> NDArray[np.uint8]:

@@ -63,6 +63,15 @@ def method_styles(methods: Iterable[str]) -> dict[str, Style]:
     return styles
 
 
+def setting_styles(settings: Sequence[str]) -> dict[str, Style]:
+    """A colour, marker and line for each setting of one method, in their order."""
+    looks = [("#D55E00", "o"), *OTHER_STYLES]
+    return {
+        setting: Style(*looks[place % len(looks)], DASHES[place // len(looks) % len(DASHES)])
+        for place, setting in enumerate(settings)
+    }
+
+
 def spread_labels(heights: Sequence[float], *, gap: float) -> list[float]:
     """Move label positions in [0, 1] as little as needed so that neighbours are ``gap`` apart, order kept."""
     order = sorted(range(len(heights)), key=lambda index: -heights[index])
@@ -102,52 +111,75 @@ def shorten(name: object, *, length: int = 14) -> str:
 @matplotlib.rc_context(STYLE)
 def learning_curves(rows: Iterable[Mapping[str, Any]]) -> Figure:
     """Accuracy over the rounds: a line a method (mean over seeds), a band from the worst to the best seed."""
-    curves = curve_points(rows)
+    return labelled_lines(curve_points(rows), xlabel="communication round")
+
+
+@matplotlib.rc_context(STYLE)
+def labelled_lines(
+    curves: Mapping[str, Sequence[Point]],
+    *,
+    xlabel: str,
+    ticks: Mapping[int, str] | None = None,
+    styles: Mapping[str, Style] | None = None,
+) -> Figure:
+    """Lines with bands, each with its name and last value at its end; ``ticks`` name the places of the x axis.
+
+    Without ``styles``, the names are those of methods.
+    """
     figure, height = _figure(WIDTH, 290)
-    labels = {name: f"{shorten(name)} {100 * points[-1].mean:.1f}" for name, points in curves.items()}
+    labels = {
+        name: f"{shorten(name, length=24)}{':' if ' ' in name else ''} {100 * points[-1].mean:.1f}"
+        for name, points in curves.items()
+    }
     left, right = 46, 26 + 5.9 * max(map(len, labels.values()), default=0)
     axes = figure.add_axes((left / WIDTH, 0.15, 1 - (left + right) / WIDTH, 0.82))
-    styles = method_styles(curves)
-    for method, points in curves.items():
-        colour, marker, dashes = styles[method]
-        rounds = [point.round for point in points]
-        axes.fill_between(
-            rounds,
-            [100 * point.low for point in points],
-            [100 * point.high for point in points],
-            color=colour,
-            alpha=0.16,
-            linewidth=0,
-        )
-        axes.plot(
-            rounds,
-            [100 * point.mean for point in points],
-            color=colour,
-            linestyle=dashes,
-            linewidth=2.2 if method == "fedaux" else 1.6,
-            marker=marker,
-            markersize=4.5,
-            markevery=max(1, len(rounds) // 10),
-        )
-    axes.set_xlabel("communication round")
+    styles = styles or method_styles(curves)
+    for name, points in curves.items():
+        draw_line(axes, points, styles[name], heavy=name == "fedaux")
+    axes.set_xlabel(xlabel)
     axes.set_ylabel("test accuracy, %")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
-    axes.grid(axis="y")
-    axes.spines[["top", "right"]].set_visible(False)
     last = max((points[-1].round for points in curves.values()), default=1)
     first = min((points[0].round for points in curves.values()), default=1)
     margin = 0.03 * (last - first) or 0.5
     axes.set_xlim(first - margin, last + margin)
-    if first == last:
+    if ticks is not None:
+        axes.set_xticks(list(ticks), list(ticks.values()))
+    elif first == last:
         axes.set_xticks([first])
     _label_curves(axes, curves, labels, styles, height=0.82 * height)
     return figure
 
 
+def draw_line(axes: Axes, points: Sequence[Point], style: Style, *, heavy: bool = False) -> None:
+    """One line with its band, in percent, on axes with a light grid."""
+    places = [point.round for point in points]
+    axes.fill_between(
+        places,
+        [100 * point.low for point in points],
+        [100 * point.high for point in points],
+        color=style.colour,
+        alpha=0.16,
+        linewidth=0,
+    )
+    axes.plot(
+        places,
+        [100 * point.mean for point in points],
+        color=style.colour,
+        linestyle=style.dashes,
+        linewidth=2.2 if heavy else 1.6,
+        marker=style.marker,
+        markersize=4.5,
+        markevery=max(1, len(places) // 10),
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
+    axes.grid(axis="y")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def _label_curves(
     axes: Axes,
-    curves: Mapping[str, list[Point]],
+    curves: Mapping[str, Sequence[Point]],
     labels: Mapping[str, str],
     styles: Mapping[str, Style],
     *,

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 from urllib.parse import quote
@@ -48,6 +48,7 @@ figcaption a{white-space:nowrap}
 figcaption{color:var(--soft);font-size:.9rem;margin-top:.6rem;max-width:42rem}
 details{border:1px solid var(--line);border-radius:6px;margin:1rem 0}
 summary{cursor:pointer;padding:.6rem .9rem;font-weight:600}
+details>div{padding:0 .9rem .6rem}
 pre{margin:0;padding:.2rem .9rem .9rem;overflow-x:auto;overflow-wrap:normal;font-size:.85rem;line-height:1.45;
 font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 @media (max-width:30rem){main{padding-top:1.25rem}h1{font-size:1.45rem}.finding{font-size:1.08rem}}
@@ -72,8 +73,13 @@ def table(
     caption: str,
     best: int | None = None,
     texts: Sequence[int] = (),
+    marked: Collection[tuple[int, int]] = (),
+    links: Mapping[int, str] | None = None,
 ) -> str:
-    """A table that scrolls in its own box; the first column names the row, those in ``texts`` are words."""
+    """A table that scrolls in its own box; the first column names the row, those in ``texts`` are words.
+
+    The row ``best`` and the cells ``marked`` (row, column) stand out; ``links`` are where the names of rows lead.
+    """
 
     def kind(column: int, *, wrap: bool = False) -> str:
         words = column == 0 or column in texts
@@ -82,13 +88,18 @@ def table(
     head = "".join(f'<th scope="col"{kind(column)}>{escape(str(name))}</th>' for column, name in enumerate(header))
     lines = []
     for number, row in enumerate(rows):
+        written = [escape(str(cell)) for cell in row]
         cells = "".join(
-            f"<td{kind(column, wrap=len(str(cell)) > 18)}>{escape(str(cell))}</td>"
+            f"<td{kind(column, wrap=len(str(cell)) > 18)}>"
+            + (f"<strong>{written[column]}</strong>" if (number, column) in marked else written[column])
+            + "</td>"
             for column, cell in enumerate(row)
             if column
         )
         mark = ' class="best"' if number == best else ""
-        lines.append(f'<tr{mark}><th scope="row" class="text">{escape(str(row[0]))}</th>{cells}</tr>')
+        target = (links or {}).get(number)
+        name = written[0] if target is None else f'<a href="{escape(target)}">{written[0]}</a>'
+        lines.append(f'<tr{mark}><th scope="row" class="text">{name}</th>{cells}</tr>')
     top = f"<thead><tr>{head}</tr></thead>\n" if any(header) else ""
     body = "\n".join(lines)
     return (
@@ -100,14 +111,36 @@ def table(
 
 def picture(svg: str, caption: str, name: str, header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
     """A figure with its caption and a link that saves its numbers."""
+    return (
+        f'<figure>\n<div class="scroll">{svg}</div>\n<figcaption>{escape(caption)} '
+        f"{download(name, header, rows)}</figcaption>\n</figure>\n"
+    )
+
+
+def download(name: str, header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """A link that saves a table as CSV; the table is inside the page."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
     link = f"data:text/csv;charset=utf-8,{quote(buffer.getvalue())}"
+    return f'<a download="{escape(name)}.csv" href="{link}">Save the numbers (CSV)</a>'
+
+
+def folded(title: str, body: str) -> str:
+    """What is there for those who ask for it."""
+    return f"<details>\n<summary>{escape(title)}</summary>\n<div>{body}</div>\n</details>\n"
+
+
+def document(title: str, body: str) -> str:
+    """A whole page that loads nothing and runs nothing, which the browser itself is told."""
     return (
-        f'<figure>\n<div class="scroll">{svg}</div>\n<figcaption>{escape(caption)} '
-        f'<a download="{escape(name)}.csv" href="{link}">Save the numbers (CSV)</a></figcaption>\n</figure>\n'
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
+        " style-src 'unsafe-inline'\">\n"
+        f'<title>{escape(title)}</title>\n<link rel="icon" href="data:,">\n'
+        f"<style>{CSS}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 

@@ -18,6 +18,11 @@ from fedaux.report.svg import as_svg
 
 MOST_ROWS_OF_IMAGES = 12
 TOP_TEXTS = 3
+RESULTS = (
+    *("method", "accuracy_mean", "accuracy_std", "accuracy_max_mean", "accuracy_max_std", "seeds_done"),
+    *("epsilon", "delta", "seconds", "bytes_up", "bytes_down"),
+)
+"""What of a summary's row is offered as a table."""
 
 
 def write_report(directory: Path) -> Path:
@@ -35,15 +40,7 @@ def render(run: Run) -> str:
     """The whole page."""
     sections = (_results, _curves, _split, _scores, _privacy, _communication, _time, _configuration)
     body = "\n".join(part for part in (_header(run), *(section(run) for section in sections)) if part)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # The browser itself is told that this page loads nothing and runs nothing.
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
-        " style-src 'unsafe-inline'\">\n"
-        f'<title>{escape(run.name)} · fedaux run</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>{html.CSS}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return html.document(f"{run.name} · fedaux run", body)
 
 
 def finding(run: Run) -> str:
@@ -144,7 +141,9 @@ def _results(run: Run) -> str:
     body += html.note(
         "Best round is the maximum over the rounds, which nobody without the test data could have picked. "
         f"ε and δ are what {covered}; – means that the method releases nothing through a "
-        "privacy mechanism. Seconds and megabytes (10⁶ bytes) are totals of one run with its preparation."
+        "privacy mechanism. Seconds and megabytes (10⁶ bytes) are totals of one run with its preparation. "
+        + html.download("results", RESULTS, [[row.get(name, "") for name in RESULTS] for row in rows]),
+        raw=True,
     )
     return html.section("results", "Results", body + _prototypes(run))
 

@@ -1,63 +1,91 @@
-"""The paper's figures and analyses as experiments that run in seconds to minutes, each writing figures and numbers.
+"""The paper's tables, figures and analyses as experiments, each writing a page, tables, numbers and figures.
 
-`EXPERIMENTS["toy-iris"].run(out)` writes NAME.md, NAME.json and figures into a directory and returns an `Outcome`.
+`STUDIES` are grids of runs, `EXPERIMENTS` the others; `fedaux.reproduce.command.reproduce(name, request)` runs either
+and returns an `Outcome`. In Python, `EXPERIMENTS["toy-iris"].run(out)` does too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from fedaux.reproduce import ensemble, privacy_grid, similar_images, toy_gaussians, toy_iris
+from fedaux.reproduce import ensemble, privacy_grid, qualitative, similar_images, split, toy_gaussians, toy_iris
 from fedaux.reproduce.writing import Outcome
 
-__all__ = ["EXPERIMENTS", "Outcome", "Reproduction"]
+__all__ = ["ALIASES", "EXPERIMENTS", "Outcome", "Reproduction"]
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """An experiment: `run(out, **options)`, what it shows, what data it needs, how long it takes on two slow cores."""
+    """An experiment that is no table of runs: `run(out, **options)`, what it shows and needs, how long it takes."""
 
     run: Callable[..., Outcome]
     shows: str
-    data: str
     time: str
+    """Measured on embedded data; on 2 cores."""
+    data: tuple[str, ...] = ()
+    """Data sets of the paper's version: the clients', then the server's. Without any, there is one version only."""
     takes_base: bool = False
     """Whether `run` takes an `Experiment` as ``base``."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the paper's version."""
+    full_time: str = ""
+    """Of the paper's version; an estimate unless it says measured."""
 
 
 EXPERIMENTS: dict[str, Reproduction] = {
+    "privacy": Reproduction(
+        privacy_grid.run,
+        shows="accuracy over epsilon, delta and the settings of each mechanism",
+        time="2 minutes",
+        data=("cifar10", "stl10"),
+        takes_base=True,
+        options={"grids": privacy_grid.PAPER_GRIDS},
+        full_time="about 0.4 h",
+    ),
+    "split": Reproduction(
+        split.run,
+        shows="who holds which classes at four values of alpha",
+        time="5 seconds",
+        data=("cifar10",),
+        takes_base=True,
+        full_time="a minute on a CPU",
+    ),
     "toy-iris": Reproduction(
         toy_iris.run,
         shows="weighted ensembles on Iris: plain mean, density-weighted mean, every mechanism",
-        data="Iris, with scikit-learn",
         time="20 seconds",
     ),
     "toy-gaussians": Reproduction(
         toy_gaussians.run,
         shows="how near certainty weights come to distribution weights; the calibrated sharpness",
-        data="drawn",
         time="30 seconds",
-    ),
-    "privacy-grid": Reproduction(
-        privacy_grid.run,
-        shows="accuracy over epsilon, delta and the settings of each mechanism",
-        data="the embedded demo, or any recipe's",
-        time="2 minutes; cells are kept and not run again",
-        takes_base=True,
-    ),
-    "ensemble": Reproduction(
-        ensemble.run,
-        shows="accuracy of the teacher itself over heterogeneity, by kind of weights",
-        data="the embedded demo, or any recipe's",
-        time="30 seconds",
-        takes_base=True,
     ),
     "similar-images": Reproduction(
         similar_images.run,
-        shows="the public images a client scores highest beside its nearest private ones",
-        data="the embedded demo, or any recipe's",
+        shows="the public images a client scores highest beside its nearest private ones, with and without noise",
         time="20 seconds",
+        data=("cifar10", "imagenet32"),
         takes_base=True,
+        full_time="h0, then a minute",
+    ),
+    "qualitative": Reproduction(
+        qualitative.run,
+        shows="operations, communication and privacy, counted in a run",
+        time="20 seconds",
+        data=("cifar10", "stl10"),
+        takes_base=True,
+        full_time="h0, then two minutes",
+    ),
+    "ensemble": Reproduction(
+        ensemble.run,
+        shows="ours: accuracy of the teacher itself over heterogeneity, by kind of weights",
+        time="30 seconds",
+        data=("cifar10", "stl10"),
+        takes_base=True,
+        full_time="h0, then ten minutes",
     ),
 }
+ALIASES = {"privacy-grid": "privacy"}
+"""Earlier names."""

@@ -1,8 +1,9 @@
-"""What every experiment leaves behind: its figures as PNG and SVG, its numbers as JSON, its tables as Markdown."""
+"""What every experiment leaves behind: a page, tables as Markdown, numbers as JSON, figures as PNG and SVG."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 
 from fedaux.files import save_json, save_text
 from fedaux.report import svg
+from fedaux.reproduce import page
 
 # Okabe and Ito's palette, in the order in which the eye tells its colours apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -27,16 +29,28 @@ class Outcome:
     files: tuple[Path, ...]
 
 
-def write(out: Path, name: str, *, numbers: Mapping[str, Any], markdown: str, figures: Mapping[str, Figure]) -> Outcome:
-    """Write NAME.json, NAME.md and each figure as PNG and SVG into ``out``."""
+def write(
+    out: Path,
+    name: str,
+    *,
+    numbers: Mapping[str, Any],
+    markdown: str,
+    figures: Mapping[str, Figure],
+    texts: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Write NAME.html, NAME.md, NAME.json, each figure as PNG and SVG, and further texts into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    written = [out / f"{name}.md", out / f"{name}.json"]
-    save_text(written[0], markdown)
-    save_json(written[1], numbers)
+    written = [out / f"{name}.html", out / f"{name}.md", out / f"{name}.json"]
     for title, figure in figures.items():
         for ending in ("png", "svg"):
             written.append(out / f"{title}.{ending}")
             svg.save(figure, written[-1])
+    save_text(written[0], page.render(markdown, figures))  # last: drawing a figure again moves it by a hair
+    save_text(written[1], markdown)
+    save_json(written[2], numbers)
+    for title, text in (texts or {}).items():
+        written.append(out / title)
+        save_text(written[-1], text)
     return Outcome(numbers, markdown, tuple(written))
 
 
@@ -49,3 +63,12 @@ def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -
 def epsilon_name(epsilon: float) -> str:
     """Return epsilon as people write it."""
     return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
+
+
+def spread(values: Iterable[float]) -> dict[str, Any] | None:
+    """Return mean, standard deviation (n - 1; None for one value) and the values; None where there is none."""
+    listed = [round(value, 6) for value in values]
+    if not listed:
+        return None
+    deviation = statistics.stdev(listed) if len(listed) > 1 else None
+    return {"mean": statistics.fmean(listed), "deviation": deviation, "values": listed}

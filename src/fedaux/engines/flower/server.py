@@ -13,11 +13,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedaux import checks, tensorboard
 from fedaux.clients import Clients
+from fedaux.compute import compute_for
 from fedaux.config import Experiment
 from fedaux.data import load_auxiliary, load_test
 from fedaux.engines.flower.grid import FlowerClients
 from fedaux.engines.flower.members import Members
-from fedaux.execute import Result, carry_out, prepare_device, run_path
+from fedaux.execute import Inputs, Result, carry_out, prepare_device, run_path
 from fedaux.federate.status import NodeBoard
 from fedaux.reading import find_recipe, load_experiment
 from fedaux.task import Task
@@ -56,7 +57,9 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
     checks.check(experiment, federated=True)
     tensorboard.check(experiment)
     device = prepare_device(experiment)
-    data, auxiliary = load_test(experiment.data).to(device), load_auxiliary(experiment.auxiliary).to(device)
+    data = load_test(experiment.data).to(device)
+    compute = compute_for(experiment.engine, device, experiment.data)
+    inputs = Inputs(data, load_auxiliary(experiment.auxiliary).to(device), compute)
     watching = Watching()
     members: Members | None = None
 
@@ -74,7 +77,7 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
         return FlowerClients(task, members, classes=data.classes)
 
     try:
-        result = carry_out(experiment, data, auxiliary, clients, path=path, resume=resume, watcher=watching)
+        result = carry_out(experiment, inputs, clients, path=path, resume=resume, watcher=watching)
     except BaseException as error:
         if watching.board is not None:
             watching.board.failed(str(error))

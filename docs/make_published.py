@@ -1,0 +1,43 @@
+"""Write docs/published.md from the figures that ship with the package: python docs/make_published.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedaux.reproduce import published
+from fedaux.reproduce.writing import markdown_table
+
+HEADING = """# The paper's tables
+
+Sattler, Korjakow, Rischke, Samek: *FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning* (2021), as
+printed; accuracy in %, mean ± deviation. Written by `python docs/make_published.py` from
+`src/fedaux/reproduce/published.toml`, which a test compares with the paper's source. How to run them here:
+[reproduce.md](reproduce.md).
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    parts = [HEADING]
+    for name, table in published.tables().items():
+        if "blocks" not in table:
+            continue
+        parts.append(f"## {name}\n\nIn the paper, {table['where']}: {table['says']}.\n")
+        for title, block in table["blocks"].items():
+            rows = [
+                [f"`{method}`", *(cell.replace("±", " ± ") for cell in cells)]
+                for method, cells in block.items()
+                if method != "columns"
+            ]
+            parts.append(markdown_table([title, *block["columns"]], rows))
+    claims = [[name, claim["value"]] for name, claim in published.tables()["claims"].items()]
+    parts.append(
+        "## In the text\n\nFigures that stand in the text alone.\n\n" + markdown_table(["where", "value"], claims)
+    )
+    subsets = [[name, *cells] for name, cells in published.tables()["subsets"].items() if name != "label"]
+    parts.append("## Subsets of ImageNet\n\n" + markdown_table(["subset", "WordNet id", "images"], subsets))
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    (Path(__file__).parent / "published.md").write_text(render(), encoding="utf-8")

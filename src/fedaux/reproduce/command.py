@@ -1,0 +1,128 @@
+"""`fedaux reproduce`: which experiment is meant, on which data, and the list of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from fedaux.config import Experiment
+from fedaux.mistakes import nearest
+from fedaux.reading import find_recipe, load_experiment, merged, parse_value
+from fedaux.reproduce import ALIASES, EXPERIMENTS, Outcome, Reproduction, costs, places
+from fedaux.reproduce.presenting import run_study
+from fedaux.reproduce.running import Request, check_available, locate_all, nested, read_base
+from fedaux.reproduce.studies import STUDIES
+from fedaux.reproduce.study import RECIPES
+
+SHARED_RUNS = {"curves": "architectures"}
+"""Studies whose runs are those of another, and lie in its folder."""
+HIDDEN = {"out", "base", "on_line", "sweeping"}
+"""Arguments of experiments that are not options of theirs."""
+
+
+def default_folder(name: str, *, quick: bool) -> Path:
+    """Return where an experiment goes when no folder is given."""
+    name = ALIASES.get(name, name)
+    return Path("runs") / (SHARED_RUNS.get(name, name) + ("-quick" if quick else ""))
+
+
+def listing() -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield name, what it shows, data, time on an H200 and time of the quick version, for every experiment."""
+    for name, study in STUDIES.items():
+        try:
+            check_available(study)
+            missing = ""
+        except ValueError:
+            missing = "; not in this version"
+        data = ", ".join(places.DATA_SETS[key].title for key in study.grid.data_sets())
+        yield name, study.shows + missing, data, costs.said(costs.estimate(study)), study.quick_time
+    for name, entry in EXPERIMENTS.items():
+        data = ", ".join(places.DATA_SETS[key].title for key in entry.data) or "comes with the package"
+        yield name, entry.shows, data, entry.full_time or entry.time, entry.time
+
+
+def listing_table() -> list[Any]:
+    """Return the list for a terminal."""
+    from rich.table import Table
+
+    table = Table()
+    for column in ("name", "shows", "data", "on an H200", "--quick, 2 cores"):
+        table.add_column(column, no_wrap=column == "name")
+    for row in listing():
+        table.add_row(*row)
+    note = (
+        "Times on an H200 are estimates from measured rounds of ResNet-8, for as many seeds as the paper has; "
+        "those of quick versions were measured."
+    )
+    return [table, note]
+
+
+def reproduce(name: str, request: Request, *, recipe: str | None = None, options: Sequence[str] = ()) -> Outcome:
+    """Run an experiment by name. Raises ValueError for what cannot be run, before anything is."""
+    name = ALIASES.get(name, name)
+    names = [*STUDIES, *EXPERIMENTS]
+    if name not in names:
+        raise ValueError(f"{name}: no such experiment{nearest(name, names) or '; see fedaux reproduce --list'}")
+    if name in STUDIES:
+        if recipe is not None or options:
+            raise ValueError(f"--recipe and --with: {name} has its own recipe; --set, --only and --also change it")
+        return run_study(STUDIES[name], request)
+    if request.only or request.also:
+        raise ValueError(f"--only and --also: {name} is not a table of runs")
+    entry = EXPERIMENTS[name]
+    arguments = read_options(name, entry, options)
+    base, notes = base_of(name, entry, request, recipe)
+    if base is not None:
+        arguments["base"] = base
+        if recipe is None and request.data_root is not None:
+            arguments = dict(entry.options) | arguments
+    if "sweeping" in signature(entry.run).parameters:
+        arguments["sweeping"] = request.sweeping
+    outcome = entry.run(request.out, **arguments)
+    return replace(outcome, markdown="\n".join([outcome.markdown, *(f"- {note}." for note in notes)]))
+
+
+def read_options(name: str, entry: Reproduction, options: Sequence[str]) -> dict[str, Any]:
+    """Read --with KEY=VALUE as options of an experiment's `run`."""
+    known = {key: p.default for key, p in signature(entry.run).parameters.items() if key not in HIDDEN}
+    arguments: dict[str, Any] = {}
+    for option in options:
+        key, equals, text = option.partition("=")
+        if key not in known:
+            raise ValueError(f"--with {key}: {name} has no such option; it has {', '.join(known) or 'none'}")
+        value, default = parse_value(text), known[key]
+        kind = (int, float) if isinstance(default, int | float) else list if isinstance(default, tuple) else object
+        if not equals or not isinstance(value, kind):
+            raise ValueError(f"--with {option}: should be a value like that of --with {key}={default}")
+        arguments[key] = value
+    return arguments
+
+
+def base_of(
+    name: str, entry: Reproduction, request: Request, recipe: str | None
+) -> tuple[Experiment | None, list[str]]:
+    """Return what an experiment is based on, and which data stand in for others.
+
+    A recipe that was given, the paper's on --data-root, the quick one with changes, or none: then it takes its own.
+    """
+    asked = recipe is not None or request.overrides or request.data_root is not None or request.seeds is not None
+    if not asked:
+        return None, []
+    if not entry.takes_base:
+        raise ValueError(f"--recipe, --set, --data-root and --seeds: {name} is not based on a recipe")
+    overrides = [*request.overrides]
+    if request.seeds is not None:
+        overrides.append(f"seeds={list(range(request.seeds))}")
+    if recipe is not None or request.quick or request.data_root is None:
+        quick = RECIPES / f"{name}-quick.toml"
+        path = find_recipe(recipe) if recipe else quick if quick.exists() else find_recipe("demo")
+        return load_experiment(path, overrides=overrides), []
+    found, notes = locate_all(entry.data, request)
+    settings = found[entry.data[0]].settings("data")
+    if len(entry.data) > 1:
+        settings |= found[entry.data[1]].settings("auxiliary")
+    raw = read_base(RECIPES / f"{name}.toml", overrides)
+    return Experiment(**merged(raw, nested(settings))), notes

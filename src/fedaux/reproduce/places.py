@@ -1,0 +1,128 @@
+"""Where the paper's data sets lie below one folder, `--data-root`: as on the Hugging Face hub, or as published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PARQUET = ("parquet", "train*.parquet")
+UNLABELED = ("parquet", "unlabeled*.parquet")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set: its name for people, the folders it may be called by, and what each source would find there."""
+
+    title: str
+    folders: tuple[str, ...]
+    forms: tuple[tuple[str, str], ...] = (PARQUET,)
+    """Sources of `fedaux.data.SOURCES`, each with a pattern of files that it reads."""
+    text: bool = False
+
+
+DATA_SETS: dict[str, DataSet] = {
+    "cifar10": DataSet(
+        "CIFAR-10", ("cifar10", "cifar-10-batches-bin"), (PARQUET, ("cifar10-binary", "data_batch_*.bin"))
+    ),
+    "cifar100": DataSet("CIFAR-100", ("cifar100", "cifar-100-binary"), (PARQUET, ("cifar100-binary", "train.bin"))),
+    "stl10": DataSet("STL-10", ("stl10", "stl10_binary"), (UNLABELED, ("stl10-binary", "unlabeled_X.bin"))),
+    "svhn": DataSet("SVHN", ("svhn",), (PARQUET, ("svhn", "train_32x32.mat"))),
+    "imagenet32": DataSet("ImageNet", ("imagenet32", "imagenet"), (PARQUET, ("folder", "n[0-9]*/*"))),
+    "tinyimagenet32": DataSet(
+        "Tiny-ImageNet", ("tinyimagenet32", "tiny-imagenet", "tiny-imagenet-200"), (PARQUET, ("folder", "n[0-9]*/*"))
+    ),
+    "ag_news": DataSet("AG News", ("ag_news",), text=True),
+    "amazon": DataSet("Amazon reviews, English", ("amazon_reviews_multi", "amazon"), text=True),
+    "bookcorpus": DataSet("BookCorpus", ("bookcorpus",), text=True),
+    "book_sentences": DataSet("sentences from other books", ("book_sentences",), text=True),
+}
+STAND_INS = {"imagenet32": "tinyimagenet32", "bookcorpus": "book_sentences"}
+"""What is taken where a data set is not there, and said: subsets of ImageNet by WordNet id from Tiny-ImageNet."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A data set on disk."""
+
+    name: str
+    source: str
+    path: Path
+
+    def settings(self, section: str) -> dict[str, Any]:
+        """Return the settings of `data` or `auxiliary` that read it; public images take the size of CIFAR's."""
+        chosen: dict[str, Any] = {f"{section}.source": self.source, f"{section}.path": str(self.path)}
+        if section == "auxiliary" and not DATA_SETS[self.name].text:
+            chosen["auxiliary.image_size"] = 32
+        return chosen
+
+
+def locate(root: Path | None, names: Iterable[str]) -> dict[str, Found]:
+    """Find every data set below the root. Raises ValueError that says what is missing and where it was looked for."""
+    wanted = list(dict.fromkeys(names))
+    if root is None:
+        titles = ", ".join(DATA_SETS[name].title for name in wanted)
+        raise ValueError(f"--data-root: missing; {titles} must lie below one folder, or give --quick for embedded data")
+    if not root.is_dir():
+        raise ValueError(f"--data-root {root}: there is no such folder")
+    found: dict[str, Found] = {}
+    missing: list[str] = []
+    for name in wanted:
+        place = _find(root, name) or _find(root, STAND_INS.get(name, ""))
+        if place is not None:
+            found[name] = place
+        else:
+            missing.append(f"{DATA_SETS[name].title}: none of {', '.join(map(str, _looked_for(root, name)))}")
+            if name == "stl10" and _find(root, "tinyimagenet32"):
+                missing[-1] += "; Tiny-ImageNet is there, and --aux tinyimagenet32 takes it instead"
+    if missing:
+        raise ValueError(
+            "\n".join([f"--data-root {root}: {len(missing)} of {len(wanted)} data sets missing", *missing])
+        )
+    return found
+
+
+def exchanged(found: Mapping[str, Found]) -> list[str]:
+    """Say which data sets stand in for others."""
+    return [
+        f"{DATA_SETS[place.name].title} stands in for {DATA_SETS[name].title}"
+        for name, place in found.items()
+        if place.name != name
+    ]
+
+
+def _find(root: Path, name: str) -> Found | None:
+    if name not in DATA_SETS:
+        return None
+    for folder in DATA_SETS[name].folders:
+        for source, pattern in DATA_SETS[name].forms:
+            for place in _places(root / folder):
+                if path := _to_read(place, pattern):
+                    return Found(name, source, path.resolve())
+    return None
+
+
+def _to_read(place: Path, pattern: str) -> Path | None:
+    """Return what a source should be given to read the files of a pattern: the folder, or the one file that is meant.
+
+    A folder with other Parquet files beside the unlabeled ones would be read for its training data.
+    """
+    files = list(place.glob(pattern))
+    if pattern != UNLABELED[1] or not any(place.glob(PARQUET[1])):
+        return place if files else None
+    return files[0] if len(files) == 1 else None
+
+
+def _places(folder: Path) -> Iterator[Path]:
+    """Yield a folder and those in it: the hub has one a configuration, and archives unpack into one."""
+    if folder.is_dir():
+        yield folder
+        yield from sorted(inner for inner in folder.iterdir() if inner.is_dir())
+
+
+def _looked_for(root: Path, name: str) -> list[Path]:
+    """Return the files that would have been read: each form in the first folder, and the first form in the others."""
+    first, *others = DATA_SETS[name].folders
+    forms = [pattern for _, pattern in DATA_SETS[name].forms]
+    return [*(root / first / pattern for pattern in forms), *(root / other / forms[-1] for other in others)]

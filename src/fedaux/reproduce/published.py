@@ -1,0 +1,52 @@
+"""The figures that the paper prints, from `published.toml`, to stand beside measured ones."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Printed:
+    """An accuracy in % as it is printed, with its deviation where one is."""
+
+    text: str
+    mean: float
+    deviation: float | None = None
+
+    @property
+    def spaced(self) -> str:
+        """The figure as it is written elsewhere: 71.2 ± 2.1."""
+        return self.text.replace("±", " ± ")
+
+
+@lru_cache(maxsize=1)
+def tables() -> dict[str, Any]:
+    """Return the whole file."""
+    return tomllib.loads(files("fedaux.reproduce").joinpath("published.toml").read_text(encoding="utf-8"))
+
+
+def where(study: str) -> str:
+    """Return where in the paper a study's figures stand and what they are; empty where it prints none."""
+    table = tables().get(study, {})
+    return f"{table['where']}: {table['says']}" if table else ""
+
+
+def printed(study: str, block: str, column: str, method: str) -> Printed | None:
+    """Return the figure of one cell of a table, or one that stands in the text alone; None where there is none."""
+    claim = tables()["claims"].get(f"{study}, {block}, {column}, {method}")
+    if claim is not None:
+        return parse(claim["value"])
+    table = tables().get(study, {}).get("blocks", {}).get(block, {})
+    if column not in table.get("columns", ()) or method not in table:
+        return None
+    return parse(table[method][table["columns"].index(column)])
+
+
+def parse(text: str) -> Printed:
+    """Read "71.2±2.1" or "71.2"."""
+    mean, _, deviation = text.partition("±")
+    return Printed(text, float(mean), float(deviation) if deviation else None)

@@ -1,0 +1,395 @@
+"""Running a sweep: worker processes take cells until all are finished; what is finished is never run again.
+
+sweep.json     the swept keys, and the name and settings of every cell, with the reason where one failed
+CELL/          an ordinary run directory
+logs/CELL.log  what was printed while the cell ran
+report.html    the page of all cells
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from fedaux import plugins
+from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, ConfigError
+from fedaux.files import read_json, save_json
+from fedaux.reading import load_experiment
+from fedaux.report import write_report
+from fedaux.runs import locked, refuse_other_experiment
+from fedaux.sweep.grid import Cell
+from fedaux.sweep.worker import input_keys
+
+FORMAT = 1
+Events = queue.SimpleQueue[tuple[Cell, Mapping[str, Any]] | None]
+"""What happens to the cells; None where a worker has no more to do."""
+PATIENCE = 10.0
+"""Seconds to wait for the workers of a sweep that was killed a moment ago."""
+
+
+class Watcher(Protocol):
+    """Someone who looks at a sweep; called from the thread that runs it."""
+
+    def planned(self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]) -> None:
+        """The cells of the sweep, those finished before, and how many rounds of each were played before."""
+
+    def started(self, cell: Cell) -> None:
+        """A worker begins or continues a cell."""
+
+    def progressed(self, cell: Cell, event: Mapping[str, Any]) -> None:
+        """A cell has finished a round, or is in a phase of one: `event["event"]` says which."""
+
+    def ended(self, cell: Cell, reason: str | None) -> None:
+        """A cell is finished or, where there is a reason, has failed."""
+
+
+class Silent:
+    """A watcher that does not look."""
+
+    def planned(self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]) -> None:
+        """Do nothing."""
+
+    def started(self, cell: Cell) -> None:
+        """Do nothing."""
+
+    def progressed(self, cell: Cell, event: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def ended(self, cell: Cell, reason: str | None) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a sweep ended: the names of the cells by what became of them."""
+
+    directory: Path
+    finished: tuple[str, ...]
+    failed: Mapping[str, str]
+    """With the reason."""
+    waiting: tuple[str, ...]
+    """Not started, for the time limit."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell is finished."""
+        return not self.failed and not self.waiting
+
+
+def sweep(
+    cells: Sequence[Cell],
+    out: Path | str,
+    *,
+    name: str | None = None,
+    resume: bool = False,
+    devices: Sequence[str] = (),
+    jobs: int | None = None,
+    time_limit: float | None = None,
+    watcher: Watcher | None = None,
+) -> Outcome:
+    """Run every cell that is not finished into OUT/CELL, several at a time, and write the report of all.
+
+    There are `jobs` workers, spread over `devices`, by default one a device. A cell that fails is recorded and the
+    others go on. Within `time_limit` seconds no cell is begun that will not be finished by then, judging by those
+    before. Raises ConfigError or ValueError before anything runs where cells cannot be run in this place.
+    """
+    path = Path(out)
+    places = _places(devices, jobs)
+    if time_limit is not None and not time_limit > 0:
+        raise ValueError(f"time limit = {time_limit}: should be greater than 0 seconds")
+    _check_place(path, resume=resume)
+    path.mkdir(parents=True, exist_ok=True)
+    with _held(path) as lock:
+        _refuse_other_cells(path, cells)
+        record = _Record(path, name or path.name, cells)
+        done = {cell.name: rounds_done(path / cell.name) for cell in cells}
+        finished = [cell.name for cell in cells if is_finished(path / cell.name, cell)]
+        watcher = watcher or Silent()
+        watcher.planned(cells, finished=finished, done=done)
+        left = neighbours([cell for cell in cells if cell.name not in finished])
+        work = _Work(left, done=done, time_limit=time_limit)
+        team = [_Worker(path, device, lock=lock, at_once=len(places)) for device in places[: max(1, len(work.left))]]
+        try:
+            _run(work, team, record, watcher, finished)
+        finally:
+            for worker in team:
+                worker.close()
+        write_report(path)
+    waiting = tuple(cell.name for cell in work.left)
+    return Outcome(path, tuple(finished), record.failed, waiting)
+
+
+def neighbours(cells: Sequence[Cell]) -> list[Cell]:
+    """Return cells in an order that lets one process keep data, then models, for as many as possible in a row."""
+    first: dict[str | tuple[str, str], int] = {}
+
+    def places(cell: Cell) -> tuple[int, int]:
+        data, models = input_keys(cell.experiment)
+        return first.setdefault(data, len(first)), first.setdefault((data, models), len(first))
+
+    return sorted(cells, key=places)
+
+
+def is_finished(directory: Path, cell: Cell) -> bool:
+    """Whether a directory holds the complete run of a cell."""
+    try:
+        summary = read_json(directory / "summary.json")
+        return bool(summary["complete"]) and summary["config_sha256"] == cell.experiment.sha256()
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def rounds_done(directory: Path) -> int:
+    """Return how many rounds of all methods and seeds a run directory holds."""
+    return sum(read_json(state)["round"] for state in directory.glob("cells/*/state.json"))
+
+
+class _Work:
+    """The cells that are left, taken by several threads."""
+
+    def __init__(self, cells: Sequence[Cell], *, done: Mapping[str, int], time_limit: float | None) -> None:
+        self.left = list(cells)
+        self._done = done
+        self._limit = time_limit
+        self._began = time.monotonic()
+        self._rates: list[float] = []
+        self._alone = threading.Lock()
+
+    def take(self) -> Cell | None:
+        """Return the next cell that is expected to be finished in time."""
+        with self._alone:
+            for place, cell in enumerate(self.left):
+                if self._in_time(cell):
+                    return self.left.pop(place)
+            return None
+
+    def took(self, cell: Cell, seconds: float) -> None:
+        """Learn from a finished cell."""
+        with self._alone:
+            self._rates.append(seconds / max(1, self._rounds(cell)))
+
+    def _in_time(self, cell: Cell) -> bool:
+        if self._limit is None:
+            return True
+        expected = statistics.median(self._rates) * self._rounds(cell) if self._rates else 0.0
+        return time.monotonic() - self._began + expected < self._limit
+
+    def _rounds(self, cell: Cell) -> int:
+        return max(1, cell.rounds - self._done[cell.name])
+
+
+class _Worker:
+    """One process that runs cells, started when there is one; a new one takes the place of one that failed."""
+
+    def __init__(self, root: Path, device: str | None, *, lock: IO[str], at_once: int) -> None:
+        self._root = root
+        self._device = device
+        self._lock = lock
+        self._at_once = at_once
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+        self._starting = threading.Lock()
+
+    def run(self, cell: Cell, events: Events) -> str | None:
+        """Run a cell and pass on what happens; return the reason if it failed."""
+        with self._starting:
+            if self._closed:
+                return "the sweep was stopped"
+            process = self._process = self._process or self._start()
+        order = {
+            "experiment": cell.experiment.to_dict(),
+            "out": str(self._root / cell.name),
+            "log": str(self._root / "logs" / f"{cell.name}.log"),
+            "device": self._device,
+        }
+        assert process.stdin is not None
+        assert process.stdout is not None
+        reason = None
+        try:
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                event = json.loads(line)
+                if event["event"] == "finished":
+                    return None
+                if event["event"] == "failed":
+                    reason = str(event["reason"])
+                    break
+                events.put((cell, event))
+        except (OSError, ValueError) as error:  # its end of the pipe is gone
+            reason = f"the worker does not listen ({error})"
+        # Whatever made a cell fail may have left the process in disorder.
+        status = self._stop(process)
+        self._process = None
+        return reason or f"the worker ended by itself, with status {status}; see {self._root / 'logs'}"
+
+    def close(self) -> None:
+        """End the process, if there is one, for good."""
+        with self._starting:
+            self._closed = True
+        if self._process is not None:
+            self._stop(self._process)
+
+    def _stop(self, process: subprocess.Popen[str]) -> int:
+        """Return the status of a process, which stops when its input ends."""
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+        try:
+            return process.wait(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def _start(self) -> subprocess.Popen[str]:
+        (self._root / "logs").mkdir(exist_ok=True)
+        threads = max(1, (os.cpu_count() or 1) // self._at_once)
+        environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"} if self._at_once > 1 else {}
+        environment |= dict(os.environ)
+        if os.environ.get("FEDAUX_CACHE") == "":  # nothing is shared with others, but the cells of one sweep share h0
+            environment["FEDAUX_CACHE"] = str((self._root / ".shared").resolve())
+        with (self._root / "logs" / "workers.log").open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fedaux.sweep.worker", str(self._lock.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                encoding="utf-8",
+                env=environment,
+                pass_fds=[self._lock.fileno()],
+            )
+        if paths := list(plugins.LOADED):
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"plugins": [str(path) for path in paths]}) + "\n")
+            process.stdin.flush()
+        return process
+
+
+class _Record:
+    """sweep.json, which keeps the cells of earlier calls too."""
+
+    def __init__(self, path: Path, name: str, cells: Sequence[Cell]) -> None:
+        self._file = path / "sweep.json"
+        before = read_json(self._file) if self._file.exists() else {"keys": [], "cells": []}
+        rows = {row["name"]: row | {"failed": None} for row in before["cells"]}
+        rows |= {cell.name: {"name": cell.name, "settings": dict(cell.settings), "failed": None} for cell in cells}
+        keys = [*before["keys"], *(key for cell in cells for key in cell.settings)]
+        self._table = {"format": FORMAT, "name": name, "keys": list(dict.fromkeys(keys)), "cells": list(rows.values())}
+        self._rows = rows
+        self.failed: dict[str, str] = {}
+        save_json(self._file, self._table)
+
+    def fail(self, cell: Cell, reason: str) -> None:
+        """Write down why a cell failed."""
+        self.failed[cell.name] = self._rows[cell.name]["failed"] = reason
+        save_json(self._file, self._table)
+
+
+def _run(work: _Work, team: Sequence[_Worker], record: _Record, watcher: Watcher, finished: list[str]) -> None:
+    """Let each worker take cells until none is left; everything that is told is told by this thread."""
+    events: Events = queue.SimpleQueue()
+
+    def serve(worker: _Worker) -> None:
+        try:
+            while (cell := work.take()) is not None:
+                events.put((cell, {"event": "started"}))
+                began = time.monotonic()
+                reason = worker.run(cell, events)
+                if reason is None:
+                    work.took(cell, time.monotonic() - began)
+                events.put((cell, {"event": "ended", "reason": reason}))
+        finally:
+            events.put(None)
+
+    for worker in team:
+        threading.Thread(target=serve, args=(worker,), daemon=True).start()
+    at_work = len(team)
+    while at_work:
+        item = events.get()
+        if item is None:
+            at_work -= 1
+            continue
+        cell, event = item
+        if event["event"] == "started":
+            watcher.started(cell)
+        elif event["event"] == "ended":
+            if event["reason"] is None:
+                finished.append(cell.name)
+            else:
+                record.fail(cell, event["reason"])
+            watcher.ended(cell, event["reason"])
+        else:
+            watcher.progressed(cell, event)
+
+
+def _places(devices: Sequence[str], jobs: int | None) -> list[str | None]:
+    """Return the device of each worker; None leaves it to the recipe."""
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs = {jobs}: should be at least 1")
+    for device in devices:
+        if not re.match(DEVICE_PATTERN, device):
+            raise ValueError(f"devices = {device!r}: {PATTERN_MEANING[DEVICE_PATTERN]}")
+        if device.startswith("cuda"):
+            import torch
+
+            index, found = int(device.partition(":")[2] or 0), torch.cuda.device_count()
+            if index >= found:
+                raise ValueError(f"devices = {device!r}: torch finds {found or 'no'} CUDA devices here")
+    number = jobs or len(devices) or 1
+    if devices and number < len(devices):
+        raise ValueError(f"jobs = {number}: should be at least {len(devices)}, one for each of the devices")
+    return [devices[place % len(devices)] if devices else None for place in range(number)]
+
+
+def _check_place(path: Path, *, resume: bool) -> None:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; the sweep needs a directory of another name (--out)")
+    if (path / "config.toml").exists():
+        raise ValueError(f"{path} holds a single run; choose another directory for a sweep with --out (out=)")
+    if (path / "sweep.json").exists():
+        if not resume:
+            raise ValueError(
+                f"{path} already holds a sweep; continue it, or add cells to it, with --resume (in Python "
+                "resume=True), or choose another directory with --out (out=)"
+            )
+    elif path.exists() and any(item.name not in (".lock", ".shared") for item in path.iterdir()):
+        raise ValueError(f"{path} is not empty and holds no sweep; choose another directory with --out (out=)")
+
+
+def _held(path: Path) -> IO[str]:
+    """Return the locked file of a sweep; its workers hold it too, so that it is free when the last one is gone."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return locked(path)
+        except ValueError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+def _refuse_other_cells(path: Path, cells: Sequence[Cell]) -> None:
+    """Raise ConfigError naming the cells whose directories hold runs of other experiments, and in what they differ."""
+    problems = []
+    for cell in cells:
+        recipe = path / cell.name / "config.toml"
+        if recipe.exists():
+            try:
+                refuse_other_experiment(path / cell.name, load_experiment(recipe), cell.experiment)
+            except ConfigError as error:
+                problems += [f"{cell.name}: {line}" for line in error.problems]
+    if problems:
+        raise ConfigError(problems, origin=f"{path} holds a sweep of other experiments and cannot be resumed")
