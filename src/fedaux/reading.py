@@ -132,7 +132,8 @@ def reference(section: type[BaseModel] = ExperimentFields, key: str = "") -> str
             deeper.append(reference(inner, f"{key}.{name}" if key else name))
             continue
         default = "required" if field.is_required() else _toml_like(field.default)
-        lines.append(f"| `{name}` | {default} | {field.description} |")
+        about_field = " ".join((field.description or "").split())  # a row of a table is one line
+        lines.append(f"| `{name}` | {default} | {about_field} |")
     return "\n".join([*lines, "", *deeper])
 
 
