@@ -4,8 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 EXTRAS := $(VENV)/.extras
+SITE   := $(VENV)/.docs
 
-.PHONY: demo test test-federation test-gpu benchmark check format clean
+.PHONY: demo test test-federation test-gpu benchmark docs check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, about a minute
 	rm -rf runs/demo
@@ -25,17 +26,23 @@ benchmark: $(EXTRAS)    ## a round against a plain loop, and its growth; a minut
 	$(BIN)/python benchmarks/scale.py --quick
 	$(BIN)/python benchmarks/linear.py
 
+# Not --quiet: MkDocs would then count no warnings.
+docs: $(SITE)           ## the site, offline: build/site/index.html; a warning or a broken link fails it
+	$(BIN)/mkdocs build --strict
+
+# examples apart: one has the name of a folder of tests.
 check: $(EXTRAS)        ## formatting, lint, strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples
 
 format: $(EXTRAS)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -44,4 +51,8 @@ $(READY): pyproject.toml constraints.txt
 
 $(EXTRAS): $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,text,privacy,dpsgd,tensorboard,flower,simulation]'
+	touch $@
+
+$(SITE): $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[docs]'
 	touch $@
