@@ -1,6 +1,6 @@
 """A federation: a server and two nodes as processes of their own, over TLS and with authenticated nodes.
 
-    python examples/federation.py            # a minute or two
+    python examples/federation.py
     python examples/federation.py --quick
 
 All of it is on this machine, with handwritten digits and noise that the server knows: a rehearsal. docs/deployment.md

@@ -1,7 +1,7 @@
 """A first experiment: FedAUX and FedAVG on handwritten digits that ten clients hold, a class or two each.
 
-python examples/first_experiment.py            # half a minute on 2 cores
-python examples/first_experiment.py --quick    # some seconds; its figures mean nothing
+python examples/first_experiment.py
+python examples/first_experiment.py --quick    # the same with less; its figures mean nothing
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ def main(*, quick: bool, out: Path) -> None:
         participation_rate=1.0,  # all clients in every round
         data={"source": "digits"},  # what the clients hold, with labels
         auxiliary={"source": "letters", "size": 300 if quick else 3000},  # what the server has, without
+        prototypes=[{"name": "cnn", "model": "cnn", "options": {"width": 16}}],
         split={"num_clients": 10, "alpha": 0.01},
         pretraining={"epochs": 1 if quick else 10, "batch_size": 100 if quick else 200, "learning_rate": 2e-3},
         certainty={"epsilon": 0.5, "components": 12, "sharpness": 1.0},

@@ -1,6 +1,6 @@
 """Own data: three clinics with a folder of images each, of which none has all classes, and public images.
 
-    python examples/own_data.py            # some seconds
+    python examples/own_data.py
     python examples/own_data.py --quick
 
 The images are drawn here; put yours in folders of this form, CLINIC/CLASS/IMAGE.png, and leave the drawing out.
@@ -62,6 +62,7 @@ def main(*, quick: bool, out: Path) -> None:
             "test": str(images / "test"),  # without it, a fifth of each client's images is held out
         },
         auxiliary={"source": "folder", "path": str(images / "public")},
+        prototypes=[{"name": "cnn", "model": "cnn", "options": {"width": 16}}],
         split={"num_clients": len(HOLDINGS)},
         pretraining={"epochs": 1 if quick else 10, "batch_size": 60},
         certainty={"epsilon": 0.5, "components": 8},

@@ -1,6 +1,6 @@
 """Own method: a teacher that believes the client which is surest of an example, beside FedDF and FedAVG.
 
-    python examples/own_method.py            # some seconds
+    python examples/own_method.py
     python examples/own_method.py --quick
 
 Nothing in the package changes: a teacher and a method are rows of two dicts. docs/extending.md says what a teacher may
@@ -45,6 +45,7 @@ def main(*, quick: bool, out: Path) -> None:
         seeds=[0] if quick else [0, 1, 2],
         participation_rate=1.0,
         auxiliary={"size": 300 if quick else 2000},
+        prototypes=[{"name": "cnn", "model": "cnn", "options": {"width": 16}}],
         split={"num_clients": 5, "alpha": 0.1},
         local={"learning_rate": 3e-3},
         distillation={"learning_rate": 1e-3},
