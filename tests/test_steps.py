@@ -9,22 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import fedaux.steps
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.config import Local
 from fedaux.local import OPTIMIZERS
 from fedaux.server import snapshot
-from fedaux.steps import (
-    SharedSteps,
-    Steps,
-    batch_sizes,
-    can_share,
-    optimizer_state,
-    reset,
-    restore_optimizer,
-    statistics_of,
-)
+from fedaux.steps import Steps, batch_sizes, optimizer_state, reset, restore_optimizer, statistics_of
 
 RNG = np.random.default_rng(0)
 IMAGES = torch.from_numpy(RNG.integers(0, 256, (11, 1, 2, 2), dtype=np.uint8))
@@ -107,109 +97,6 @@ def test_steps_are_a_plain_loop(settings: dict[str, Any], proximal: float, clip:
         assert equal(snapshot(found), expected)
     assert float(taken.total) == pytest.approx(total, rel=1e-5)
     assert not torch.equal(found[1].weight, classifier()[1].weight)
-
-
-def apart() -> Any:
-    """A network in which no example sees another; one of its parts is frozen, and one is never used."""
-
-    class Network(nn.Sequential):
-        def forward(self, inputs: Tensor) -> Tensor:
-            self.seen = inputs  # notes something, as modules do
-            hidden = self[2](self[1](self[0](self.seen)))
-            assert self.seen is inputs, "another thread has been here"
-            logits: Tensor = self[3](hidden)
-            return logits
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Network(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Linear(2, 2))
-    model[1].bias.requires_grad = False
-    return model
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize(("proximal", "clip"), [(0.0, None), (0.7, None), (0.0, 0.05)])
-@pytest.mark.parametrize("workers", [2, 3])
-def test_shared_steps_are_the_same_steps(
-    settings: dict[str, Any], proximal: float, clip: float | None, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To 1e-6: gradients are added in another order. The last batch is a single row, fewer than there are threads."""
-    monkeypatch.setattr(fedaux.steps, "LEAST_ROWS", 1)
-    section, results = Local(**settings), []
-    for kind, compute in ((Steps, Compute()), (SharedSteps, Compute(workers=workers))):
-        model = apart()
-        taken = kind(
-            model,
-            IMAGES,
-            LABELS,
-            loss=functional.cross_entropy,
-            optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section, fused=True),
-            compute=compute,
-            proximal=proximal,
-            clip=clip,
-        )
-        taken.start()
-        for order in (ORDER, ORDER.flip(0)):
-            taken.run(order, batch_size=5)
-        results.append((snapshot(model), float(taken.total)))
-    (expected, total), (found, shared_total) = results
-    assert expected.keys() == found.keys()
-    assert all(torch.allclose(tensor, expected[name], rtol=0, atol=1e-6) for name, tensor in found.items())
-    assert shared_total == pytest.approx(total, rel=1e-6)
-    before = snapshot(apart())
-    moved = {name for name, tensor in before.items() if not torch.equal(tensor, found[name])}
-    assert moved == {"1.weight", "3.weight", "3.bias"}
-
-
-def test_shared_steps_repeat_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedaux.steps, "LEAST_ROWS", 1)
-
-    def weights() -> Weights:
-        model, section = apart(), Local(learning_rate=0.1)
-        taken = SharedSteps(
-            model,
-            IMAGES,
-            LABELS,
-            loss=functional.cross_entropy,
-            optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section),
-            compute=Compute(workers=3),
-        )
-        taken.start()
-        taken.run(ORDER, batch_size=4)
-        return snapshot(model)
-
-    assert equal(weights(), weights())
-
-
-@pytest.mark.parametrize(("size", "parts"), [(1, 1), (95, 1), (96, 2), (143, 2), (144, 3), (1000, 4)])
-def test_a_thread_gets_no_fewer_rows_than_pay(size: int, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = Compute(workers=4)
-    asked: list[int] = []
-
-    def spread(_: Compute, work: Any, items: Any) -> list[Any]:
-        asked.append(len(items))
-        return [work(item) for item in items]
-
-    monkeypatch.setattr(Compute, "spread", spread)
-    rows = torch.arange(size)
-    taken = SharedSteps(
-        apart(),
-        torch.zeros(size, 1, 2, 2),
-        torch.zeros(size, dtype=torch.int64),
-        loss=functional.cross_entropy,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        compute=compute,
-    )
-    taken.start()
-    taken.run(rows, batch_size=size)
-    assert asked == [parts]
-
-
-def test_batches_are_shared_where_no_example_sees_another_and_nothing_is_drawn() -> None:
-    assert can_share(apart())
-    assert not can_share(classifier())
-    assert not can_share(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False, track_running_stats=False)))
-    assert not can_share(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
 
 
 def test_starting_again_counts_the_loss_anew_and_moves_the_anchor() -> None:

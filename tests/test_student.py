@@ -17,7 +17,7 @@ from test_engines import federation
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedaux import seeding, steps, student
+from fedaux import seeding, student
 from fedaux.clients import TrainRequest, Update, Weights
 from fedaux.compute import Compute
 from fedaux.config import Distillation
@@ -51,12 +51,12 @@ def network(*, normalised: bool = True, part: str = "test") -> SplitModel:
     return model
 
 
-def server_of(model: SplitModel, *, workers: int = 1, **changes: Any) -> Student:
+def server_of(model: SplitModel, **changes: Any) -> Student:
     defaults = {"evaluation": {"batch_size": 7}}
     return Student(
         model,
         experiment=tiny(**(defaults | changes)),
-        compute=Compute(workers=workers),
+        compute=Compute(),
         architecture="network",
         distill_inputs=PUBLIC,
         test_inputs=TEST,
@@ -139,36 +139,6 @@ def test_the_statistics_of_batches_are_those_of_training_mode() -> None:
     assert torch.allclose(server.logits(weights), evaluated(weights, PUBLIC, training=True), atol=1e-5)
     assert torch.allclose(server.test_logits(weights), evaluated(weights, TEST, training=True), atol=1e-5)
     assert not torch.allclose(server.logits(weights), evaluated(weights, PUBLIC), atol=0.01)
-
-
-@pytest.mark.parametrize("workers", [2, 4, 11])
-def test_threads_share_the_work_and_every_row_stays_in_its_place(workers: int) -> None:
-    """Eleven of them are more than there are test images."""
-    server = server_of(network(), workers=workers)
-    clients = [snapshot(network(part=part)) for part in ("client", "another", "a third one")]
-    for weights, logits in zip(clients, server.all_logits(clients), strict=True):
-        assert torch.allclose(logits, evaluated(weights, PUBLIC), atol=1e-5)
-        assert torch.allclose(server.logits(weights), evaluated(weights, PUBLIC), atol=1e-5)
-        assert torch.allclose(server.test_logits(weights), evaluated(weights, TEST), atol=1e-5)
-
-
-@pytest.mark.parametrize("normalised", [False, True])
-def test_distillation_by_several_threads_is_distillation(normalised: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without batch normalisation gradients are added in another order; with it, threads have nothing to share."""
-    monkeypatch.setattr(steps, "LEAST_ROWS", 2)
-    section: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.01, "epochs": 2, "clip": 0.5}
-    weights = snapshot(network(normalised=normalised, part="client"))
-    targets = torch.softmax(torch.from_numpy(RNG.normal(size=(23, 3))).float(), dim=1)
-
-    def distilled(workers: int) -> Weights:
-        server = server_of(network(normalised=normalised), workers=workers, distillation=section)
-        return server.distill(weights, targets, generator=seeding.generator(0, "distillation"))
-
-    expected, found = distilled(1), distilled(3)
-    moved = max(float((expected[name] - tensor).abs().max()) for name, tensor in weights.items())
-    apart = max(float((expected[name] - tensor).abs().max()) for name, tensor in found.items())
-    assert apart < 1e-4 * moved
-    assert (apart == 0) == normalised
 
 
 def test_teachers_and_server_are_set_apart() -> None:

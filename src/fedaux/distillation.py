@@ -19,7 +19,7 @@ from fedaux.compute import Compute
 from fedaux.config import Averaging, Distillation, Stopping
 from fedaux.local import OPTIMIZERS, epoch_orders
 from fedaux.server import snapshot
-from fedaux.steps import CapturedSteps, SharedSteps, Steps, batch_sizes, can_share, release_generator, reset
+from fedaux.steps import CapturedSteps, Steps, batch_sizes, release_generator, reset
 
 
 def distill(
@@ -119,15 +119,12 @@ def _started(
     """Return steps that begin at the model's present weights with an optimizer that starts anew."""
     steps: Steps
     if captured is None:
-        # A step on features takes less time than handing it over.
-        shared = compute.workers > 1 and images.ndim > 2 and can_share(model)
-        kind = SharedSteps if shared else Steps
-        steps = kind(
+        steps = Steps(
             model,
             images,
             targets,
             loss=distillation_loss,
-            optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section, fused=shared),
+            optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section),
             compute=compute,
             clip=section.clip,
         )

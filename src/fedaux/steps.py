@@ -1,11 +1,10 @@
-"""Training steps of one model on rows of a data set: eager, shared among threads, or captured as CUDA graphs.
+"""Training steps of one model on rows of a data set: eager, or captured once and replayed as CUDA graphs.
 
 Local training and distillation both are sequences of such steps; schedules, validation and averages happen in between.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -19,8 +18,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """The mean loss of logits [B, C] against targets [B, ...]."""
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 WARM_UP_STEPS = 3
-LEAST_ROWS = 48
-"""Of a thread's part of a batch: what an operation costs whatever its size would rule below."""
 
 
 class Steps:
@@ -87,70 +84,11 @@ class Steps:
         self.total += loss.detach() * len(targets)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        self._descend()
-
-    def _descend(self) -> None:
-        """Change the weights by their gradients."""
         if self._anchors:
             add_proximal_gradient(self.parameters, self._anchors, strength=self._proximal)
         if self._clip is not None:
             nn.utils.clip_grad_norm_(self.parameters, self._clip)
         self.optimizer.step()
-
-
-class SharedSteps(Steps):
-    """The same steps with every batch dealt out to the threads of `compute`, for models that `can_share`.
-
-    Each thread has one core to itself and works out loss and gradient of its part; the parts are added in order. They
-    wait for each other once a step, where an operation shared among all cores is a wait of its own.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Tensor,
-        targets: Tensor,
-        *,
-        loss: Loss,
-        optimizer: MakeOptimizer,
-        compute: Compute,
-        proximal: float = 0.0,
-        clip: float | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            inputs,
-            targets,
-            loss=loss,
-            optimizer=optimizer,
-            compute=compute,
-            proximal=proximal,
-            clip=clip,
-        )
-        # The parameters themselves are shared; whatever else a module notes while it computes is not.
-        shared = {id(parameter): parameter for parameter in model.parameters()}
-        self._copies = [copy.deepcopy(model, dict(shared)).train() for _ in range(compute.workers)]
-
-    def step(self, size: int) -> None:
-        """Take a step on the next so many rows."""
-        batch = self._rows[self._cursor : self._cursor + size]
-        self._cursor += size
-        parts = batch.tensor_split(max(1, min(size // LEAST_ROWS, len(self._copies))))
-
-        def work(number: int) -> tuple[Tensor, Sequence[Tensor | None]]:
-            rows, model = parts[number], self._copies[number]
-            with self._compute.autocast():
-                logits = model(self._compute.floats(self._inputs[rows]))
-            loss = self._loss(logits.float(), self._targets[rows]) * (len(rows) / size)
-            return loss.detach(), torch.autograd.grad(loss, self.parameters, allow_unused=True)
-
-        losses, (first, *others) = zip(*self._compute.spread(work, range(len(parts))), strict=True)
-        self.total += sum(losses) * size
-        for other in others:  # of a parameter that the model does not use there is no gradient
-            torch._foreach_add_([own for own in first if own is not None], [own for own in other if own is not None])
-        for parameter, gradient in zip(self.parameters, first, strict=True):
-            parameter.grad = gradient
-        self._descend()
 
 
 class CapturedSteps(Steps):
@@ -276,14 +214,6 @@ def release_generator(device: torch.device) -> None:
     """Let the device's global random numbers be drawn again after a capture that failed, which leaves them locked."""
     generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     generator.graphsafe_set_state(generator.clone_state())
-
-
-def can_share(model: nn.Module) -> bool:
-    """Whether no example sees another in a model, nothing is drawn in it, and its parameters are all of its state."""
-    layers = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
-    return [name for name, _ in model.named_parameters()] == list(model.state_dict()) and not any(
-        isinstance(module, layers) for module in model.modules()
-    )
 
 
 def batch_sizes(count: int, batch_size: int) -> Iterator[int]:

@@ -118,15 +118,9 @@ class Student:
     def _predict(
         self, weights: Weights, inputs: Tensor, *, by_batch: bool = False, rows: Tensor | None = None
     ) -> Tensor:
-        batch_size = self._experiment.evaluation.batch_size
-        if by_batch or rows is not None or self._compute.workers == 1:
-            return self._predictors[0](weights, inputs, batch_size=batch_size, rows=rows, by_batch=by_batch)
-        parts = inputs.tensor_split(max(1, min(self._compute.workers, len(inputs))))
-
-        def work(number: int) -> Tensor:
-            return self._predictors[number](weights, parts[number], batch_size=batch_size)
-
-        return torch.cat(self._compute.spread(work, range(len(parts))))
+        return self._predictors[0](
+            weights, inputs, batch_size=self._experiment.evaluation.batch_size, rows=rows, by_batch=by_batch
+        )
 
     def with_public_statistics(self, weights: Weights) -> Weights:
         """Return the weights with the statistics of batch normalisation that they have on public images."""

@@ -20,7 +20,6 @@ from fedaux.clients import Weights
 from fedaux.config import Local
 from fedaux.engines.training import Job, Workplace
 from fedaux.local import Trained, epoch_orders
-from fedaux.steps import can_share
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
@@ -32,10 +31,11 @@ def can_stack(model: nn.Module) -> bool:
 
     Text models are not stacked: their operations are large enough, and attention would fall apart into single ones.
     """
+    layers = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Embedding)
     return (
-        can_share(model)
+        [name for name, _ in model.named_parameters()] == list(model.state_dict())  # no buffers, nothing shared
         and all(parameter.requires_grad for parameter in model.parameters())
-        and not any(isinstance(module, nn.Embedding) for module in model.modules())
+        and not any(isinstance(module, layers) for module in model.modules())
     )
 
 
