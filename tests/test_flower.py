@@ -374,3 +374,11 @@ def key_pair() -> tuple[str, bytes]:
     return f"{line} somebody", key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
+
+
+def test_a_federation_leaves_curves_for_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    experiment = federated(rounds=1, method=["fedavg"], split={"num_clients": 2}, output={"tensorboard": True})
+    grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
+    federate(experiment, grid, path=tmp_path / "run", resume=False)
+    assert list((tmp_path / "run" / "tensorboard").rglob("events.out.tfevents.*"))

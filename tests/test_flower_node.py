@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedaux.config import ConfigError, Experiment, LocalPrivacy
+from fedaux.config import Certainty, ConfigError, Experiment, LocalPrivacy
 from fedaux.engines.flower.node import NodeConfig, load_node
 from fedaux.engines.flower.policy import Guard, Refusal, composed, digest_of
 from fedaux.privacy import SCORES, LedgerEntry
@@ -327,3 +328,16 @@ def test_keys_are_compared_as_their_files_have_them(tmp_path: Path) -> None:
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     assert key_of(pem) == same_key(public)
     assert key_of(b"") == key_of(b"rubbish") == ""
+
+
+def test_what_is_out_of_the_question_is_refused_before_any_work(tmp_path: Path) -> None:
+    own = guard(tmp_path, "epsilon = 0.6")
+    own.check_release(Certainty(mechanism="paper", epsilon=0.5, regularisation=0.1))
+    for section, words in (
+        (Certainty(mechanism="release", epsilon=0.5), "this node allows mean, paper"),
+        (Certainty(mechanism="none", epsilon=0.5), "this node allows mean, paper"),
+        (Certainty(mechanism="mean", epsilon=0.7), "this node's budget is 0.6"),
+        (Certainty(mechanism="paper", epsilon=0.5, regularisation=1e-9), "certainty.regularisation = 1e-09"),
+    ):
+        with pytest.raises(Refusal, match=re.escape(words)):
+            own.check_release(section)

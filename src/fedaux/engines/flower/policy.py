@@ -26,6 +26,9 @@ from fedaux.engines.flower.node import UNPROTECTED_MECHANISMS, NodeConfig
 from fedaux.files import read_json, save_json, save_tensors
 from fedaux.privacy import LedgerEntry, basic_composition
 
+LEAST_REGULARISATION = 1e-6
+"""Below it the regression behind a release might fail for some data and not for others, which would tell of them."""
+
 
 class Refusal(ValueError):
     """What this node does not do. The text goes to the server, so it holds nothing of the data."""
@@ -57,6 +60,8 @@ class Guard:
             raise Refusal(f"certainty.mechanism = {section.mechanism}: this node allows {allowed}")
         if section.mechanism not in UNPROTECTED_MECHANISMS and section.epsilon > self._terms.epsilon:
             raise Refusal(f"certainty.epsilon = {section.epsilon:g}: this node's budget is {self._terms.epsilon:g}")
+        if section.mechanism == "paper" and section.regularisation < LEAST_REGULARISATION:
+            raise Refusal(f"certainty.regularisation = {section.regularisation:g}: below {LEAST_REGULARISATION:g}")
 
     def check_update(self, section: Local, entry: LedgerEntry | None) -> None:
         """Raise Refusal for an update that must not leave, before it is trained."""
