@@ -6,6 +6,7 @@ drawn among all places of the batch that qualify. Where a batch has fewer of the
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import Any
 
@@ -57,7 +58,7 @@ class LanguageModel(nn.Module):
         return logits
 
 
-class Guessing:
+class Guessing(ABC):
     """What both kinds share: a language model, so many places of a batch, and cross-entropy there."""
 
     least = 1
@@ -97,15 +98,17 @@ class Guessing:
         losses = functional.cross_entropy(logits.float(), targets, reduction="none")
         return (losses * counts).sum() / counts.sum().clamp_min(1)
 
+    @abstractmethod
     def question(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the ids to show [B, L], and of each place to guess [K] its number, its token, and 1 if it counts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _qualified(self, ids: Tensor) -> Tensor:
-        raise NotImplementedError
+        """Return which places of ids [B, L] can be asked about."""
 
+    @abstractmethod
     def _share(self, section: Pretraining) -> float:
-        raise NotImplementedError
+        """Return the share of those that is."""
 
     def _drawn(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Return so many places [K] as are asked for, at random among those that qualify, and 1 where they do [K]."""

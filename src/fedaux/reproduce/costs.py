@@ -1,7 +1,8 @@
 """How long a study takes on an NVIDIA H200: an estimate from the seconds of one measured round.
 
 Measured (CIFAR-10, 20 clients, 8 a round, 2,500 examples each, ResNet-8, 80,000 distill images, bf16, compiled): a
-round of 1.87 s, of which training 0.33, teachers 0.66, distillation 0.86. The rest follows from numbers of examples.
+round of 1.89 s, of which training 0.33, teachers 0.67, distillation 0.86 (docs/performance.md), and 1.20 s for an epoch
+of SimCLR on 100,000 images (docs/pretraining.md). The rest follows from numbers of examples.
 Other networks have not been timed, and count as ResNet-8.
 """
 
@@ -17,12 +18,12 @@ from fedaux.reproduce.study import Grid, Study, concerning
 
 TRAINING = 0.33 / 20_000
 """Seconds an example."""
-TEACHING = 0.66 / (8 * 80_000)
+TEACHING = 0.67 / (8 * 80_000)
 """Seconds an example and teacher."""
 DISTILLING = 0.86 / 80_000
-OVERHEAD = 0.02
+OVERHEAD = 0.03
 """Seconds a round: averages, evaluation."""
-PRETRAINING = 2.1 / 100_000
+PRETRAINING = 1.2 / 100_000
 """Seconds an image and epoch."""
 EXAMPLES = 50_000
 PUBLIC = {"stl10": 100_000, "cifar100": 60_000, "svhn": 73_257}
