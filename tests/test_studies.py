@@ -443,8 +443,8 @@ def test_best_combinations_stand_beside_the_printed_ones() -> None:
 
 def test_the_estimate_starts_from_the_measured_rounds() -> None:
     settings = {"participation_rate": 0.4, "split.num_clients": 20, "prototypes": [{"model": "resnet8"}]}
-    assert costs.round_seconds("fedaux", settings, 100_000) == pytest.approx(1.87, abs=0.01)
-    assert costs.round_seconds("fedavg", settings, 100_000) == pytest.approx(0.35, abs=0.01)
+    assert costs.round_seconds("fedaux", settings, 100_000) == pytest.approx(1.89, rel=0.03)
+    assert costs.round_seconds("fedavg", settings, 100_000) == pytest.approx(0.35, rel=0.03)
     cell = 100 * costs.round_seconds("fedaux", settings, 100_000)
     assert 162 * 35 < (costs.estimate(STUDIES["table1"]) or 0) < 162 * 2.5 * cell
     assert costs.estimate(STUDIES["nlp"]) is None
