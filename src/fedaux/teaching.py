@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedaux.clients import Stamped
 from fedaux.config import ExperimentFields
-from fedaux.ensemble import TEACHERS, Ensemble, Member
+from fedaux.dictation import TeachRows
+from fedaux.ensemble import ROW_BY_ROW, TEACHERS, Ensemble, Member
 from fedaux.methods import Method
 from fedaux.student import Student
 
@@ -88,6 +89,40 @@ def teach(
         unusable |= dict.fromkeys(culprits, "its model predicts NaN or infinity on public examples")
         members = [member for member in members if member.client not in unusable]
     return Lesson(None, {}, unusable)
+
+
+class Unteachable(Exception):
+    """Soft labels of some rows are no distributions; whose fault that is, `teach` finds out."""
+
+
+def teaches_by_rows(method: Method) -> bool:
+    """Whether a method's soft labels can be made some rows at a time, and nothing is remembered of them."""
+    return method.teacher is not None and TEACHERS[method.teacher] in ROW_BY_ROW and not method.memory
+
+
+def teacher_of_rows(
+    members: Sequence[Member],
+    *,
+    method: Method,
+    student: Student,
+    log_scores: Callable[[Sequence[int]], Tensor],
+) -> TeachRows:
+    """Return what makes the soft labels of any rows of the distill set, as `teach` would; it raises Unteachable."""
+    assert method.teacher is not None, "a method without a teacher does not teach"
+    teacher = TEACHERS[method.teacher]
+    members = sorted(members, key=lambda member: member.client)
+    scores = log_scores([member.client for member in members]) if method.scores else torch.zeros(0)
+
+    def teach_rows(rows: Tensor, worker: int) -> Tensor:
+        def predict(member: Member) -> Tensor:
+            return student.logits_of_rows(member.weights, rows, worker=worker)
+
+        targets = teacher(Ensemble(members, predict, lambda _: scores[:, rows]))
+        if (problem := problem_of_targets(targets)) is not None:
+            raise Unteachable(problem)
+        return targets
+
+    return teach_rows
 
 
 def predicted_together(members: Sequence[Member], students: Mapping[str, Student]) -> dict[int, Tensor]:
