@@ -108,7 +108,10 @@ class Auxiliary(Section):
     path: str | None = None
     """A file or folder, for sources that read one; for `huggingface` the data set's name on the hub."""
     size: Count | None = None
-    """How many examples to use, all of them when not given; letters are drawn at will, 5000 when not given."""
+    """How many examples to use, all of them when not given; letters are drawn at will, 5000 when not given; `noise` must
+    be told."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """`noise`: of its pixels. Public data is a fixed thing: the seeds of a run do not change it."""
     subset: str | None = None
     """`huggingface`: which configuration of the data set."""
     wordnet: str | None = None
@@ -119,9 +122,10 @@ class Auxiliary(Section):
     text_column: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
     """Column of tables that holds the texts, found by its name when not given; several are joined by a blank."""
     image_size: Count | None = None
-    """Side in pixels to which images are resized, after their middle square was cut out; as they are when not given."""
+    """Side in pixels to which images are resized, after their middle square was cut out; as they are when not given.
+    `noise` is drawn in this size, or in that of the clients' images."""
     channels: Literal[1, 3] | None = None
-    """1 makes all images grey, 3 makes them coloured; as the first image when not given."""
+    """1 makes all images grey, 3 makes them coloured; as the first image when not given; `noise` as the clients'."""
     skip_bad: bool = False
     """Whether rows without a readable image or text are left out and counted, rather than stop the run."""
     negatives_fraction: Fraction = 0.2

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedaux.config import Experiment
-from fedaux.data import load_auxiliary
+from fedaux.data import load_both
 from fedaux.execute import run as run_experiment
 from fedaux.files import read_json
 from fedaux.methods import METHODS
@@ -38,7 +38,8 @@ def run(out: Path | str, *, base: Experiment | None = None) -> Outcome:
     experiment = base or load_experiment(RECIPES / "qualitative-quick.toml")
     out = Path(out)
     run_experiment(experiment, out=out / "run", resume=True)
-    columns = [column for method in experiment.method for column in count(experiment, method, out / "run")]
+    shape = tuple(load_both(experiment)[1].shape)
+    columns = [column for method in experiment.method for column in count(experiment, method, out / "run", shape=shape)]
     numbers = {
         "rounds": experiment.rounds,
         "clients": experiment.split.num_clients,
@@ -64,18 +65,21 @@ def run(out: Path | str, *, base: Experiment | None = None) -> Outcome:
 CAPTION = "What methods do, send and reveal, counted in a run."
 
 
-def count(experiment: Experiment, method: str, path: Path) -> list[dict[str, Any]]:
-    """Return what a method did before the first round, where that is anything, and in a round, on average."""
+def count(experiment: Experiment, method: str, path: Path, *, shape: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return what a method did before the first round, where that is anything, and in a round, on average.
+
+    `shape` is that of the public images [N, C, H, W].
+    """
     seed = experiment.seeds[0]
     cell = path / "cells" / f"{method}-seed{seed}"
     header = read_json(cell / "state.json")
     row = METHODS[method]
     table = read_json(path / "split.json")["tables"][str(seed)]
     sizes = [sum(held) for held in table]
-    public = len(load_auxiliary(experiment.auxiliary))
+    public = shape[0]
     negatives = round(experiment.auxiliary.negatives_fraction * public)
     distill = public - negatives
-    whole, features = forward_flops(experiment, num_classes=len(table[0]))
+    whole, features = forward_flops(experiment, shape=shape[1:], num_classes=len(table[0]))
     rounds = header["rows"]
     answered = [entry["clients_answered"] for entry in rounds]
     trained = statistics.fmean(sum(sizes[client] for client in clients) for clients in answered)
@@ -130,11 +134,9 @@ def count(experiment: Experiment, method: str, path: Path) -> list[dict[str, Any
     return columns
 
 
-def forward_flops(experiment: Experiment, *, num_classes: int) -> tuple[int, int]:
+def forward_flops(experiment: Experiment, *, shape: tuple[int, ...], num_classes: int) -> tuple[int, int]:
     """Return the operations of one example's forward pass: through the whole model, and through its features."""
-    images = load_auxiliary(experiment.auxiliary)
     prototype = experiment.prototypes[0]
-    shape = tuple(images.shape[1:])
     model = MODELS[prototype.model](shape, num_classes, **prototype.options).eval()
     batch = torch.zeros(2, *shape)
     counted = []
