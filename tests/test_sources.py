@@ -75,7 +75,7 @@ def test_noise_is_uniform_shaped_as_the_data_and_fixed_by_a_seed_of_its_own(tmp_
 def test_noise_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     missing = "auxiliary.size: missing; the source noise makes as many images as it is told to"
     assert problems_of(Experiment(auxiliary={"source": "noise"})) == [missing]
-    with pytest.raises(ValueError, match="auxiliary.size: missing"):
+    with pytest.raises(ValueError, match=r"auxiliary\.size: missing"):
         load_auxiliary(Auxiliary(source="noise"), shape=(1, 8, 8))
     with pytest.raises(ValueError, match=r"none are at hand; set auxiliary\.image_size and auxiliary\.channels"):
         load_auxiliary(Auxiliary(source="noise", size=5, channels=3))

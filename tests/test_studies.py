@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,19 @@ import numpy as np
 import pytest
 
 from fedaux.config import Experiment
-from fedaux.reproduce import EXPERIMENTS, command, comparison, costs, drawing, page, places, presenting, running, tables
+from fedaux.reproduce import (
+    EXPERIMENTS,
+    command,
+    comparison,
+    costs,
+    drawing,
+    page,
+    places,
+    presenting,
+    published,
+    running,
+    tables,
+)
 from fedaux.reproduce.running import CENTRAL, Plan, Request, plan
 from fedaux.reproduce.studies import STUDIES
 from fedaux.reproduce.study import narrowed
@@ -107,6 +120,65 @@ def test_table2_has_eight_sets_of_public_data(root: Path) -> None:
     neighbours = [(e.auxiliary.source, e.auxiliary.path) for e in cells]
     changes = sum(one != other for one, other in pairwise(neighbours))
     assert changes == 3, "runs on the same data follow one another"
+
+
+OURS = "auxiliary=[Tiny-ImageNet,Animals,Dogs,Noise]"
+
+
+def test_table2_has_columns_of_ours_where_they_are_named(root: Path, tmp_path: Path) -> None:
+    (checkpoint := tmp_path / "h0.safetensors").touch()
+    prepared = planned("table2", root, auxiliary="tinyimagenet32", only=["alpha=0.01", OURS], overrides=["rounds=10"])
+    cells = settings(prepared)
+    assert len(cells) == 3 * 4 * 3
+    assert [value.label for value in prepared.grid.columns.values] == ["Dogs", "Animals", "Tiny-ImageNet", "Noise"]
+    assert {e.rounds for e in cells} == {10}
+    found = {(e.auxiliary.source, e.auxiliary.wordnet, e.auxiliary.size, e.auxiliary.path is None) for e in cells}
+    read = {("parquet", name, None, False) for name in (None, "animals", "dogs")}
+    assert found == {*read, ("noise", None, 100_000, True)}
+    for place in prepared.places.values():
+        assert (published.printed("table2", place.block, place.column, place.method) is None) == (
+            place.column != "Dogs"
+        )
+    small = settings(planned("table2", root, only=["auxiliary=Noise"], overrides=["auxiliary.size=300"]))
+    assert {e.auxiliary.size for e in small} == {300}
+    one_h0 = settings(planned("table2", root, only=[OURS], overrides=[f"pretraining.checkpoint={checkpoint}"]))
+    assert {e.pretraining.checkpoint for e in one_h0} == {str(checkpoint)}
+    with pytest.raises(ValueError, match="STL-10 and Tiny-ImageNet read the same data; should be one of them"):
+        planned("table2", root, auxiliary="tinyimagenet32", only=["auxiliary=[STL-10,Tiny-ImageNet]"])
+    floor = planned("table1", root, auxiliary="noise")
+    assert {(e.auxiliary.source, e.auxiliary.size) for e in settings(floor)} == {("noise", 100_000)}
+    assert floor.notes == ("noise stands in for STL-10",)
+
+
+def test_what_is_there_is_offered_where_columns_are_missing(tmp_path: Path, root: Path) -> None:
+    for name in ("cifar10", "tinyimagenet32"):
+        (tmp_path / name).symlink_to(root / name)
+    with pytest.raises(ValueError, match="2 of 5 data sets missing") as error:
+        plan(STUDIES["table2"], Request(tmp_path, data_root=tmp_path, auxiliary="tinyimagenet32"))
+    left = "'auxiliary=[STL-10,Invertebrates,Birds,Devices,Dogs,Structures]'"
+    assert str(error.value).endswith(f"What is there is enough for --only {left}")
+
+
+def test_a_part_s_time_is_estimated_from_the_data_that_is_there(root: Path, tmp_path: Path) -> None:
+    (checkpoint := tmp_path / "h0.safetensors").touch()
+    only = ["alpha=0.01", "auxiliary=[Dogs,Noise]", "method=fedaux"]
+    cells = settings(planned("table2", root, only=only, seeds=2, overrides=["rounds=10"]))
+    a_round = {size: costs.round_seconds("fedaux", TABLE2_ROUND, size) for size in (3, 100_000)}
+    h0 = 2 * 100 * costs.PRETRAINING * 100_003
+    assert costs.estimate_runs(cells) == pytest.approx(2 * 10 * sum(a_round.values()) + h0)
+    given = settings(
+        planned("table2", root, only=only, seeds=2, overrides=["rounds=10", f"pretraining.checkpoint={checkpoint}"])
+    )
+    assert costs.estimate_runs(given) == pytest.approx(2 * 10 * sum(a_round.values()))
+    request = Request(root / "out", data_root=root, only=only, overrides=["rounds=10"])
+    assert command.part_line("table2", request) == "table2: 6 runs, 60 rounds; on an H200 about 7 min, an estimate"
+    whole = planned("table2", root, only=["auxiliary=STL-10"], auxiliary="noise")
+    assert costs.estimate_runs(settings(whole)) == pytest.approx(
+        costs.estimate(replace(STUDIES["table2"], grid=narrowed(STUDIES["table2"].grid, ["auxiliary=STL-10"]).grid))
+    )
+
+
+TABLE2_ROUND = {"participation_rate": 0.4, "split.num_clients": 40, "prototypes": [{"model": "resnet8"}]}
 
 
 def test_table3_cifar100_and_linear_are_the_paper_s_grids(root: Path) -> None:

@@ -442,7 +442,10 @@ def reproduce(
         float | None,
         typer.Option("--time-limit", help="Begin no run that would end later.", metavar="SECONDS"),
     ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="Name the experiments, their data and their time.")] = False,
+    show_list: Annotated[
+        bool,
+        typer.Option("--list", help="Name the experiments, their data and their time; with NAME, what it would run."),
+    ] = False,
     plugins: Plugins = None,
 ) -> None:
     """Reproduce a table, figure or analysis of the paper: tables and figures with its figures beside yours.
@@ -454,7 +457,7 @@ def reproduce(
     from fedaux.sweep.display import Display
 
     console = Console()
-    if show_list or name is None:
+    if name is None:
         for line in command.listing_table():
             console.print(line)
         return
@@ -472,6 +475,9 @@ def reproduce(
             overrides=overrides or [],
             sweeping={"devices": chosen, "time_limit": time_limit, "watcher": watcher},
         )
+        if show_list:
+            console.print(command.part_line(name, request), highlight=False, soft_wrap=True)
+            return
         try:
             outcome = command.reproduce(name, request, recipe=recipe, options=options or [])
         except KeyboardInterrupt:

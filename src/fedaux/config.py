@@ -108,8 +108,8 @@ class Auxiliary(Section):
     path: str | None = None
     """A file or folder, for sources that read one; for `huggingface` the data set's name on the hub."""
     size: Count | None = None
-    """How many examples to use, all of them when not given; letters are drawn at will, 5000 when not given; `noise` must
-    be told."""
+    """How many examples to use, all of them when not given; letters are drawn at will, 5000 when not given; `noise`
+    must be told."""
     seed: Annotated[int, Field(ge=0)] = 0
     """`noise`: of its pixels. Public data is a fixed thing: the seeds of a run do not change it."""
     subset: str | None = None

@@ -34,8 +34,8 @@ class Source:
     A path is a file or folder that must be there, unless it is not `path_on_disk`; `takes_test` looks at `data.test`.
     One that `holds_texts` is called with a second argument where texts are wanted: `count` with True, the others with
     the `Texts` that make token ids of them; `open_public` then opens texts that a vocabulary can be learned from.
-    One that `is_made` reads no public images but makes `auxiliary.size` of them: `load_auxiliary` is called with a second
-    argument, the shape of the clients' images, or None where nobody knows it.
+    One that `is_made` reads no public images but makes `auxiliary.size` of them: `load_auxiliary` is called with a
+    second argument, the shape of the clients' images, or None where nobody knows it.
     """
 
     needs_path: bool = False
@@ -46,6 +46,7 @@ class Source:
     count_labelled: Callable[..., int] | None = None
     load_labelled: Callable[..., LabelledData] | None = None
     load_auxiliary: Callable[..., Tensor] | None = None
+    count_auxiliary: Callable[[Auxiliary], int] | None = None
     open_public: Callable[[Auxiliary], Table] | None = None
 
 
@@ -92,9 +93,7 @@ def load_test(section: Data) -> LabelledData:
     return replace(data, images=data.test_images[:0], labels=data.test_labels[:0], clients=None)
 
 
-def load_auxiliary(
-    section: Auxiliary, *, texts: Texts | None = None, shape: tuple[int, ...] | None = None
-) -> Tensor:
+def load_auxiliary(section: Auxiliary, *, texts: Texts | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
     """Load the public unlabeled images, uint8 [N, C, H, W], or texts, int32 [N, L].
 
     `shape` is that of the clients' images [C, H, W], for sources that make public images like them.
@@ -107,6 +106,14 @@ def load_auxiliary(
     if source.is_made:
         return load(section, shape)
     return convert(load(section), channels=section.channels, side=section.image_size)
+
+
+def count_auxiliary(section: Auxiliary) -> int | None:
+    """Count the public images, as quickly as the source can; None where that would be to read them."""
+    count = SOURCES[section.source].count_auxiliary
+    if count is None:
+        return None
+    return min(counted := count(section), section.size or counted)
 
 
 def _shortened(data: LabelledData, section: Data) -> LabelledData:
@@ -295,6 +302,12 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bo
             images = images[np.isin(examples.rows, rows)]
         return _first(torch.from_numpy(images), section.size)
 
+    def count_public(section: Auxiliary) -> int:
+        table = open_public(section, texts=False)
+        if section.wordnet is None:
+            return table.size
+        return len(WORDNET_ROWS[section.source](table.files, section.wordnet, key="auxiliary.wordnet"))
+
     return Source(
         needs_path=True,
         path_on_disk=path_on_disk,
@@ -303,6 +316,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bo
         count_labelled=count,
         load_labelled=load,
         load_auxiliary=load_public,
+        count_auxiliary=count_public,
         open_public=open_public if holds_texts else None,
     )
 
@@ -331,7 +345,7 @@ SOURCES: dict[str, Source] = {
         load_labelled=_load_digits,
     ),
     "letters": Source(load_auxiliary=_load_letters),
-    "noise": Source(load_auxiliary=_make_noise, is_made=True),
+    "noise": Source(load_auxiliary=_make_noise, count_auxiliary=lambda section: section.size or 0, is_made=True),
     "tensors": Source(
         needs_path=True,
         holds_texts=True,

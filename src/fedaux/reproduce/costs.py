@@ -8,9 +8,12 @@ Other networks have not been timed, and count as ResNet-8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedaux.config import Experiment
+from fedaux.data.sources import count_auxiliary
 from fedaux.methods import METHODS
 from fedaux.reading import flatten, read_recipe
 from fedaux.reproduce import places, published
@@ -60,11 +63,41 @@ def estimate(study: Study) -> float | None:
     return total
 
 
-def round_seconds(method: str, settings: Mapping[str, Any], public: int) -> float:
-    """Return the seconds of a round of a method with these settings and so many public examples."""
+def estimate_runs(experiments: Iterable[Experiment]) -> float | None:
+    """Return the seconds of runs whose data is at hand, or None where nothing comparable was measured.
+
+    h0 is trained once for all runs that need the same, and not where a checkpoint is given.
+    """
+    total = 0.0
+    sizes: dict[str, int | None] = {}
+    prepared: set[str] = set()
+    for experiment in experiments:
+        section = experiment.auxiliary
+        key = section.model_dump_json()
+        public = sizes[key] if key in sizes else sizes.setdefault(key, count_auxiliary(section))
+        if experiment.text is not None or experiment.mode == "linear" or public is None:
+            return None
+        settings = flatten(experiment.to_dict())
+        examples = experiment.data.size or EXAMPLES
+        pretraining = experiment.pretraining
+        for method in experiment.method:
+            seconds = experiment.rounds * round_seconds(method, settings, public, examples=examples)
+            total += len(experiment.seeds) * seconds
+            if METHODS[method].start != "pretrained" or pretraining.checkpoint is not None:
+                continue
+            for prototype in experiment.prototypes:
+                for seed in experiment.seeds:
+                    h0 = json.dumps([key, prototype.model_dump_json(), pretraining.model_dump_json(), seed])
+                    total += 0 if h0 in prepared else pretraining.epochs * PRETRAINING * public
+                    prepared.add(h0)
+    return total
+
+
+def round_seconds(method: str, settings: Mapping[str, Any], public: int, *, examples: int = EXAMPLES) -> float:
+    """Return the seconds of a round of a method with these settings and so many public and private examples."""
     row = METHODS[method]
     clients = max(1, round(settings["participation_rate"] * settings["split.num_clients"]))
-    trained = clients * EXAMPLES / settings["split.num_clients"] * settings.get("local.epochs", 1)
+    trained = clients * examples / settings["split.num_clients"] * settings.get("local.epochs", 1)
     seconds = OVERHEAD + TRAINING * trained
     if row.teacher is not None:
         distill = 0.8 * public
@@ -84,5 +117,7 @@ def said(seconds: float | None) -> str:
     """Return a time in words."""
     if seconds is None:
         return "not measured"
+    if seconds < 1800:
+        return f"about {max(1, round(seconds / 60))} min"
     hours = seconds / 3600
     return f"about {hours:.1f} h" if hours < 10 else f"about {hours:.0f} h"

@@ -70,9 +70,10 @@ def plan(study: Study, request: Request) -> Plan:
     choice = narrowed(study.quick if request.quick else study.grid, request.only)
     grid = choice.grid
     raw = read_base(grid.path(), request.overrides)
-    data, notes = find_data(grid, request)
+    data, notes = find_data(grid, request, raw)
     methods = chosen_methods(raw["method"], choice, request.also)
     refuse_axes(grid, request.overrides)
+    refuse_twins(grid, data)
     seeds = raw.get("seeds", [0]) if request.seeds is None else list(range(request.seeds))
     if not seeds:
         raise ValueError(f"--seeds {request.seeds}: should be at least 1")
@@ -89,7 +90,7 @@ def plan(study: Study, request: Request) -> Plan:
             if seen.setdefault(json.dumps(point, sort_keys=True), name) == name:
                 listed[name] = point
                 where[name] = Place(block.label, "" if method == CENTRAL else column.label, method, settings)
-    raw, points = _without_constants(raw, list(listed.values()))
+    raw, points = _without_constants(without_places(raw), list(listed.values()))
     cells = [replace(cell, name=name) for cell, name in zip(cells_of(raw, points), listed, strict=True)]
     return Plan(cells, where, tuple(notes), grid, tuple(methods))
 
@@ -126,7 +127,21 @@ def refuse_axes(grid: Grid, overrides: Sequence[str]) -> None:
             raise ValueError(f"--set {override}: should be {option}")
 
 
-def find_data(grid: Grid, request: Request) -> tuple[dict[tuple[str, str], dict[str, Any]], list[str]]:
+def refuse_twins(grid: Grid, data: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+    """Raise ValueError where two columns would be the same runs, as when --aux names what another column reads."""
+    block = grid.blocks.values[0]
+    seen: dict[str, str] = {}
+    for column in grid.columns.values:
+        settings = json.dumps({**column.changes, **data[grid.data_of(block, column)]}, sort_keys=True)
+        if (first := seen.setdefault(settings, column.key)) != column.key:
+            raise ValueError(
+                f"--only {grid.columns.name}=...: {first} and {column.key} read the same data; should be one of them"
+            )
+
+
+def find_data(
+    grid: Grid, request: Request, raw: Mapping[str, Any]
+) -> tuple[dict[tuple[str, str], dict[str, Any]], list[str]]:
     """Return the settings that read each pair of data sets of a grid, and what stands in for what."""
     pairs = list(dict.fromkeys(grid.data_of(block, column) for block, column in grid.points()))
     texts = any(places.DATA_SETS[name].text for pair in pairs for name in pair if name in places.DATA_SETS)
@@ -138,8 +153,38 @@ def find_data(grid: Grid, request: Request) -> tuple[dict[tuple[str, str], dict[
             pair: embedded.settings(pair[0], "data", folder) | embedded.settings(pair[1], "auxiliary", folder)
             for pair in pairs
         }, []
-    found, notes = locate_all([name for pair in pairs for name in pair], request)
-    return {pair: found[pair[0]].settings("data") | found[pair[1]].settings("auxiliary") for pair in pairs}, notes
+    try:
+        found, notes = locate_all([name for pair in pairs for name in pair], request)
+    except places.Missing as error:
+        raise ValueError(f"{error}{_what_is_left(grid, request)}") from None
+    return {pair: found[pair[0]].settings("data") | public_settings(found[pair[1]], raw) for pair in pairs}, notes
+
+
+def public_settings(found: places.Found, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that read public data; what is made has the size that the recipe or --set gives it."""
+    settings = found.settings("auxiliary")
+    size = (raw.get("auxiliary") or {}).get("size")
+    return settings if size is None or "auxiliary.size" not in settings else settings | {"auxiliary.size": size}
+
+
+def without_places(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe without the paths of its own data; what is found, or made, takes their place."""
+    sections = {key: dict(raw[key]) for key in ("data", "auxiliary") if key in raw}
+    for section in sections.values():
+        section.pop("path", None)
+    return {**raw, **sections}
+
+
+def _what_is_left(grid: Grid, request: Request) -> str:
+    """Say which columns could be run, where some could."""
+    there = []
+    for column in grid.columns.values:
+        try:
+            locate_all([name for block in grid.blocks.values for name in grid.data_of(block, column)], request)
+            there.append(column.key)
+        except places.Missing:
+            continue
+    return f"\nWhat is there is enough for --only '{grid.columns.name}=[{','.join(there)}]'" if there else ""
 
 
 def locate_all(names: Sequence[str], request: Request) -> tuple[dict[str, places.Found], list[str]]:

@@ -87,6 +87,11 @@ AUXILIARY = Axis(
             for name in ("Invertebrates", "Birds", "Devices", "Dogs", "Structures")
         ),
     ),
+    ours=(
+        public("Animals", "Animals", "imagenet32", wordnet="animals"),
+        public("Tiny-ImageNet", "Tiny-ImageNet", "tinyimagenet32"),
+        public("Noise", "Noise", "noise"),
+    ),
 )
 SMALL_AUXILIARY = Axis(
     "auxiliary",
