@@ -256,9 +256,6 @@ def _missing_test(section: Data) -> list[str]:
 
 def _size_problems(experiment: ExperimentFields) -> list[str]:
     clients = experiment.split.num_clients
-    silos = len(experiment.data.clients)
-    if silos and clients != silos:
-        return [f"split.num_clients = {clients}: should be {silos}, as many as data.clients names"]
     try:
         examples = count_labelled(experiment.data, texts=experiment.text is not None)
         held = experiment.data.server_validation

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from fedaux.sweep.grid import Cell
 
+PUT_RIGHT = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""What is wrong with a file that a user named; a full disk, say, is no mistake of theirs."""
+
 app = typer.Typer(
     help="Federated learning with unlabeled auxiliary data: FedAUX and the methods it is compared with.",
     no_args_is_help=True,
@@ -525,17 +528,18 @@ def _rounds_done(directory: Path) -> int:
 
 
 def main() -> None:
-    """Run the command line; what a user did wrong is told in plain words, without a traceback."""
+    """Run the command line; what a user did wrong is told in plain words, without a traceback.
+
+    The exit status is 2 for what the user can put right (settings, arguments, files), 1 for anything else that failed, 3
+    for a sweep that is not complete, 130 after Ctrl-C.
+    """
     # Threads that spin while they wait make small models many times slower on a machine that others use too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
-    except ConfigError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(2)
     except OSError as error:
         typer.echo(f"error: {error.filename or 'file system'}: {error.strerror or error}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, PUT_RIGHT) else 1)

@@ -151,7 +151,7 @@ class Split(Section):
     """How the labelled data is spread over the clients (appendix, Data Splitting Methodology)."""
 
     num_clients: Count = 20
-    """Population n."""
+    """Population n; as many as `data.clients` names, where it does."""
     alpha: Positive = 0.01
     """Concentration of the Dirichlet distribution: 0.01 gives a client hardly more than one class, 100 all of them."""
 
@@ -444,7 +444,7 @@ class ExperimentFields(Section):
     """The fields of an experiment, each validated on its own."""
 
     name: Annotated[str, Field(min_length=1, pattern=NAME_PATTERN)] = "experiment"
-    """What the run is called."""
+    """What the run is called; a recipe that does not say is called as its file."""
     method: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_as_tuple)] = ("fedaux",)
     """One method or a list: rows of `fedaux.methods.METHODS`, see `fedaux methods`."""
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(_as_tuple)] = (0,)
@@ -473,6 +473,19 @@ class ExperimentFields(Section):
     engine: Engine = Engine()
     federation: Federation = Federation()
     output: Output = Output()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counts_silos(cls, values: Any) -> Any:
+        """Where clients bring their own data, there are as many as there are places."""
+        tables = [values.get(key, {}) if isinstance(values, dict) else None for key in ("data", "split")]
+        if not all(isinstance(table, dict) for table in tables):
+            return values
+        data, split = tables
+        silos = _as_tuple(data.get("clients", ()))
+        if not isinstance(silos, tuple) or not silos or "num_clients" in split:
+            return values
+        return {**values, "split": {**split, "num_clients": len(silos)}}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved configuration as TOML can hold it: no None, lists for tuples."""
