@@ -131,7 +131,8 @@ def run(
         )
         raise typer.Exit(130) from None
     console.print(display.result_table(result.summary))
-    for line in [*display.dropped_lines(directory), *display.privacy_lines(directory)]:
+    h0 = display.h0_lines(directory, experiment.pretraining.checkpoint)
+    for line in [*h0, *display.dropped_lines(directory), *display.privacy_lines(directory)]:
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
     if experiment.output.tensorboard:
@@ -530,8 +531,8 @@ def _rounds_done(directory: Path) -> int:
 def main() -> None:
     """Run the command line; what a user did wrong is told in plain words, without a traceback.
 
-    The exit status is 2 for what the user can put right (settings, arguments, files), 1 for anything else that failed, 3
-    for a sweep that is not complete, 130 after Ctrl-C.
+    The exit status is 2 for what the user can put right (settings, arguments, files), 1 for anything else that failed,
+    3 for a sweep that is not complete, 130 after Ctrl-C: docs/run-directory.md.
     """
     # Threads that spin while they wait make small models many times slower on a machine that others use too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

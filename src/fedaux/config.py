@@ -478,10 +478,9 @@ class ExperimentFields(Section):
     @classmethod
     def _counts_silos(cls, values: Any) -> Any:
         """Where clients bring their own data, there are as many as there are places."""
-        tables = [values.get(key, {}) if isinstance(values, dict) else None for key in ("data", "split")]
-        if not all(isinstance(table, dict) for table in tables):
-            return values
-        data, split = tables
+        data, split = (values.get(key, {}) if isinstance(values, dict) else None for key in ("data", "split"))
+        if not isinstance(data, dict) or not isinstance(split, dict):
+            return values  # what is wrong with them is told where they are validated
         silos = _as_tuple(data.get("clients", ()))
         if not isinstance(silos, tuple) or not silos or "num_clients" in split:
             return values

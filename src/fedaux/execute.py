@@ -29,7 +29,7 @@ from fedaux.files import save_json, save_tensors
 from fedaux.methods import METHODS
 from fedaux.models import SplitModel
 from fedaux.preparation import prepare
-from fedaux.pretrain import content_digest, pretrained_extractor, shared_store
+from fedaux.pretrain import Wanted, content_digest, pretrained_extractor, shared_store
 from fedaux.rounds import Federation
 from fedaux.runs import Progress, RunDirectory
 from fedaux.summary import summarise
@@ -240,18 +240,21 @@ class Work:
         prototypes = {prototype.name: prototype for prototype in self._experiment.prototypes}
 
         def extract(name: str, model: SplitModel) -> Weights:
-            return pretrained_extractor(
+            wanted = Wanted(
                 prototypes[name],
                 model,
                 section=section,
                 images=self._auxiliary,
                 content=self._content,
                 seed=task.seed,
+                compute=self._compute,
+                vocabulary=self._data.vocabulary,
+            )
+            return pretrained_extractor(
+                wanted,
                 store=self._directory.path / "pretrained",
                 shared=shared_store(),
-                compute=self._compute,
                 on_epoch=lambda passed: self._watcher.phase(task, 0, f"pretrain {passed}"),
-                vocabulary=self._data.vocabulary,
             )
 
         return extract

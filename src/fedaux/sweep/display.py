@@ -9,15 +9,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import TaskID, TextColumn
 from rich.table import Table
 
+from fedaux.display import QUIET_SECONDS, live_bar
 from fedaux.report.comparison import value_text
 from fedaux.report.html import budget, megabytes
 from fedaux.report.records import settings_of
 from fedaux.sweep.grid import Cell
 
-QUIET_SECONDS = 2.0
 MOST_ROWS = 40
 
 
@@ -31,14 +31,7 @@ class Display:
         self._before = self._ended = 0
         self._began = time.monotonic()
         self._spoke = 0.0
-        self._live = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[text]}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._live = live_bar(console, TextColumn("{task.fields[text]}"))
         self._bars: dict[str, TaskID] = {}
 
     def __enter__(self) -> Display:
