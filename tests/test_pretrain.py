@@ -26,6 +26,7 @@ from fedaux.data import load_auxiliary, load_labelled
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain import Wanted, content_digest, pretrained, pretrained_extractor, shared_store
 from fedaux.pretrain.store import probe_line, read_card, weights_digest
+from fedaux.reading import find_recipe, load_experiment
 from fedaux.server import snapshot
 
 IMAGES = load_auxiliary(Auxiliary(size=60))
@@ -354,6 +355,27 @@ def test_several_prototypes_share_a_file(tmp_path: Path) -> None:
     lone = [{"name": "other", "model": "cnn", "options": {"width": 4}}]
     with pytest.raises(ConfigError, match="holds h0 of the prototypes small, flat, none for other"):
         fedaux.run(tiny(prototypes=lone, pretraining=checkpoint), out=tmp_path / "refused")
+
+
+def test_the_networks_of_the_paper_are_pretrained_and_probed(tmp_path: Path) -> None:
+    networks = [{"name": name, "model": name} for name in ("mobilenetv2", "shufflenet")]
+    settings: dict[str, Any] = {"auxiliary": {"size": 32}, "pretraining": {"epochs": 1, "batch_size": 16}}
+    data = {"size": 100, "test_size": 50}
+    path = tmp_path / "h0.safetensors"
+    output = command(tmp_path, "--out", str(path), prototypes=networks, data=data, **settings)
+    cards = json.loads(path.with_suffix(".json").read_text())["prototypes"]
+    held = load_file(path)
+    for name in ("mobilenetv2", "shufflenet"):
+        with seeding.initialisation(0, part=name):
+            start = MODELS[name]((1, 8, 8), 10).features.state_dict()
+        moved = [key for key, tensor in start.items() if not torch.equal(tensor, held[f"{name}/{key}"])]
+        assert set(moved) == set(start), "every weight and statistic has been trained"
+        assert (cards[name]["epochs"], cards[name]["model"]) == (1, name)
+        assert 0.2 < cards[name]["probe"]["linear"] <= 1  # chance is 0.1
+        assert f"{100 * cards[name]['probe']['linear']:.1f}" in output
+    mixed = {prototype.model for prototype in load_experiment(find_recipe("cifar10-mixed")).prototypes}
+    assert mixed == {"resnet8", "mobilenetv2", "shufflenet"}
+    assert load_experiment(find_recipe("cifar10-one-shot")).prototypes[0].model == "mobilenetv2"
 
 
 def test_the_benchmark_times_and_probes(
