@@ -257,5 +257,5 @@ def test_an_own_mechanism_can_be_attacked(write: Write, command: Command) -> Non
 def test_a_failing_plugin_is_told_in_one_line(name: str, write: Write, command: Command) -> None:
     write("x = 1\ny = x.z\n")
     status, output, errors = command(*name.split(), "--plugin", "own.py")
-    assert (status, output) == (1, "")
+    assert (status, output) == (2, "")
     assert errors == "error: plugin own.py:2: fails with AttributeError: 'int' object has no attribute 'z'\n"
