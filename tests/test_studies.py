@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedaux.config import Experiment
+from fedaux.config import Experiment, Local
 from fedaux.reproduce import EXPERIMENTS, command, comparison, costs, drawing, page, places, presenting, running, tables
 from fedaux.reproduce.running import CENTRAL, Plan, Request, plan
 from fedaux.reproduce.studies import STUDIES
@@ -185,7 +185,7 @@ def test_nlp_says_where_texts_cannot_be_read(root: Path, monkeypatch: pytest.Mon
 def test_another_set_takes_the_place_of_stl10(root: Path) -> None:
     prepared = planned("table1", root, auxiliary="tinyimagenet32", seeds=1)
     assert {e.auxiliary.source for e in settings(prepared)} == {"parquet"}
-    assert prepared.notes == ("Tiny-ImageNet stands in for STL-10",)
+    assert prepared.notes[0] == "Tiny-ImageNet stands in for STL-10"
     with pytest.raises(ValueError, match="--aux imagenet: should be one of"):
         planned("table1", root, auxiliary="imagenet")
 
@@ -238,8 +238,40 @@ def test_a_part_can_be_asked_for(root: Path) -> None:
         planned("table1", root, overrides=["split.alpha=0.5"])
     with pytest.raises(ValueError, match="should be --seeds N"):
         planned("table1", root, overrides=["seeds=[1]"])
-    changed = planned("table1", root, overrides=["local.proximal=0.001"])
-    assert {cell.experiment.local.proximal for cell in changed.cells} == {0.001}
+
+
+def test_mu_is_the_paper_s_for_each_method_and_alpha(root: Path) -> None:
+    prepared = planned("table1", root, seeds=1)
+    found = {(e.method[0], e.split.alpha): e.local.proximal for e in settings(prepared) if "prox" in e.method[0]}
+    assert found == {
+        **{("fedprox", 0.01): 0.01, ("fedprox", 100.0): 0.001},
+        **{("fedprox+p", 0.01): 0.01, ("fedprox+p", 100.0): 0.0001},
+    }
+    assert {e.local.proximal for e in settings(prepared) if "prox" not in e.method[0]} == {Local().proximal}
+    (note,) = prepared.notes
+    assert "fedprox 0.01 at α = 0.01; fedprox+p 0.01 at α = 0.01; fedprox 0.001 at α = 100; fedprox+p 0.0001" in note
+    linear = {e.split.alpha: e.local.proximal for e in settings(planned("linear", root)) if e.method == ("fedprox+p",)}
+    assert linear == dict.fromkeys(SIX[:4], 0.01) | dict.fromkeys(SIX[4:], 0.0001)
+    changed = planned("table1", root, overrides=["local.proximal=0.01"])
+    assert {cell.experiment.local.proximal for cell in changed.cells} == {0.01}
+    assert changed.notes == ()
+
+
+def test_folders_from_before_mu_was_the_paper_s_can_be_gone_on_with(root: Path) -> None:
+    before = {
+        cell.name: cell.experiment.sha256() for cell in planned("table1", root, overrides=["local.proximal=0.01"]).cells
+    }
+    now = {cell.name: cell.experiment.sha256() for cell in planned("table1", root).cells}
+    shared = before.keys() & now.keys()
+    assert {name: before[name] for name in shared} == {name: now[name] for name in shared}, (
+        "never another run of a name"
+    )
+    assert {name for name in now if name not in shared} == {
+        f"alpha=100,C={c},method={method},seed={seed}".replace(",seed", f",mu={mu},seed")
+        for c in ("0.2", "0.4", "0.8")
+        for method, mu in (("fedprox", "0.001"), ("fedprox+p", "0.0001"))
+        for seed in range(3)
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "nlp"])
