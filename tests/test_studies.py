@@ -12,9 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from latex_checks import check_latex
 
 from fedaux.config import Experiment, Local
-from fedaux.reproduce import EXPERIMENTS, command, comparison, costs, drawing, page, places, presenting, running, tables
+from fedaux.reproduce import (
+    EXPERIMENTS,
+    command,
+    comparison,
+    costs,
+    drawing,
+    latex,
+    page,
+    places,
+    presenting,
+    running,
+    tables,
+)
 from fedaux.reproduce.running import CENTRAL, Plan, Request, plan
 from fedaux.reproduce.studies import STUDIES
 from fedaux.reproduce.study import narrowed
@@ -296,6 +309,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, 
     only = ["alpha=0.01", "C=0.4", "method=[fedavg,fedaux]"]
     outcome = command.reproduce("table1", Request(out, quick=True, only=only, overrides=SMALL))
     assert {file.suffix for file in outcome.files} == {".html", ".md", ".json", ".tex", ".png", ".svg"}
+    assert check_latex((out / "table1.tex").read_text()) == [3]
     return out, outcome.numbers
 
 
@@ -354,6 +368,7 @@ def test_qualitative_counts_what_was_sent(tmp_path: Path) -> None:
     assert trained["examples trained"] == 1438, "all clients, all examples, one epoch"
     assert columns["fedavg", "a round"]["server"]["flops"] == 0
     assert "0.5, 1e-05" in outcome.markdown
+    assert check_latex((tmp_path / "qualitative.tex").read_text()) == [5]
 
 
 def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
@@ -366,6 +381,7 @@ def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
     for table in outcome.numbers["tables"].values():
         assert np.array(table).shape == (20, 10)
         assert np.array(table).sum() == 1438
+    assert check_latex((tmp_path / "split.tex").read_text()) == [4]
 
 
 # Words and tables
@@ -425,12 +441,9 @@ def test_tables_are_the_same_in_markdown_latex_and_html() -> None:
     assert "| fedaux | best round | **60.0 ± 0.5** |" in text
     assert "| fedavg | last round | 29.0 |" in text
     assert "| fedaux | best less published | -11.2 |" in text
-    tex = tables.latex([table], caption="50 % & more", label="tab:x")
-    assert r"\textbf{71.2 $\pm$ 0.1}" in tex
-    assert r"\caption{50 \% \& more}" in tex
-    assert all(
-        line.count(" & ") == 2 for line in tex.splitlines() if line.endswith("\\\\") and "multicolumn" not in line
-    )
+    tex = latex.render(text, label="tab:x")
+    assert r"fedaux & published & \textbf{71.2 $\pm$ 0.1}" in tex
+    assert check_latex(tex) == [3]
     html = page.render("# title <b>\n\nsome `code`\n\n" + text, {})
     assert "<h1>title &lt;b&gt;</h1>" in html
     assert "<code>code</code>" in html
