@@ -35,7 +35,7 @@ class Request:
     also: Sequence[str] = ()
     overrides: Sequence[str] = ()
     sweeping: Mapping[str, Any] | None = None
-    """Further arguments of `fedaux.sweep.sweep`: devices, jobs, time limit, watcher."""
+    """Further arguments of `fedaux.sweep.sweep`: devices, jobs, cluster, time limit, watcher."""
 
     @property
     def cells(self) -> Path:
