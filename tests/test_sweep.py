@@ -20,7 +20,8 @@ from fedaux import execute
 from fedaux.config import ConfigError
 from fedaux.sweep import Cell, cells_of, expand, read_records, sweep
 from fedaux.sweep.processes import Lost, NoPlace, OwnProcess, Process
-from fedaux.sweep.runner import _Record, _run, _Work, _Worker, is_finished, neighbours
+from fedaux.sweep.runner import _Record, _run, is_finished, neighbours
+from fedaux.sweep.team import Work, Worker
 from fedaux.sweep.worker import OF_MODELS, OF_ROUNDS, Remembered
 
 
@@ -266,7 +267,7 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path: Path) -> None:
 def test_no_cell_is_begun_that_would_end_too_late() -> None:
     short, long, other = grid(rounds=2)[0], grid(rounds=200)[0], grid(rounds=3)[0]
     done = {cell.name: 0 for cell in (short, long, other)}
-    work = _Work([short, long, other], done=done, time_limit=100.0)
+    work = Work([short, long, other], done=done, time_limit=100.0)
     assert work.take() is short  # nothing is known yet
     work.took(short, 2.0)  # a second a round
     assert work.take() is other  # 200 rounds would not end in time
@@ -305,8 +306,8 @@ class Mortal:
 
 def run_on(seats: Sequence[Mortal], cells: Sequence[Cell], out: Path, notes: Notes) -> tuple[list[str], dict[str, str]]:
     out.mkdir()
-    work = _Work(cells, done=dict.fromkeys((cell.name for cell in cells), 0), time_limit=None, may_return=True)
-    team, finished = [_Worker(out, seat) for seat in seats], list[str]()
+    work = Work(cells, done=dict.fromkeys((cell.name for cell in cells), 0), time_limit=None, may_return=True)
+    team, finished = [Worker(out, seat) for seat in seats], list[str]()
     record = _Record(out, "lost", cells)
     try:
         _run(work, team, record, notes, finished)

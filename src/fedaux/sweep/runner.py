@@ -8,34 +8,27 @@ report.html    the page of all cells
 
 from __future__ import annotations
 
-import json
 import queue
 import re
-import statistics
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from fedaux import plugins
 from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, ConfigError
 from fedaux.files import read_json, save_json
 from fedaux.reading import load_experiment
 from fedaux.report import write_report
 from fedaux.runs import locked, refuse_other_experiment
 from fedaux.sweep.grid import Cell
-from fedaux.sweep.processes import PATIENCE, Here, Lost, NoPlace, Process, Seat
+from fedaux.sweep.processes import PATIENCE, Here, Seat
+from fedaux.sweep.team import Events, Work, Worker, serve
 from fedaux.sweep.worker import input_keys
 
 FORMAT = 1
-Events = queue.SimpleQueue[tuple[Cell, Mapping[str, Any]] | None]
-"""What happens to the cells; None where a worker has no more to do."""
-MOST_LOSSES = 3
-"""How often a cell may lose its worker before it counts as failed: perhaps it is the cell that brings machines down."""
 
 
 class Watcher(Protocol):
@@ -130,8 +123,8 @@ def sweep(
             record = _Record(path, name or path.name, cells)
             watcher = watcher or Silent()
             watcher.planned(cells, finished=finished, done=done)
-            work = _Work(left, done=done, time_limit=time_limit, may_return=cluster is not None)
-            team = [_Worker(path, seat) for seat in seats]
+            work = Work(left, done=done, time_limit=time_limit, may_return=cluster is not None)
+            team = [Worker(path, seat) for seat in seats]
             try:
                 _run(work, team, record, watcher, finished)
             finally:
@@ -181,131 +174,6 @@ def rounds_done(directory: Path) -> int:
     return sum(read_json(state)["round"] for state in directory.glob("cells/*/state.json"))
 
 
-class _Work:
-    """The cells that are left, taken by several threads."""
-
-    def __init__(
-        self, cells: Sequence[Cell], *, done: Mapping[str, int], time_limit: float | None, may_return: bool = False
-    ) -> None:
-        """Where cells ``may_return``, whoever finds none waits for those that others have taken."""
-        self.left = list(cells)
-        self._done = done
-        self._limit = time_limit
-        self._may_return = may_return
-        self._began = time.monotonic()
-        self._rates: list[float] = []
-        self._taken = 0
-        self._losses: Counter[str] = Counter()
-        self._changed = threading.Condition()
-
-    def take(self) -> Cell | None:
-        """Return the next cell that is expected to be finished in time."""
-        with self._changed:
-            while True:
-                for place, cell in enumerate(self.left):
-                    if self._in_time(cell):
-                        self._taken += 1
-                        return self.left.pop(place)
-                if not self._may_return or not self._taken:
-                    return None
-                self._changed.wait()
-
-    def took(self, cell: Cell, seconds: float | None) -> None:
-        """Learn from a cell that has ended: how long it took, where it is finished."""
-        with self._changed:
-            if seconds is not None:
-                self._rates.append(seconds / max(1, self._rounds(cell)))
-            self._taken -= 1
-            self._changed.notify_all()
-
-    def lose(self, cell: Cell) -> bool:
-        """Count a cell whose worker was lost; return whether it may be tried again."""
-        with self._changed:
-            self._losses[cell.name] += 1
-            return self._losses[cell.name] < MOST_LOSSES
-
-    def give_back(self, cell: Cell) -> None:
-        """Leave a cell to another worker."""
-        with self._changed:
-            self.left.insert(0, cell)
-            self._taken -= 1
-            self._changed.notify_all()
-
-    def _in_time(self, cell: Cell) -> bool:
-        if self._limit is None:
-            return True
-        expected = statistics.median(self._rates) * self._rounds(cell) if self._rates else 0.0
-        return time.monotonic() - self._began + expected < self._limit
-
-    def _rounds(self, cell: Cell) -> int:
-        return max(1, cell.rounds - self._done[cell.name])
-
-
-class _Worker:
-    """One process that runs cells, started when there is one; a new one takes the place of one that failed."""
-
-    def __init__(self, root: Path, seat: Seat) -> None:
-        self._root = root
-        self._seat = seat
-        self.gone = False
-        """Whether it can run no more cells."""
-        self._process: Process | None = None
-        self._closed = False
-        self._starting = threading.Lock()
-
-    def run(self, cell: Cell, events: Events) -> str | None:
-        """Run a cell and pass on what happens; return the reason if it failed. Raises Lost if its machine is gone."""
-        try:
-            return self._run(cell, events)
-        except Lost:
-            self._process = None
-            self.gone = self._seat.gone()
-            raise
-
-    def _run(self, cell: Cell, events: Events) -> str | None:
-        with self._starting:
-            if self._closed:
-                return "the sweep was stopped"
-            process = self._process = self._process or self._start()
-        order = {
-            "experiment": cell.experiment.to_dict(),
-            "out": str(self._root / cell.name),
-            "log": str(self._root / "logs" / f"{cell.name}.log"),
-            "device": self._seat.device,
-        }
-        reason = None
-        try:
-            process.send(json.dumps(order))
-            for line in process.lines():
-                event = json.loads(line)
-                if event["event"] == "finished":
-                    return None
-                if event["event"] == "failed":
-                    reason = str(event["reason"])
-                    break
-                events.put((cell, event))
-        except (OSError, ValueError) as error:  # its end of the pipe is gone
-            reason = f"the worker does not listen ({error})"
-        # Whatever made a cell fail may have left the process in disorder.
-        status = process.stop()
-        self._process = None
-        return reason or f"the worker ended by itself, with status {status}; see {self._root / 'logs'}"
-
-    def close(self) -> None:
-        """End the process, if there is one, for good."""
-        self._closed = True
-        if self._starting.acquire(timeout=PATIENCE):  # a machine that is slow to start one is left to the cluster
-            self._starting.release()
-        if self._process is not None:
-            self._process.stop()
-
-    def _start(self) -> Process:
-        process = self._seat.start()
-        if paths := list(plugins.LOADED):
-            process.send(json.dumps({"plugins": [str(path) for path in paths]}))
-        return process
-
-
 class _Record:
     """sweep.json, which keeps the cells of earlier calls too."""
 
@@ -326,11 +194,11 @@ class _Record:
         save_json(self._file, self._table)
 
 
-def _run(work: _Work, team: Sequence[_Worker], record: _Record, watcher: Watcher, finished: list[str]) -> None:
+def _run(work: Work, team: Sequence[Worker], record: _Record, watcher: Watcher, finished: list[str]) -> None:
     """Let each worker take cells until none is left; everything that is told is told by this thread."""
     events: Events = queue.SimpleQueue()
     for worker in team:
-        threading.Thread(target=_serve, args=(worker, work, events), daemon=True).start()
+        threading.Thread(target=serve, args=(worker, work, events), daemon=True).start()
 
     def end(cell: Cell, reason: str | None) -> None:
         if reason is None:
@@ -358,30 +226,6 @@ def _run(work: _Work, team: Sequence[_Worker], record: _Record, watcher: Watcher
         for cell in work.left:
             end(cell, "no machine is left that could run it")
         work.left.clear()
-
-
-def _serve(worker: _Worker, work: _Work, events: Events) -> None:
-    """Give a worker cells until there are none, or it is gone."""
-    try:
-        while (cell := work.take()) is not None:
-            events.put((cell, {"event": "started"}))
-            began = time.monotonic()
-            try:
-                reason = worker.run(cell, events)
-            except Lost as error:
-                if isinstance(error, NoPlace) or work.lose(cell):
-                    events.put((cell, {"event": "moved", "reason": str(error)}))
-                    work.give_back(cell)
-                else:
-                    events.put((cell, {"event": "ended", "reason": f"lost its worker {MOST_LOSSES} times: {error}"}))
-                    work.took(cell, None)
-                if worker.gone:
-                    return
-                continue
-            events.put((cell, {"event": "ended", "reason": reason}))
-            work.took(cell, time.monotonic() - began if reason is None else None)
-    finally:
-        events.put(None)
 
 
 def _places(devices: Sequence[str], jobs: int | None) -> list[str | None]:
