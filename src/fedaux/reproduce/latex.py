@@ -11,8 +11,10 @@ from fedaux.reproduce.document import LONG, Grid, Heading, Paragraph, inline, re
 PACKAGES = "% \\usepackage{array,booktabs,graphicx}"
 MOST_LINES = 44
 """Lines that fit a page; more tables become a float of their own."""
-MOST_CHARACTERS = 80
+MOST_CHARACTERS = 76
 """Characters of a line at \\small; a wider table is made narrower as a whole."""
+READABLE = 1.5
+"""How many times too wide a table may be before its long texts are broken instead."""
 LEAST_SHARE = 0.12
 """Of a line, for a column of long texts."""
 
@@ -77,7 +79,8 @@ def _float(group: Sequence[Titled], *, title: str, label: str) -> str:
         if number:
             lines.append("\\midrule")
         if len(group) > 1 and table.heading:
-            lines.append(f"\\multicolumn{{{len(table.grid.header)}}}{{l}}{{{tex(table.heading)}}} \\\\")
+            look = "l" if len(table.heading) < MOST_CHARACTERS / 2 else "p{0.9\\linewidth}"
+            lines.append(f"\\multicolumn{{{len(table.grid.header)}}}{{{look}}}{{{tex(table.heading)}}} \\\\")
         lines += [_row(table.grid.header), "\\midrule"]
         before = ""
         for first, *rest in table.grid.rows:
@@ -95,8 +98,8 @@ def _columns(grids: Sequence[Grid]) -> tuple[str, bool]:
     numbers = range(len(grids[0].header))
     spans = [max(len(row[column]) for grid in grids for row in (grid.header, *grid.rows)) for column in numbers]
     long = [any(len(row[column]) > LONG for grid in grids for row in grid.rows) for column in numbers]
-    gaps = 2 * len(spans)
-    if sum(spans) + gaps <= MOST_CHARACTERS:
+    gaps = 3 * len(spans)
+    if sum(spans) + gaps <= READABLE * MOST_CHARACTERS:
         long = [False] * len(spans)
     narrow = sum(span for span, breaks in zip(spans, long, strict=True) if not breaks)
     share = max(LEAST_SHARE, (1 - (narrow + gaps) / MOST_CHARACTERS) / max(1, sum(long)))
