@@ -15,6 +15,7 @@ EXTRA = """
 code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:.9em}
 tbody tr:has(+tr.more),tbody tr.more{border-bottom:0}tr.first td,tr.first th{border-top:1px solid var(--line)}
 td,th{border-bottom:0}tr.printed{color:var(--soft)}li{margin:.3rem 0;max-width:42rem}
+td.wrap{min-width:8rem}thead th.wrap{white-space:normal;min-width:6rem}.scroll+.scroll{margin-top:1.5rem}
 """
 
 
@@ -55,9 +56,10 @@ def _part(block: Block) -> str:
 def _table(grid: Grid) -> str:
     """Return a table that scrolls in its own box; columns of words stand left, a name is not repeated."""
     words = grid.words()
+    long = [any(len(row[column]) > LONG for row in grid.rows) for column in range(len(grid.header))]
 
     def cell(column: int, text: str, kind: str) -> str:
-        wrap = " wrap" if kind == "td" and len(text) > LONG else ""
+        wrap = " wrap" if column and long[column] else ""
         look = f' class="text{wrap}"' if words[column] else ""
         return f"<{kind}{look}>{_inline(text)}</{kind}>"
 
