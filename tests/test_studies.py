@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
@@ -419,6 +421,15 @@ def test_findings_say_who_leads_and_how_far_figures_are_apart() -> None:
     assert not any("printed" in line for line in quick)
     close = comparison.findings(numbers_of({"fedavg": 24.0, "fedaux": 71.0}, {"fedavg": 23.6, "fedaux": 71.2}))
     assert close[-1].startswith("2 of 2 figures lie within 1 point")
+
+
+def test_the_command_says_by_its_status_that_runs_are_missing(tmp_path: Path) -> None:
+    words = ["reproduce", "table1", "--quick", "--out", str(tmp_path), "--only", "alpha=0.01", "--time-limit", "1e-9"]
+    done = subprocess.run([sys.executable, "-m", "fedaux", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr
+    assert "Nothing is measured yet." in done.stdout
+    assert "alpha=0.01,C=0.4,method=fedaux,seed=0: not started" in done.stdout
+    assert check_latex((tmp_path / "table1.tex").read_text()) == [4]
 
 
 def test_unfinished_runs_are_told_and_left_out() -> None:

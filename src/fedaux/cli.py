@@ -450,7 +450,8 @@ def reproduce(
 ) -> None:
     """Reproduce a table, figure or analysis of the paper: tables and figures with its figures beside yours.
 
-    What is finished is not run again, and what was interrupted goes on when the same command is given again.
+    What is finished is not run again, and what was interrupted goes on when the same command is given again. The exit
+    status is 3 where some runs failed or were not begun.
     """
     from fedaux.reproduce import command
     from fedaux.reproduce.running import Request
@@ -483,6 +484,8 @@ def reproduce(
     console.print(outcome.markdown, highlight=False, markup=False, soft_wrap=True)
     for path in outcome.files:
         console.print(str(path), highlight=False, soft_wrap=True)
+    if outcome.numbers.get("unfinished"):
+        raise typer.Exit(3)
 
 
 def load_plugins(plugins: list[Path] | None) -> None:
