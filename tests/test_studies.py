@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,14 +15,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from latex_checks import check_latex
 
-from fedaux.config import Experiment
+from fedaux.config import Experiment, Local
 from fedaux.reproduce import (
     EXPERIMENTS,
     command,
     comparison,
     costs,
     drawing,
+    latex,
     page,
     places,
     presenting,
@@ -257,7 +261,7 @@ def test_nlp_says_where_texts_cannot_be_read(root: Path, monkeypatch: pytest.Mon
 def test_another_set_takes_the_place_of_stl10(root: Path) -> None:
     prepared = planned("table1", root, auxiliary="tinyimagenet32", seeds=1)
     assert {e.auxiliary.source for e in settings(prepared)} == {"parquet"}
-    assert prepared.notes == ("Tiny-ImageNet stands in for STL-10",)
+    assert prepared.notes[0] == "Tiny-ImageNet stands in for STL-10"
     with pytest.raises(ValueError, match="--aux imagenet: should be one of"):
         planned("table1", root, auxiliary="imagenet")
 
@@ -310,8 +314,40 @@ def test_a_part_can_be_asked_for(root: Path) -> None:
         planned("table1", root, overrides=["split.alpha=0.5"])
     with pytest.raises(ValueError, match="should be --seeds N"):
         planned("table1", root, overrides=["seeds=[1]"])
-    changed = planned("table1", root, overrides=["local.proximal=0.001"])
-    assert {cell.experiment.local.proximal for cell in changed.cells} == {0.001}
+
+
+def test_mu_is_the_paper_s_for_each_method_and_alpha(root: Path) -> None:
+    prepared = planned("table1", root, seeds=1)
+    found = {(e.method[0], e.split.alpha): e.local.proximal for e in settings(prepared) if "prox" in e.method[0]}
+    assert found == {
+        **{("fedprox", 0.01): 0.01, ("fedprox", 100.0): 0.001},
+        **{("fedprox+p", 0.01): 0.01, ("fedprox+p", 100.0): 0.0001},
+    }
+    assert {e.local.proximal for e in settings(prepared) if "prox" not in e.method[0]} == {Local().proximal}
+    (note,) = prepared.notes
+    assert "fedprox 0.01 at α = 0.01; fedprox+p 0.01 at α = 0.01; fedprox 0.001 at α = 100; fedprox+p 0.0001" in note
+    linear = {e.split.alpha: e.local.proximal for e in settings(planned("linear", root)) if e.method == ("fedprox+p",)}
+    assert linear == dict.fromkeys(SIX[:4], 0.01) | dict.fromkeys(SIX[4:], 0.0001)
+    changed = planned("table1", root, overrides=["local.proximal=0.01"])
+    assert {cell.experiment.local.proximal for cell in changed.cells} == {0.01}
+    assert changed.notes == ()
+
+
+def test_folders_from_before_mu_was_the_paper_s_can_be_gone_on_with(root: Path) -> None:
+    before = {
+        cell.name: cell.experiment.sha256() for cell in planned("table1", root, overrides=["local.proximal=0.01"]).cells
+    }
+    now = {cell.name: cell.experiment.sha256() for cell in planned("table1", root).cells}
+    shared = before.keys() & now.keys()
+    assert {name: before[name] for name in shared} == {name: now[name] for name in shared}, (
+        "never another run of a name"
+    )
+    assert {name for name in now if name not in shared} == {
+        f"alpha=100,C={c},method={method},seed={seed}".replace(",seed", f",mu={mu},seed")
+        for c in ("0.2", "0.4", "0.8")
+        for method, mu in (("fedprox", "0.001"), ("fedprox+p", "0.0001"))
+        for seed in range(3)
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "nlp"])
@@ -336,6 +372,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, 
     only = ["alpha=0.01", "C=0.4", "method=[fedavg,fedaux]"]
     outcome = command.reproduce("table1", Request(out, quick=True, only=only, overrides=SMALL))
     assert {file.suffix for file in outcome.files} == {".html", ".md", ".json", ".tex", ".png", ".svg"}
+    assert check_latex((out / "table1.tex").read_text()) == [3]
     return out, outcome.numbers
 
 
@@ -394,6 +431,7 @@ def test_qualitative_counts_what_was_sent(tmp_path: Path) -> None:
     assert trained["examples trained"] == 1438, "all clients, all examples, one epoch"
     assert columns["fedavg", "a round"]["server"]["flops"] == 0
     assert "0.5, 1e-05" in outcome.markdown
+    assert check_latex((tmp_path / "qualitative.tex").read_text()) == [5]
 
 
 def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
@@ -406,6 +444,7 @@ def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
     for table in outcome.numbers["tables"].values():
         assert np.array(table).shape == (20, 10)
         assert np.array(table).sum() == 1438
+    assert check_latex((tmp_path / "split.tex").read_text()) == [4]
 
 
 # Words and tables
@@ -445,6 +484,15 @@ def test_findings_say_who_leads_and_how_far_figures_are_apart() -> None:
     assert close[-1].startswith("2 of 2 figures lie within 1 point")
 
 
+def test_the_command_says_by_its_status_that_runs_are_missing(tmp_path: Path) -> None:
+    words = ["reproduce", "table1", "--quick", "--out", str(tmp_path), "--only", "alpha=0.01", "--time-limit", "1e-9"]
+    done = subprocess.run([sys.executable, "-m", "fedaux", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr
+    assert "Nothing is measured yet." in done.stdout
+    assert "alpha=0.01,C=0.4,method=fedaux,seed=0: not started" in done.stdout
+    assert check_latex((tmp_path / "table1.tex").read_text()) == [4]
+
+
 def test_unfinished_runs_are_told_and_left_out() -> None:
     numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {})
     numbers["rows"][1] |= {"best": None, "last": None, "finished": 0}
@@ -465,12 +513,9 @@ def test_tables_are_the_same_in_markdown_latex_and_html() -> None:
     assert "| fedaux | best round | **60.0 ± 0.5** |" in text
     assert "| fedavg | last round | 29.0 |" in text
     assert "| fedaux | best less published | -11.2 |" in text
-    tex = tables.latex([table], caption="50 % & more", label="tab:x")
-    assert r"\textbf{71.2 $\pm$ 0.1}" in tex
-    assert r"\caption{50 \% \& more}" in tex
-    assert all(
-        line.count(" & ") == 2 for line in tex.splitlines() if line.endswith("\\\\") and "multicolumn" not in line
-    )
+    tex = latex.render(text, label="tab:x")
+    assert r"fedaux & published & \textbf{71.2 $\pm$ 0.1}" in tex
+    assert check_latex(tex) == [3]
     html = page.render("# title <b>\n\nsome `code`\n\n" + text, {})
     assert "<h1>title &lt;b&gt;</h1>" in html
     assert "<code>code</code>" in html

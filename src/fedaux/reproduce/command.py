@@ -93,13 +93,16 @@ def reproduce(name: str, request: Request, *, recipe: str | None = None, options
     if request.only or request.also:
         raise ValueError(f"--only and --also: {name} is not a table of runs")
     entry = EXPERIMENTS[name]
+    runs_cells = "sweeping" in signature(entry.run).parameters
+    if (cluster := (request.sweeping or {}).get("cluster")) is not None and not runs_cells:
+        raise ValueError(f"--cluster {cluster}: {name} is one run on this machine")
     arguments = read_options(name, entry, options)
     base, notes = base_of(name, entry, request, recipe)
     if base is not None:
         arguments["base"] = base
         if recipe is None and request.data_root is not None:
             arguments = dict(entry.options) | arguments
-    if "sweeping" in signature(entry.run).parameters:
+    if runs_cells:
         arguments["sweeping"] = request.sweeping
     outcome = entry.run(request.out, **arguments)
     return replace(outcome, markdown="\n".join([outcome.markdown, *(f"- {note}." for note in notes)]))

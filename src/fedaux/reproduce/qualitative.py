@@ -25,8 +25,7 @@ from fedaux.privacy import SCORES
 from fedaux.reading import load_experiment
 from fedaux.reproduce import published
 from fedaux.reproduce.study import RECIPES
-from fedaux.reproduce.tables import Line, Table, Text, latex
-from fedaux.reproduce.writing import Outcome, write
+from fedaux.reproduce.writing import Outcome, markdown_table, write
 
 TRAINING_PASSES = 3
 """A training step costs about a forward pass and twice as much backward."""
@@ -51,18 +50,7 @@ def run(out: Path | str, *, base: Experiment | None = None) -> Outcome:
             for key in ("ResNet-8 in MB", "negatives' features in MB")
         },
     }
-    table = comparison(numbers)
-    return write(
-        out,
-        "qualitative",
-        numbers=numbers,
-        markdown=describe(numbers, table),
-        figures={},
-        texts={"qualitative.tex": latex([table], caption=CAPTION, label="tab:qualitative")},
-    )
-
-
-CAPTION = "What methods do, send and reveal, counted in a run."
+    return write(out, "qualitative", numbers=numbers, markdown=describe(numbers), figures={})
 
 
 def count(experiment: Experiment, method: str, path: Path, *, shape: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -169,15 +157,6 @@ def model_bytes(path: Path, experiment: Experiment) -> int:
     return size
 
 
-def comparison(numbers: Mapping[str, Any]) -> Table:
-    """Return the table: a line a topic, a column a method and phase."""
-    columns = numbers["columns"]
-    heads = [f"{column['method']}, {column['phase']}" for column in columns]
-    cells = {name: [_said(name, column) for column in columns] for name in LINES}
-    lines = tuple(Line(name, "", tuple(Text(text) for text in cells[name])) for name in LINES)
-    return Table("What is done, sent and revealed", tuple(heads), lines, heads=("", ""))
-
-
 def _said(line: str, column: Mapping[str, Any]) -> str:
     before = column["phase"] == "preparation"
     if line == "operations, clients":
@@ -210,11 +189,11 @@ def _said(line: str, column: Mapping[str, Any]) -> str:
     return "public data" if before else str(column["assumes"])
 
 
-def describe(numbers: Mapping[str, Any], table: Table) -> str:
-    """Return the text, with the paper's two figures beside ours."""
-    heads = ["", *table.columns]
-    rows = [[line.name, *(cell.text for cell in line.cells)] for line in table.lines]
-    grid = "".join("| " + " | ".join(row) + " |\n" for row in [heads, ["---"] * len(heads), *rows])
+def describe(numbers: Mapping[str, Any]) -> str:
+    """Return the text, a line a topic and a column a method and phase, with the paper's two figures beside ours."""
+    columns = numbers["columns"]
+    heads = ["", *(f"{column['method']}, {column['phase']}" for column in columns)]
+    grid = markdown_table(heads, [[name, *(_said(name, column) for column in columns)] for name in LINES])
     said = [
         "# qualitative: what methods do, send and reveal",
         "",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedaux.config import ConfigError
+from fedaux.config import ConfigError, Local
 from fedaux.reading import find_recipe, merged, read_recipe
 from fedaux.report.record import curve_points, read_run
 from fedaux.reproduce import embedded, places, published
@@ -18,6 +18,7 @@ from fedaux.sweep import Cell, cells_of, read_records, sweep
 
 CENTRAL = "centralised"
 """What training in one place is called among the methods; it is FedAVG from h0 with one client that holds all."""
+TUNED = "μ of FedPROX is the paper's for the nearer of α = 0.01 and 100 (`--set local.proximal=MU` for another)"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Request:
     also: Sequence[str] = ()
     overrides: Sequence[str] = ()
     sweeping: Mapping[str, Any] | None = None
-    """Further arguments of `fedaux.sweep.sweep`: devices, jobs, time limit, watcher."""
+    """Further arguments of `fedaux.sweep.sweep`: devices, jobs, cluster, time limit, watcher."""
 
     @property
     def cells(self) -> Path:
@@ -80,16 +81,25 @@ def plan(study: Study, request: Request) -> Plan:
     listed: dict[str, dict[str, Any]] = {}
     where: dict[str, Place] = {}
     seen: dict[str, str] = {}
+    stated = "proximal" in raw.get("local", {})  # with --set
+    mus: dict[tuple[str, float], list[float]] = {}
     for block, column, method, changes in _points(study, choice, methods):
         settings = concerning("fedavg+p" if method == CENTRAL else method, changes)
+        tuned = {} if stated else _tuned(method, settings)
+        settings |= tuned
+        for mu in tuned.values():
+            mus.setdefault((method, mu), []).append(settings["split.alpha"])
         chosen = settings | data[grid.data_of(block, column)]
         for seed in seeds:
             point = {"method": ["fedavg+p" if method == CENTRAL else method], "seeds": [seed]} | chosen
-            name = _name(grid, block, column, method, seed)
+            name = _name(grid, block, column, method, seed, tuned)
             # Settings that a method does not look at make no new run: FedAVG has no distillation to tune.
             if seen.setdefault(json.dumps(point, sort_keys=True), name) == name:
                 listed[name] = point
                 where[name] = Place(block.label, "" if method == CENTRAL else column.label, method, settings)
+    if mus:
+        said = [f"{method} {mu:g} at α = {_listed(alphas)}" for (method, mu), alphas in mus.items()]
+        notes.append(f"{TUNED}: {'; '.join(said)}")
     raw, points = _without_constants(without_places(raw), list(listed.values()))
     cells = [replace(cell, name=name) for cell, name in zip(cells_of(raw, points), listed, strict=True)]
     return Plan(cells, where, tuple(notes), grid, tuple(methods))
@@ -256,14 +266,30 @@ def _points(study: Study, choice: Choice, methods: Sequence[str]) -> Iterable[tu
                 yield block, choice.grid.columns.values[-1], CENTRAL, {**block.changes, **alone}
 
 
-def _name(grid: Grid, block: Value, column: Value, method: str, seed: int) -> str:
-    """Return the name of a run's folder: it depends on nothing else that is run."""
+def _tuned(method: str, settings: Mapping[str, Any]) -> dict[str, float]:
+    """Return the setting that the paper tunes for every method and alpha, unless the study varies it."""
+    if "local.proximal" in settings or "split.alpha" not in settings:
+        return {}
+    mu = published.tuned_proximal(method, settings["split.alpha"])
+    return {} if mu is None else {"local.proximal": mu}
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:g}" for number in sorted(set(numbers)))
+
+
+def _name(grid: Grid, block: Value, column: Value, method: str, seed: int, tuned: Mapping[str, float]) -> str:
+    """Return the name of a run's folder: it depends on nothing else that is run.
+
+    A mu other than the default is part of it, so that folders with runs at the default can be gone on with.
+    """
     parts = [] if grid.blocks.name == "table" else [f"{grid.blocks.name}={block.key}"]
     if method != CENTRAL:
         looked_at = concerning(method, column.changes)
         every = looked_at == dict(column.changes)
         parts += [f"{grid.columns.name}={column.key}"] if every else [f"{k}={v:g}" for k, v in looked_at.items()]
-    return ",".join([*parts, f"method={method}", f"seed={seed}"])
+    mu = [f"mu={mu:g}" for mu in tuned.values() if mu != Local().proximal]
+    return ",".join([*parts, f"method={method}", *mu, f"seed={seed}"])
 
 
 def _without_constants(

@@ -73,6 +73,12 @@ class Display:
         if not self._console.is_terminal and time.monotonic() - self._spoke >= QUIET_SECONDS:
             self._say(f"{cell.name}: {where}; {self._standing()}")
 
+    def moved(self, cell: Cell, reason: str) -> None:
+        """Say that a cell waits for another worker."""
+        if (bar := self._bars.pop(cell.name, None)) is not None:
+            self._live.remove_task(bar)
+        self._say(f"{cell.name}: waits for another worker: {reason}")
+
     def ended(self, cell: Cell, reason: str | None) -> None:
         """Say how a cell ended."""
         self._ended += 1
