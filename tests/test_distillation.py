@@ -103,7 +103,7 @@ def test_the_default_is_a_plain_loop_bit_for_bit() -> None:
 
     model.load_state_dict(weights)
     model.train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-5, fused=True)
     order = torch.from_numpy(seeding.generator(0, "x").permutation(257))
     for batch in (order[:128], order[128:256], order[256:]):
         if len(batch) == 1:
@@ -125,7 +125,7 @@ def test_epochs_and_steps_count_batches() -> None:
     order = seeding.generator(0, "x")
     model.load_state_dict(weights)
     model.train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     batches = [batch for _ in range(2) for batch in torch.from_numpy(order.permutation(20)).split(8)]
     for batch in batches[:5]:
         optimizer.zero_grad()

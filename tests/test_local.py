@@ -9,7 +9,7 @@ from torch import nn
 
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.local import train_locally
+from fedaux.local import adam, train_locally
 from fedaux.models import MODELS
 from fedaux.server import snapshot
 from fedaux.steps import add_proximal_gradient
@@ -98,3 +98,22 @@ def test_batches_of_one_work_with_batch_normalisation(size: int) -> None:
 def test_a_client_without_examples_is_refused() -> None:
     with pytest.raises(ValueError, match="without examples"):
         train(linear(), 0)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_adam_as_one_operation_is_adam(weight_decay: float) -> None:
+    """torch's own Adam, tensor by tensor, in double precision; one operation rounds otherwise."""
+    section = Local(learning_rate=0.01, weight_decay=weight_decay)
+    model, exact = linear(), linear().double()
+    optimizer = adam(model.parameters(), section)
+    plain = torch.optim.Adam(exact.parameters(), lr=0.01, weight_decay=weight_decay, foreach=False, fused=False)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        for parameter, other in zip(model.parameters(), exact.parameters(), strict=True):
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            other.grad = parameter.grad.double()
+        optimizer.step()
+        plain.step()
+    assert optimizer.param_groups[0]["fused"]
+    for parameter, other in zip(model.parameters(), exact.parameters(), strict=True):
+        assert torch.allclose(parameter.double(), other, rtol=0, atol=1e-6)

@@ -85,7 +85,7 @@ class Predictor:
             folded = fused.fold(weights, dtype=dtype)
             return lambda batch: fused(folded, fused.prepared(floats(batch), dtype=dtype))
         module, compute = self._module, self._compute
-        module.load_state_dict(weights)
+        self._load(weights)
 
         def forward(batch: Tensor) -> Tensor:
             with compute.autocast():
@@ -94,9 +94,17 @@ class Predictor:
 
         return forward
 
+    def _load(self, weights: Weights) -> None:
+        """Give the module weights; on a CPU where they lie, for copying them takes as long as a few images do."""
+        if self._compute.device.type != "cpu":
+            self._module.load_state_dict(weights)
+            return
+        for name, tensor in self._module.state_dict(keep_vars=True).items():
+            tensor.data = weights[name]
+
     def _forward_by_batch(self, weights: Weights) -> Callable[[Tensor], Tensor]:
         module, compute = self._module, self._compute
-        module.load_state_dict(weights)
+        self._load({name: tensor.clone() for name, tensor in weights.items()})  # batches are counted in them
 
         def forward(batch: Tensor) -> Tensor:
             module.train()

@@ -17,7 +17,9 @@ from fedaux.steps import Steps, optimizer_state, restore_optimizer
 
 
 def adam(parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any) -> torch.optim.Optimizer:
-    """Adam with a section's settings (Kingma & Ba 2015)."""
+    """Adam with a section's settings (Kingma & Ba 2015); on a CPU as one operation, for its parts are small."""
+    parameters = list(parameters)
+    how = ({"fused": True} if all(parameter.device.type == "cpu" for parameter in parameters) else {}) | how
     return torch.optim.Adam(parameters, lr=section.learning_rate, weight_decay=section.weight_decay, **how)
 
 
