@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from torch import Tensor
@@ -17,6 +16,7 @@ from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.store import (
     Card,
     alone,
+    content_digest,
     fitted,
     fitting_weights,
     h0_settings,
@@ -179,10 +179,3 @@ def pretrained(
     if store is not None:
         save_h0(store / name, *result, beside=False, vocabulary=vocabulary)
     return result
-
-
-def content_digest(images: Tensor) -> str:
-    """Return the digest of images by their shape and bytes."""
-    digest = hashlib.blake2b(str(list(images.shape)).encode(), digest_size=16)
-    digest.update(images.cpu().contiguous().numpy().data)
-    return digest.hexdigest()
