@@ -95,6 +95,13 @@ class Compute:
         finally:
             torch.set_num_threads(before)
 
+    def once(self, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Return what was made under a key, and make it the first time: for what all tasks of a process share."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        made: Result = self._cache[key]
+        return made
+
     def compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function compiled, once for each key; where compilation is off or fails, the function itself."""
         if not self.compile:
