@@ -448,6 +448,9 @@ def test_the_estimate_starts_from_the_measured_rounds() -> None:
     cell = 100 * costs.round_seconds("fedaux", settings, 100_000)
     assert 162 * 35 < (costs.estimate(STUDIES["table1"]) or 0) < 162 * 2.5 * cell
     assert costs.estimate(STUDIES["nlp"]) is None
+    times = {name: time for name, _, _, time, _ in command.listing()}
+    assert times["linear"] == "about 0.9 h on a CPU"  # 6 values of alpha, 100 rounds, 2 methods of 4 distill
+    assert times["nlp"] == "not measured"
 
 
 def test_only_narrows_one_axis_at_a_time() -> None:
