@@ -453,6 +453,21 @@ def test_the_estimate_starts_from_the_measured_rounds() -> None:
     assert times["nlp"] == "not measured"
 
 
+def test_curves_of_a_block_have_one_scale_wherever_its_rows_are_broken() -> None:
+    columns = [f"α = {value}" for value in (0.01, 0.1, 1, 10)]
+    rows = [
+        {"block": block, "column": column, "method": "fedaux", "curve": [[1, at, at, at], [2, at + 5, at, at + 9]]}
+        for block, first in (("one", 10), ("other", 60))
+        for column, at in zip(columns, range(first, first + 40, 10), strict=True)
+    ]
+    figure = drawing.curves({"blocks": ["one", "other"], "columns": columns, "methods": ["fedaux"], "rows": rows})
+    limits = [axes.get_ylim() for axes in figure.axes if axes.get_visible()]
+    assert len(set(limits[:4])) == len(set(limits[4:])) == 1
+    assert limits[0] != limits[4]
+    assert limits[0][0] <= 10
+    assert limits[0][1] >= 49
+
+
 def test_only_narrows_one_axis_at_a_time() -> None:
     choice = narrowed(STUDIES["table2"].grid, ["auxiliary=[Dogs,STL-10]"])
     assert [value.key for value in choice.grid.columns.values] == ["STL-10", "Dogs"]
