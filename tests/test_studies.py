@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import tiny
 
+from fedaux import execute
 from fedaux.config import Experiment
 from fedaux.reproduce import EXPERIMENTS, command, comparison, costs, drawing, page, places, presenting, running, tables
 from fedaux.reproduce.running import CENTRAL, Plan, Request, plan
@@ -451,6 +453,18 @@ def test_the_estimate_starts_from_the_measured_rounds() -> None:
     times = {name: time for name, _, _, time, _ in command.listing()}
     assert times["linear"] == "about 0.9 h on a CPU"  # 6 values of alpha, 100 rounds, 2 methods of 4 distill
     assert times["nlp"] == "not measured"
+
+
+def test_the_papers_figures_stand_beside_the_same_experiment_only(root: Path, tmp_path: Path) -> None:
+    execute.run(tiny(method=["fedavg"], rounds=1), out=tmp_path / "another run")
+    for mode, shown in (("full", True), ("linear", False)):
+        prepared = planned(
+            "table1", root, overrides=[f"mode={mode}"], only=["method=[fedavg+p,fedaux]", "alpha=0.01", "C=0.4"]
+        )
+        rows = running.measure(STUDIES["table1"], prepared, tmp_path)
+        assert [row["published"] is not None for row in rows] == [shown, shown]
+        assert any("not shown" in note for note in prepared.notes) is not shown
+    assert planned("linear", root).comparable
 
 
 def test_curves_of_a_block_have_one_scale_wherever_its_rows_are_broken() -> None:
