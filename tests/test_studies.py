@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import tiny
 from latex_checks import check_latex
 
+from fedaux import execute
 from fedaux.config import Experiment, Local
 from fedaux.reproduce import (
     EXPERIMENTS,
@@ -565,6 +567,36 @@ def test_the_estimate_starts_from_the_measured_rounds() -> None:
     cell = 100 * costs.round_seconds("fedaux", settings, 100_000)
     assert 162 * 35 < (costs.estimate(STUDIES["table1"]) or 0) < 162 * 2.5 * cell
     assert costs.estimate(STUDIES["nlp"]) is None
+    times = {name: time for name, _, _, time, _ in command.listing()}
+    assert times["linear"] == "about 0.9 h on a CPU"  # 6 values of alpha, 100 rounds, 2 methods of 4 distill
+    assert times["nlp"] == "not measured"
+
+
+def test_the_papers_figures_stand_beside_the_same_experiment_only(root: Path, tmp_path: Path) -> None:
+    execute.run(tiny(method=["fedavg"], rounds=1), out=tmp_path / "another run")
+    for mode, shown in (("full", True), ("linear", False)):
+        prepared = planned(
+            "table1", root, overrides=[f"mode={mode}"], only=["method=[fedavg+p,fedaux]", "alpha=0.01", "C=0.4"]
+        )
+        rows = running.measure(STUDIES["table1"], prepared, tmp_path)
+        assert [row["published"] is not None for row in rows] == [shown, shown]
+        assert any("not shown" in note for note in prepared.notes) is not shown
+    assert planned("linear", root).comparable
+
+
+def test_curves_of_a_block_have_one_scale_wherever_its_rows_are_broken() -> None:
+    columns = [f"α = {value}" for value in (0.01, 0.1, 1, 10)]
+    rows = [
+        {"block": block, "column": column, "method": "fedaux", "curve": [[1, at, at, at], [2, at + 5, at, at + 9]]}
+        for block, first in (("one", 10), ("other", 60))
+        for column, at in zip(columns, range(first, first + 40, 10), strict=True)
+    ]
+    figure = drawing.curves({"blocks": ["one", "other"], "columns": columns, "methods": ["fedaux"], "rows": rows})
+    limits = [axes.get_ylim() for axes in figure.axes if axes.get_visible()]
+    assert len(set(limits[:4])) == len(set(limits[4:])) == 1
+    assert limits[0] != limits[4]
+    assert limits[0][0] <= 10
+    assert limits[0][1] >= 49
 
 
 def test_only_narrows_one_axis_at_a_time() -> None:

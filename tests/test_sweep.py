@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from fedaux.sweep import Cell, cells_of, expand, read_records, sweep
 from fedaux.sweep.processes import Lost, NoPlace, OwnProcess, Process
 from fedaux.sweep.runner import _Record, _run, is_finished, neighbours
 from fedaux.sweep.team import Work, Worker
-from fedaux.sweep.worker import OF_MODELS, OF_ROUNDS, Remembered
+from fedaux.sweep.worker import OF_MODELS, OF_ROUNDS, Remembered, Telling
 
 
 class Notes:
@@ -371,3 +373,12 @@ def test_inputs_are_kept_only_where_nothing_they_depend_on_has_changed() -> None
     assert (len(first.auxiliary), len(other_data.auxiliary)) == (200, 100)
     sections = set(grid()[0].experiment.to_dict())
     assert sections >= OF_ROUNDS | OF_MODELS  # every name is one of a section
+
+
+def test_a_worker_tells_every_part_of_the_preparation_and_rounds_now_and_then() -> None:
+    out = io.StringIO()
+    telling = Telling(out)
+    task = SimpleNamespace(method=SimpleNamespace(name="fedaux"), seed=0)
+    for number, name in ((0, "pretrain"), (0, "pretrain 1/5"), (0, "certify"), (1, "train"), (1, "teach")):
+        telling.phase(task, number, name)  # type: ignore[arg-type]
+    assert [json.loads(line)["phase"] for line in out.getvalue().splitlines()] == ["pretrain", "certify"]

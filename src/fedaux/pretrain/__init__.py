@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from fedaux.pretrain.store import (
     Card,
     Wanted,
     alone,
+    content_digest,
     fitted,
     fitting_weights,
     h0_settings,
@@ -129,13 +129,6 @@ def keep_probe(h0: H0, probe: Mapping[str, Any], *, wanted: Wanted, shared: Path
         with alone(shared, h0.stem):
             save_h0(path, h0.weights, measured.card, vocabulary=wanted.vocabulary)
     return measured
-
-
-def content_digest(images: Tensor) -> str:
-    """Return the digest of images by their shape and bytes."""
-    digest = hashlib.blake2b(str(list(images.shape)).encode(), digest_size=16)
-    digest.update(images.cpu().contiguous().numpy().data)
-    return digest.hexdigest()
 
 
 def _begun(wanted: Wanted) -> Wanted:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,21 +35,22 @@ Card = dict[str, Any]
 """What is known about an h0, as JSON can say it."""
 
 
-def shared_store() -> Path | None:
-    """Return the folder that all runs of a user share: FEDAUX_CACHE, or ~/.cache/fedaux; None where there is none.
+def shared_store(kind: Literal["pretrained", "features"] = "pretrained") -> Path | None:
+    """Return a folder that all runs of a user share, in FEDAUX_CACHE or ~/.cache/fedaux; None where there is none.
 
     FEDAUX_CACHE set to nothing means that nothing is shared.
     """
     given = os.environ.get("FEDAUX_CACHE")
     if given == "":
         return None
-    folder = (Path(given) if given else Path.home() / ".cache" / "fedaux") / "pretrained"
+    folder = (Path(given) if given else Path.home() / ".cache" / "fedaux") / kind
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError("not writable")
     except OSError as error:
-        warnings.warn(f"FEDAUX_CACHE: {folder} cannot be used, h0 is not shared between runs ({error})", stacklevel=2)
+        what = "h0 is" if kind == "pretrained" else "features are"
+        warnings.warn(f"FEDAUX_CACHE: {folder} cannot be used, {what} not shared between runs ({error})", stacklevel=2)
         return None
     return folder
 
@@ -97,6 +98,13 @@ def h0_settings(wanted: Wanted) -> dict[str, Any]:
 def settings_digest(settings: Mapping[str, Any]) -> str:
     """Return the name of what these settings make."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def content_digest(images: Tensor) -> str:
+    """Return the digest of images by their shape and bytes."""
+    digest = hashlib.blake2b(str(list(images.shape)).encode(), digest_size=16)
+    digest.update(images.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

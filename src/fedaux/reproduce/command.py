@@ -47,7 +47,8 @@ def listing() -> Iterator[tuple[str, str, str, str, str]]:
         except ValueError:
             missing = "; not in this version"
         data = ", ".join(places.DATA_SETS[key].title for key in study.grid.data_sets())
-        yield name, study.shows + missing, data, costs.said(costs.estimate(study)), study.quick_time
+        said = costs.said(costs.estimate(study)) + (" on a CPU" if costs.is_linear(study) else "")
+        yield name, study.shows + missing, data, said, study.quick_time
     for name, entry in EXPERIMENTS.items():
         data = ", ".join(places.DATA_SETS[key].title for key in entry.data) or "comes with the package"
         yield name, entry.shows, data, entry.full_time or entry.time, entry.time

@@ -162,6 +162,11 @@ def curves(numbers: Numbers) -> Figure:
         axes.set_xlabel("communication round")
     for line in panels:
         line[0].set_ylabel("test accuracy, %")
+    for block in blocks:  # what a block says about its columns should not depend on where its rows are broken
+        own = [line[0] for line, (name, _) in zip(panels, lines_of, strict=True) if name == block]
+        limits = [limit for axes in own for limit in axes.get_ylim()]
+        for axes in own:
+            axes.set_ylim(min(limits), max(limits))
     figure.legend(
         list(handles.values()), list(handles), loc="outside upper center", ncols=5, frameon=False, fontsize=9.5
     )

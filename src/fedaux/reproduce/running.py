@@ -63,6 +63,8 @@ class Plan:
     notes: tuple[str, ...]
     grid: Grid
     methods: tuple[str, ...]
+    comparable: bool = True
+    """Whether the paper's figures are about the same: heads alone are another experiment than whole networks."""
 
 
 def plan(study: Study, request: Request) -> Plan:
@@ -102,7 +104,10 @@ def plan(study: Study, request: Request) -> Plan:
         notes.append(f"{TUNED}: {'; '.join(said)}")
     raw, points = _without_constants(without_places(raw), list(listed.values()))
     cells = [replace(cell, name=name) for cell, name in zip(cells_of(raw, points), listed, strict=True)]
-    return Plan(cells, where, tuple(notes), grid, tuple(methods))
+    printed_mode, mode = (table.get("mode", "full") for table in (read_base(grid.path(), ()), raw))
+    if mode != printed_mode:
+        notes = [*notes, f"the paper's figures are of mode = {printed_mode!r}, so they are not shown beside these"]
+    return Plan(cells, where, tuple(notes), grid, tuple(methods), comparable=mode == printed_mode)
 
 
 def check_available(study: Study) -> None:
@@ -229,7 +234,7 @@ def measure(study: Study, prepared: Plan, folder: Path) -> list[dict[str, Any]]:
     }
     rows = []
     for (block, column, method, settings), cells in groups.items():
-        printed = published.printed(study.name, block, column, method)
+        printed = published.printed(study.name, block, column, method) if prepared.comparable else None
         names = [cell["cell"] for cell in cells if cell["cell"] in there]
         row: dict[str, Any] = {
             "block": block,

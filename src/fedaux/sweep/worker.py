@@ -88,6 +88,7 @@ class Telling:
     def __init__(self, out: IO[str]) -> None:
         self._out = out
         self._spoke = 0.0
+        self._preparing = ""
 
     def tell(self, **event: Any) -> None:
         """Write one event."""
@@ -95,9 +96,12 @@ class Telling:
         self._out.flush()
 
     def phase(self, task: Task, round: int, name: str) -> None:
-        """Tell what is being done, now and then."""
-        if time.monotonic() - self._spoke >= QUIET_SECONDS:
+        """Tell what is being done, now and then; of the preparation all of it, for each part can take long."""
+        kind = name.partition(" ")[0]
+        prepares = round == 0 and kind != self._preparing
+        if prepares or time.monotonic() - self._spoke >= QUIET_SECONDS:
             self._spoke = time.monotonic()
+            self._preparing = kind
             self.tell(event="phase", method=task.method.name, seed=task.seed, round=round, phase=name)
 
     def round(self, row: Mapping[str, Any]) -> None:
