@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from fedaux import seeding
 from fedaux.clients import Weights
 from fedaux.pretrain.objectives import resolved
