@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 EXTRAS := $(VENV)/.extras
 SITE   := $(VENV)/.docs
 
-.PHONY: demo test test-federation test-gpu benchmark docs check format clean
+.PHONY: demo test test-federation test-cluster test-gpu benchmark docs check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, about a minute
 	rm -rf runs/demo
@@ -17,6 +17,9 @@ test: $(EXTRAS)         ## the quick tests, those of the extras included
 
 test-federation: $(EXTRAS) ## federations of real processes on loopback: parity, faults, security, the deployment page
 	$(BIN)/python -m pytest -m federation
+
+test-cluster: $(EXTRAS) ## sweeps on a Ray cluster of two nodes on this machine, one of which dies
+	$(BIN)/python -m pytest -m cluster
 
 test-gpu: $(EXTRAS)     ## what needs a CUDA GPU: the fast ways equal the plain loop there
 	$(BIN)/python -m pytest -m gpu
@@ -50,7 +53,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 $(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,text,privacy,dpsgd,tensorboard,flower,simulation]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,text,privacy,dpsgd,tensorboard,flower,simulation,cluster]'
 	touch $@
 
 $(SITE): $(READY)

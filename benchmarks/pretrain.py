@@ -26,7 +26,7 @@ from plain import wait
 from fedaux import seeding
 from fedaux.compute import CLIENTS_AT_ONCE, Compute, compute_for
 from fedaux.config import Experiment, Pretraining
-from fedaux.data import load_auxiliary, load_labelled
+from fedaux.data import load_both
 from fedaux.execute import choose_device
 from fedaux.files import save_json
 from fedaux.inference import Predictor
@@ -143,8 +143,8 @@ def probe_against_time(
     values["warmup_epochs"] = min(values["warmup_epochs"], values["epochs"] // 10)
     section = Pretraining(**values)
     compute = compute_for(experiment.engine, device, experiment.data)
-    data = load_labelled(experiment.data).to(device)
-    images = load_auxiliary(experiment.auxiliary).to(device)
+    data, images = load_both(experiment)
+    data, images = data.to(device), images.to(device)
     prototype, shape = experiment.prototypes[0], data.images.shape
     model = build(prototype.model, (shape[1], shape[2], shape[3]), prototype.options, compute=compute)
     predictor = Predictor(model.features, compute)

@@ -63,7 +63,6 @@ def main(*, quick: bool, out: Path) -> None:
         },
         auxiliary={"source": "folder", "path": str(images / "public")},
         prototypes=[{"name": "cnn", "model": "cnn", "options": {"width": 16}}],
-        split={"num_clients": len(HOLDINGS)},
         pretraining={"epochs": 1 if quick else 10, "batch_size": 60},
         certainty={"epsilon": 0.5, "components": 8},
         local={"learning_rate": 3e-3},

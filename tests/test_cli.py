@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import tomli_w
 from conftest import TINY, tiny
 
 import fedaux
+from fedaux.config import ConfigError
 from fedaux.methods import METHODS
 
 
@@ -72,7 +74,7 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     assert (tmp_path / "runs/tiny/report.html").exists()
 
     refused = fedaux_command("run", str(recipe), cwd=tmp_path)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert refused.stderr == (
         "error: runs/tiny already holds a run; continue it with --resume (in Python resume=True), "
         "or choose another directory with --out (out=)\n"
@@ -109,12 +111,50 @@ def test_all_mistakes_are_told_at_once_without_a_traceback(recipe: Path, tmp_pat
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     missing = fedaux_command("run", "nothing.toml", cwd=tmp_path)
-    assert missing.returncode == 1
+    assert missing.returncode == 2
     assert "nothing.toml: there is no such file, nor such a recipe; there are agnews, agnews-minilm," in missing.stderr
     empty = fedaux_command("report", str(tmp_path), cwd=tmp_path)
-    assert empty.returncode == 1
+    assert empty.returncode == 2
     assert str(tmp_path) in empty.stderr
     assert "Traceback" not in empty.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"),
+    [
+        (ConfigError(["rounds = 0: should be at least 1"]), 2),
+        (ValueError("--seed -1: should be at least 0"), 2),
+        (FileNotFoundError(2, "No such file or directory", "data.csv"), 2),
+        (PermissionError(13, "Permission denied", "runs"), 2),
+        (OSError(28, "No space left on device", "runs/demo"), 1),
+        (SystemExit(3), 3),
+        (SystemExit(130), 130),
+    ],
+)
+def test_the_exit_status_tells_mistakes_from_failures(
+    raised: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise raised
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the packages that the command line is made of
+        from fedaux import cli
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == status
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") == isinstance(raised, Exception)
+    page = (Path(__file__).parents[1] / "docs/run-directory.md").read_text(encoding="utf-8")
+    assert f"\n| {status} | " in page
+
+
+def test_a_recipe_without_a_name_is_called_as_its_file(tmp_path: Path) -> None:
+    (tmp_path / "first try.toml").write_text(tomli_w.dumps({k: v for k, v in TINY.items() if k != "name"}))
+    done = fedaux_command("run", "first try.toml", "--set", "rounds=1", "--set", "method=fedavg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first-try"]
 
 
 def test_data_prints_the_table_and_draws_the_picture(recipe: Path, tmp_path: Path) -> None:

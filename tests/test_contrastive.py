@@ -39,7 +39,8 @@ def extractor() -> nn.Sequential:
         return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 16))
 
 
-OWN = {"feature_width", "generator", "compute", "progress", "save_seconds", "on_epoch"}
+OWN = {"feature_width", "generator", "compute"}
+WATCHING = {"progress", "save_seconds", "on_epoch"}
 """Arguments that are no settings."""
 
 
@@ -54,9 +55,13 @@ def section(**changes: Any) -> Pretraining:
 
 
 def pretrain(features: nn.Module, images: Tensor, **changes: Any) -> list[float]:
-    own = {"feature_width": 16, "generator": seeded()} | {key: changes[key] for key in OWN & changes.keys()}
-    settings = section(**{key: value for key, value in changes.items() if key not in OWN})
-    return module.pretrain(features, images, section=settings, **own).losses  # type: ignore[arg-type]
+    own: dict[str, Any] = {"feature_width": 16, "generator": seeded()} | {
+        key: changes[key] for key in OWN & changes.keys()
+    }
+    settings = section(**{key: value for key, value in changes.items() if key not in OWN | WATCHING})
+    training = Training(features, images, section=settings, **own)
+    module.pretrain(training, **{key: changes[key] for key in WATCHING & changes.keys()})
+    return training.losses
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 2.0])

@@ -88,26 +88,32 @@ def test_without_trial_nodes_read_their_own_data_and_protect_it(tmp_path: Path) 
 def test_an_own_recipe_keeps_its_settings_and_its_clients_get_their_paths(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text(
         'method = ["fedaux", "fedavg+p"]\nseeds = [0, 1]\nrounds = 2\n[certainty]\nepsilon = 0.25\n'
-        '[split]\nnum_clients = 2\n[data]\nsource = "folder"\nimage_size = 16\ntest = "tests"\n'
+        '[data]\nsource = "folder"\nimage_size = 16\ntest = "tests"\n'
         'clients = ["/data/a", "/data/b"]\n[local.privacy]\nnoise_multiplier = 2.0\n'
     )
     write_folder(tmp_path / "clinics", recipe=str(tmp_path / "own.toml"), clients=None, trial=False)
     recipe = tomllib.loads((tmp_path / "clinics/app/recipe.toml").read_text())
     assert (recipe["rounds"], recipe["certainty"]["epsilon"]) == (2, 0.25)
     assert "clients" not in recipe["data"]
+    assert recipe["split"]["num_clients"] == 2
+    assert recipe["name"] == "own"
     node = tomllib.loads((tmp_path / "clinics/nodes/node-1.toml").read_text())
     assert node["data"] == {"source": "folder", "image_size": 16, "path": "/data/b"}
     assert node["privacy"]["epsilon"] == 0.5  # two seeds of the one method that releases scores
     assert node["privacy"]["plain_updates"] is False
     with pytest.raises(ValueError, match=r"--clients 3: the recipe's data.clients names 2"):
         write_folder(tmp_path / "other", recipe=str(tmp_path / "own.toml"), clients=3, trial=False)
+    with (tmp_path / "own.toml").open("a") as file:
+        file.write("[split]\nnum_clients = 3\n")
+    with pytest.raises(ConfigError, match=r"split\.num_clients = 3: data\.clients names 2; should be 2, or left out"):
+        write_folder(tmp_path / "other", recipe=str(tmp_path / "own.toml"), clients=None, trial=False)
 
 
 def test_nothing_is_overwritten_and_names_are_checked(tmp_path: Path) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used/note").write_text("mine")
     done = fedaux_command("init", "used", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == f"error: {tmp_path / 'used'} is there already, and is not overwritten; choose another name\n"
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["note"]
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -455,7 +461,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     write_folder(tmp_path / "hospitals", recipe="demo", clients=2, trial=True)
     done = fedaux_command("link", "hospitals", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "certificates/ca.crt: there is no such file; fedaux federate certificates" in done.stderr
     assert "`fedaux federate init` makes the folder" in fedaux_command("link", ".", cwd=tmp_path).stderr
     (tmp_path / "ca.crt").touch()
@@ -564,7 +570,7 @@ def test_watch_goes_on_until_the_run_ends(tmp_path: Path) -> None:
 
 def test_watch_says_what_it_cannot_read(tmp_path: Path) -> None:
     done = fedaux_command("watch", "nowhere", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("error: nowhere/nodes.json: there is no such file")
     (tmp_path / "nodes.json").write_text(json.dumps({"version": 99}))
     assert "is of version 99" in fedaux_command("watch", ".", cwd=tmp_path).stderr

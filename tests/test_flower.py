@@ -44,8 +44,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         {"federation": {"wire": "fp16"}},
         {"local": {"optimizer_state": "kept"}, "method": ["fedavg"]},
         {"participation_rate": 0.67, "method": ["fedaux+m"]},
+        {"auxiliary": {"source": "noise", "size": 120}},
     ],
-    ids=["fedaux", "fedavg", "linear", "fp16", "kept", "part"],
+    ids=["fedaux", "fedavg", "linear", "fp16", "kept", "part", "noise"],
 )
 def test_a_federation_comes_to_the_simulators_figures(tmp_path: Path, changes: dict[str, Any]) -> None:
     experiment = federated(**changes)

@@ -23,7 +23,7 @@ from fedaux.engines.streams import StreamTraining
 from fedaux.engines.training import Job, Workplace, one_by_one
 from fedaux.inference import FusedInference, Predictor
 from fedaux.models import MODELS, SplitModel
-from fedaux.pretrain.training import pretrain
+from fedaux.pretrain.training import Training, pretrain
 from fedaux.server import snapshot
 
 pytestmark = [
@@ -231,7 +231,7 @@ def test_language_modelling_can_be_captured(kind: Any) -> None:
         with seeding.initialisation(0, part="bert"):
             made = MODELS["bert"]((64, 300), 2, layers=2, width=32, heads=4, intermediate=64, causal=kind != "masked")
         compute = Compute(torch.device("cuda"), torch.float32, clients_at_once=at_once)
-        training = pretrain(
+        training = Training(
             compute.place(made).features,
             text_place(compile=False).inputs[:, :64].contiguous(),
             feature_width=32,
@@ -240,6 +240,7 @@ def test_language_modelling_can_be_captured(kind: Any) -> None:
             compute=compute,
             vocabulary=words,
         )
+        pretrain(training)
         losses.append(training.losses)
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 

@@ -27,7 +27,7 @@ from fedaux.config import ConfigError, Pretraining, Prototype
 from fedaux.data import vocabulary
 from fedaux.data.vocabulary import BEGIN, END, MASK, Vocabulary
 from fedaux.models import MODELS, SplitModel
-from fedaux.pretrain import content_digest, pretrained, pretrained_extractor
+from fedaux.pretrain import Wanted, content_digest, pretrained, pretrained_extractor
 from fedaux.pretrain.language import Guessing, MaskedTokens, NextToken
 from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.training import Training, pretrain
@@ -200,26 +200,21 @@ def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(kind: str, wor
 def test_the_language_is_learned(kind: str, words: Vocabulary, ids: Tensor) -> None:
     made = model(words, causal=kind == "next-token")
     section = Pretraining(kind=kind, epochs=12, batch_size=50, learning_rate=1e-2)  # type: ignore[arg-type]
-    losses = pretrain(
-        made.features, ids, feature_width=16, section=section, generator=generator(), vocabulary=words
-    ).losses
+    training = Training(made.features, ids, feature_width=16, section=section, generator=generator(), vocabulary=words)
+    pretrain(training)
+    losses = training.losses
     assert losses[0] == pytest.approx(math.log(words.size), rel=0.15)
     assert losses[-1] < losses[0] - 1.0
 
 
 def h0(words: Vocabulary, ids: Tensor, **where: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     section = where.pop("section", Pretraining(epochs=2, batch_size=50))
-    weights, card = pretrained(
-        PROTOTYPE,
-        model(words),
-        section=section,
-        images=ids,
-        content=content_digest(ids),
-        seed=0,
-        vocabulary=words,
-        **where,
-    )
-    return dict(weights), card
+    made = pretrained(wanted(words, ids, model(words), section), **where)
+    return dict(made.weights), made.card
+
+
+def wanted(words: Vocabulary, ids: Tensor, made: SplitModel, section: Pretraining) -> Wanted:
+    return Wanted(PROTOTYPE, made, section=section, images=ids, content=content_digest(ids), seed=0, vocabulary=words)
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
@@ -284,18 +279,8 @@ def test_pretraining_can_go_on_from_a_checkpoint(tmp_path: Path, words: Vocabula
     def extract(kind: str) -> dict[str, Tensor]:
         made = model(words)
         made.given = lambda: start
-        return dict(
-            pretrained_extractor(
-                PROTOTYPE,
-                made,
-                section=Pretraining(kind=kind, epochs=1, batch_size=50, learning_rate=1e-4),  # type: ignore[arg-type]
-                images=ids,
-                content=content_digest(ids),
-                seed=0,
-                store=tmp_path,
-                vocabulary=words,
-            )
-        )
+        section = Pretraining(kind=kind, epochs=1, batch_size=50, learning_rate=1e-4)  # type: ignore[arg-type]
+        return dict(pretrained_extractor(wanted(words, ids, made, section), store=tmp_path))
 
     assert same(extract("auto"), start)
     assert not list(tmp_path.iterdir())
@@ -306,9 +291,7 @@ def test_pretraining_can_go_on_from_a_checkpoint(tmp_path: Path, words: Vocabula
     made = model(words)
     made.given = lambda: {name: tensor for name, tensor in start.items() if "query" not in name}
     with pytest.raises(ValueError, match=r"holds no tensor encoder.layer.0.attention.self.query.weight"):
-        pretrained(
-            PROTOTYPE, made, section=Pretraining(), images=ids, content="", seed=0, vocabulary=words, store=tmp_path
-        )
+        pretrained(wanted(words, ids, made, Pretraining()), store=tmp_path)
 
 
 def invoked(*words: str) -> Any:

@@ -239,7 +239,7 @@ def test_commands_take_plugins_and_say_what_they_are(write: Write, command: Comm
     assert [line.partition(":")[0] for line in lines] == ["method = 'ours'", "method = 'more'"]
     assert all(line.endswith("; given by a plugin? --plugin FILE") for line in lines)
     status, _, errors = command("run", "recipe.toml", "--plugin", "b.py", "--plugin", "own.py")
-    assert status == 1
+    assert status == 2
     assert errors.startswith("error: plugin b.py: METHODS['more'].teacher = 'own': not known; there are mean")
     assert "runs with your rights" in command("run", "--help")[1]
 
@@ -257,5 +257,5 @@ def test_an_own_mechanism_can_be_attacked(write: Write, command: Command) -> Non
 def test_a_failing_plugin_is_told_in_one_line(name: str, write: Write, command: Command) -> None:
     write("x = 1\ny = x.z\n")
     status, output, errors = command(*name.split(), "--plugin", "own.py")
-    assert (status, output) == (1, "")
+    assert (status, output) == (2, "")
     assert errors == "error: plugin own.py:2: fails with AttributeError: 'int' object has no attribute 'z'\n"

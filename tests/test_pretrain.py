@@ -15,16 +15,18 @@ import pytest
 import tomli_w
 import torch
 from conftest import tiny
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fedaux
 from fedaux import seeding
 from fedaux.clients import Weights
-from fedaux.config import Augmentation, Auxiliary, ConfigError, Pretraining, Prototype
-from fedaux.data import load_auxiliary
+from fedaux.config import Augmentation, Auxiliary, ConfigError, Data, Pretraining, Prototype
+from fedaux.data import load_auxiliary, load_labelled
 from fedaux.models import MODELS, SplitModel
-from fedaux.pretrain import content_digest, pretrained, pretrained_extractor, shared_store
-from fedaux.pretrain.store import read_card, weights_digest
+from fedaux.pretrain import Wanted, content_digest, pretrained, pretrained_extractor, shared_store
+from fedaux.pretrain.store import probe_line, read_card, weights_digest
+from fedaux.reading import find_recipe, load_experiment
 from fedaux.server import snapshot
 
 IMAGES = load_auxiliary(Auxiliary(size=60))
@@ -40,16 +42,12 @@ def extractor(
     store: Path, *, seed: int = 0, images: torch.Tensor = IMAGES, shared: Path | None = None, **changes: object
 ) -> Weights:
     settings = {"epochs": 1, "batch_size": 20, "augmentation": Augmentation(flip=0.0)} | changes
-    return pretrained_extractor(
-        PROTOTYPE,
-        model(),
-        section=Pretraining(**settings),  # type: ignore[arg-type]
-        images=images,
-        content=content_digest(images),
-        seed=seed,
-        store=store,
-        shared=shared,
-    )
+    section = Pretraining(**settings)  # type: ignore[arg-type]
+    return pretrained_extractor(wanted(model(), section, images, seed=seed), store=store, shared=shared)
+
+
+def wanted(made: SplitModel, section: Pretraining, images: torch.Tensor = IMAGES, *, seed: int = 0) -> Wanted:
+    return Wanted(PROTOTYPE, made, section=section, images=images, content=content_digest(images), seed=seed)
 
 
 def equal(first: Weights, second: Weights) -> bool:
@@ -127,7 +125,7 @@ def test_other_initial_weights_make_another_h0(tmp_path: Path) -> None:
     with torch.no_grad():
         next(other.features.parameters()).mul_(1.01)
     section = Pretraining(epochs=1, batch_size=20, augmentation=Augmentation(flip=0.0))
-    pretrained(PROTOTYPE, other, section=section, images=IMAGES, content=content_digest(IMAGES), seed=0, store=tmp_path)
+    pretrained(wanted(other, section), store=tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -162,19 +160,20 @@ import torch
 from fedaux import seeding
 from fedaux.config import Augmentation, Pretraining, Prototype
 from fedaux.models import MODELS
-from fedaux.pretrain import content_digest, pretrained
+from fedaux.pretrain import Wanted, content_digest, pretrained
 from fedaux.pretrain.store import weights_digest
 torch.set_num_threads(1)
 images = torch.randint(0, 256, (400, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 with seeding.initialisation(0, part="cnn"):
     model = MODELS["cnn"]((1, 8, 8), 10, width=4)
 trained = []
-weights, card = pretrained(
+wanted = Wanted(
     Prototype(name="cnn", model="cnn", options={"width": 4}), model,
     section=Pretraining(epochs=12, batch_size=80, augmentation=Augmentation(flip=0.0)),
-    images=images, content=content_digest(images), seed=0, shared=shared, save_seconds=0, on_epoch=trained.append,
+    images=images, content=content_digest(images), seed=0,
 )
-result = [str(len(trained)), weights_digest(weights), str(card["epochs"])]
+h0 = pretrained(wanted, shared=shared, save_seconds=0, on_epoch=trained.append)
+result = [str(len(trained)), weights_digest(h0.weights), str(h0.card["epochs"])]
 """
 
 
@@ -223,6 +222,10 @@ def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def command(folder: Path, *words: str, **changes: Any) -> str:
     recipe = folder / "recipe.toml"
     recipe.write_text(tomli_w.dumps(tiny(**changes).to_dict()))
+    return invoked(folder, "pretrain", str(recipe), *words)
+
+
+def invoked(folder: Path, *words: str) -> str:
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore", DeprecationWarning)  # of the packages that the command line is made of
         from typer.testing import CliRunner
@@ -231,7 +234,7 @@ def command(folder: Path, *words: str, **changes: Any) -> str:
 
         patch.setenv("FEDAUX_CACHE", str(folder / "cache"))
         patch.setenv("COLUMNS", "120")
-        done = CliRunner().invoke(app, ["pretrain", str(recipe), *words])
+        done = CliRunner().invoke(app, words)
     return done.stdout if done.exception is None else str(done.exception)
 
 
@@ -270,9 +273,44 @@ def test_a_run_takes_the_commands_h0_as_it_takes_its_own(commanded: tuple[Path, 
 
 def test_the_command_is_answered_from_the_store(commanded: tuple[Path, str]) -> None:
     folder, _ = commanded
-    output = command(folder, "--no-probe")
-    assert "(stored)" in output
-    assert "epoch 1/1" not in output
+    card = json.loads((folder / "h0.json").read_text())
+    for words in (["--no-probe"], []):
+        output = command(folder, *words)
+        assert "(stored)" in output
+        assert "epoch 1/1" not in output
+        assert f"{100 * card['probe']['linear']:.1f}" in output, "what was measured before is shown"
+        assert "probing" not in output
+
+
+def test_the_probe_is_on_the_card_of_the_store_and_a_run_shows_it(commanded: tuple[Path, str], tmp_path: Path) -> None:
+    folder, _ = commanded
+    card = json.loads((folder / "h0.json").read_text())
+    (stored,) = (folder / "cache" / "pretrained").glob("*.safetensors")
+    assert json.loads(stored.with_suffix(".json").read_text()) == card
+    with safe_open(stored, framework="pt") as file:
+        assert json.loads(file.metadata()["card"]) == card
+    assert equal(load_file(stored), load_file(folder / "h0.safetensors"))
+    data = load_labelled(Data())
+    counts = {"source": "digits", "examples": 1438, "test_examples": 359, "classes": 10}
+    assert counts.items() <= card["probe"]["data"].items()
+    assert card["probe"]["data"]["digest"] == content_digest(data.images)
+    shown = (
+        f"h0 of cnn, seed 0: linear probe {100 * card['probe']['linear']:.1f} %, neighbours "
+        f"{100 * card['probe']['neighbours']:.1f} % (359 test examples, digits)"
+    )
+    words = ["run", str(folder / "recipe.toml"), "--set", "rounds=1"]
+    for name, more in {"own": [], "given": ["--set", f"pretraining.checkpoint={folder / 'h0.safetensors'}"]}.items():
+        assert shown in invoked(folder, *words, *more, "--out", str(tmp_path / name))
+    other = command(folder, data={"test_fraction": 0.1})
+    assert "probing" in other, "other data is measured anew"
+    assert json.loads(stored.with_suffix(".json").read_text())["probe"]["data"]["test_examples"] == 180
+
+
+def test_cards_of_others_say_nothing_or_what_they_know() -> None:
+    old = {"prototype": "a", "seed": 1, "probe": {"linear": 0.5, "neighbours": 0.25, "data": "0a1b"}}
+    assert probe_line(old) == "h0 of a, seed 1: linear probe 50.0 %, neighbours 25.0 %"
+    for odd in ({}, {"probe": None}, {"probe": "good"}, {"probe": {"linear": "high", "neighbours": 0.1}}):
+        assert probe_line(dict(odd)) is None
 
 
 @pytest.mark.parametrize(
@@ -317,6 +355,27 @@ def test_several_prototypes_share_a_file(tmp_path: Path) -> None:
     lone = [{"name": "other", "model": "cnn", "options": {"width": 4}}]
     with pytest.raises(ConfigError, match="holds h0 of the prototypes small, flat, none for other"):
         fedaux.run(tiny(prototypes=lone, pretraining=checkpoint), out=tmp_path / "refused")
+
+
+def test_the_networks_of_the_paper_are_pretrained_and_probed(tmp_path: Path) -> None:
+    networks = [{"name": name, "model": name} for name in ("mobilenetv2", "shufflenet")]
+    settings: dict[str, Any] = {"auxiliary": {"size": 32}, "pretraining": {"epochs": 1, "batch_size": 16}}
+    data = {"size": 100, "test_size": 50}
+    path = tmp_path / "h0.safetensors"
+    output = command(tmp_path, "--out", str(path), prototypes=networks, data=data, **settings)
+    cards = json.loads(path.with_suffix(".json").read_text())["prototypes"]
+    held = load_file(path)
+    for name in ("mobilenetv2", "shufflenet"):
+        with seeding.initialisation(0, part=name):
+            start = MODELS[name]((1, 8, 8), 10).features.state_dict()
+        moved = [key for key, tensor in start.items() if not torch.equal(tensor, held[f"{name}/{key}"])]
+        assert set(moved) == set(start), "every weight and statistic has been trained"
+        assert (cards[name]["epochs"], cards[name]["model"]) == (1, name)
+        assert 0.2 < cards[name]["probe"]["linear"] <= 1  # chance is 0.1
+        assert f"{100 * cards[name]['probe']['linear']:.1f}" in output
+    mixed = {prototype.model for prototype in load_experiment(find_recipe("cifar10-mixed")).prototypes}
+    assert mixed == {"resnet8", "mobilenetv2", "shufflenet"}
+    assert load_experiment(find_recipe("cifar10-one-shot")).prototypes[0].model == "mobilenetv2"
 
 
 def test_the_benchmark_times_and_probes(

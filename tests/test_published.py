@@ -83,6 +83,25 @@ def test_every_hyperparameter_is_the_printed_one(tex: str) -> None:
     assert list(table["blocks"]) == ["α = 100", "α = 0.01"]
 
 
+def test_mu_is_the_printed_one_at_the_nearer_alpha(tex: str) -> None:
+    found: dict[tuple[str, float], float] = {}
+    alpha = 0.0
+    for line in rows_of(tex, "tab:HPO"):
+        alpha = float(line[1] or alpha)
+        if line[4] != "-":
+            found[method_of(line[0]), alpha] = float(line[4])
+    assert set(found) == {(method, alpha) for method in ("fedprox", "fedprox+p") for alpha in (0.01, 100.0)}
+    for (method, alpha), mu in found.items():
+        assert published.tuned_proximal(method, alpha) == mu
+    for method in ("fedprox", "fedprox+p"):
+        for alpha in (0.001, 0.04, 0.16, 0.64, 1.0):
+            assert published.tuned_proximal(method, alpha) == found[method, 0.01]
+        for alpha in (1.01, 2.56, 10.24, 1000.0):
+            assert published.tuned_proximal(method, alpha) == found[method, 100.0]
+    assert published.tuned_proximal("fedaux", 0.01) is None
+    assert published.tuned_proximal("fedavg+m", 100.0) is None
+
+
 def test_headings_are_the_printed_ones(tex: str) -> None:
     def heading(label: str) -> str:
         return tex.split(f"\\label{{{label}}}")[1].split("\\begin{tabular}")[1].split("\\midrule")[0]

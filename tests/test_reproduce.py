@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny
+from latex_checks import check_latex
 
 from fedaux import execute
 from fedaux.certainty import MECHANISMS
@@ -19,7 +20,7 @@ from fedaux.data import load_auxiliary, load_labelled
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.preparation import Scorer, prepare
 from fedaux.report import svg
-from fedaux.reproduce import Outcome, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
+from fedaux.reproduce import Outcome, ensemble, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
 from fedaux.runs import RunDirectory
 
 
@@ -65,7 +66,8 @@ def test_iris_covers_every_mechanism_and_the_private_mean_gains(iris: Outcome) -
 
 def test_iris_comes_out_the_same_twice(iris: Outcome, tmp_path: Path) -> None:
     files = {file.name: file for file in iris.files}
-    assert {file.suffix for file in iris.files} == {".html", ".md", ".json", ".png", ".svg"}
+    assert {file.suffix for file in iris.files} == {".html", ".md", ".json", ".tex", ".png", ".svg"}
+    assert check_latex(files["toy-iris.tex"].read_text()) == [2, 4, 4]
     toy = toy_iris.build(toy_iris.HOLDINGS, seed=0)
     assert toy_iris.measure(toy, seed=0, epsilons=(1.0,), draws=2) == iris.numbers["accuracy_by_mechanism"]
     figure = toy_iris.draw_panels(toy, iris.numbers["accuracy"])
@@ -131,6 +133,7 @@ def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
     assert first.numbers == second.numbers
     assert {row["mechanism"] for row in first.numbers["errors"]} == set(MECHANISMS)
     assert json.loads((tmp_path / "a" / "toy-gaussians.json").read_text()) == json.loads(json.dumps(first.numbers))
+    assert check_latex((tmp_path / "a" / "toy-gaussians.tex").read_text()) == [5, 7, 3]
 
 
 # The grid
@@ -150,6 +153,7 @@ def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
         assert row["accuracy"] == pytest.approx(stored["accuracy_mean"], abs=1e-6)
         assert stored["method"] == ("fedaux" if row["settings"] else "feddf+p")
         assert stored["epsilon"] == row["settings"].get("epsilon")
+    assert check_latex((tmp_path / "privacy.tex").read_text()) == [3]
     assert privacy_grid.run(tmp_path, base=base, grids=GRID).numbers == outcome.numbers
     assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
     with pytest.raises(ConfigError, match="rounds = 2"):
@@ -159,6 +163,23 @@ def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
 def test_grid_refuses_unknown_mechanisms(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no mechanism magic"):
         privacy_grid.run(tmp_path, base=tiny(), grids={"magic": {"epsilon": (1.0,)}})
+
+
+# The teacher itself
+
+
+def test_ensemble_measures_plain_means_and_each_mechanism(tmp_path: Path) -> None:
+    base = tiny(seeds=[0, 1])
+    said: list[str] = []
+    outcome = ensemble.run(tmp_path, base=base, alphas=(0.1, 10.0), mechanisms=("mean",), on_line=said.append)
+    kinds = ["plain logits", "plain probabilities", "mean logits", "mean probabilities"]
+    assert [row["weights"] for row in outcome.numbers["rows"]] == kinds * 4
+    assert len(said) == 16
+    first, second = (100 * row["accuracy"] for row in outcome.numbers["rows"][:8:4])
+    assert (
+        f"| plain logits | {(first + second) / 2:.1f} ± {abs(first - second) / math.sqrt(2):.1f} |" in outcome.markdown
+    )
+    assert check_latex((tmp_path / "ensemble.tex").read_text()) == [3]
 
 
 # Similar images
@@ -183,6 +204,7 @@ def test_similar_images_shows_private_images_and_says_so(tmp_path: Path, mechani
     base = tiny(certainty={"mechanism": mechanism})
     outcome = similar_images.run(tmp_path, base=base, num_clients=2, num_images=3, num_neighbours=2)
     assert "simulations only" in outcome.markdown
+    assert check_latex((tmp_path / "similar-images.tex").read_text()) == [6]
     assert "simulations only" in (tmp_path / "similar-images.svg").read_text()
     parts = execute.split_for(base, load_labelled(base.data), 0)
     assert len(outcome.numbers["clients"]) == 2

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from conftest import tiny
 from PIL import Image
@@ -12,10 +13,13 @@ from safetensors.torch import save_file
 
 import fedaux
 from fedaux.checks import problems_of
-from fedaux.config import Data
+from fedaux.config import ConfigError, Data, Experiment, Split
 from fedaux.data import count_labelled, load_labelled
 from fedaux.data.labelled import union_of_classes
 from fedaux.execute import split_for, split_table
+from fedaux.mistakes import inspect
+from fedaux.reading import load_experiment
+from fedaux.sweep import expand
 
 
 @pytest.fixture(autouse=True)
@@ -110,9 +114,29 @@ def test_the_union_of_classes_keeps_an_order_that_has_them_all() -> None:
     assert union_of_classes([("10", "9"), ("2", "b", "a")]) == ("2", "9", "10", "a", "b")
 
 
+def test_there_are_as_many_clients_as_places(tmp_path: Path, hospitals: tuple[str, ...]) -> None:
+    silos = {"source": "folder", "clients": list(hospitals)}
+    assert Experiment(data=silos).split.num_clients == 3
+    assert Experiment(data=silos, split={"alpha": 1.0}).split == Split(num_clients=3, alpha=1.0)
+    assert Experiment(data={"source": "folder", "clients": "one"}).split.num_clients == 1
+    assert Experiment().split.num_clients == 20
+    assert Experiment(**Experiment(data=silos).to_dict()).split.num_clients == 3
+    recipe = tmp_path / "own hospitals.toml"
+    recipe.write_text(tomli_w.dumps({"data": silos, "prototypes": [{"name": "a", "model": "cnn", "clients": [0, 3]}]}))
+    with pytest.raises(ConfigError, match=r"prototypes\.clients = 3: there are 3 clients, numbered 0 to 2"):
+        load_experiment(recipe)
+    with pytest.raises(ConfigError, match=r"split\.num_clients = 4: data\.clients names 3"):
+        load_experiment(recipe, overrides=["split.num_clients=4", "prototypes=[{name='a', model='cnn'}]"])
+    swept = expand({"data": silos | {"clients": [list(hospitals), list(hospitals[:2])]}})
+    assert [cell.experiment.split.num_clients for cell in swept] == [3, 2]
+    told = inspect({"data": {"clients": 5}, "split": {"num_clients": "x"}})[1]
+    assert [line.partition(" = ")[0] for line in told] == ["data.clients", "split.num_clients"]
+
+
 def test_mistakes_are_told_before_anything_runs(tmp_path: Path, hospitals: tuple[str, ...]) -> None:
     silos = {"source": "folder", "clients": list(hospitals)}
-    assert problems_of(tiny(data=silos)) == ["split.num_clients = 4: should be 3, as many as data.clients names"]
+    with pytest.raises(ConfigError, match=r"split\.num_clients = 4: data\.clients names 3; should be 3, or left out"):
+        tiny(data=silos)
     right = {"num_clients": 3}
     assert problems_of(tiny(data=silos, split=right)) == []
     gone = {"source": "folder", "clients": [*hospitals[:2], "gone"], "path": "x", "test": "nowhere"}

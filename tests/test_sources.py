@@ -11,8 +11,10 @@ from safetensors.torch import save_file
 
 import fedaux
 from fedaux.checks import problems_of
-from fedaux.config import Auxiliary, ConfigError, Data
+from fedaux.config import Auxiliary, ConfigError, Data, Experiment
 from fedaux.data import SOURCES, load_auxiliary, load_labelled
+from fedaux.pretrain import content_digest
+from fedaux.pretrain.store import read_card
 
 
 def images(size: int, *, side: int = 6, channels: int = 3) -> torch.Tensor:
@@ -47,6 +49,45 @@ def test_letters_are_public_and_fixed() -> None:
     first = load_auxiliary(Auxiliary(size=50))
     assert torch.equal(first, load_auxiliary(Auxiliary(size=50)))
     assert first.shape == (50, 1, 8, 8)
+
+
+def test_noise_is_uniform_shaped_as_the_data_and_fixed_by_a_seed_of_its_own(tmp_path: Path) -> None:
+    section = Auxiliary(source="noise", size=400)
+    first = load_auxiliary(section, shape=(3, 6, 5))
+    assert (first.shape, first.dtype) == ((400, 3, 6, 5), torch.uint8)
+    counts = torch.bincount(first.flatten().long(), minlength=256).double()
+    expected = first.numel() / 256
+    assert 150 < float(((counts - expected) ** 2 / expected).sum()) < 360  # chi-squared, 255 degrees of freedom
+    assert abs(float(np.corrcoef(first[:, 0, 0, 0], first[:, 0, 0, 1])[0, 1])) < 0.2
+    assert torch.equal(first[:50], load_auxiliary(Auxiliary(source="noise", size=50), shape=(3, 6, 5)))
+    other = load_auxiliary(Auxiliary(source="noise", size=400, seed=1), shape=(3, 6, 5))
+    assert float((first == other).double().mean()) < 0.01
+    asked = load_auxiliary(Auxiliary(source="noise", size=2, image_size=4, channels=1), shape=(3, 6, 5))
+    assert asked.shape == (2, 1, 4, 4)
+    experiment = tiny(auxiliary={"source": "noise", "size": 60}, seeds=[0, 7], rounds=1)
+    assert problems_of(experiment) == []
+    assert fedaux.run(experiment, out=tmp_path / "run").summary["complete"]
+    digests = {read_card(file)["data"]["digest"] for file in (tmp_path / "run/pretrained").iterdir()}  # type: ignore[index]
+    expected_images = load_auxiliary(experiment.auxiliary, shape=(1, 8, 8))
+    assert digests == {content_digest(expected_images)}, "the seeds of a run do not change public data"
+
+
+def test_noise_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    missing = "auxiliary.size: missing; the source noise makes as many images as it is told to"
+    assert problems_of(Experiment(auxiliary={"source": "noise"})) == [missing]
+    with pytest.raises(ValueError, match=r"auxiliary\.size: missing"):
+        load_auxiliary(Auxiliary(source="noise"), shape=(1, 8, 8))
+    with pytest.raises(ValueError, match=r"none are at hand; set auxiliary\.image_size and auxiliary\.channels"):
+        load_auxiliary(Auxiliary(source="noise", size=5, channels=3))
+    texts = tiny(auxiliary={"source": "noise"}, text={})
+    assert any("auxiliary.source = 'noise': holds no texts" in line for line in problems_of(texts))
+    private = problems_of(tiny(data={"source": "noise"}))
+    assert len(private) == 1
+    assert private[0].startswith("data.source = 'noise': not known; there are digits")
+    path = problems_of(tiny(auxiliary={"source": "noise", "path": "x"}))
+    assert path == ["auxiliary.path = 'x': the source noise takes no path"]
+    with pytest.raises(ConfigError, match=r"its images are \[1, 6, 6\] and those of data \[1, 8, 8\]"):
+        fedaux.run(tiny(auxiliary={"source": "noise", "image_size": 6}), out=tmp_path / "run")
 
 
 def test_a_tensor_file_is_a_source(tmp_path: Path) -> None:

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import tiny
+from latex_checks import check_latex
 
-from fedaux.config import Experiment
-from fedaux.reproduce import EXPERIMENTS, command, comparison, costs, drawing, page, places, presenting, running, tables
+from fedaux import execute
+from fedaux.config import Experiment, Local
+from fedaux.reproduce import (
+    EXPERIMENTS,
+    command,
+    comparison,
+    costs,
+    drawing,
+    latex,
+    page,
+    places,
+    presenting,
+    published,
+    running,
+    tables,
+)
 from fedaux.reproduce.running import CENTRAL, Plan, Request, plan
 from fedaux.reproduce.studies import STUDIES
 from fedaux.reproduce.study import narrowed
@@ -109,6 +128,65 @@ def test_table2_has_eight_sets_of_public_data(root: Path) -> None:
     assert changes == 3, "runs on the same data follow one another"
 
 
+OURS = "auxiliary=[Tiny-ImageNet,Animals,Dogs,Noise]"
+
+
+def test_table2_has_columns_of_ours_where_they_are_named(root: Path, tmp_path: Path) -> None:
+    (checkpoint := tmp_path / "h0.safetensors").touch()
+    prepared = planned("table2", root, auxiliary="tinyimagenet32", only=["alpha=0.01", OURS], overrides=["rounds=10"])
+    cells = settings(prepared)
+    assert len(cells) == 3 * 4 * 3
+    assert [value.label for value in prepared.grid.columns.values] == ["Dogs", "Animals", "Tiny-ImageNet", "Noise"]
+    assert {e.rounds for e in cells} == {10}
+    found = {(e.auxiliary.source, e.auxiliary.wordnet, e.auxiliary.size, e.auxiliary.path is None) for e in cells}
+    read = {("parquet", name, None, False) for name in (None, "animals", "dogs")}
+    assert found == {*read, ("noise", None, 100_000, True)}
+    for place in prepared.places.values():
+        assert (published.printed("table2", place.block, place.column, place.method) is None) == (
+            place.column != "Dogs"
+        )
+    small = settings(planned("table2", root, only=["auxiliary=Noise"], overrides=["auxiliary.size=300"]))
+    assert {e.auxiliary.size for e in small} == {300}
+    one_h0 = settings(planned("table2", root, only=[OURS], overrides=[f"pretraining.checkpoint={checkpoint}"]))
+    assert {e.pretraining.checkpoint for e in one_h0} == {str(checkpoint)}
+    with pytest.raises(ValueError, match="STL-10 and Tiny-ImageNet read the same data; should be one of them"):
+        planned("table2", root, auxiliary="tinyimagenet32", only=["auxiliary=[STL-10,Tiny-ImageNet]"])
+    floor = planned("table1", root, auxiliary="noise")
+    assert {(e.auxiliary.source, e.auxiliary.size) for e in settings(floor)} == {("noise", 100_000)}
+    assert "noise stands in for STL-10" in floor.notes
+
+
+def test_what_is_there_is_offered_where_columns_are_missing(tmp_path: Path, root: Path) -> None:
+    for name in ("cifar10", "tinyimagenet32"):
+        (tmp_path / name).symlink_to(root / name)
+    with pytest.raises(ValueError, match="2 of 5 data sets missing") as error:
+        plan(STUDIES["table2"], Request(tmp_path, data_root=tmp_path, auxiliary="tinyimagenet32"))
+    left = "'auxiliary=[STL-10,Invertebrates,Birds,Devices,Dogs,Structures]'"
+    assert str(error.value).endswith(f"What is there is enough for --only {left}")
+
+
+def test_a_part_s_time_is_estimated_from_the_data_that_is_there(root: Path, tmp_path: Path) -> None:
+    (checkpoint := tmp_path / "h0.safetensors").touch()
+    only = ["alpha=0.01", "auxiliary=[Dogs,Noise]", "method=fedaux"]
+    cells = settings(planned("table2", root, only=only, seeds=2, overrides=["rounds=10"]))
+    a_round = {size: costs.round_seconds("fedaux", TABLE2_ROUND, size) for size in (3, 100_000)}
+    h0 = 2 * 100 * costs.PRETRAINING * 100_003
+    assert costs.estimate_runs(cells) == pytest.approx(2 * 10 * sum(a_round.values()) + h0)
+    given = settings(
+        planned("table2", root, only=only, seeds=2, overrides=["rounds=10", f"pretraining.checkpoint={checkpoint}"])
+    )
+    assert costs.estimate_runs(given) == pytest.approx(2 * 10 * sum(a_round.values()))
+    request = Request(root / "out", data_root=root, only=only, overrides=["rounds=10"])
+    assert command.part_line("table2", request) == "table2: 6 runs, 60 rounds; on an H200 about 7 min, an estimate"
+    whole = planned("table2", root, only=["auxiliary=STL-10"], auxiliary="noise")
+    assert costs.estimate_runs(settings(whole)) == pytest.approx(
+        costs.estimate(replace(STUDIES["table2"], grid=narrowed(STUDIES["table2"].grid, ["auxiliary=STL-10"]).grid))
+    )
+
+
+TABLE2_ROUND = {"participation_rate": 0.4, "split.num_clients": 40, "prototypes": [{"model": "resnet8"}]}
+
+
 def test_table3_cifar100_and_linear_are_the_paper_s_grids(root: Path) -> None:
     one_shot = settings(planned("table3", root))
     assert len(one_shot) == 7 * 2 * 4 * 3
@@ -185,7 +263,7 @@ def test_nlp_says_where_texts_cannot_be_read(root: Path, monkeypatch: pytest.Mon
 def test_another_set_takes_the_place_of_stl10(root: Path) -> None:
     prepared = planned("table1", root, auxiliary="tinyimagenet32", seeds=1)
     assert {e.auxiliary.source for e in settings(prepared)} == {"parquet"}
-    assert prepared.notes == ("Tiny-ImageNet stands in for STL-10",)
+    assert prepared.notes[0] == "Tiny-ImageNet stands in for STL-10"
     with pytest.raises(ValueError, match="--aux imagenet: should be one of"):
         planned("table1", root, auxiliary="imagenet")
 
@@ -238,8 +316,40 @@ def test_a_part_can_be_asked_for(root: Path) -> None:
         planned("table1", root, overrides=["split.alpha=0.5"])
     with pytest.raises(ValueError, match="should be --seeds N"):
         planned("table1", root, overrides=["seeds=[1]"])
-    changed = planned("table1", root, overrides=["local.proximal=0.001"])
-    assert {cell.experiment.local.proximal for cell in changed.cells} == {0.001}
+
+
+def test_mu_is_the_paper_s_for_each_method_and_alpha(root: Path) -> None:
+    prepared = planned("table1", root, seeds=1)
+    found = {(e.method[0], e.split.alpha): e.local.proximal for e in settings(prepared) if "prox" in e.method[0]}
+    assert found == {
+        **{("fedprox", 0.01): 0.01, ("fedprox", 100.0): 0.001},
+        **{("fedprox+p", 0.01): 0.01, ("fedprox+p", 100.0): 0.0001},
+    }
+    assert {e.local.proximal for e in settings(prepared) if "prox" not in e.method[0]} == {Local().proximal}
+    (note,) = prepared.notes
+    assert "fedprox 0.01 at α = 0.01; fedprox+p 0.01 at α = 0.01; fedprox 0.001 at α = 100; fedprox+p 0.0001" in note
+    linear = {e.split.alpha: e.local.proximal for e in settings(planned("linear", root)) if e.method == ("fedprox+p",)}
+    assert linear == dict.fromkeys(SIX[:4], 0.01) | dict.fromkeys(SIX[4:], 0.0001)
+    changed = planned("table1", root, overrides=["local.proximal=0.01"])
+    assert {cell.experiment.local.proximal for cell in changed.cells} == {0.01}
+    assert changed.notes == ()
+
+
+def test_folders_from_before_mu_was_the_paper_s_can_be_gone_on_with(root: Path) -> None:
+    before = {
+        cell.name: cell.experiment.sha256() for cell in planned("table1", root, overrides=["local.proximal=0.01"]).cells
+    }
+    now = {cell.name: cell.experiment.sha256() for cell in planned("table1", root).cells}
+    shared = before.keys() & now.keys()
+    assert {name: before[name] for name in shared} == {name: now[name] for name in shared}, (
+        "never another run of a name"
+    )
+    assert {name for name in now if name not in shared} == {
+        f"alpha=100,C={c},method={method},seed={seed}".replace(",seed", f",mu={mu},seed")
+        for c in ("0.2", "0.4", "0.8")
+        for method, mu in (("fedprox", "0.001"), ("fedprox+p", "0.0001"))
+        for seed in range(3)
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "nlp"])
@@ -264,6 +374,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, 
     only = ["alpha=0.01", "C=0.4", "method=[fedavg,fedaux]"]
     outcome = command.reproduce("table1", Request(out, quick=True, only=only, overrides=SMALL))
     assert {file.suffix for file in outcome.files} == {".html", ".md", ".json", ".tex", ".png", ".svg"}
+    assert check_latex((out / "table1.tex").read_text()) == [3]
     return out, outcome.numbers
 
 
@@ -322,6 +433,7 @@ def test_qualitative_counts_what_was_sent(tmp_path: Path) -> None:
     assert trained["examples trained"] == 1438, "all clients, all examples, one epoch"
     assert columns["fedavg", "a round"]["server"]["flops"] == 0
     assert "0.5, 1e-05" in outcome.markdown
+    assert check_latex((tmp_path / "qualitative.tex").read_text()) == [5]
 
 
 def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
@@ -334,6 +446,7 @@ def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
     for table in outcome.numbers["tables"].values():
         assert np.array(table).shape == (20, 10)
         assert np.array(table).sum() == 1438
+    assert check_latex((tmp_path / "split.tex").read_text()) == [4]
 
 
 # Words and tables
@@ -373,6 +486,15 @@ def test_findings_say_who_leads_and_how_far_figures_are_apart() -> None:
     assert close[-1].startswith("2 of 2 figures lie within 1 point")
 
 
+def test_the_command_says_by_its_status_that_runs_are_missing(tmp_path: Path) -> None:
+    words = ["reproduce", "table1", "--quick", "--out", str(tmp_path), "--only", "alpha=0.01", "--time-limit", "1e-9"]
+    done = subprocess.run([sys.executable, "-m", "fedaux", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr
+    assert "Nothing is measured yet." in done.stdout
+    assert "alpha=0.01,C=0.4,method=fedaux,seed=0: not started" in done.stdout
+    assert check_latex((tmp_path / "table1.tex").read_text()) == [4]
+
+
 def test_unfinished_runs_are_told_and_left_out() -> None:
     numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {})
     numbers["rows"][1] |= {"best": None, "last": None, "finished": 0}
@@ -393,12 +515,9 @@ def test_tables_are_the_same_in_markdown_latex_and_html() -> None:
     assert "| fedaux | best round | **60.0 ± 0.5** |" in text
     assert "| fedavg | last round | 29.0 |" in text
     assert "| fedaux | best less published | -11.2 |" in text
-    tex = tables.latex([table], caption="50 % & more", label="tab:x")
-    assert r"\textbf{71.2 $\pm$ 0.1}" in tex
-    assert r"\caption{50 \% \& more}" in tex
-    assert all(
-        line.count(" & ") == 2 for line in tex.splitlines() if line.endswith("\\\\") and "multicolumn" not in line
-    )
+    tex = latex.render(text, label="tab:x")
+    assert r"fedaux & published & \textbf{71.2 $\pm$ 0.1}" in tex
+    assert check_latex(tex) == [3]
     html = page.render("# title <b>\n\nsome `code`\n\n" + text, {})
     assert "<h1>title &lt;b&gt;</h1>" in html
     assert "<code>code</code>" in html
@@ -448,6 +567,36 @@ def test_the_estimate_starts_from_the_measured_rounds() -> None:
     cell = 100 * costs.round_seconds("fedaux", settings, 100_000)
     assert 162 * 35 < (costs.estimate(STUDIES["table1"]) or 0) < 162 * 2.5 * cell
     assert costs.estimate(STUDIES["nlp"]) is None
+    times = {name: time for name, _, _, time, _ in command.listing()}
+    assert times["linear"] == "about 0.9 h on a CPU"  # 6 values of alpha, 100 rounds, 2 methods of 4 distill
+    assert times["nlp"] == "not measured"
+
+
+def test_the_papers_figures_stand_beside_the_same_experiment_only(root: Path, tmp_path: Path) -> None:
+    execute.run(tiny(method=["fedavg"], rounds=1), out=tmp_path / "another run")
+    for mode, shown in (("full", True), ("linear", False)):
+        prepared = planned(
+            "table1", root, overrides=[f"mode={mode}"], only=["method=[fedavg+p,fedaux]", "alpha=0.01", "C=0.4"]
+        )
+        rows = running.measure(STUDIES["table1"], prepared, tmp_path)
+        assert [row["published"] is not None for row in rows] == [shown, shown]
+        assert any("not shown" in note for note in prepared.notes) is not shown
+    assert planned("linear", root).comparable
+
+
+def test_curves_of_a_block_have_one_scale_wherever_its_rows_are_broken() -> None:
+    columns = [f"α = {value}" for value in (0.01, 0.1, 1, 10)]
+    rows = [
+        {"block": block, "column": column, "method": "fedaux", "curve": [[1, at, at, at], [2, at + 5, at, at + 9]]}
+        for block, first in (("one", 10), ("other", 60))
+        for column, at in zip(columns, range(first, first + 40, 10), strict=True)
+    ]
+    figure = drawing.curves({"blocks": ["one", "other"], "columns": columns, "methods": ["fedaux"], "rows": rows})
+    limits = [axes.get_ylim() for axes in figure.axes if axes.get_visible()]
+    assert len(set(limits[:4])) == len(set(limits[4:])) == 1
+    assert limits[0] != limits[4]
+    assert limits[0][0] <= 10
+    assert limits[0][1] >= 49
 
 
 def test_only_narrows_one_axis_at_a_time() -> None:

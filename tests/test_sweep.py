@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +21,10 @@ from conftest import TINY, merged
 from fedaux import execute
 from fedaux.config import ConfigError
 from fedaux.sweep import Cell, cells_of, expand, read_records, sweep
-from fedaux.sweep.runner import _Work, is_finished, neighbours
-from fedaux.sweep.worker import OF_MODELS, OF_ROUNDS, Remembered
+from fedaux.sweep.processes import Lost, NoPlace, OwnProcess, Process
+from fedaux.sweep.runner import _Record, _run, is_finished, neighbours
+from fedaux.sweep.team import Work, Worker
+from fedaux.sweep.worker import OF_MODELS, OF_ROUNDS, Remembered, Telling
 
 
 class Notes:
@@ -47,6 +51,9 @@ class Notes:
             if second and cell.name == self._kill:
                 for worker in workers_of(os.getpid()):
                     os.kill(worker, signal.SIGKILL)
+
+    def moved(self, cell: Cell, reason: str) -> None:
+        self.events.append(("moved", cell.name))
 
     def ended(self, cell: Cell, reason: str | None) -> None:
         self.events.append(("ended" if reason is None else "failed", cell.name))
@@ -262,12 +269,88 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path: Path) -> None:
 def test_no_cell_is_begun_that_would_end_too_late() -> None:
     short, long, other = grid(rounds=2)[0], grid(rounds=200)[0], grid(rounds=3)[0]
     done = {cell.name: 0 for cell in (short, long, other)}
-    work = _Work([short, long, other], done=done, time_limit=100.0)
+    work = Work([short, long, other], done=done, time_limit=100.0)
     assert work.take() is short  # nothing is known yet
     work.took(short, 2.0)  # a second a round
     assert work.take() is other  # 200 rounds would not end in time
     assert work.take() is None
     assert work.left == [long]
+
+
+class Mortal:
+    """A seat whose machine dies with its worker; another one can be had a few times."""
+
+    device = None
+
+    def __init__(self, log: Path, *, machines: int) -> None:
+        self.machines, self.died = machines, 0
+        self._log = log
+
+    def start(self) -> Process:
+        if self.gone():
+            raise NoPlace("no machine")
+        process = OwnProcess(log=self._log, environment=os.environ)
+        seat = self
+
+        class Watched:
+            send, stop = process.send, process.stop
+
+            def lines(self) -> Iterator[str]:
+                yield from iter(process.lines().__next__, None)  # leaves the pipe open
+                seat.died += 1
+                raise Lost("the machine burned down")
+
+        return Watched()
+
+    def gone(self) -> bool:
+        return self.died >= self.machines
+
+
+def run_on(seats: Sequence[Mortal], cells: Sequence[Cell], out: Path, notes: Notes) -> tuple[list[str], dict[str, str]]:
+    out.mkdir()
+    work = Work(cells, done=dict.fromkeys((cell.name for cell in cells), 0), time_limit=None, may_return=True)
+    team, finished = [Worker(out, seat) for seat in seats], list[str]()
+    record = _Record(out, "lost", cells)
+    try:
+        _run(work, team, record, notes, finished)
+    finally:
+        for worker in team:
+            worker.close()
+    return finished, record.failed
+
+
+def test_a_cell_that_loses_its_machine_goes_on_at_another(tmp_path: Path) -> None:
+    cells = grid(rounds=4, split={"alpha": [1.0, 2.0]})
+    first, second = Mortal(tmp_path / "out/logs/a", machines=1), Mortal(tmp_path / "out/logs/b", machines=9)
+    notes = Notes(kill="alpha=1")  # and with it every machine that has a worker then
+    finished, failed = run_on([first, second], cells, tmp_path / "out", notes)
+    assert failed == {}
+    assert sorted(finished) == ["alpha=1", "alpha=2"]
+    assert first.gone()
+    assert "alpha=1" in notes.of("moved")
+    assert notes.of("started").count("alpha=1") == 2
+    execute.run(cells[0].experiment, out=tmp_path / "plain")
+    assert accuracies(tmp_path / "out" / "alpha=1") == accuracies(tmp_path / "plain")
+
+
+def test_a_cell_that_brings_machines_down_fails_at_last_and_none_waits_for_ever(tmp_path: Path) -> None:
+    class Burning(Notes):
+        def progressed(self, cell: Cell, event: Mapping[str, Any]) -> None:
+            if cell.name == "alpha=1":
+                for worker in workers_of(os.getpid()):
+                    os.kill(worker, signal.SIGKILL)
+
+    cells = grid(rounds=40, split={"alpha": [1.0, 2.0]})
+    notes = Burning()
+    finished, failed = run_on([Mortal(tmp_path / "out/logs/a", machines=3)], cells, tmp_path / "out", notes)
+    assert finished == []
+    assert failed == {
+        "alpha=1": "lost its worker 3 times: the machine burned down",
+        "alpha=2": "no machine is left that could run it",
+    }
+    assert notes.of("moved") == ["alpha=1", "alpha=1"]
+    reasons = [cell["failed"] for cell in json.loads((tmp_path / "out/sweep.json").read_text())["cells"]]
+    assert reasons == list(failed.values())
 
 
 def test_cells_that_share_their_inputs_are_run_in_a_row() -> None:
@@ -290,3 +373,12 @@ def test_inputs_are_kept_only_where_nothing_they_depend_on_has_changed() -> None
     assert (len(first.auxiliary), len(other_data.auxiliary)) == (200, 100)
     sections = set(grid()[0].experiment.to_dict())
     assert sections >= OF_ROUNDS | OF_MODELS  # every name is one of a section
+
+
+def test_a_worker_tells_every_part_of_the_preparation_and_rounds_now_and_then() -> None:
+    out = io.StringIO()
+    telling = Telling(out)
+    task = SimpleNamespace(method=SimpleNamespace(name="fedaux"), seed=0)
+    for number, name in ((0, "pretrain"), (0, "pretrain 1/5"), (0, "certify"), (1, "train"), (1, "teach")):
+        telling.phase(task, number, name)  # type: ignore[arg-type]
+    assert [json.loads(line)["phase"] for line in out.getvalue().splitlines()] == ["pretrain", "certify"]

@@ -11,7 +11,7 @@ from fedaux.certainty import MECHANISMS
 from fedaux.checkpoints import checkpoint_of, locate, read_tokenizer
 from fedaux.config import ConfigError, Data, ExperimentFields, Prototype
 from fedaux.data import SOURCES, LabelledData, count_labelled
-from fedaux.data.sources import WORDNET_ROWS
+from fedaux.data.sources import WORDNET_ROWS, size_missing
 from fedaux.data.splits import split_auxiliary
 from fedaux.data.vocabulary import Vocabulary, of_folder
 from fedaux.dpsgd import check_ready
@@ -59,6 +59,8 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False) -> lis
         problems += missing
     if known("auxiliary.source", experiment.auxiliary.source, public):
         problems += _missing_file("auxiliary", experiment.auxiliary.source, experiment.auxiliary.path)
+        if SOURCES[experiment.auxiliary.source].is_made and experiment.auxiliary.size is None:
+            problems.append(size_missing(experiment.auxiliary.source))
     problems += _wordnet_problems(experiment)
     checkpoint = experiment.pretraining.checkpoint
     if checkpoint is not None and not Path(checkpoint).is_file():
@@ -254,9 +256,6 @@ def _missing_test(section: Data) -> list[str]:
 
 def _size_problems(experiment: ExperimentFields) -> list[str]:
     clients = experiment.split.num_clients
-    silos = len(experiment.data.clients)
-    if silos and clients != silos:
-        return [f"split.num_clients = {clients}: should be {silos}, as many as data.clients names"]
     try:
         examples = count_labelled(experiment.data, texts=experiment.text is not None)
         held = experiment.data.server_validation

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedaux.sweep.grid import Cell
+
+PUT_RIGHT = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+"""What is wrong with a file that a user named; a full disk, say, is no mistake of theirs."""
 
 app = typer.Typer(
     help="Federated learning with unlabeled auxiliary data: FedAUX and the methods it is compared with.",
@@ -86,6 +89,10 @@ def run(
         int | None,
         typer.Option("--jobs", help="Sweeps: how many cells at a time.", show_default="one a device", min=1),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="Sweeps: run cells on a Ray cluster's machines.", metavar="HOST:PORT|auto"),
+    ] = None,
     time_limit: Annotated[
         float | None,
         typer.Option("--time-limit", help="Sweeps: begin no cell that would end later.", metavar="SECONDS"),
@@ -106,12 +113,13 @@ def run(
         *(["output.tensorboard=true"] if tensorboard else []),
     ]
     if (cells := _cells(recipe, overrides, apart=apart, plugins=plugins)) is not None:
-        _run_sweep(cells, out=out, resume=resume, devices=devices, jobs=jobs, time_limit=time_limit)
+        chosen = _sweeping(devices=devices, jobs=jobs, cluster=cluster, time_limit=time_limit)
+        _run_sweep(cells, out=out, resume=resume, chosen=chosen)
         return
-    if devices or jobs or time_limit:
+    if devices or jobs or cluster or time_limit:
         raise ValueError(
-            "--devices, --jobs and --time-limit are for sweeps, and this recipe is a single run; give a setting a "
-            "list, or --apart method,seeds. A single run's device is --set engine.device=..."
+            "--devices, --jobs, --cluster and --time-limit are for sweeps, and this recipe is a single run; give a "
+            "setting a list, or --apart method,seeds. A single run's device is --set engine.device=..."
         )
     experiment = load(recipe, overrides, plugins=plugins)
     from fedaux import display, execute
@@ -128,7 +136,8 @@ def run(
         )
         raise typer.Exit(130) from None
     console.print(display.result_table(result.summary))
-    for line in [*display.dropped_lines(directory), *display.privacy_lines(directory)]:
+    h0 = display.h0_lines(directory, experiment.pretraining.checkpoint)
+    for line in [*h0, *display.dropped_lines(directory), *display.privacy_lines(directory)]:
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
     if experiment.output.tensorboard:
@@ -153,15 +162,15 @@ def _cells(recipe: str, overrides: list[str], *, apart: str | None, plugins: lis
     return cells
 
 
-def _run_sweep(
-    cells: list[Cell],
-    *,
-    out: Path | None,
-    resume: bool,
-    devices: str | None,
-    jobs: int | None,
-    time_limit: float | None,
-) -> None:
+def _sweeping(
+    *, devices: str | None, jobs: int | None, cluster: str | None, time_limit: float | None
+) -> dict[str, Any]:
+    """Return where and how long cells run, as `fedaux.sweep.sweep` takes it."""
+    listed = [device.strip() for device in (devices or "").split(",") if device.strip()]
+    return {"devices": listed, "jobs": jobs, "cluster": cluster, "time_limit": time_limit}
+
+
+def _run_sweep(cells: list[Cell], *, out: Path | None, resume: bool, chosen: dict[str, Any]) -> None:
     from fedaux.report.records import group, read_records
     from fedaux.sweep.display import Display, result_table
     from fedaux.sweep.runner import sweep
@@ -171,16 +180,7 @@ def _run_sweep(
     directory = Path(out or experiment.output.directory or Path("runs") / experiment.name)
     try:
         with Display(console) as watcher:
-            outcome = sweep(
-                cells,
-                directory,
-                name=experiment.name,
-                resume=resume,
-                devices=[device.strip() for device in (devices or "").split(",") if device.strip()],
-                jobs=jobs,
-                time_limit=time_limit,
-                watcher=watcher,
-            )
+            outcome = sweep(cells, directory, name=experiment.name, resume=resume, watcher=watcher, **chosen)
     except KeyboardInterrupt:
         console.print(
             f"\nStopped. Finished rounds are safe; continue with the same command and --resume ({directory})."
@@ -438,29 +438,40 @@ def reproduce(
     devices: Annotated[
         str | None, typer.Option("--devices", help="Where runs go side by side.", metavar="cuda:0,cuda:1")
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="How many runs at a time.", show_default="one a device", min=1)
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="Run on the machines of a Ray cluster.", metavar="HOST:PORT|auto"),
+    ] = None,
     time_limit: Annotated[
         float | None,
         typer.Option("--time-limit", help="Begin no run that would end later.", metavar="SECONDS"),
     ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="Name the experiments, their data and their time.")] = False,
+    show_list: Annotated[
+        bool,
+        typer.Option("--list", help="Name the experiments, their data and their time; with NAME, what it would run."),
+    ] = False,
     plugins: Plugins = None,
 ) -> None:
     """Reproduce a table, figure or analysis of the paper: tables and figures with its figures beside yours.
 
-    What is finished is not run again, and what was interrupted goes on when the same command is given again.
+    What is finished is not run again, and what was interrupted goes on when the same command is given again. The exit
+    status is 3 where some runs failed or were not begun.
     """
     from fedaux.reproduce import command
     from fedaux.reproduce.running import Request
     from fedaux.sweep.display import Display
 
     console = Console()
-    if show_list or name is None:
+    if name is None:
         for line in command.listing_table():
             console.print(line)
         return
     load_plugins(plugins)
     with Display(console) as watcher:
-        chosen = [device.strip() for device in (devices or "").split(",") if device.strip()]
+        chosen = _sweeping(devices=devices, jobs=jobs, cluster=cluster, time_limit=time_limit)
         request = Request(
             out or command.default_folder(name, quick=quick),
             quick=quick,
@@ -470,8 +481,11 @@ def reproduce(
             only=only or [],
             also=also or [],
             overrides=overrides or [],
-            sweeping={"devices": chosen, "time_limit": time_limit, "watcher": watcher},
+            sweeping={**chosen, "watcher": watcher},
         )
+        if show_list:
+            console.print(command.part_line(name, request), highlight=False, soft_wrap=True)
+            return
         try:
             outcome = command.reproduce(name, request, recipe=recipe, options=options or [])
         except KeyboardInterrupt:
@@ -480,6 +494,8 @@ def reproduce(
     console.print(outcome.markdown, highlight=False, markup=False, soft_wrap=True)
     for path in outcome.files:
         console.print(str(path), highlight=False, soft_wrap=True)
+    if outcome.numbers.get("unfinished"):
+        raise typer.Exit(3)
 
 
 def load_plugins(plugins: list[Path] | None) -> None:
@@ -519,17 +535,18 @@ def _rounds_done(directory: Path) -> int:
 
 
 def main() -> None:
-    """Run the command line; what a user did wrong is told in plain words, without a traceback."""
+    """Run the command line; what a user did wrong is told in plain words, without a traceback.
+
+    The exit status is 2 for what the user can put right (settings, arguments, files), 1 for anything else that failed,
+    3 for a sweep that is not complete, 130 after Ctrl-C: docs/run-directory.md.
+    """
     # Threads that spin while they wait make small models many times slower on a machine that others use too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
-    except ConfigError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        sys.exit(2)
     except OSError as error:
         typer.echo(f"error: {error.filename or 'file system'}: {error.strerror or error}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, PUT_RIGHT) else 1)

@@ -98,12 +98,25 @@ class Compute:
         if "workers" not in self._cache:
             self._cache["workers"] = ThreadPoolExecutor(self.workers)
         # Threads take over the number that is set when they first compute, and some libraries keep one for everybody.
+        with self.one_thread():
+            yield self._cache["workers"]
+
+    @contextmanager
+    def one_thread(self) -> Iterator[None]:
+        """Do not share operations among cores: on small ones, waiting for each other takes longer than the work."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            yield self._cache["workers"]
+            yield
         finally:
             torch.set_num_threads(before)
+
+    def once(self, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Return what was made under a key, and make it the first time: for what all tasks of a process share."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        made: Result = self._cache[key]
+        return made
 
     def compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function compiled, once for each key; where compilation is off or fails, the function itself."""

@@ -108,7 +108,10 @@ class Auxiliary(Section):
     path: str | None = None
     """A file or folder, for sources that read one; for `huggingface` the data set's name on the hub."""
     size: Count | None = None
-    """How many examples to use, all of them when not given; letters are drawn at will, 5000 when not given."""
+    """How many examples to use, all of them when not given; letters are drawn at will, 5000 when not given; `noise`
+    must be told."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """`noise`: of its pixels. Public data is a fixed thing: the seeds of a run do not change it."""
     subset: str | None = None
     """`huggingface`: which configuration of the data set."""
     wordnet: str | None = None
@@ -119,9 +122,10 @@ class Auxiliary(Section):
     text_column: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
     """Column of tables that holds the texts, found by its name when not given; several are joined by a blank."""
     image_size: Count | None = None
-    """Side in pixels to which images are resized, after their middle square was cut out; as they are when not given."""
+    """Side in pixels to which images are resized, after their middle square was cut out; as they are when not given.
+    `noise` is drawn in this size, or in that of the clients' images."""
     channels: Literal[1, 3] | None = None
-    """1 makes all images grey, 3 makes them coloured; as the first image when not given."""
+    """1 makes all images grey, 3 makes them coloured; as the first image when not given; `noise` as the clients'."""
     skip_bad: bool = False
     """Whether rows without a readable image or text are left out and counted, rather than stop the run."""
     negatives_fraction: Fraction = 0.2
@@ -147,7 +151,7 @@ class Split(Section):
     """How the labelled data is spread over the clients (appendix, Data Splitting Methodology)."""
 
     num_clients: Count = 20
-    """Population n."""
+    """Population n; as many as `data.clients` names, where it does."""
     alpha: Positive = 0.01
     """Concentration of the Dirichlet distribution: 0.01 gives a client hardly more than one class, 100 all of them."""
 
@@ -440,7 +444,7 @@ class ExperimentFields(Section):
     """The fields of an experiment, each validated on its own."""
 
     name: Annotated[str, Field(min_length=1, pattern=NAME_PATTERN)] = "experiment"
-    """What the run is called."""
+    """What the run is called; a recipe that does not say is called as its file."""
     method: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_as_tuple)] = ("fedaux",)
     """One method or a list: rows of `fedaux.methods.METHODS`, see `fedaux methods`."""
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(_as_tuple)] = (0,)
@@ -469,6 +473,18 @@ class ExperimentFields(Section):
     engine: Engine = Engine()
     federation: Federation = Federation()
     output: Output = Output()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counts_silos(cls, values: Any) -> Any:
+        """Where clients bring their own data, there are as many as there are places."""
+        data, split = (values.get(key, {}) if isinstance(values, dict) else None for key in ("data", "split"))
+        if not isinstance(data, dict) or not isinstance(split, dict):
+            return values  # what is wrong with them is told where they are validated
+        silos = _as_tuple(data.get("clients", ()))
+        if not isinstance(silos, tuple) or not silos or "num_clients" in split:
+            return values
+        return {**values, "split": {**split, "num_clients": len(silos)}}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved configuration as TOML can hold it: no None, lists for tuples."""

@@ -8,15 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -24,10 +23,27 @@ from rich.progress import (
 from rich.table import Table
 
 from fedaux.config import Experiment
-from fedaux.task import Task
+
+if TYPE_CHECKING:  # a sweep shows its progress without torch
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fedaux.task import Task
 
 QUIET_SECONDS = 2.0
 """Plain output says at most one line in this time, besides the last round of each method and seed."""
+
+
+def live_bar(console: Console, *columns: ProgressColumn) -> Progress:
+    """Return bars, each a description, the bar and these columns; what is no terminal sees none of them."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 class Display:
@@ -42,32 +58,25 @@ class Display:
         self._spoke = 0.0
         self._accuracy: dict[tuple[str, int], float] = {}
         self._interrupted = False
-        self._progress: Progress | None = None
-        if console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("rounds"),
-                TimeElapsedColumn(),
-                TextColumn("ETA"),
-                TimeRemainingColumn(),
-                console=console,
-                transient=True,
-            )
-            self._bar = self._progress.add_task("starting", total=self._total, completed=done)
+        self._live = live_bar(
+            console,
+            MofNCompleteColumn(),
+            TextColumn("rounds"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+        )
+        self._bar = self._live.add_task("starting", total=self._total, completed=done)
 
     def __enter__(self) -> Display:
         self._previous_handler = signal.signal(signal.SIGINT, self._interrupt)
-        if self._progress is not None:
-            self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self._live.stop()
         signal.signal(signal.SIGINT, self._previous_handler)
 
     def _interrupt(self, *_: object) -> None:
@@ -85,9 +94,8 @@ class Display:
         method = task.method.name
         where = f"seed {task.seed}  {method:<10} round {round}/{self._rounds}  {name:<8}"
         accuracy = self._accuracy.get((method, task.seed))
-        if self._progress is not None:
-            self._progress.update(self._bar, description=where + _percent(accuracy, width=7))
-        elif round == 0:
+        self._live.update(self._bar, description=where + _percent(accuracy, width=7))
+        if round == 0 and not self._console.is_terminal:
             self._say(f"seed {task.seed}  {method:<10} preparing: {name}", force=False)
 
     def round(self, row: Mapping[str, Any]) -> None:
@@ -95,8 +103,8 @@ class Display:
         self._done += 1
         if row["accuracy"] is not None:
             self._accuracy[row["method"], row["seed"]] = row["accuracy"]
-        if self._progress is not None:
-            self._progress.update(self._bar, completed=self._done)
+        self._live.update(self._bar, completed=self._done)
+        if self._console.is_terminal:
             return
         elapsed = time.monotonic() - self._began
         remaining = elapsed / max(1, self._done - self._done_before) * (self._total - self._done)
@@ -177,6 +185,16 @@ def privacy_lines(directory: Path) -> list[str]:
     from fedaux.composition import ledger_lines
 
     return ledger_lines(json.loads((directory / "ledger.json").read_text(encoding="utf-8")))
+
+
+def h0_lines(directory: Path, checkpoint: str | None) -> list[str]:
+    """Say what `fedaux pretrain` has once measured of the h0 that a run began from, where it has."""
+    from fedaux.pretrain.store import probe_line, read_card
+
+    files = sorted((directory / "pretrained").glob("*.safetensors")) if checkpoint is None else [Path(checkpoint)]
+    cards = [read_card(file) or {} for file in files]
+    several = [one for card in cards for one in (card.get("prototypes") or {"": card}).values()]
+    return [line for card in several if (line := probe_line(card)) is not None]
 
 
 def split_table(table: NDArray[np.int64], classes: Sequence[str], *, how: str) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,11 @@ from fedaux.data import LabelledData, load_both, split_auxiliary, split_dirichle
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.files import save_json, save_tensors
+from fedaux.frozen import KeptFeatures
 from fedaux.methods import METHODS
 from fedaux.models import SplitModel
 from fedaux.preparation import prepare
-from fedaux.pretrain import content_digest, pretrained_extractor, shared_store
+from fedaux.pretrain import Wanted, content_digest, pretrained_extractor, shared_store
 from fedaux.rounds import Federation
 from fedaux.runs import Progress, RunDirectory
 from fedaux.summary import summarise
@@ -218,7 +219,16 @@ class Work:
             negatives_fraction=self._experiment.auxiliary.negatives_fraction,
             generator=seeding.generator(seed, "auxiliary split"),
         )
-        placed = self._compute.place_inputs
+        device, placed = self._auxiliary.device, self._compute.place_inputs
+        rows = [torch.from_numpy(own).to(device) for own in (negatives, distill_set)]
+        parts = [placed(self._auxiliary[own]) for own in rows]
+        compute, features = self._compute, None
+        if self._experiment.mode == "linear":
+            batch_size = self._experiment.evaluation.batch_size
+            features = KeptFeatures(compute, batch_size=batch_size, folder=shared_store("features"))
+            compute = replace(compute, precision=torch.float32)  # heads cost next to nothing
+            for part, own in zip(parts, rows, strict=True):
+                features.tell(part, whole=self._auxiliary, rows=own)
         return Task(
             experiment=self._experiment,
             method=METHODS[method],
@@ -226,12 +236,13 @@ class Work:
             input_shape=self._data.input_shape,
             num_classes=len(self._data.classes),
             prototype_of=assign_prototypes(self._experiment),
-            negatives=placed(self._auxiliary[torch.from_numpy(negatives).to(self._auxiliary.device)]),
-            distill_images=placed(self._auxiliary[torch.from_numpy(distill_set).to(self._auxiliary.device)]),
+            negatives=parts[0],
+            distill_images=parts[1],
             test_images=placed(self._data.test_images),
             test_labels=self._data.test_labels,
             validation=self._data.validation,
-            compute=self._compute,
+            compute=compute,
+            features=features,
         )
 
     def extractor(self, task: Task) -> Callable[[str, SplitModel], Weights]:
@@ -240,18 +251,21 @@ class Work:
         prototypes = {prototype.name: prototype for prototype in self._experiment.prototypes}
 
         def extract(name: str, model: SplitModel) -> Weights:
-            return pretrained_extractor(
+            wanted = Wanted(
                 prototypes[name],
                 model,
                 section=section,
                 images=self._auxiliary,
                 content=self._content,
                 seed=task.seed,
+                compute=self._compute,
+                vocabulary=self._data.vocabulary,
+            )
+            return pretrained_extractor(
+                wanted,
                 store=self._directory.path / "pretrained",
                 shared=shared_store(),
-                compute=self._compute,
                 on_epoch=lambda passed: self._watcher.phase(task, 0, f"pretrain {passed}"),
-                vocabulary=self._data.vocabulary,
             )
 
         return extract

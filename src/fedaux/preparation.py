@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedaux.certainty import MECHANISMS, Public
 from fedaux.clients import Certificate, CertifyRequest, Clients, Weights, num_bytes
-from fedaux.inference import Predictor
+from fedaux.frozen import extract
 from fedaux.models import SplitModel
 from fedaux.server import snapshot
 from fedaux.task import Clock, Preparation, State, Task, Watcher, build_models, trained_models
@@ -48,10 +48,8 @@ def prepare(
     if task.method.scores:
         with clock.phase("certify"):
             mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
-            for name, model in models.items():
-                predictor = Predictor(model.features, task.compute)
-                batch_size = task.experiment.evaluation.batch_size
-                public[name] = mechanism.publish(predictor(extractors[name], task.negatives, batch_size=batch_size))
+            for name in models:
+                public[name] = mechanism.publish(extract(task, name, extractors[name], task.negatives))
             public = settle(public)
             certificates, bytes_down, bytes_up = certify(task, clients, present, extractors=extractors, public=public)
     elif linear:  # whoever scores has been sent h0 for that already
@@ -82,8 +80,6 @@ class Scorer:
     def __init__(self, task: Task, preparation: Preparation) -> None:
         self._task = task
         self._public = preparation.public
-        models = build_models(task) if preparation.public else {}
-        self._extractors = {name: Predictor(models[name].features, task.compute) for name in preparation.public}
         self._mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
         self._projected = {
             name: self.project(name, preparation.extractors[name], task.distill_images) for name in preparation.public
@@ -91,8 +87,7 @@ class Scorer:
 
     def project(self, prototype: str, extractor: Weights, images: Tensor) -> Tensor:
         """Return the projected features [N, k] of images under h0."""
-        batch_size = self._task.experiment.evaluation.batch_size
-        features = self._extractors[prototype](extractor, images, batch_size=batch_size)
+        features = extract(self._task, prototype, extractor, images)
         return self._mechanism.project(features, self._public[prototype])
 
     def log_scores(

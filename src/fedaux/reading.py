@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -28,9 +29,9 @@ def read_recipe(path: Path, *, overrides: Sequence[str] = ()) -> tuple[dict[str,
     """Return the raw values of a TOML file with `key=value` overrides applied, and the problems of the latter.
 
     A recipe may say `extends = "cifar10"`: another recipe, by name or by a path beside its own, of which it states the
-    differences. Tables are merged, everything else is replaced.
+    differences. Tables are merged, everything else is replaced. One without a name is called as its file.
     """
-    raw = _read_with_base(path, ())
+    raw = {"name": re.sub(r"[^A-Za-z0-9._-]", "-", path.stem), **_read_with_base(path, ())}
     return raw, [problem for override in overrides for problem in _apply_override(raw, override)]
 
 

@@ -16,14 +16,14 @@ from fedaux import seeding
 from fedaux.clients import Certificate, Clients, Stamped, TrainRequest, Update, Weights, problem_of
 from fedaux.config import ExperimentFields
 from fedaux.ensemble import Member
-from fedaux.inference import Predictor
+from fedaux.frozen import extract
 from fedaux.methods import Method
 from fedaux.models import SplitModel
 from fedaux.preparation import Scorer, certify
 from fedaux.privacy import LedgerEntry
 from fedaux.server import average, evaluate
 from fedaux.student import Student
-from fedaux.task import Clock, Preparation, State, Task, Watcher, build_models, trained_models
+from fedaux.task import Clock, Preparation, State, Task, Watcher, trained_models
 from fedaux.teaching import Unteachable, teach, teacher_of_rows, teaches_by_rows
 
 
@@ -45,9 +45,7 @@ class Federation:
         def inputs(images: Tensor) -> Tensor:
             if task.experiment.mode == "full":
                 return images
-            extractor = Predictor(build_models(task)[prototype].features, task.compute)
-            weights = self.preparation.extractors[prototype]
-            return extractor(weights, images, batch_size=task.experiment.evaluation.batch_size)
+            return extract(task, prototype, self.preparation.extractors[prototype], images)
 
         validation = None if task.validation is None else (inputs(task.validation[0]), task.validation[1])
         return Student(

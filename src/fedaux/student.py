@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from fedaux.dictation import Dictation, TeachRows
 from fedaux.distillation import captured_steps, distill, number_of_steps, recompute_statistics
 from fedaux.inference import Predictor
 from fedaux.local import epoch_orders
+from fedaux.models import SplitModel
 from fedaux.server import evaluate, snapshot
 from fedaux.steps import CapturedSteps
 
@@ -54,6 +56,9 @@ class Student:
         self._steps: CapturedSteps | None = None
         self._captures = compute.captures
         self._normalised = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
+        alone = isinstance(model, SplitModel) and isinstance(model.features, nn.Identity)
+        self._linear = alone and type(model.head) is nn.Linear
+        """Whether the model is no more than a linear head, so that many are one product of matrices."""
 
     def logits(self, weights: Weights, *, where: Tensor | None = None) -> Tensor:
         """Return a client's logits on the distill set [N, C]; zeros where it is not asked, if `where` [N] says so."""
@@ -71,11 +76,13 @@ class Student:
     @property
     def shares_work(self) -> bool:
         """Whether several clients' logits are computed at the same time."""
-        together = self._compute.workers > 1 or self._predictors[0].takes_many
+        together = self._linear or self._compute.workers > 1 or self._predictors[0].takes_many
         return together and self._experiment.batch_normalisation.teachers == "client"
 
     def all_logits(self, clients: Sequence[Weights]) -> list[Tensor]:
         """Return the logits [N, C] of several clients on the distill set, side by side."""
+        if self._linear:
+            return self._all_products(clients)
         workers = self._compute.workers
         batch_size = self._experiment.evaluation.batch_size
         if self._predictors[0].takes_many:
@@ -92,6 +99,15 @@ class Student:
         """Return a client's logits [n, C] on some rows [n] of the distill set; each worker has a predictor."""
         batch_size = self._experiment.evaluation.batch_size
         return self._predictors[worker](weights, self._distill_inputs, batch_size=batch_size, rows=rows)
+
+    @torch.no_grad()
+    def _all_products(self, clients: Sequence[Weights]) -> list[Tensor]:
+        """Return [x W_1 + b_1, x W_2 + b_2, ...] as one product, which reads the features x once for all clients."""
+        weight = torch.cat([client["head.weight"] for client in clients])
+        products = self._distill_inputs @ weight.T
+        if "head.bias" in clients[0]:
+            products += torch.cat([client["head.bias"] for client in clients])
+        return [part.contiguous() for part in products.tensor_split(len(clients), dim=1)]
 
     def test_logits(self, weights: Weights) -> Tensor:
         """Return the logits of a server model on the test data [M, C]."""
@@ -133,18 +149,19 @@ class Student:
                 compute=self._compute,
                 key=self._architecture,
             )
-        return distill(
-            self._model,
-            weights,
-            self._distill_inputs,
-            targets,
-            section=section,
-            generator=generator,
-            compute=self._compute,
-            validate=None if self._validation is None else self._validate(*self._validation),
-            steps=self._steps,
-            until=until,
-        )
+        with self._compute.one_thread() if self._linear else nullcontext():
+            return distill(
+                self._model,
+                weights,
+                self._distill_inputs,
+                targets,
+                section=section,
+                generator=generator,
+                compute=self._compute,
+                validate=None if self._validation is None else self._validate(*self._validation),
+                steps=self._steps,
+                until=until,
+            )
 
     def learn_alongside(
         self, weights: Weights, teach: TeachRows, *, generator: Callable[[], np.random.Generator]

@@ -21,6 +21,14 @@ from fedaux.models import MODELS, SplitModel
 from fedaux.privacy import LedgerEntry
 
 
+class FeatureSource(Protocol):
+    """Somebody who gives the features of examples, or of some rows of them, under an extractor."""
+
+    def __call__(self, module: nn.Module, weights: Weights, examples: Tensor, *, rows: Tensor | None = None) -> Tensor:
+        """Return features [n, F]."""
+        ...
+
+
 @dataclass(frozen=True)
 class Task:
     """One method and one seed of an experiment, with everything public that the server works on."""
@@ -41,6 +49,8 @@ class Task:
     validation: tuple[Tensor, Tensor] | None = None
     """Images and labels at the server, for methods that stop distillation early."""
     compute: Compute = field(default_factory=Compute)
+    features: FeatureSource | None = field(default=None, compare=False)
+    """Who knows features under h0 that others have asked for before; without, they are computed anew."""
 
     @property
     def device(self) -> torch.device:

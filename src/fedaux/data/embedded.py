@@ -1,4 +1,4 @@
-"""The embedded demo's data, without download: handwritten digits (private), rendered letters (auxiliary)."""
+"""Data without download: handwritten digits (private), rendered letters and noise (auxiliary)."""
 
 from __future__ import annotations
 
@@ -57,6 +57,14 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     bunch = load_digits()
     images = np.rint(np.asarray(bunch.images) * (255.0 / INK_LEVELS)).astype(np.uint8)
     return images[:, None, :, :], np.asarray(bunch.target, dtype=np.int64)
+
+
+def noise(size: int, *, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.uint8]:
+    """Draw `size` images of the given shape [C, H, W], every pixel uniform in 0..255: uint8 [size, C, H, W].
+
+    They show nothing: what a method gains by them is a floor for what it gains by public data that does.
+    """
+    return generator.integers(256, size=(size, *shape), dtype=np.uint8)
 
 
 def letters(size: int, *, generator: np.random.Generator) -> NDArray[np.uint8]:

@@ -34,7 +34,8 @@ def load_private(experiment: ExperimentFields) -> LabelledData:
 def load_both(experiment: ExperimentFields) -> tuple[LabelledData, Tensor]:
     """Load the private and the public data; texts of both by one vocabulary, the public ones perhaps cut shorter."""
     if experiment.text is None:
-        return load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
+        private = load_labelled(experiment.data)
+        return private, load_auxiliary(experiment.auxiliary, shape=private.input_shape)
     found, section = vocabulary_of(experiment), experiment.text
     data = load_labelled(experiment.data, texts=Texts(found, section.length))
     length = section.auxiliary_length or section.length

@@ -34,15 +34,19 @@ class Source:
     A path is a file or folder that must be there, unless it is not `path_on_disk`; `takes_test` looks at `data.test`.
     One that `holds_texts` is called with a second argument where texts are wanted: `count` with True, the others with
     the `Texts` that make token ids of them; `open_public` then opens texts that a vocabulary can be learned from.
+    One that `is_made` reads no public images but makes `auxiliary.size` of them: `load_auxiliary` is called with a
+    second argument, the shape of the clients' images, or None where nobody knows it.
     """
 
     needs_path: bool = False
     path_on_disk: bool = True
     takes_test: bool = False
     holds_texts: bool = False
+    is_made: bool = False
     count_labelled: Callable[..., int] | None = None
     load_labelled: Callable[..., LabelledData] | None = None
     load_auxiliary: Callable[..., Tensor] | None = None
+    count_auxiliary: Callable[[Auxiliary], int] | None = None
     open_public: Callable[[Auxiliary], Table] | None = None
 
 
@@ -89,13 +93,27 @@ def load_test(section: Data) -> LabelledData:
     return replace(data, images=data.test_images[:0], labels=data.test_labels[:0], clients=None)
 
 
-def load_auxiliary(section: Auxiliary, *, texts: Texts | None = None) -> Tensor:
-    """Load the public unlabeled images, uint8 [N, C, H, W], or texts, int32 [N, L]."""
-    load = SOURCES[section.source].load_auxiliary
+def load_auxiliary(section: Auxiliary, *, texts: Texts | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Load the public unlabeled images, uint8 [N, C, H, W], or texts, int32 [N, L].
+
+    `shape` is that of the clients' images [C, H, W], for sources that make public images like them.
+    """
+    source = SOURCES[section.source]
+    load = source.load_auxiliary
     assert load is not None, "checked before a run"
     if texts is not None:
         return load(section, texts)
+    if source.is_made:
+        return load(section, shape)
     return convert(load(section), channels=section.channels, side=section.image_size)
+
+
+def count_auxiliary(section: Auxiliary) -> int | None:
+    """Count the public images, as quickly as the source can; None where that would be to read them."""
+    count = SOURCES[section.source].count_auxiliary
+    if count is None:
+        return None
+    return min(counted := count(section), section.size or counted)
 
 
 def _shortened(data: LabelledData, section: Data) -> LabelledData:
@@ -140,6 +158,25 @@ def _load_digits(section: Data) -> LabelledData:
 def _load_letters(section: Auxiliary) -> Tensor:
     # A public data set is a fixed thing: its content does not depend on the seed of a run.
     return torch.from_numpy(embedded.letters(section.size or 5000, generator=seeding.generator(0, "letters")))
+
+
+def _make_noise(section: Auxiliary, shape: tuple[int, ...] | None) -> Tensor:
+    if section.size is None:
+        raise ValueError(size_missing(section.source))
+    channels = section.channels or (shape[0] if shape else None)
+    sides = (section.image_size, section.image_size) if section.image_size else shape[1:] if shape else None
+    if channels is None or sides is None:
+        raise ValueError(
+            f"auxiliary.source = {section.source!r}: takes the shape of the clients' images, and none are at hand; set "
+            "auxiliary.image_size and auxiliary.channels"
+        )
+    generator = seeding.generator(section.seed, "noise")
+    return torch.from_numpy(embedded.noise(section.size, shape=(channels, *sides), generator=generator))
+
+
+def size_missing(source: str) -> str:
+    """Say that a source which makes its public images was not told how many."""
+    return f"auxiliary.size: missing; the source {source} makes as many images as it is told to"
 
 
 def _hold_out(size: int, *, fraction: float) -> tuple[np.ndarray, np.ndarray]:
@@ -265,6 +302,12 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bo
             images = images[np.isin(examples.rows, rows)]
         return _first(torch.from_numpy(images), section.size)
 
+    def count_public(section: Auxiliary) -> int:
+        table = open_public(section, texts=False)
+        if section.wordnet is None:
+            return table.size
+        return len(WORDNET_ROWS[section.source](table.files, section.wordnet, key="auxiliary.wordnet"))
+
     return Source(
         needs_path=True,
         path_on_disk=path_on_disk,
@@ -273,6 +316,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bo
         count_labelled=count,
         load_labelled=load,
         load_auxiliary=load_public,
+        count_auxiliary=count_public,
         open_public=open_public if holds_texts else None,
     )
 
@@ -301,6 +345,7 @@ SOURCES: dict[str, Source] = {
         load_labelled=_load_digits,
     ),
     "letters": Source(load_auxiliary=_load_letters),
+    "noise": Source(load_auxiliary=_make_noise, count_auxiliary=lambda section: section.size or 0, is_made=True),
     "tensors": Source(
         needs_path=True,
         holds_texts=True,

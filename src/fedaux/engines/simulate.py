@@ -14,16 +14,16 @@ from fedaux import seeding
 from fedaux.certainty import MECHANISMS
 from fedaux.certainty.mechanism import Noise
 from fedaux.certainty.secure import noise_for
-from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, Weights, as_received
+from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, as_received
 from fedaux.config import Local
 from fedaux.dpsgd import check_ready, train_privately
 from fedaux.engines.stacked import StackedTraining, can_stack
 from fedaux.engines.streams import StreamTraining
 from fedaux.engines.training import Job, Training, Workplace, one_by_one
-from fedaux.inference import Predictor
+from fedaux.frozen import extract
 from fedaux.privacy import SCORES, entry_of
 from fedaux.server import snapshot
-from fedaux.task import Task, build_models, trained_models
+from fedaux.task import Task, trained_models
 
 
 class SimulatedClients:
@@ -55,7 +55,7 @@ class SimulatedClients:
         for prototype, members in self._by_prototype(clients).items():
             sizes = [len(self._parts[client]) for client in members]
             rows = torch.cat([self._parts[client] for client in members])
-            features = self._features(prototype, request.extractors[prototype], rows)
+            features = extract(self._task, prototype, request.extractors[prototype], self._images, rows=rows)
             for client, own in zip(members, features.split(sizes), strict=True):
                 noise = self.noise(request, client)
                 release = mechanism.release(own, request.public[prototype], noise=noise)
@@ -109,12 +109,6 @@ class SimulatedClients:
             groups.setdefault(self._task.prototype_of[client], []).append(client)
         return groups
 
-    def _features(self, prototype: str, extractor: Weights, rows: Tensor) -> Tensor:
-        """Return the features [n, F] of rows of the data under h0."""
-        predictor = Predictor(build_models(self._task)[prototype].features, self._task.compute)
-        batch_size = self._task.experiment.evaluation.batch_size
-        return predictor(extractor, self._images, batch_size=batch_size, rows=rows)
-
     def _job(self, client: int, request: TrainRequest) -> Job:
         generator = self.generator(request, client)
         kept = self._kept.get(client)
@@ -125,8 +119,7 @@ class SimulatedClients:
         if prototype not in self._inputs:
             inputs = self._images
             if prototype in request.extractors:
-                everything = torch.arange(len(inputs), device=inputs.device)
-                inputs = self._features(prototype, request.extractors[prototype], everything)
+                inputs = extract(self._task, prototype, request.extractors[prototype], inputs)
             self._inputs[prototype] = inputs
         return Workplace(
             model=self._models[prototype],

@@ -19,6 +19,8 @@ from fedaux.mistakes import inspect
 from fedaux.reading import find_recipe, merged, read_recipe
 
 PORT = 8000
+FEWEST = 3
+"""Clients, where neither the recipe nor the command says how many."""
 FURTHER = 100
 """How far from the server's port that of the simulation lies: both may run at once."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,38}")
@@ -148,15 +150,16 @@ def _recipe(recipe: str, *, name: str, clients: int | None) -> tuple[dict[str, A
         raise ValueError(f"--clients {clients}: the recipe's data.clients names {named}")
     if clients is not None and clients < 1:
         raise ValueError(f"--clients {clients}: should be at least 1")
-    count = named or clients or (raw.get("split") or {}).get("num_clients") or 3
+    stated = (raw.get("split") or {}).get("num_clients")
     if _ships(recipe):
-        raw = merged(raw, _changes(name=name, count=count))
-    else:
-        raw = merged(raw, {"split": {"num_clients": count}})
+        raw = merged(raw, _changes(name=name, count=clients or stated or FEWEST))
+    elif not named:
+        raw = merged(raw, {"split": {"num_clients": clients or stated or FEWEST}})
     fields, found = inspect(raw)
     if problems := [*problems, *found]:
         raise ConfigError(problems, origin=str(path))
-    return raw, fields
+    # Nodes name their own data, so the recipe that is written must say how many they are.
+    return merged(raw, {"split": {"num_clients": fields.split.num_clients}}), fields
 
 
 def _ships(recipe: str) -> bool:

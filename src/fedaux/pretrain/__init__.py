@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from torch import Tensor
+from typing import Any
 
 from fedaux import seeding
 from fedaux.clients import Weights
-from fedaux.compute import Compute
-from fedaux.config import Pretraining, Prototype
-from fedaux.data.vocabulary import Vocabulary
-from fedaux.models import SplitModel
 from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.store import (
     Card,
+    Wanted,
     alone,
+    content_digest,
     fitted,
     fitting_weights,
     h0_settings,
@@ -26,148 +24,88 @@ from fedaux.pretrain.store import (
     settings_digest,
     shared_store,
 )
-from fedaux.pretrain.training import SAVE_SECONDS, OnEpoch, Passed, pretrain
+from fedaux.pretrain.training import SAVE_SECONDS, OnEpoch, Passed, Training, pretrain
 from fedaux.server import snapshot
 
 __all__ = [
+    "H0",
     "Passed",
-    "begin",
+    "Wanted",
     "content_digest",
     "fitting_weights",
+    "keep_probe",
     "pretrained",
     "pretrained_extractor",
     "shared_store",
 ]
 
 
+@dataclass(frozen=True)
+class H0:
+    """A feature extractor, what is known about it, what stores call it, and whether it was there already."""
+
+    weights: Weights
+    card: Card
+    stem: str
+    stored: bool
+
+
 def pretrained_extractor(
-    prototype: Prototype,
-    model: SplitModel,
-    *,
-    section: Pretraining,
-    images: Tensor,
-    content: str,
-    seed: int,
-    store: Path,
-    shared: Path | None = None,
-    compute: Compute | None = None,
-    on_epoch: OnEpoch | None = None,
-    vocabulary: Vocabulary | None = None,
+    wanted: Wanted, *, store: Path, shared: Path | None = None, on_epoch: OnEpoch | None = None
 ) -> Weights:
-    """Return h0 for a model: from a given checkpoint, from a store, or by training on images (uint8 [N, C, H, W]) or
-    token ids (int32 [N, L]) of a vocabulary.
+    """Return the weights of h0: from a given checkpoint, from a store, or by training.
 
-    `content` is the digest of the images; stores are keyed by it and by everything else that h0 depends on. `store` is
-    looked into first and holds the result in the end; `shared` is one that several processes use.
+    `store` is looked into first and holds the result in the end; `shared` is one that several processes use.
     """
-    if section.checkpoint is not None:
+    if wanted.section.checkpoint is not None:
         return fitting_weights(
-            Path(section.checkpoint),
-            model,
+            Path(wanted.section.checkpoint),
+            wanted.model,
             key="pretraining.checkpoint",
-            prototype=prototype,
-            image_shape=tuple(images.shape[1:]) if vocabulary is None else None,
-            vocabulary=vocabulary,
+            prototype=wanted.prototype,
+            image_shape=tuple(wanted.images.shape[1:]) if wanted.vocabulary is None else None,
+            vocabulary=wanted.vocabulary,
         )
-    section = begin(model, prototype, section=section, texts=vocabulary is not None)
-    if section.kind == "none":
-        return snapshot(model.features)
-    weights, _ = pretrained(
-        prototype,
-        model,
-        section=section,
-        images=images,
-        content=content,
-        seed=seed,
-        store=store,
-        shared=shared,
-        compute=compute,
-        on_epoch=on_epoch,
-        vocabulary=vocabulary,
-    )
-    return weights
-
-
-def begin(model: SplitModel, prototype: Prototype, *, section: Pretraining, texts: bool) -> Pretraining:
-    """Give the features the weights that others have trained, where the model has such; return what is to be done."""
-    section = resolved(section, model.features, texts=texts, given=model.given is not None)
-    if model.given is not None:
-        where = f"prototypes.model = {prototype.model!r}: its checkpoint"
-        model.features.load_state_dict(fitted(model.given(), model, where=where))
-    return section
+    return pretrained(wanted, store=store, shared=shared, on_epoch=on_epoch).weights
 
 
 def pretrained(
-    prototype: Prototype,
-    model: SplitModel,
+    wanted: Wanted,
     *,
-    section: Pretraining,
-    images: Tensor,
-    content: str,
-    seed: int,
     store: Path | None = None,
     shared: Path | None = None,
-    compute: Compute | None = None,
     on_epoch: OnEpoch | None = None,
     save_seconds: float = SAVE_SECONDS,
-    vocabulary: Vocabulary | None = None,
-) -> tuple[Weights, Card]:
-    """Return h0 and its card from a store, or train it and keep it there; `pretrained_extractor` says where.
+) -> H0:
+    """Return h0 from a store, or train it and keep it there; `pretrained_extractor` says where.
 
     Without any store it is trained. What was interrupted goes on from what it last saved.
     """
-    section = begin(model, prototype, section=section, texts=vocabulary is not None)
-    settings = h0_settings(
-        prototype,
-        model,
-        section=section,
-        content=content,
-        seed=seed,
-        device=images.device,
-        compute=compute,
-        vocabulary=vocabulary,
-    )
-    if section.kind == "none":
-        card = make_card(prototype, settings=settings, images=images[:0], losses=[], seconds=0.0, vocabulary=vocabulary)
-        return snapshot(model.features), card
-    stem = f"{prototype.name}-{settings_digest(settings)}"
+    wanted = _begun(wanted)
+    settings = h0_settings(wanted)
+    stem = f"{wanted.prototype.name}-{settings_digest(settings)}"
+    if wanted.section.kind == "none":
+        card = make_card(replace(wanted, images=wanted.images[:0]), settings=settings, losses=[], seconds=0.0)
+        return H0(snapshot(wanted.model.features), card, stem, stored=False)
     name = f"{stem}.safetensors"
 
-    def found(folder: Path | None) -> tuple[Weights, Card] | None:
+    def found(folder: Path | None) -> H0 | None:
         if folder is None or not (folder / name).exists():
             return None
-        weights = fitting_weights(folder / name, model, key="pretrained features")
-        return weights, read_card(folder / name) or {}
+        weights = fitting_weights(folder / name, wanted.model, key="pretrained features")
+        return H0(weights, read_card(folder / name) or {}, stem, stored=True)
 
-    def trained(folder: Path | None) -> tuple[Weights, Card]:
+    def trained(folder: Path | None) -> H0:
         progress = None if folder is None else folder / f"{stem}.progress.safetensors"
-        training = pretrain(
-            model.features,
-            images,
-            feature_width=model.feature_width,
-            section=section,
-            generator=seeding.torch_generator(seed, "pretraining", device=images.device, part=prototype.name),
-            compute=compute,
-            key=(prototype.model, tuple(sorted(prototype.options.items()))),
-            progress=progress,
-            save_seconds=save_seconds,
-            on_epoch=on_epoch,
-            vocabulary=vocabulary,
-        )
-        weights = snapshot(model.features)
-        card = make_card(
-            prototype,
-            settings=settings,
-            images=images,
-            losses=training.losses,
-            seconds=training.seconds,
-            vocabulary=vocabulary,
-        )
+        training = _training(wanted)
+        pretrain(training, progress=progress, save_seconds=save_seconds, on_epoch=on_epoch)
+        weights = snapshot(wanted.model.features)
+        card = make_card(wanted, settings=settings, losses=training.losses, seconds=training.seconds)
         if folder is not None:
-            save_h0(folder / name, weights, card, beside=folder == shared, vocabulary=vocabulary)
+            save_h0(folder / name, weights, card, beside=folder == shared, vocabulary=wanted.vocabulary)
         if progress is not None:
             progress.unlink(missing_ok=True)
-        return weights, card
+        return H0(weights, card, stem, stored=False)
 
     result = found(store)
     if result is not None:
@@ -177,12 +115,39 @@ def pretrained(
     with alone(shared, stem):
         result = found(shared) or trained(shared)
     if store is not None:
-        save_h0(store / name, *result, beside=False, vocabulary=vocabulary)
+        save_h0(store / name, result.weights, result.card, beside=False, vocabulary=wanted.vocabulary)
     return result
 
 
-def content_digest(images: Tensor) -> str:
-    """Return the digest of images by their shape and bytes."""
-    digest = hashlib.blake2b(str(list(images.shape)).encode(), digest_size=16)
-    digest.update(images.cpu().contiguous().numpy().data)
-    return digest.hexdigest()
+def keep_probe(h0: H0, probe: Mapping[str, Any], *, wanted: Wanted, shared: Path | None) -> H0:
+    """Return h0 with what a probe has measured on its card, and write that to the shared store where it has this h0."""
+    measured = replace(h0, card=h0.card | {"probe": dict(probe)})
+    path = None if shared is None else shared / f"{h0.stem}.safetensors"
+    if shared is not None and path is not None and path.exists() and measured.card != h0.card:
+        with alone(shared, h0.stem):
+            save_h0(path, h0.weights, measured.card, vocabulary=wanted.vocabulary)
+    return measured
+
+
+def _begun(wanted: Wanted) -> Wanted:
+    """Give the features the weights that others have trained, where the model has such, and resolve what to do."""
+    model, texts = wanted.model, wanted.vocabulary is not None
+    section = resolved(wanted.section, model.features, texts=texts, given=model.given is not None)
+    if model.given is not None:
+        where = f"prototypes.model = {wanted.prototype.model!r}: its checkpoint"
+        model.features.load_state_dict(fitted(model.given(), model, where=where))
+    return replace(wanted, section=section)
+
+
+def _training(wanted: Wanted) -> Training:
+    prototype, device = wanted.prototype, wanted.images.device
+    return Training(
+        wanted.model.features,
+        wanted.images,
+        feature_width=wanted.model.feature_width,
+        section=wanted.section,
+        generator=seeding.torch_generator(wanted.seed, "pretraining", device=device, part=prototype.name),
+        compute=wanted.compute,
+        key=(prototype.model, tuple(sorted(prototype.options.items()))),
+        vocabulary=wanted.vocabulary,
+    )

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor
 
@@ -18,16 +19,16 @@ from fedaux import checks, seeding
 from fedaux.checkpoints import checkpoint_of
 from fedaux.clients import Weights
 from fedaux.compute import compute_for
-from fedaux.config import Experiment
+from fedaux.config import Data, Experiment
 from fedaux.data import LabelledData, load_both
 from fedaux.data.vocabulary import Vocabulary
-from fedaux.display import QUIET_SECONDS
+from fedaux.display import QUIET_SECONDS, live_bar
 from fedaux.execute import choose_device
 from fedaux.inference import Predictor
 from fedaux.models import MODELS
-from fedaux.pretrain import content_digest, pretrained
+from fedaux.pretrain import H0, Wanted, content_digest, keep_probe, pretrained
 from fedaux.pretrain.probe import Probe, probe
-from fedaux.pretrain.store import Card, save_h0, save_several, shared_store
+from fedaux.pretrain.store import save_h0, save_several, shared_store
 from fedaux.pretrain.training import Passed
 
 
@@ -36,10 +37,7 @@ class Outcome:
     """The h0 of one prototype."""
 
     prototype: str
-    weights: Weights
-    card: Card
-    stored: bool
-    """Whether it was there already."""
+    h0: H0
     vocabulary: Vocabulary | None = None
     """What it reads, where that is texts."""
 
@@ -50,7 +48,8 @@ def pretrain_prototypes(
     """Return h0 of every prototype for a seed, from the shared store or newly trained, with probes in the cards.
 
     The probe uses the labels of all clients' training data, which a federation has in no one place: it measures h0 and
-    changes nothing about it.
+    changes nothing about it. Its figures go onto the card in the store, too, and are not measured again on the same
+    data.
     """
     section = experiment.pretraining
     own = all(checkpoint_of(prototype) is not None for prototype in experiment.prototypes)
@@ -65,32 +64,38 @@ def pretrain_prototypes(
     data, images = data.to(device), images.to(device)
     checks.check_data(experiment, data, images)
     compute = compute_for(experiment.engine, device, experiment.data)
-    content = content_digest(images)
+    content, about = content_digest(images), about_data(experiment.data, data)
     outcomes = []
     for prototype in experiment.prototypes:
         with seeding.initialisation(seed, part=prototype.name):
             model = MODELS[prototype.model](data.input_shape, len(data.classes), **prototype.options)
         model = compute.place(model)
         watch.begin(prototype.name, epochs=section.epochs)
-        weights, card = pretrained(
+        wanted = Wanted(
             prototype,
             model,
             section=section,
             images=images,
             content=content,
             seed=seed,
-            shared=shared,
             compute=compute,
-            on_epoch=watch,
             vocabulary=data.vocabulary,
         )
-        if probing:
+        h0 = pretrained(wanted, shared=shared, on_epoch=watch)
+        if probing and (h0.card["probe"] or {}).get("data") != about["data"]:
             watch.say(f"{prototype.name}: probing")
-            measured = probe_h0(Predictor(model.features, compute), weights, data, seed=seed)
-            card = card | {"probe": asdict(measured) | {"data": content_digest(data.images)}}
-        stored = card["epochs"] > 0 and not watch.trained
-        outcomes.append(Outcome(prototype.name, weights, card, stored=stored, vocabulary=data.vocabulary))
+            measured = probe_h0(Predictor(model.features, compute), h0.weights, data, seed=seed)
+            h0 = keep_probe(h0, asdict(measured) | about, wanted=wanted, shared=shared)
+        outcomes.append(Outcome(prototype.name, h0, data.vocabulary))
     return outcomes
+
+
+def about_data(section: Data, data: LabelledData) -> dict[str, Any]:
+    """Return what a card says about the labelled data that a probe was measured on."""
+    labels = torch.cat([data.labels, data.test_labels])
+    parts = {"digest": data.images, "test_digest": data.test_images, "label_digest": labels}
+    counts = {"examples": len(data.labels), "test_examples": len(data.test_labels), "classes": len(data.classes)}
+    return {"data": {"source": section.source, **counts, **{key: content_digest(part) for key, part in parts.items()}}}
 
 
 def probe_h0(predictor: Predictor, weights: Weights, data: LabelledData, *, seed: int) -> Probe:
@@ -112,7 +117,7 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcome], *, half: bool = Fals
     """
     words = outcomes[0].vocabulary
     parts = {
-        one.prototype: ({name: _halved(t) if half else t for name, t in one.weights.items()}, one.card)
+        one.prototype: ({name: _halved(t) if half else t for name, t in one.h0.weights.items()}, one.h0.card)
         for one in outcomes
     }
     if len(outcomes) == 1:
@@ -134,10 +139,10 @@ def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> Table
     for column in ("epochs", "seconds", "loss", "linear probe", "20 neighbours"):
         table.add_column(column, justify="right")
     for outcome in outcomes:
-        card = outcome.card
+        card = outcome.h0.card
         measured = card["probe"] or {}
         accuracies = [f"{100 * measured[key]:.1f}" if measured else "–" for key in ("linear", "neighbours")]
-        seconds = f"{card['seconds']:.1f}" + (" (stored)" if outcome.stored else "")
+        seconds = f"{card['seconds']:.1f}" + (" (stored)" if outcome.h0.stored else "")
         loss = "–" if card["loss"] is None else f"{card['loss']:.3f}"
         table.add_row(outcome.prototype, str(card["epochs"]), seconds, loss, *accuracies)
     return table
@@ -150,53 +155,37 @@ class Watch:
         self._console = console
         self._spoke = 0.0
         self._name = ""
-        self.trained = False
-        """Whether an epoch has passed since `begin`."""
-        self._progress: Progress | None = None
-        if console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("epochs  {task.fields[said]}"),
-                TimeElapsedColumn(),
-                console=console,
-                transient=True,
-            )
-            self._bar = self._progress.add_task("starting", total=1, said="")
+        columns = MofNCompleteColumn(), TextColumn("epochs  {task.fields[said]}"), TimeElapsedColumn()
+        self._live = live_bar(console, *columns)
+        self._bar = self._live.add_task("starting", total=1, said="")
 
     def __enter__(self) -> Watch:
-        if self._progress is not None:
-            self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self._live.stop()
 
     def begin(self, name: str, *, epochs: int) -> None:
         """Turn to another prototype."""
-        self._name, self.trained = name, False
-        if self._progress is not None:
-            self._progress.reset(self._bar, total=epochs, description=name, said="")
+        self._name = name
+        self._live.reset(self._bar, total=epochs, description=name, said="")
 
     def __call__(self, passed: Passed) -> None:
         """Show an epoch that is over."""
-        self.trained = True
-        if self._progress is not None:
-            said = f"loss {passed.loss:.3f}  ETA {passed.seconds_left:.0f} s"
-            self._progress.update(self._bar, completed=passed.epoch, said=said)
-        elif passed.epoch == passed.epochs or time.monotonic() - self._spoke >= QUIET_SECONDS:
+        said = f"loss {passed.loss:.3f}  ETA {passed.seconds_left:.0f} s"
+        self._live.update(self._bar, completed=passed.epoch, said=said)
+        last = passed.epoch == passed.epochs
+        if not self._console.is_terminal and (last or time.monotonic() - self._spoke >= QUIET_SECONDS):
             self._spoke = time.monotonic()
             self.say(f"{self._name}: epoch {passed}")
 
     def say(self, line: str) -> None:
         """Say a line where there is no bar, and beside the bar where there is one."""
-        if self._progress is not None:
-            self._progress.update(self._bar, description=line)
-        else:
+        self._live.update(self._bar, description=line)
+        if not self._console.is_terminal:
             self._console.print(line, highlight=False, soft_wrap=True)
 
 

@@ -10,9 +10,10 @@ import platform
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,50 +35,59 @@ Card = dict[str, Any]
 """What is known about an h0, as JSON can say it."""
 
 
-def shared_store() -> Path | None:
-    """Return the folder that all runs of a user share: FEDAUX_CACHE, or ~/.cache/fedaux; None where there is none.
+def shared_store(kind: Literal["pretrained", "features"] = "pretrained") -> Path | None:
+    """Return a folder that all runs of a user share, in FEDAUX_CACHE or ~/.cache/fedaux; None where there is none.
 
     FEDAUX_CACHE set to nothing means that nothing is shared.
     """
     given = os.environ.get("FEDAUX_CACHE")
     if given == "":
         return None
-    folder = (Path(given) if given else Path.home() / ".cache" / "fedaux") / "pretrained"
+    folder = (Path(given) if given else Path.home() / ".cache" / "fedaux") / kind
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PermissionError("not writable")
     except OSError as error:
-        warnings.warn(f"FEDAUX_CACHE: {folder} cannot be used, h0 is not shared between runs ({error})", stacklevel=2)
+        what = "h0 is" if kind == "pretrained" else "features are"
+        warnings.warn(f"FEDAUX_CACHE: {folder} cannot be used, {what} not shared between runs ({error})", stacklevel=2)
         return None
     return folder
 
 
-def h0_settings(
-    prototype: Prototype,
-    model: SplitModel,
-    *,
-    section: Pretraining,
-    content: str,
-    seed: int,
-    device: torch.device,
-    compute: Compute | None,
-    vocabulary: Vocabulary | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Wanted:
+    """An h0 that somebody wants: what it is trained on, where it begins, and how."""
+
+    prototype: Prototype
+    model: SplitModel
+    """Whose features have their initial weights, and are trained in place."""
+    section: Pretraining
+    images: Tensor
+    """Public images, uint8 [N, C, H, W], or token ids, int32 [N, L], of `vocabulary`."""
+    content: str
+    """Their digest: stores are keyed by it and by everything else that h0 depends on."""
+    seed: int
+    compute: Compute | None = None
+    vocabulary: Vocabulary | None = None
+
+
+def h0_settings(wanted: Wanted) -> dict[str, Any]:
     """Return everything that h0 depends on: data, model with its initial weights, settings, seed, arithmetic."""
-    words = {} if vocabulary is None else {"vocabulary": vocabulary.digest}
+    prototype, compute = wanted.prototype, wanted.compute
+    words = {} if wanted.vocabulary is None else {"vocabulary": wanted.vocabulary.digest}
     channels = {} if compute is None else {"mean": compute.mean, "deviation": compute.deviation}
     return (
         {
             "procedure": PROCEDURE,
-            "content": content,
+            "content": wanted.content,
             "model": prototype.model,
             "options": prototype.options,
-            "start": weights_digest(model.features.state_dict()),
-            "pretraining": section.model_dump(mode="json", exclude={"checkpoint"}),
-            "seed": seed,
+            "start": weights_digest(wanted.model.features.state_dict()),
+            "pretraining": wanted.section.model_dump(mode="json", exclude={"checkpoint"}),
+            "seed": wanted.seed,
             "prototype": prototype.name,
-            "device": device.type,
+            "device": wanted.images.device.type,
             "precision": str(torch.float32 if compute is None else compute.precision).removeprefix("torch."),
         }
         | {key: value.flatten().tolist() for key, value in channels.items() if value is not None}
@@ -90,6 +100,13 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def content_digest(images: Tensor) -> str:
+    """Return the digest of images by their shape and bytes."""
+    digest = hashlib.blake2b(str(list(images.shape)).encode(), digest_size=16)
+    digest.update(images.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
 def weights_digest(weights: Mapping[str, Tensor]) -> str:
     """Return the digest of weights by their names, types, shapes and bytes."""
     digest = hashlib.blake2b(digest_size=16)
@@ -100,18 +117,11 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def make_card(
-    prototype: Prototype,
-    *,
-    settings: Mapping[str, Any],
-    images: Tensor,
-    losses: list[float],
-    seconds: float,
-    vocabulary: Vocabulary | None = None,
-) -> Card:
+def make_card(wanted: Wanted, *, settings: Mapping[str, Any], losses: list[float], seconds: float) -> Card:
     """Return the card of an h0 that has just been trained; nobody has probed it yet."""
     import fedaux  # whose version it is, and which imports this
 
+    prototype, images, vocabulary = wanted.prototype, wanted.images, wanted.vocabulary
     if vocabulary is None:
         inputs: Card = {"image_shape": list(images.shape[1:])}
     else:
@@ -185,6 +195,22 @@ def read_card(path: Path) -> Card | None:
     if not isinstance(card, dict):
         raise ValueError(f"{beside if beside.is_file() else path}: the card should be a table, is {card!r:.60}")
     return card
+
+
+def probe_line(card: Card) -> str | None:
+    """Say what a probe has measured, in %, and on what; None where a card does not tell."""
+    probe = card.get("probe")
+    if not isinstance(probe, dict):
+        return None
+    figures = [probe.get(key) for key in ("linear", "neighbours")]
+    if not all(isinstance(figure, float) for figure in figures):
+        return None
+    linear, neighbours = (f"{100 * figure:.1f} %" for figure in figures if figure is not None)
+    line = f"h0 of {card.get('prototype')}, seed {card.get('seed')}: linear probe {linear}, neighbours {neighbours}"
+    data = probe.get("data")
+    if not isinstance(data, dict):  # cards once had its digest alone
+        return line
+    return f"{line} ({data.get('test_examples')} test examples, {data.get('source')})"
 
 
 def fitting_weights(

@@ -78,7 +78,9 @@ class Training:
         """Mean loss of every epoch so far."""
         self.seconds = 0.0
         """That all epochs so far took."""
-        self._section = section
+        self.features = features
+        self.section = section
+        self.device = device
         self._images = images
         self._generator = generator
         self._compute = compute or Compute(device)
@@ -141,7 +143,7 @@ class Training:
         loss = float(self._total) / self._batches
         if not math.isfinite(loss):
             raise ValueError(
-                f"pretraining.learning_rate = {self._section.learning_rate}: the loss is {loss} after "
+                f"pretraining.learning_rate = {self.section.learning_rate}: the loss is {loss} after "
                 f"{len(self.losses) + 1} epochs; should be lower"
             )
         self.losses.append(loss)
@@ -178,7 +180,7 @@ class Training:
             self._device_rates.go_to(self._taken)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        section = self._section
+        section = self.section
         parameters = list(self._model.parameters())
         groups: list[dict[str, object]] = [{"params": parameters}]
         if section.weight_decay > 0:
@@ -293,59 +295,42 @@ def learning_rate(step: int, *, section: Pretraining, steps_an_epoch: int) -> fl
 
 
 def pretrain(
-    features: nn.Module,
-    images: Tensor,
+    training: Training,
     *,
-    feature_width: int,
-    section: Pretraining,
-    generator: torch.Generator,
-    compute: Compute | None = None,
-    key: Hashable = "features",
     progress: Path | None = None,
     save_seconds: float = SAVE_SECONDS,
     on_epoch: OnEpoch | None = None,
-    vocabulary: Vocabulary | None = None,
-) -> Training:
-    """Train `features` in place as `Training` says, for all epochs; return it with its losses and its time.
+) -> None:
+    """Train for all epochs that are left.
 
     With `progress`, a file, training goes on from what is saved there, and saves itself there while it lasts: whoever
     names the file answers for its belonging to the same images, features and settings.
     """
+    features, epochs = training.features, training.section.epochs
     was_training = features.training
-    training = Training(
-        features,
-        images,
-        feature_width=feature_width,
-        section=section,
-        generator=generator,
-        compute=compute,
-        key=key,
-        vocabulary=vocabulary,
-    )
     if progress is not None and progress.exists():
-        _continue(training, progress, device=images.device)
+        _continue(training, progress)
     began = saved = time.monotonic()
     before = len(training.losses)
-    for epoch in range(before, section.epochs):
+    for epoch in range(before, epochs):
         loss = training.epoch()
         now = time.monotonic()
-        if progress is not None and epoch + 1 < section.epochs and now - saved >= save_seconds:
+        if progress is not None and epoch + 1 < epochs and now - saved >= save_seconds:
             said = {"losses": training.losses, "seconds": training.seconds}
             save_tensors(progress, training.state(), metadata={key: json.dumps(value) for key, value in said.items()})
             saved = time.monotonic()
         if on_epoch is not None:
-            left = (now - began) / (epoch + 1 - before) * (section.epochs - epoch - 1)
-            on_epoch(Passed(epoch + 1, section.epochs, loss, left))
+            left = (now - began) / (epoch + 1 - before) * (epochs - epoch - 1)
+            on_epoch(Passed(epoch + 1, epochs, loss, left))
     features.train(was_training)
     for parameter in features.parameters():
         parameter.grad = None  # it may lie in the memory of a graph, which would be kept for it
-    return training
 
 
-def _continue(training: Training, progress: Path, *, device: torch.device) -> None:
+def _continue(training: Training, progress: Path) -> None:
     """Load saved progress; raise ValueError where it cannot be read."""
     try:
-        state = load_file(progress, device=str(device))
+        state = load_file(progress, device=str(training.device))
         with safe_open(progress, framework="pt") as file:
             said = {key: json.loads(value) for key, value in file.metadata().items()}
         training.load(state, losses=said["losses"])

@@ -13,7 +13,16 @@ from fedaux.mistakes import nearest
 from fedaux.reading import find_recipe, load_experiment, merged, parse_value
 from fedaux.reproduce import ALIASES, EXPERIMENTS, Outcome, Reproduction, costs, places
 from fedaux.reproduce.presenting import run_study
-from fedaux.reproduce.running import Request, check_available, locate_all, nested, read_base
+from fedaux.reproduce.running import (
+    Request,
+    check_available,
+    locate_all,
+    nested,
+    plan,
+    public_settings,
+    read_base,
+    without_places,
+)
 from fedaux.reproduce.studies import STUDIES
 from fedaux.reproduce.study import RECIPES
 
@@ -38,10 +47,22 @@ def listing() -> Iterator[tuple[str, str, str, str, str]]:
         except ValueError:
             missing = "; not in this version"
         data = ", ".join(places.DATA_SETS[key].title for key in study.grid.data_sets())
-        yield name, study.shows + missing, data, costs.said(costs.estimate(study)), study.quick_time
+        said = costs.said(costs.estimate(study)) + (" on a CPU" if costs.is_linear(study) else "")
+        yield name, study.shows + missing, data, said, study.quick_time
     for name, entry in EXPERIMENTS.items():
         data = ", ".join(places.DATA_SETS[key].title for key in entry.data) or "comes with the package"
         yield name, entry.shows, data, entry.full_time or entry.time, entry.time
+
+
+def part_line(name: str, request: Request) -> str:
+    """Say how many runs a request for a study comes to, on the data that is there, and how long they would take."""
+    if (name := ALIASES.get(name, name)) not in STUDIES:
+        raise ValueError(f"--list {name}: not a table of runs; without a name, --list names all experiments")
+    prepared = plan(STUDIES[name], request)
+    runs = [cell.experiment for cell in prepared.cells]
+    rounds = sum(cell.rounds for cell in prepared.cells)
+    time = "" if request.quick else f"; on an H200 {costs.said(costs.estimate_runs(runs))}, an estimate"
+    return f"{name}: {len(runs)} runs, {rounds:,} rounds{time}"
 
 
 def listing_table() -> list[Any]:
@@ -73,13 +94,16 @@ def reproduce(name: str, request: Request, *, recipe: str | None = None, options
     if request.only or request.also:
         raise ValueError(f"--only and --also: {name} is not a table of runs")
     entry = EXPERIMENTS[name]
+    runs_cells = "sweeping" in signature(entry.run).parameters
+    if (cluster := (request.sweeping or {}).get("cluster")) is not None and not runs_cells:
+        raise ValueError(f"--cluster {cluster}: {name} is one run on this machine")
     arguments = read_options(name, entry, options)
     base, notes = base_of(name, entry, request, recipe)
     if base is not None:
         arguments["base"] = base
         if recipe is None and request.data_root is not None:
             arguments = dict(entry.options) | arguments
-    if "sweeping" in signature(entry.run).parameters:
+    if runs_cells:
         arguments["sweeping"] = request.sweeping
     outcome = entry.run(request.out, **arguments)
     return replace(outcome, markdown="\n".join([outcome.markdown, *(f"- {note}." for note in notes)]))
@@ -122,7 +146,7 @@ def base_of(
         return load_experiment(path, overrides=overrides), []
     found, notes = locate_all(entry.data, request)
     settings = found[entry.data[0]].settings("data")
-    if len(entry.data) > 1:
-        settings |= found[entry.data[1]].settings("auxiliary")
     raw = read_base(RECIPES / f"{name}.toml", overrides)
-    return Experiment(**merged(raw, nested(settings))), notes
+    if len(entry.data) > 1:
+        settings |= public_settings(found[entry.data[1]], raw)
+    return Experiment(**merged(without_places(raw), nested(settings))), notes

@@ -162,6 +162,11 @@ def curves(numbers: Numbers) -> Figure:
         axes.set_xlabel("communication round")
     for line in panels:
         line[0].set_ylabel("test accuracy, %")
+    for block in blocks:  # what a block says about its columns should not depend on where its rows are broken
+        own = [line[0] for line, (name, _) in zip(panels, lines_of, strict=True) if name == block]
+        limits = [limit for axes in own for limit in axes.get_ylim()]
+        for axes in own:
+            axes.set_ylim(min(limits), max(limits))
     figure.legend(
         list(handles.values()), list(handles), loc="outside upper center", ncols=5, frameon=False, fontsize=9.5
     )
@@ -172,11 +177,17 @@ def curves(numbers: Numbers) -> Figure:
 def heat(numbers: Numbers) -> Figure:
     """Draw a panel a method and block: accuracy over the local rate and the other setting that the method has."""
     methods, blocks = numbers["methods"], numbers["blocks"]
-    figure = Figure(figsize=((70 + 105 * len(methods)) / 72, (40 + 125 * len(blocks)) / 72))
+    columns = min(MOST_ACROSS, len(methods))
+    places = [
+        (block, methods[first : first + columns]) for block in blocks for first in range(0, len(methods), columns)
+    ]
+    figure = Figure(figsize=((70 + 150 * columns) / 72, (20 + 132 * len(places)) / 72))
     figure.set_layout_engine("constrained")
-    panels = figure.subplots(len(blocks), len(methods), squeeze=False)
-    for number, (line, block) in enumerate(zip(panels, blocks, strict=True)):
-        for axes, method in zip(line, methods, strict=True):
+    panels = figure.subplots(len(places), columns, squeeze=False)
+    for line, (block, listed) in zip(panels, places, strict=True):
+        for axes in line[len(listed) :]:
+            axes.set_visible(False)
+        for axes, method in zip(line, listed, strict=False):
             rows = [row for row in numbers["rows"] if (row["block"], row["method"]) == (block, method) and row["best"]]
             other = other_setting(method)
             local = sorted({row["settings"]["local.learning_rate"] for row in rows}, reverse=True)
@@ -191,7 +202,7 @@ def heat(numbers: Numbers) -> Figure:
             for (up, right), value in np.ndenumerate(picture):
                 if np.isfinite(value):
                     axes.text(right, up, f"{value:.0f}", ha="center", va="center", fontsize=8.5)
-            axes.set_title("" if number else shorten(method), fontsize=9.5)
+            axes.set_title(shorten(method), fontsize=9.5)
             axes.set_yticks(range(len(local)), [f"{rate:g}" for rate in local] if axes is line[0] else [])
             axes.set_xticks(
                 range(len(across)), [f"{value:g}" if value is not None else "" for value in across], fontsize=8
@@ -203,6 +214,10 @@ def heat(numbers: Numbers) -> Figure:
             axes.spines[:].set_visible(False)
         line[0].set_ylabel(f"{block}\nlocal rate")
     return figure
+
+
+MOST_ACROSS = 4
+"""Panels in a line of a heat map, so that its figures can be read."""
 
 
 def other_setting(method: str) -> str:

@@ -24,6 +24,8 @@ def settings(name: str, section: str, folder: Path) -> dict[str, Any]:
     """Return the settings of `data` or `auxiliary` that read an embedded data set; files it needs go into a folder."""
     if (name, section) in {("digits", "data"), ("letters", "auxiliary")}:
         return {f"{section}.source": name}
+    if name == "noise":
+        return {"auxiliary.source": name, "auxiliary.size": PUBLIC_SIZE}
     tensors = MAKERS[name, section]()
     path = folder / f"{name}-{section}.safetensors"
     if not path.exists():
@@ -53,10 +55,6 @@ def _public(images: NDArray[np.uint8]) -> dict[str, Tensor]:
     return {"images": torch.from_numpy(images)}
 
 
-def _noise() -> dict[str, Tensor]:
-    return _public(seeding.generator(0, "noise").integers(256, size=(PUBLIC_SIZE, 1, 8, 8), dtype=np.uint8))
-
-
 def _labelled_letters() -> dict[str, Tensor]:
     images, labels = (
         torch.from_numpy(array)
@@ -74,7 +72,6 @@ def _labelled_letters() -> dict[str, Tensor]:
 
 MAKERS: Mapping[tuple[str, str], Callable[[], dict[str, Tensor]]] = {
     ("photographs", "auxiliary"): lambda: _public(photographs()),
-    ("noise", "auxiliary"): _noise,
     ("digits", "auxiliary"): lambda: _public(embedded.digits()[0]),
     ("letters", "data"): _labelled_letters,
 }

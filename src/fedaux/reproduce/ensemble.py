@@ -65,6 +65,7 @@ def run(
     seeds = ", ".join(map(str, experiment.seeds))
     over = f"mean ± standard deviation over seeds {seeds}" if len(experiment.seeds) > 1 else f"seed {seeds}"
     text = (
+        "# ensemble: the teacher itself over heterogeneity, by kind of weights\n\n"
         f"Accuracy of the weighted ensemble of all {experiment.split.num_clients} clients on the test images after "
         f"{experiment.local.epochs} local epoch(s) from h0, in %, {over}. Private mechanisms at "
         f"({section.epsilon:g}, {section.delta:g}); `release` and "

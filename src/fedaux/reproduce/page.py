@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from html import escape
-from itertools import groupby
 
 from matplotlib.figure import Figure
 
 from fedaux.report import svg
 from fedaux.report.html import CSS
+from fedaux.reproduce.document import LONG, Block, Grid, Heading, Items, inline, read, title_of
 
 EXTRA = """
 code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;font-size:.9em}
 tbody tr:has(+tr.more),tbody tr.more{border-bottom:0}tr.first td,tr.first th{border-top:1px solid var(--line)}
 td,th{border-bottom:0}tr.printed{color:var(--soft)}li{margin:.3rem 0;max-width:42rem}
+td.wrap{min-width:8rem}thead th.wrap{white-space:normal;min-width:6rem}.scroll+.scroll{margin-top:1.5rem}
 """
 
 
 def render(markdown: str, figures: Mapping[str, Figure]) -> str:
     """Return the page; figures stand before the first section and the first table."""
-    title = next((line[2:] for line in markdown.splitlines() if line.startswith("# ")), "fedaux")
-    parts = list(_parts(markdown))
+    blocks = list(read(markdown))
+    title = title_of(blocks)
+    parts = list(map(_part, blocks))
     place = next((number for number, part in enumerate(parts) if part.startswith(("<h2", "<div"))), len(parts))
     drawn = [
         f'<figure>\n<div class="scroll">{svg.as_svg(figure, prefix=f"figure{number}", label=name)}</div>\n</figure>\n'
@@ -40,56 +41,39 @@ def render(markdown: str, figures: Mapping[str, Figure]) -> str:
     )
 
 
-def _parts(markdown: str) -> Iterator[str]:
-    """Yield the headings, paragraphs, lists and tables of a document as HTML: as much Markdown as is written here."""
-    for block in re.split(r"\n\s*\n", markdown.strip()):
-        for kind, group in groupby(block.splitlines(), key=_kind):
-            lines = list(group)
-            if kind == "heading":
-                for line in lines:
-                    level = len(line) - len(line.lstrip("#"))
-                    yield f"<h{level}>{_inline(line.lstrip('# '))}</h{level}>\n"
-            elif kind == "list":
-                items = "".join(f"<li>{_inline(line[2:])}</li>\n" for line in lines)
-                yield f"<ul>\n{items}</ul>\n"
-            elif kind == "table":
-                yield _table([[cell.strip() for cell in line.strip()[1:-1].split(" | ")] for line in lines])
-            else:
-                yield f"<p>{_inline(' '.join(lines))}</p>\n"
+def _part(block: Block) -> str:
+    """Return a heading, paragraph, list or table as HTML."""
+    if isinstance(block, Heading):
+        return f"<h{block.level}>{_inline(block.text)}</h{block.level}>\n"
+    if isinstance(block, Items):
+        items = "".join(f"<li>{_inline(item)}</li>\n" for item in block.items)
+        return f"<ul>\n{items}</ul>\n"
+    if isinstance(block, Grid):
+        return _table(block)
+    return f"<p>{_inline(block.text)}</p>\n"
 
 
-def _kind(line: str) -> str:
-    for start, kind in (("#", "heading"), ("- ", "list"), ("|", "table")):
-        if line.startswith(start):
-            return kind
-    return "text"
-
-
-def _table(rows: list[list[str]]) -> str:
+def _table(grid: Grid) -> str:
     """Return a table that scrolls in its own box; columns of words stand left, a name is not repeated."""
-    header, _, *body = rows
-    words = [
-        column < len(header) and any(re.search(r"[A-Za-z]{3}", row[column]) for row in body if column < len(row))
-        for column in range(len(header))
-    ]
-    words[0] = True
+    words = grid.words()
+    long = [any(len(row[column]) > LONG for row in grid.rows) for column in range(len(grid.header))]
 
     def cell(column: int, text: str, kind: str) -> str:
-        wrap = " wrap" if kind == "td" and len(text) > 24 else ""
+        wrap = " wrap" if column and long[column] else ""
         look = f' class="text{wrap}"' if words[column] else ""
         return f"<{kind}{look}>{_inline(text)}</{kind}>"
 
     lines, before = [], ""
-    for row in body:
+    for row in grid.rows:
         same = row[0] == before and len(row) > 1
-        looks = ["" if same else "first", "printed" if row[1:2] == ["published"] else ""]
+        looks = ["" if same else "first", "printed" if row[1:2] == ("published",) else ""]
         cells = "".join(
             cell(column, "" if same and column == 0 else text, "td" if column else "th")
             for column, text in enumerate(row)
         )
         lines.append(f'<tr class="{" ".join(filter(None, looks))}">{cells}</tr>')
         before = row[0]
-    head = "".join(cell(column, name, "th") for column, name in enumerate(header))
+    head = "".join(cell(column, name, "th") for column, name in enumerate(grid.header))
     body_text = "\n".join(lines)
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="table">\n<table>\n<thead><tr>{head}</tr></thead>\n'
@@ -97,7 +81,9 @@ def _table(rows: list[list[str]]) -> str:
     )
 
 
+MARKS = {"bold": "<b>{}</b>", "code": "<code>{}</code>", "plain": "{}"}
+
+
 def _inline(text: str) -> str:
     """Return a line with its bold words and code."""
-    marked = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", escape(text))
-    return re.sub(r"`(.+?)`", r"<code>\1</code>", marked)
+    return "".join(MARKS[kind].format(escape(piece)) for kind, piece in inline(text))

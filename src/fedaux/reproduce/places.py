@@ -20,6 +20,8 @@ class DataSet:
     forms: tuple[tuple[str, str], ...] = (PARQUET,)
     """Sources of `fedaux.data.SOURCES`, each with a pattern of files that it reads."""
     text: bool = False
+    made: int = 0
+    """Of what is made and not read: how many examples, where nobody says."""
 
 
 DATA_SETS: dict[str, DataSet] = {
@@ -33,6 +35,7 @@ DATA_SETS: dict[str, DataSet] = {
     "tinyimagenet32": DataSet(
         "Tiny-ImageNet", ("tinyimagenet32", "tiny-imagenet", "tiny-imagenet-200"), (PARQUET, ("folder", "n[0-9]*/*"))
     ),
+    "noise": DataSet("noise", (), (), made=100_000),
     "ag_news": DataSet("AG News", ("ag_news",), text=True),
     "amazon": DataSet("Amazon reviews, English", ("amazon_reviews_multi", "amazon"), text=True),
     "bookcorpus": DataSet("BookCorpus", ("bookcorpus",), text=True),
@@ -48,18 +51,25 @@ class Found:
 
     name: str
     source: str
-    path: Path
+    path: Path | None
+    """None for what is made."""
 
     def settings(self, section: str) -> dict[str, Any]:
         """Return the settings of `data` or `auxiliary` that read it; public images take the size of CIFAR's."""
+        if self.path is None:
+            return {f"{section}.source": self.source, f"{section}.size": DATA_SETS[self.name].made}
         chosen: dict[str, Any] = {f"{section}.source": self.source, f"{section}.path": str(self.path)}
         if section == "auxiliary" and not DATA_SETS[self.name].text:
             chosen["auxiliary.image_size"] = 32
         return chosen
 
 
+class Missing(ValueError):
+    """Data sets that are not there, a line each."""
+
+
 def locate(root: Path | None, names: Iterable[str]) -> dict[str, Found]:
-    """Find every data set below the root. Raises ValueError that says what is missing and where it was looked for."""
+    """Find every data set below the root. Raises Missing that says what is and where it was looked for."""
     wanted = list(dict.fromkeys(names))
     if root is None:
         titles = ", ".join(DATA_SETS[name].title for name in wanted)
@@ -77,9 +87,7 @@ def locate(root: Path | None, names: Iterable[str]) -> dict[str, Found]:
             if name == "stl10" and _find(root, "tinyimagenet32"):
                 missing[-1] += "; Tiny-ImageNet is there, and --aux tinyimagenet32 takes it instead"
     if missing:
-        raise ValueError(
-            "\n".join([f"--data-root {root}: {len(missing)} of {len(wanted)} data sets missing", *missing])
-        )
+        raise Missing("\n".join([f"--data-root {root}: {len(missing)} of {len(wanted)} data sets missing", *missing]))
     return found
 
 
@@ -95,6 +103,8 @@ def exchanged(found: Mapping[str, Found]) -> list[str]:
 def _find(root: Path, name: str) -> Found | None:
     if name not in DATA_SETS:
         return None
+    if DATA_SETS[name].made:
+        return Found(name, name, None)
     for folder in DATA_SETS[name].folders:
         for source, pattern in DATA_SETS[name].forms:
             for place in _places(root / folder):

@@ -10,7 +10,7 @@ from fedaux.reproduce.comparison import findings
 from fedaux.reproduce.drawing import FIGURES
 from fedaux.reproduce.running import CENTRAL, Plan, Request, carry_out, measure, plan
 from fedaux.reproduce.study import Study
-from fedaux.reproduce.tables import BEST, LAST, PRINTED, Line, Table, Text, block_tables, figure, latex, markdown
+from fedaux.reproduce.tables import BEST, LAST, PRINTED, Line, Table, Text, block_tables, figure, markdown
 from fedaux.reproduce.writing import Outcome, write
 
 BEST_COMBINATION = "best combination"
@@ -27,15 +27,12 @@ def run_study(study: Study, request: Request) -> Outcome:
     unfinished = carry_out(prepared, request, name=study.name)
     numbers = gather(study, prepared, request, unfinished)
     tables = combination_tables(numbers) if study.figure == "heat" else block_tables(numbers)
-    where = published.where(study.name)
-    caption = f"{study.shows}. Test accuracy in %, {'quick version' if request.quick else where or 'as in the paper'}."
     return write(
         request.out,
         study.name,
         numbers=numbers,
         markdown=describe(study, numbers, tables),
         figures={study.name: FIGURES[study.figure](numbers)},
-        texts={f"{study.name}.tex": latex(tables, caption=caption, label=f"tab:{study.name}")},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,6 +45,18 @@ def printed(study: str, block: str, column: str, method: str) -> Printed | None:
     if column not in table.get("columns", ()) or method not in table:
         return None
     return parse(table[method][table["columns"].index(column)])
+
+
+def tuned_proximal(method: str, alpha: float) -> float | None:
+    """Return the mu that the paper's search found best for a method; None where it prints none.
+
+    It searched at alpha = 0.01 and 100; every other alpha takes the nearer one's, by ratio: up to 1 that of 0.01.
+    """
+    searched = {float(block.removeprefix("α = ")): block for block in tables()["hpo"]["blocks"]}
+    nearest = min(sorted(searched), key=lambda at: round(abs(math.log(alpha / at)), 9))
+    table = tables()["hpo"]["blocks"][searched[nearest]]
+    text = table[method][table["columns"].index("proximal")] if method in table else "-"
+    return None if text == "-" else float(text)
 
 
 def parse(text: str) -> Printed:

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedaux.config import Experiment
-from fedaux.data import load_auxiliary
+from fedaux.data import load_both
 from fedaux.execute import run as run_experiment
 from fedaux.files import read_json
 from fedaux.methods import METHODS
@@ -25,8 +25,7 @@ from fedaux.privacy import SCORES
 from fedaux.reading import load_experiment
 from fedaux.reproduce import published
 from fedaux.reproduce.study import RECIPES
-from fedaux.reproduce.tables import Line, Table, Text, latex
-from fedaux.reproduce.writing import Outcome, write
+from fedaux.reproduce.writing import Outcome, markdown_table, write
 
 TRAINING_PASSES = 3
 """A training step costs about a forward pass and twice as much backward."""
@@ -38,7 +37,8 @@ def run(out: Path | str, *, base: Experiment | None = None) -> Outcome:
     experiment = base or load_experiment(RECIPES / "qualitative-quick.toml")
     out = Path(out)
     run_experiment(experiment, out=out / "run", resume=True)
-    columns = [column for method in experiment.method for column in count(experiment, method, out / "run")]
+    shape = tuple(load_both(experiment)[1].shape)
+    columns = [column for method in experiment.method for column in count(experiment, method, out / "run", shape=shape)]
     numbers = {
         "rounds": experiment.rounds,
         "clients": experiment.split.num_clients,
@@ -50,32 +50,24 @@ def run(out: Path | str, *, base: Experiment | None = None) -> Outcome:
             for key in ("ResNet-8 in MB", "negatives' features in MB")
         },
     }
-    table = comparison(numbers)
-    return write(
-        out,
-        "qualitative",
-        numbers=numbers,
-        markdown=describe(numbers, table),
-        figures={},
-        texts={"qualitative.tex": latex([table], caption=CAPTION, label="tab:qualitative")},
-    )
+    return write(out, "qualitative", numbers=numbers, markdown=describe(numbers), figures={})
 
 
-CAPTION = "What methods do, send and reveal, counted in a run."
+def count(experiment: Experiment, method: str, path: Path, *, shape: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return what a method did before the first round, where that is anything, and in a round, on average.
 
-
-def count(experiment: Experiment, method: str, path: Path) -> list[dict[str, Any]]:
-    """Return what a method did before the first round, where that is anything, and in a round, on average."""
+    `shape` is that of the public images [N, C, H, W].
+    """
     seed = experiment.seeds[0]
     cell = path / "cells" / f"{method}-seed{seed}"
     header = read_json(cell / "state.json")
     row = METHODS[method]
     table = read_json(path / "split.json")["tables"][str(seed)]
     sizes = [sum(held) for held in table]
-    public = len(load_auxiliary(experiment.auxiliary))
+    public = shape[0]
     negatives = round(experiment.auxiliary.negatives_fraction * public)
     distill = public - negatives
-    whole, features = forward_flops(experiment, num_classes=len(table[0]))
+    whole, features = forward_flops(experiment, shape=shape[1:], num_classes=len(table[0]))
     rounds = header["rows"]
     answered = [entry["clients_answered"] for entry in rounds]
     trained = statistics.fmean(sum(sizes[client] for client in clients) for clients in answered)
@@ -130,11 +122,9 @@ def count(experiment: Experiment, method: str, path: Path) -> list[dict[str, Any
     return columns
 
 
-def forward_flops(experiment: Experiment, *, num_classes: int) -> tuple[int, int]:
+def forward_flops(experiment: Experiment, *, shape: tuple[int, ...], num_classes: int) -> tuple[int, int]:
     """Return the operations of one example's forward pass: through the whole model, and through its features."""
-    images = load_auxiliary(experiment.auxiliary)
     prototype = experiment.prototypes[0]
-    shape = tuple(images.shape[1:])
     model = MODELS[prototype.model](shape, num_classes, **prototype.options).eval()
     batch = torch.zeros(2, *shape)
     counted = []
@@ -165,15 +155,6 @@ def model_bytes(path: Path, experiment: Experiment) -> int:
                 tensor = tensors.get_tensor(key)
                 size += tensor.numel() * tensor.element_size()
     return size
-
-
-def comparison(numbers: Mapping[str, Any]) -> Table:
-    """Return the table: a line a topic, a column a method and phase."""
-    columns = numbers["columns"]
-    heads = [f"{column['method']}, {column['phase']}" for column in columns]
-    cells = {name: [_said(name, column) for column in columns] for name in LINES}
-    lines = tuple(Line(name, "", tuple(Text(text) for text in cells[name])) for name in LINES)
-    return Table("What is done, sent and revealed", tuple(heads), lines, heads=("", ""))
 
 
 def _said(line: str, column: Mapping[str, Any]) -> str:
@@ -208,11 +189,11 @@ def _said(line: str, column: Mapping[str, Any]) -> str:
     return "public data" if before else str(column["assumes"])
 
 
-def describe(numbers: Mapping[str, Any], table: Table) -> str:
-    """Return the text, with the paper's two figures beside ours."""
-    heads = ["", *table.columns]
-    rows = [[line.name, *(cell.text for cell in line.cells)] for line in table.lines]
-    grid = "".join("| " + " | ".join(row) + " |\n" for row in [heads, ["---"] * len(heads), *rows])
+def describe(numbers: Mapping[str, Any]) -> str:
+    """Return the text, a line a topic and a column a method and phase, with the paper's two figures beside ours."""
+    columns = numbers["columns"]
+    heads = ["", *(f"{column['method']}, {column['phase']}" for column in columns)]
+    grid = markdown_table(heads, [[name, *(_said(name, column) for column in columns)] for name in LINES])
     said = [
         "# qualitative: what methods do, send and reveal",
         "",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedaux.config import ConfigError
+from fedaux.config import ConfigError, Local
 from fedaux.reading import find_recipe, merged, read_recipe
 from fedaux.report.record import curve_points, read_run
 from fedaux.reproduce import embedded, places, published
@@ -18,6 +18,7 @@ from fedaux.sweep import Cell, cells_of, read_records, sweep
 
 CENTRAL = "centralised"
 """What training in one place is called among the methods; it is FedAVG from h0 with one client that holds all."""
+TUNED = "μ of FedPROX is the paper's for the nearer of α = 0.01 and 100 (`--set local.proximal=MU` for another)"
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Request:
     also: Sequence[str] = ()
     overrides: Sequence[str] = ()
     sweeping: Mapping[str, Any] | None = None
-    """Further arguments of `fedaux.sweep.sweep`: devices, jobs, time limit, watcher."""
+    """Further arguments of `fedaux.sweep.sweep`: devices, jobs, cluster, time limit, watcher."""
 
     @property
     def cells(self) -> Path:
@@ -62,6 +63,8 @@ class Plan:
     notes: tuple[str, ...]
     grid: Grid
     methods: tuple[str, ...]
+    comparable: bool = True
+    """Whether the paper's figures are about the same: heads alone are another experiment than whole networks."""
 
 
 def plan(study: Study, request: Request) -> Plan:
@@ -70,28 +73,41 @@ def plan(study: Study, request: Request) -> Plan:
     choice = narrowed(study.quick if request.quick else study.grid, request.only)
     grid = choice.grid
     raw = read_base(grid.path(), request.overrides)
-    data, notes = find_data(grid, request)
+    data, notes = find_data(grid, request, raw)
     methods = chosen_methods(raw["method"], choice, request.also)
     refuse_axes(grid, request.overrides)
+    refuse_twins(grid, data)
     seeds = raw.get("seeds", [0]) if request.seeds is None else list(range(request.seeds))
     if not seeds:
         raise ValueError(f"--seeds {request.seeds}: should be at least 1")
     listed: dict[str, dict[str, Any]] = {}
     where: dict[str, Place] = {}
     seen: dict[str, str] = {}
+    stated = "proximal" in raw.get("local", {})  # with --set
+    mus: dict[tuple[str, float], list[float]] = {}
     for block, column, method, changes in _points(study, choice, methods):
         settings = concerning("fedavg+p" if method == CENTRAL else method, changes)
+        tuned = {} if stated else _tuned(method, settings)
+        settings |= tuned
+        for mu in tuned.values():
+            mus.setdefault((method, mu), []).append(settings["split.alpha"])
         chosen = settings | data[grid.data_of(block, column)]
         for seed in seeds:
             point = {"method": ["fedavg+p" if method == CENTRAL else method], "seeds": [seed]} | chosen
-            name = _name(grid, block, column, method, seed)
+            name = _name(grid, block, column, method, seed, tuned)
             # Settings that a method does not look at make no new run: FedAVG has no distillation to tune.
             if seen.setdefault(json.dumps(point, sort_keys=True), name) == name:
                 listed[name] = point
                 where[name] = Place(block.label, "" if method == CENTRAL else column.label, method, settings)
-    raw, points = _without_constants(raw, list(listed.values()))
+    if mus:
+        said = [f"{method} {mu:g} at α = {_listed(alphas)}" for (method, mu), alphas in mus.items()]
+        notes.append(f"{TUNED}: {'; '.join(said)}")
+    raw, points = _without_constants(without_places(raw), list(listed.values()))
     cells = [replace(cell, name=name) for cell, name in zip(cells_of(raw, points), listed, strict=True)]
-    return Plan(cells, where, tuple(notes), grid, tuple(methods))
+    printed_mode, mode = (table.get("mode", "full") for table in (read_base(grid.path(), ()), raw))
+    if mode != printed_mode:
+        notes = [*notes, f"the paper's figures are of mode = {printed_mode!r}, so they are not shown beside these"]
+    return Plan(cells, where, tuple(notes), grid, tuple(methods), comparable=mode == printed_mode)
 
 
 def check_available(study: Study) -> None:
@@ -126,7 +142,21 @@ def refuse_axes(grid: Grid, overrides: Sequence[str]) -> None:
             raise ValueError(f"--set {override}: should be {option}")
 
 
-def find_data(grid: Grid, request: Request) -> tuple[dict[tuple[str, str], dict[str, Any]], list[str]]:
+def refuse_twins(grid: Grid, data: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
+    """Raise ValueError where two columns would be the same runs, as when --aux names what another column reads."""
+    block = grid.blocks.values[0]
+    seen: dict[str, str] = {}
+    for column in grid.columns.values:
+        settings = json.dumps({**column.changes, **data[grid.data_of(block, column)]}, sort_keys=True)
+        if (first := seen.setdefault(settings, column.key)) != column.key:
+            raise ValueError(
+                f"--only {grid.columns.name}=...: {first} and {column.key} read the same data; should be one of them"
+            )
+
+
+def find_data(
+    grid: Grid, request: Request, raw: Mapping[str, Any]
+) -> tuple[dict[tuple[str, str], dict[str, Any]], list[str]]:
     """Return the settings that read each pair of data sets of a grid, and what stands in for what."""
     pairs = list(dict.fromkeys(grid.data_of(block, column) for block, column in grid.points()))
     texts = any(places.DATA_SETS[name].text for pair in pairs for name in pair if name in places.DATA_SETS)
@@ -138,8 +168,38 @@ def find_data(grid: Grid, request: Request) -> tuple[dict[tuple[str, str], dict[
             pair: embedded.settings(pair[0], "data", folder) | embedded.settings(pair[1], "auxiliary", folder)
             for pair in pairs
         }, []
-    found, notes = locate_all([name for pair in pairs for name in pair], request)
-    return {pair: found[pair[0]].settings("data") | found[pair[1]].settings("auxiliary") for pair in pairs}, notes
+    try:
+        found, notes = locate_all([name for pair in pairs for name in pair], request)
+    except places.Missing as error:
+        raise ValueError(f"{error}{_what_is_left(grid, request)}") from None
+    return {pair: found[pair[0]].settings("data") | public_settings(found[pair[1]], raw) for pair in pairs}, notes
+
+
+def public_settings(found: places.Found, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that read public data; what is made has the size that the recipe or --set gives it."""
+    settings = found.settings("auxiliary")
+    size = (raw.get("auxiliary") or {}).get("size")
+    return settings if size is None or "auxiliary.size" not in settings else settings | {"auxiliary.size": size}
+
+
+def without_places(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe without the paths of its own data; what is found, or made, takes their place."""
+    sections = {key: dict(raw[key]) for key in ("data", "auxiliary") if key in raw}
+    for section in sections.values():
+        section.pop("path", None)
+    return {**raw, **sections}
+
+
+def _what_is_left(grid: Grid, request: Request) -> str:
+    """Say which columns could be run, where some could."""
+    there = []
+    for column in grid.columns.values:
+        try:
+            locate_all([name for block in grid.blocks.values for name in grid.data_of(block, column)], request)
+            there.append(column.key)
+        except places.Missing:
+            continue
+    return f"\nWhat is there is enough for --only '{grid.columns.name}=[{','.join(there)}]'" if there else ""
 
 
 def locate_all(names: Sequence[str], request: Request) -> tuple[dict[str, places.Found], list[str]]:
@@ -174,7 +234,7 @@ def measure(study: Study, prepared: Plan, folder: Path) -> list[dict[str, Any]]:
     }
     rows = []
     for (block, column, method, settings), cells in groups.items():
-        printed = published.printed(study.name, block, column, method)
+        printed = published.printed(study.name, block, column, method) if prepared.comparable else None
         names = [cell["cell"] for cell in cells if cell["cell"] in there]
         row: dict[str, Any] = {
             "block": block,
@@ -211,14 +271,30 @@ def _points(study: Study, choice: Choice, methods: Sequence[str]) -> Iterable[tu
                 yield block, choice.grid.columns.values[-1], CENTRAL, {**block.changes, **alone}
 
 
-def _name(grid: Grid, block: Value, column: Value, method: str, seed: int) -> str:
-    """Return the name of a run's folder: it depends on nothing else that is run."""
+def _tuned(method: str, settings: Mapping[str, Any]) -> dict[str, float]:
+    """Return the setting that the paper tunes for every method and alpha, unless the study varies it."""
+    if "local.proximal" in settings or "split.alpha" not in settings:
+        return {}
+    mu = published.tuned_proximal(method, settings["split.alpha"])
+    return {} if mu is None else {"local.proximal": mu}
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:g}" for number in sorted(set(numbers)))
+
+
+def _name(grid: Grid, block: Value, column: Value, method: str, seed: int, tuned: Mapping[str, float]) -> str:
+    """Return the name of a run's folder: it depends on nothing else that is run.
+
+    A mu other than the default is part of it, so that folders with runs at the default can be gone on with.
+    """
     parts = [] if grid.blocks.name == "table" else [f"{grid.blocks.name}={block.key}"]
     if method != CENTRAL:
         looked_at = concerning(method, column.changes)
         every = looked_at == dict(column.changes)
         parts += [f"{grid.columns.name}={column.key}"] if every else [f"{k}={v:g}" for k, v in looked_at.items()]
-    return ",".join([*parts, f"method={method}", f"seed={seed}"])
+    mu = [f"mu={mu:g}" for mu in tuned.values() if mu != Local().proximal]
+    return ",".join([*parts, f"method={method}", *mu, f"seed={seed}"])
 
 
 def _without_constants(

@@ -35,15 +35,18 @@ class Axis:
 
     name: str
     values: tuple[Value, ...]
+    ours: tuple[Value, ...] = ()
+    """What the paper does not have: run where `--only` names it, and no figure stands beside it."""
 
     def only(self, wanted: Sequence[str]) -> Axis:
-        """Return the axis with some of its values. Raises ValueError where it has no such value."""
-        keys = [value.key for value in self.values]
+        """Return the axis with some of its values and of ours. Raises ValueError where it has no such value."""
+        both = (*self.values, *self.ours)
+        keys = [value.key for value in both]
         for key in wanted:
             if key not in keys:
                 guess = nearest(key, keys) or f"; it has {', '.join(keys)}"
                 raise ValueError(f"--only {self.name}={key}: there is no such value{guess}")
-        return replace(self, values=tuple(value for value in self.values if value.key in wanted))
+        return replace(self, values=tuple(value for value in both if value.key in wanted), ours=())
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""Tables of printed and measured figures, once, and how Markdown and LaTeX write them."""
+"""Tables of printed and measured figures, and how Markdown writes them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,54 +102,3 @@ def markdown(table: Table) -> str:
     ]
     lines = [[*table.heads, *table.columns], ["---"] * (2 + len(table.columns)), *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
-def latex(tables: Sequence[Table], *, caption: str, label: str) -> str:
-    """Return all tables as one LaTeX table with booktabs, to \\input into a paper; long texts wrap."""
-    width = max(len(table.columns) for table in tables)
-    long = any(len(cell.text) > 24 for table in tables for line in table.lines for cell in line.cells)
-    parts = [
-        "% \\usepackage{booktabs}",
-        "\\begin{table}",
-        "\\centering",
-        f"\\caption{{{_tex(caption)}}}",
-        f"\\label{{{label}}}",
-        f"\\begin{{tabular}}{{ll{'p{3cm}' * width if long else 'r' * width}}}",
-        "\\toprule",
-    ]
-    for number, table in enumerate(tables):
-        if number:
-            parts.append("\\midrule")
-        empty = [""] * (width - len(table.columns))
-        parts.append(f"\\multicolumn{{{2 + width}}}{{l}}{{{_tex(table.title)}}} \\\\")
-        parts.append(" & ".join([*map(_tex, table.heads), *map(_tex, table.columns), *empty]) + " \\\\")
-        parts.append("\\midrule")
-        before = ""
-        for line in table.lines:
-            cells = [f"\\textbf{{{_tex(cell.text)}}}" if cell.best else _tex(cell.text) for cell in line.cells]
-            name = "" if line.name == before else _tex(line.name)
-            parts.append(" & ".join([name, _tex(line.kind), *cells, *empty]) + " \\\\")
-            before = line.name
-    return "\n".join([*parts, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""])
-
-
-SIGNS = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "±": r"$\pm$",
-    "α": r"$\alpha$",
-    "ε": r"$\varepsilon$",
-    "δ": r"$\delta$",
-    "λ": r"$\lambda$",
-    "μ": r"$\mu$",
-    "→": r"$\rightarrow$",
-    "×": r"$\times$",
-    "∞": r"$\infty$",
-    "–": "--",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
-
-
-def _tex(text: str) -> str:
-    return re.sub("|".join(map(re.escape, SIGNS)), lambda found: SIGNS[found[0]], text)

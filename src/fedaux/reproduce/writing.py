@@ -1,4 +1,4 @@
-"""What every experiment leaves behind: a page, tables as Markdown, numbers as JSON, figures as PNG and SVG."""
+"""What an experiment leaves behind: a page, tables in Markdown and LaTeX, numbers in JSON, figures as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from fedaux.files import save_json, save_text
 from fedaux.report import svg
-from fedaux.reproduce import page
+from fedaux.reproduce import latex, page
 
 # Okabe and Ito's palette, in the order in which the eye tells its colours apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -36,9 +36,8 @@ def write(
     numbers: Mapping[str, Any],
     markdown: str,
     figures: Mapping[str, Figure],
-    texts: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Write NAME.html, NAME.md, NAME.json, each figure as PNG and SVG, and further texts into ``out``."""
+    """Write NAME.html, NAME.md, NAME.json, the tables as NAME.tex, and each figure as PNG and SVG into ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     written = [out / f"{name}.html", out / f"{name}.md", out / f"{name}.json"]
     for title, figure in figures.items():
@@ -48,9 +47,9 @@ def write(
     save_text(written[0], page.render(markdown, figures))  # last: drawing a figure again moves it by a hair
     save_text(written[1], markdown)
     save_json(written[2], numbers)
-    for title, text in (texts or {}).items():
-        written.append(out / title)
-        save_text(written[-1], text)
+    if tables := latex.render(markdown, label=f"tab:{name}"):
+        written.append(out / f"{name}.tex")
+        save_text(written[-1], tables)
     return Outcome(numbers, markdown, tuple(written))
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import TaskID, TextColumn
 from rich.table import Table
 
+from fedaux.display import QUIET_SECONDS, live_bar
 from fedaux.report.comparison import value_text
 from fedaux.report.html import budget, megabytes
 from fedaux.report.records import settings_of
 from fedaux.sweep.grid import Cell
 
-QUIET_SECONDS = 2.0
 MOST_ROWS = 40
 
 
@@ -31,14 +31,7 @@ class Display:
         self._before = self._ended = 0
         self._began = time.monotonic()
         self._spoke = 0.0
-        self._live = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[text]}"),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self._live = live_bar(console, TextColumn("{task.fields[text]}"))
         self._bars: dict[str, TaskID] = {}
 
     def __enter__(self) -> Display:
@@ -79,6 +72,12 @@ class Display:
         self._live.update(self._bars[cell.name], completed=self._done[cell.name], text=escape(where))
         if not self._console.is_terminal and time.monotonic() - self._spoke >= QUIET_SECONDS:
             self._say(f"{cell.name}: {where}; {self._standing()}")
+
+    def moved(self, cell: Cell, reason: str) -> None:
+        """Say that a cell waits for another worker."""
+        if (bar := self._bars.pop(cell.name, None)) is not None:
+            self._live.remove_task(bar)
+        self._say(f"{cell.name}: waits for another worker: {reason}")
 
     def ended(self, cell: Cell, reason: str | None) -> None:
         """Say how a cell ended."""

@@ -8,35 +8,27 @@ report.html    the page of all cells
 
 from __future__ import annotations
 
-import json
-import os
 import queue
 import re
-import statistics
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from fedaux import plugins
 from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, ConfigError
 from fedaux.files import read_json, save_json
 from fedaux.reading import load_experiment
 from fedaux.report import write_report
 from fedaux.runs import locked, refuse_other_experiment
 from fedaux.sweep.grid import Cell
+from fedaux.sweep.processes import PATIENCE, Here, Seat
+from fedaux.sweep.team import Events, Work, Worker, serve
 from fedaux.sweep.worker import input_keys
 
 FORMAT = 1
-Events = queue.SimpleQueue[tuple[Cell, Mapping[str, Any]] | None]
-"""What happens to the cells; None where a worker has no more to do."""
-PATIENCE = 10.0
-"""Seconds to wait for the workers of a sweep that was killed a moment ago."""
 
 
 class Watcher(Protocol):
@@ -50,6 +42,9 @@ class Watcher(Protocol):
 
     def progressed(self, cell: Cell, event: Mapping[str, Any]) -> None:
         """A cell has finished a round, or is in a phase of one: `event["event"]` says which."""
+
+    def moved(self, cell: Cell, reason: str) -> None:
+        """A cell has lost its worker, for a reason, and waits for another one."""
 
     def ended(self, cell: Cell, reason: str | None) -> None:
         """A cell is finished or, where there is a reason, has failed."""
@@ -65,6 +60,9 @@ class Silent:
         """Do nothing."""
 
     def progressed(self, cell: Cell, event: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def moved(self, cell: Cell, reason: str) -> None:
         """Do nothing."""
 
     def ended(self, cell: Cell, reason: str | None) -> None:
@@ -96,16 +94,21 @@ def sweep(
     resume: bool = False,
     devices: Sequence[str] = (),
     jobs: int | None = None,
+    cluster: str | None = None,
     time_limit: float | None = None,
     watcher: Watcher | None = None,
 ) -> Outcome:
     """Run every cell that is not finished into OUT/CELL, several at a time, and write the report of all.
 
-    There are `jobs` workers, spread over `devices`, by default one a device. A cell that fails is recorded and the
-    others go on. Within `time_limit` seconds no cell is begun that will not be finished by then, judging by those
-    before. Raises ConfigError or ValueError before anything runs where cells cannot be run in this place.
+    There are `jobs` workers, spread over `devices`, by default one a device; or over the machines of the Ray cluster at
+    the address `cluster`, by default one a GPU or, without GPUs, a machine. A cell that fails is recorded and the
+    others go on; one that loses its machine goes to another. Within `time_limit` seconds no cell is begun that will not
+    be finished by then, judging by those before. Raises ConfigError or ValueError before anything runs where cells
+    cannot be run in this place.
     """
-    path = Path(out)
+    if cluster is not None and devices:
+        raise ValueError(f"devices = {', '.join(devices)}: on a cluster Ray gives each worker its device; leave it out")
+    path = Path(out) if cluster is None else Path(out).resolve()
     places = _places(devices, jobs)
     if time_limit is not None and not time_limit > 0:
         raise ValueError(f"time limit = {time_limit}: should be greater than 0 seconds")
@@ -113,22 +116,37 @@ def sweep(
     path.mkdir(parents=True, exist_ok=True)
     with _held(path) as lock:
         _refuse_other_cells(path, cells)
-        record = _Record(path, name or path.name, cells)
         done = {cell.name: rounds_done(path / cell.name) for cell in cells}
         finished = [cell.name for cell in cells if is_finished(path / cell.name, cell)]
-        watcher = watcher or Silent()
-        watcher.planned(cells, finished=finished, done=done)
         left = neighbours([cell for cell in cells if cell.name not in finished])
-        work = _Work(left, done=done, time_limit=time_limit)
-        team = [_Worker(path, device, lock=lock, at_once=len(places)) for device in places[: max(1, len(work.left))]]
-        try:
-            _run(work, team, record, watcher, finished)
-        finally:
-            for worker in team:
-                worker.close()
+        with _seats(path, places, lock=lock, cluster=cluster, jobs=jobs, most=len(left)) as seats:
+            record = _Record(path, name or path.name, cells)
+            watcher = watcher or Silent()
+            watcher.planned(cells, finished=finished, done=done)
+            work = Work(left, done=done, time_limit=time_limit, may_return=cluster is not None)
+            team = [Worker(path, seat) for seat in seats]
+            try:
+                _run(work, team, record, watcher, finished)
+            finally:
+                for worker in team:
+                    worker.close()
         write_report(path)
     waiting = tuple(cell.name for cell in work.left)
     return Outcome(path, tuple(finished), record.failed, waiting)
+
+
+@contextmanager
+def _seats(
+    path: Path, devices: Sequence[str | None], *, lock: IO[str], cluster: str | None, jobs: int | None, most: int
+) -> Iterator[Sequence[Seat]]:
+    """Yield as many places for workers as there is work for, on this machine or on a cluster."""
+    if not most or cluster is None:
+        yield [Here(path, device, lock=lock.fileno(), at_once=len(devices)) for device in devices[:most]]
+    else:
+        from fedaux.sweep import cluster as distant
+
+        with distant.seats(cluster, root=path, jobs=jobs, most=most) as seats:
+            yield seats
 
 
 def neighbours(cells: Sequence[Cell]) -> list[Cell]:
@@ -156,128 +174,6 @@ def rounds_done(directory: Path) -> int:
     return sum(read_json(state)["round"] for state in directory.glob("cells/*/state.json"))
 
 
-class _Work:
-    """The cells that are left, taken by several threads."""
-
-    def __init__(self, cells: Sequence[Cell], *, done: Mapping[str, int], time_limit: float | None) -> None:
-        self.left = list(cells)
-        self._done = done
-        self._limit = time_limit
-        self._began = time.monotonic()
-        self._rates: list[float] = []
-        self._alone = threading.Lock()
-
-    def take(self) -> Cell | None:
-        """Return the next cell that is expected to be finished in time."""
-        with self._alone:
-            for place, cell in enumerate(self.left):
-                if self._in_time(cell):
-                    return self.left.pop(place)
-            return None
-
-    def took(self, cell: Cell, seconds: float) -> None:
-        """Learn from a finished cell."""
-        with self._alone:
-            self._rates.append(seconds / max(1, self._rounds(cell)))
-
-    def _in_time(self, cell: Cell) -> bool:
-        if self._limit is None:
-            return True
-        expected = statistics.median(self._rates) * self._rounds(cell) if self._rates else 0.0
-        return time.monotonic() - self._began + expected < self._limit
-
-    def _rounds(self, cell: Cell) -> int:
-        return max(1, cell.rounds - self._done[cell.name])
-
-
-class _Worker:
-    """One process that runs cells, started when there is one; a new one takes the place of one that failed."""
-
-    def __init__(self, root: Path, device: str | None, *, lock: IO[str], at_once: int) -> None:
-        self._root = root
-        self._device = device
-        self._lock = lock
-        self._at_once = at_once
-        self._process: subprocess.Popen[str] | None = None
-        self._closed = False
-        self._starting = threading.Lock()
-
-    def run(self, cell: Cell, events: Events) -> str | None:
-        """Run a cell and pass on what happens; return the reason if it failed."""
-        with self._starting:
-            if self._closed:
-                return "the sweep was stopped"
-            process = self._process = self._process or self._start()
-        order = {
-            "experiment": cell.experiment.to_dict(),
-            "out": str(self._root / cell.name),
-            "log": str(self._root / "logs" / f"{cell.name}.log"),
-            "device": self._device,
-        }
-        assert process.stdin is not None
-        assert process.stdout is not None
-        reason = None
-        try:
-            process.stdin.write(json.dumps(order) + "\n")
-            process.stdin.flush()
-            for line in process.stdout:
-                event = json.loads(line)
-                if event["event"] == "finished":
-                    return None
-                if event["event"] == "failed":
-                    reason = str(event["reason"])
-                    break
-                events.put((cell, event))
-        except (OSError, ValueError) as error:  # its end of the pipe is gone
-            reason = f"the worker does not listen ({error})"
-        # Whatever made a cell fail may have left the process in disorder.
-        status = self._stop(process)
-        self._process = None
-        return reason or f"the worker ended by itself, with status {status}; see {self._root / 'logs'}"
-
-    def close(self) -> None:
-        """End the process, if there is one, for good."""
-        with self._starting:
-            self._closed = True
-        if self._process is not None:
-            self._stop(self._process)
-
-    def _stop(self, process: subprocess.Popen[str]) -> int:
-        """Return the status of a process, which stops when its input ends."""
-        if process.stdin is not None:
-            with suppress(OSError):
-                process.stdin.close()
-        try:
-            return process.wait(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
-
-    def _start(self) -> subprocess.Popen[str]:
-        (self._root / "logs").mkdir(exist_ok=True)
-        threads = max(1, (os.cpu_count() or 1) // self._at_once)
-        environment = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"} if self._at_once > 1 else {}
-        environment |= dict(os.environ)
-        if os.environ.get("FEDAUX_CACHE") == "":  # nothing is shared with others, but the cells of one sweep share h0
-            environment["FEDAUX_CACHE"] = str((self._root / ".shared").resolve())
-        with (self._root / "logs" / "workers.log").open("a") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "fedaux.sweep.worker", str(self._lock.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                encoding="utf-8",
-                env=environment,
-                pass_fds=[self._lock.fileno()],
-            )
-        if paths := list(plugins.LOADED):
-            assert process.stdin is not None
-            process.stdin.write(json.dumps({"plugins": [str(path) for path in paths]}) + "\n")
-            process.stdin.flush()
-        return process
-
-
 class _Record:
     """sweep.json, which keeps the cells of earlier calls too."""
 
@@ -298,24 +194,19 @@ class _Record:
         save_json(self._file, self._table)
 
 
-def _run(work: _Work, team: Sequence[_Worker], record: _Record, watcher: Watcher, finished: list[str]) -> None:
+def _run(work: Work, team: Sequence[Worker], record: _Record, watcher: Watcher, finished: list[str]) -> None:
     """Let each worker take cells until none is left; everything that is told is told by this thread."""
     events: Events = queue.SimpleQueue()
-
-    def serve(worker: _Worker) -> None:
-        try:
-            while (cell := work.take()) is not None:
-                events.put((cell, {"event": "started"}))
-                began = time.monotonic()
-                reason = worker.run(cell, events)
-                if reason is None:
-                    work.took(cell, time.monotonic() - began)
-                events.put((cell, {"event": "ended", "reason": reason}))
-        finally:
-            events.put(None)
-
     for worker in team:
-        threading.Thread(target=serve, args=(worker,), daemon=True).start()
+        threading.Thread(target=serve, args=(worker, work, events), daemon=True).start()
+
+    def end(cell: Cell, reason: str | None) -> None:
+        if reason is None:
+            finished.append(cell.name)
+        else:
+            record.fail(cell, reason)
+        watcher.ended(cell, reason)
+
     at_work = len(team)
     while at_work:
         item = events.get()
@@ -325,14 +216,16 @@ def _run(work: _Work, team: Sequence[_Worker], record: _Record, watcher: Watcher
         cell, event = item
         if event["event"] == "started":
             watcher.started(cell)
+        elif event["event"] == "moved":
+            watcher.moved(cell, event["reason"])
         elif event["event"] == "ended":
-            if event["reason"] is None:
-                finished.append(cell.name)
-            else:
-                record.fail(cell, event["reason"])
-            watcher.ended(cell, event["reason"])
+            end(cell, event["reason"])
         else:
             watcher.progressed(cell, event)
+    if all(worker.gone for worker in team):
+        for cell in work.left:
+            end(cell, "no machine is left that could run it")
+        work.left.clear()
 
 
 def _places(devices: Sequence[str], jobs: int | None) -> list[str | None]:

@@ -1,10 +1,10 @@
 """A worker of a sweep, a process of its own: runs the cells it is given one after another, and says how far it is.
 
-    python -m fedaux.sweep.worker LOCK
+    python -m fedaux.sweep.worker [LOCK]
 
 Cells come as lines of JSON on its input, what happens goes out likewise; LOCK is the number of a file that stays locked
-as long as the worker lives. When its input ends, so does the worker, at once: finished rounds are safe on disk, and a
-sweep that is killed leaves nobody behind.
+as long as the worker lives, where the sweep is on the same machine. When its input ends, so does the worker, at once:
+finished rounds are safe on disk, and a sweep that is killed leaves nobody behind.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class Telling:
     def __init__(self, out: IO[str]) -> None:
         self._out = out
         self._spoke = 0.0
+        self._preparing = ""
 
     def tell(self, **event: Any) -> None:
         """Write one event."""
@@ -95,9 +96,12 @@ class Telling:
         self._out.flush()
 
     def phase(self, task: Task, round: int, name: str) -> None:
-        """Tell what is being done, now and then."""
-        if time.monotonic() - self._spoke >= QUIET_SECONDS:
+        """Tell what is being done, now and then; of the preparation all of it, for each part can take long."""
+        kind = name.partition(" ")[0]
+        prepares = round == 0 and kind != self._preparing
+        if prepares or time.monotonic() - self._spoke >= QUIET_SECONDS:
             self._spoke = time.monotonic()
+            self._preparing = kind
             self.tell(event="phase", method=task.method.name, seed=task.seed, round=round, phase=name)
 
     def round(self, row: Mapping[str, Any]) -> None:
@@ -132,7 +136,8 @@ def run_cell(order: Mapping[str, Any], *, load: Remembered, telling: Telling) ->
 
 def main() -> None:
     """Run cells until there are no more."""
-    os.set_inheritable(int(sys.argv[1]), False)
+    for lock in sys.argv[1:]:
+        os.set_inheritable(int(lock), False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to everybody; the sweep ends its workers itself
     telling = Telling(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # nothing else may write between the events

@@ -59,7 +59,8 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
     device = prepare_device(experiment)
     data = load_test(experiment.data).to(device)
     compute = compute_for(experiment.engine, device, experiment.data)
-    inputs = Inputs(data, load_auxiliary(experiment.auxiliary).to(device), compute)
+    auxiliary = load_auxiliary(experiment.auxiliary, shape=data.input_shape).to(device)
+    inputs = Inputs(data, auxiliary, compute)
     watching = Watching()
     members: Members | None = None
 
