@@ -215,7 +215,7 @@ def test_ctrl_c_leaves_no_worker_behind_and_what_fails_says_why(machines: Machin
     try:
         until("free processor", lambda: ray.available_resources().get("CPU") == 1.0, seconds=30)
         # In Python, on a connection of one's own, which stays; data that a node does not have are the cell's mistake.
-        there = embedded.settings("noise", "auxiliary", tmp_path / "data")["auxiliary.path"]
+        there = embedded.settings("photographs", "auxiliary", tmp_path / "data")["auxiliary.path"]
         cells = expand(merged(TINY, {"rounds": 1, "auxiliary": {"source": "tensors", "path": there}}))
         Path(there).unlink()
         outcome = sweep(cells, tmp_path / "missing", cluster="auto")
@@ -257,7 +257,7 @@ def test_nodes_without_the_folder_or_with_another_fedaux_are_named(machines: Mac
     words = ["run", recipe(tmp_path, rounds=1, alphas=[0.5, 5.0]), "--out", "out"]
     process = machines.fedaux(*words, folder=tmp_path)
     said, _ = process.communicate(timeout=120)
-    assert process.returncode == 1, said
+    assert process.returncode == 2, said
     assert f"has fedaux 0.0.1 at {old}; should be" in said
     assert not (tmp_path / "out/sweep.json").exists()
     machines.kill()
@@ -272,7 +272,7 @@ def test_nodes_without_the_folder_or_with_another_fedaux_are_named(machines: Mac
         for _ in range(30):
             process = machines.fedaux(*words, "--resume", folder=tmp_path)
             said, _ = process.communicate(timeout=120)
-            assert process.returncode == 1, said
+            assert process.returncode == 2, said
             if "neither GPUs nor processors" not in said and "does not answer" not in said:
                 break
             time.sleep(1)  # until one node is known to be gone, and the other to be there
