@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from fedaux.pretrain.probe import accuracy_of, linear_accuracy, neighbour_votes, probe, ridge_outputs
+from fedaux.pretrain.probe import accuracy_of, linear_accuracy, neighbour_votes, probe, softmax_outputs
 
 CLASSES = 3
 
@@ -25,22 +25,30 @@ def clusters(size: int, *, seed: int, noise: float = 1.0, width: int = 6) -> tup
     return torch.from_numpy(features).float(), torch.from_numpy(labels)
 
 
-@pytest.mark.parametrize("strength", [1e-6, 0.01, 3.0])
-def test_ridge_is_that_of_scikit_learn(strength: float) -> None:
-    (features, labels), (queries, _) = clusters(80, seed=0), clusters(30, seed=1)
+@pytest.mark.parametrize("strength", [1e-4, 0.01, 3.0])
+def test_softmax_regression_is_that_of_scikit_learn(strength: float) -> None:
+    (features, labels), (queries, _) = clusters(80, seed=0, noise=3), clusters(30, seed=1, noise=3)
     scaler = StandardScaler().fit(features.double().numpy())
-    targets = np.eye(CLASSES)[labels.numpy()]
-    peer = Ridge(alpha=strength * len(labels)).fit(scaler.transform(features.double().numpy()), targets)
-    expected = peer.predict(scaler.transform(queries.double().numpy()))
-    (outputs,) = ridge_outputs(features, labels, queries, num_classes=CLASSES, strengths=[strength])
-    np.testing.assert_allclose(outputs.numpy(), expected, atol=1e-8)
+    peer = LogisticRegression(C=1 / (strength * len(labels)), tol=1e-10, max_iter=10_000)
+    peer.fit(scaler.transform(features.double().numpy()), labels.numpy())
+    expected = peer.predict_proba(scaler.transform(queries.double().numpy()))
+    (outputs,) = softmax_outputs(features, labels, queries, num_classes=CLASSES, strengths=[strength])
+    np.testing.assert_allclose(torch.softmax(outputs, dim=1).numpy(), expected, atol=1e-5)
+
+
+def test_a_path_of_strengths_ends_where_single_fits_do() -> None:
+    (features, labels), (queries, _) = clusters(80, seed=0, noise=3), clusters(30, seed=1, noise=3)
+    strengths = [1.0, 0.01, 1e-3]
+    path = softmax_outputs(features, labels, queries, num_classes=CLASSES, strengths=strengths)
+    for outputs, strength in zip(path, strengths, strict=True):
+        (alone,) = softmax_outputs(features, labels, queries, num_classes=CLASSES, strengths=[strength])
+        torch.testing.assert_close(outputs.softmax(dim=1), alone.softmax(dim=1), atol=1e-5, rtol=0)
 
 
 def test_more_features_than_examples_are_no_problem() -> None:
     (features, labels), (queries, _) = clusters(10, seed=0, width=30), clusters(5, seed=1, width=30)
-    for outputs in ridge_outputs(features, labels, queries, num_classes=CLASSES, strengths=[1e-6, 1.0]):
+    for outputs in softmax_outputs(features, labels, queries, num_classes=CLASSES, strengths=[1.0, 1e-6]):
         assert bool(torch.isfinite(outputs).all())
-        torch.testing.assert_close(outputs.sum(dim=1), torch.ones(5).double())  # as one-hot labels do
 
 
 def votes_loop(features: Tensor, labels: Tensor, query: Tensor, *, neighbours: int, temperature: float) -> list[float]:
@@ -95,11 +103,11 @@ def test_strength_is_chosen_on_held_out_training_labels_only() -> None:
         return linear_accuracy(train, labels, test, test_labels, num_classes=CLASSES, generator=generator)
 
     accuracy, strength = run(truth)
-    assert strength >= 0.1
+    assert strength >= 0.01
     other_accuracy, other_strength = run((truth + 1) % CLASSES)
     assert other_strength == strength
     assert other_accuracy < accuracy
-    (outputs,) = ridge_outputs(train, labels, test, num_classes=CLASSES, strengths=[strength])
+    (outputs,) = softmax_outputs(train, labels, test, num_classes=CLASSES, strengths=[strength])
     assert accuracy == accuracy_of(outputs, truth)  # by all training examples
 
 

@@ -82,7 +82,7 @@ def pretrain_prototypes(
             vocabulary=data.vocabulary,
         )
         h0 = pretrained(wanted, shared=shared, on_epoch=watch)
-        if probing and (h0.card["probe"] or {}).get("data") != about["data"]:
+        if probing and not about.items() <= (h0.card["probe"] or {}).items():
             watch.say(f"{prototype.name}: probing")
             measured = probe_h0(Predictor(model.features, compute), h0.weights, data, seed=seed)
             h0 = keep_probe(h0, asdict(measured) | about, wanted=wanted, shared=shared)
@@ -91,11 +91,12 @@ def pretrain_prototypes(
 
 
 def about_data(section: Data, data: LabelledData) -> dict[str, Any]:
-    """Return what a card says about the labelled data that a probe was measured on."""
+    """Return what a card says about how a probe was measured, and on which labelled data."""
     labels = torch.cat([data.labels, data.test_labels])
     parts = {"digest": data.images, "test_digest": data.test_images, "label_digest": labels}
     counts = {"examples": len(data.labels), "test_examples": len(data.test_labels), "classes": len(data.classes)}
-    return {"data": {"source": section.source, **counts, **{key: content_digest(part) for key, part in parts.items()}}}
+    digests = {key: content_digest(part) for key, part in parts.items()}
+    return {"by": "softmax regression", "data": {"source": section.source, **counts, **digests}}
 
 
 def probe_h0(predictor: Predictor, weights: Weights, data: LabelledData, *, seed: int) -> Probe:
