@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import tiny
 from study_data import planned, settings, write_images
 
 from fedaux.reproduce import command, costs
@@ -30,7 +32,9 @@ def test_the_estimate_starts_from_the_measured_rounds() -> None:
     assert 162 * 35 < (costs.estimate(STUDIES["table1"]) or 0) < 162 * 2.5 * cell
     assert costs.estimate(STUDIES["nlp"]) is None
     times = {name: time for name, _, _, time, _ in command.listing()}
-    assert times["linear"] == "about 0.9 h on a CPU"  # 6 values of alpha, 100 rounds, 2 methods of 4 distill
+    # Features of 160,000 images in single precision; 6 values of alpha, 100 rounds, 2 methods of 4 distill.
+    assert costs.estimate(STUDIES["linear"]) == pytest.approx(160_000 / 190 + 600 * (2 * 0.2 + 2 * 1.9))
+    assert times["linear"] == "h0, then about 0.9 h on one core"
     assert times["nlp"] == "not measured"
 
 
@@ -51,3 +55,31 @@ def test_a_part_s_time_is_estimated_from_the_data_that_is_there(root: Path, tmp_
     assert costs.estimate_runs(settings(whole)) == pytest.approx(
         costs.estimate(replace(STUDIES["table2"], grid=narrowed(STUDIES["table2"].grid, ["auxiliary=STL-10"]).grid))
     )
+
+
+def test_heads_alone_are_estimated_by_one_core(root: Path, tmp_path: Path) -> None:
+    (checkpoint := tmp_path / "h0.safetensors").touch()
+    only = ["alpha=0.01", "C=[0.4,0.8]", "method=[fedavg+p,fedaux,fedbe+p]"]
+    asked: dict[str, Any] = {"auxiliary": "noise", "seeds": 2, "only": only}
+    heads, given = ["mode=linear", "rounds=10"], f"pretraining.checkpoint={checkpoint}"
+    trained = 3 * (0.2 + 0.4)  # seconds for 20,000 and 40,000 examples
+    distilled = 2 * 1.2 * (8 + 16) / 32 + 2 * 1.2 * 11 / 32 + 4 * 0.5  # 8 and 16 heads, and 11 more of FedBE's
+    for overrides, features, share in (
+        ([given], 160_000 / 190, 1.0),
+        ([given, "engine.precision=bf16"], 160_000 / 480, 1.0),
+        ([given, "auxiliary.size=40000"], 100_000 / 190, 0.4),
+        ([], 2 * 160_000 / 190, 1.0),  # each seed has an h0 of its own
+    ):
+        runs = settings(planned("table1", root, overrides=[*heads, *overrides], **asked))
+        assert costs.estimate_runs(runs) == pytest.approx(features + 2 * 10 * (trained + share * distilled))
+    request = Request(root / "out", data_root=root, overrides=[*heads, given], **asked)
+    assert command.part_line("table1", request) == "table1: 12 runs, 120 rounds; on one core about 16 min, an estimate"
+    without = replace(request, overrides=heads)
+    assert command.part_line("table1", without).endswith("rounds; h0, then on one core about 0.5 h, an estimate")
+    whole = settings(planned("linear", root, auxiliary="noise"))
+    assert costs.estimate_runs(whole) == pytest.approx(costs.estimate(STUDIES["linear"]))
+
+
+def test_what_was_not_measured_has_no_time() -> None:
+    text = tiny(text={"length": 16}, prototypes=[{"name": "bert", "model": "bert"}])
+    assert costs.said_of([tiny(), text]) == "their time has not been measured"
