@@ -7,9 +7,13 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from conftest import merged
 
 from fedaux.config import Experiment
+from fedaux.data import vocabulary
+from fedaux.data.vocabulary import Vocabulary
 
 TOPICS = {
     "markets": ["stocks", "shares", "prices", "profit", "bank", "market", "trade", "oil", "investors", "growth"],
@@ -69,6 +73,30 @@ def write_corpus(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / "news.csv", news(120))
     write_csv(folder / "public.csv", [(text, "") for text in sentences(160)])
+    return folder
+
+
+def learned_words() -> Vocabulary:
+    """Return a vocabulary that was learned on public sentences and news."""
+    return vocabulary.learned([*sentences(160), *(text for text, _ in news(120))], size=300)
+
+
+def write_checkpoint(folder: Path) -> Path:
+    """Let transformers itself write a checkpoint, with the tokenizer of the learned words beside it."""
+    transformers = pytest.importorskip("transformers", reason="the independent truth: pip install transformers")
+    words = learned_words()
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=words.size,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=40,
+        initializer_range=0.2,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(words.tokenizer, encoding="utf-8")
     return folder
 
 

@@ -1,78 +1,29 @@
-"""Studies: their grids are the paper's, their data is found or named, their runs resume, words fit the numbers."""
+"""Studies: their grids are the paper's, their data is found or named, and parts of them can be asked for."""
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from conftest import tiny
-from latex_checks import check_latex
+from study_data import planned, settings, write_images
 
 from fedaux import execute
-from fedaux.config import Experiment, Local
-from fedaux.reproduce import (
-    EXPERIMENTS,
-    command,
-    comparison,
-    costs,
-    drawing,
-    latex,
-    page,
-    places,
-    presenting,
-    published,
-    running,
-    tables,
-)
-from fedaux.reproduce.running import CENTRAL, Plan, Request, plan
+from fedaux.config import Local
+from fedaux.reproduce import EXPERIMENTS, command, places, published, running
+from fedaux.reproduce.running import CENTRAL, Request, plan
 from fedaux.reproduce.studies import STUDIES
 from fedaux.reproduce.study import narrowed
 
+pytest.importorskip("pyarrow")
 SIX = [0.01, 0.04, 0.16, 0.64, 2.56, 10.24]
-pyarrow = pytest.importorskip("pyarrow")
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a few examples of every set of images, each in one of the layouts that are understood."""
-    import pyarrow.parquet
-    import scipy.io
-
-    folder = tmp_path_factory.mktemp("data")
-    generator = np.random.default_rng(0)
-
-    def write(path: Path, *shape: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(generator.integers(10, size=shape, dtype=np.uint8).tobytes())
-
-    write(folder / "cifar10/cifar-10-batches-bin/data_batch_1.bin", 160, 3073)
-    write(folder / "cifar-100-binary/train.bin", 120, 3074)
-    write(folder / "stl10_binary/unlabeled_X.bin", 20, 3 * 96 * 96)
-    (folder / "svhn").mkdir()
-    pixels = generator.integers(255, size=(32, 32, 3, 9), dtype=np.uint8)
-    scipy.io.savemat(folder / "svhn/train_32x32.mat", {"X": pixels, "y": np.ones((9, 1), dtype=np.uint8)})
-    (folder / "tinyimagenet32/data").mkdir(parents=True)
-    table = pyarrow.table({"image": [b""] * 3, "wnid": ["n02099601"] * 3})
-    pyarrow.parquet.write_table(table, folder / "tinyimagenet32/data/train-00000-of-00001.parquet")
-    return folder
-
-
-def planned(name: str, root: Path, **options: Any) -> Plan:
-    return plan(STUDIES[name], Request(root / "out", data_root=root, **options))
-
-
-def settings(prepared: Plan) -> list[Experiment]:
-    return [cell.experiment for cell in prepared.cells]
+    return write_images(tmp_path_factory.mktemp("data"))
 
 
 def test_every_table_and_figure_has_its_name() -> None:
@@ -163,28 +114,6 @@ def test_what_is_there_is_offered_where_columns_are_missing(tmp_path: Path, root
         plan(STUDIES["table2"], Request(tmp_path, data_root=tmp_path, auxiliary="tinyimagenet32"))
     left = "'auxiliary=[STL-10,Invertebrates,Birds,Devices,Dogs,Structures]'"
     assert str(error.value).endswith(f"What is there is enough for --only {left}")
-
-
-def test_a_part_s_time_is_estimated_from_the_data_that_is_there(root: Path, tmp_path: Path) -> None:
-    (checkpoint := tmp_path / "h0.safetensors").touch()
-    only = ["alpha=0.01", "auxiliary=[Dogs,Noise]", "method=fedaux"]
-    cells = settings(planned("table2", root, only=only, seeds=2, overrides=["rounds=10"]))
-    a_round = {size: costs.round_seconds("fedaux", TABLE2_ROUND, size) for size in (3, 100_000)}
-    h0 = 2 * 100 * costs.PRETRAINING * 100_003
-    assert costs.estimate_runs(cells) == pytest.approx(2 * 10 * sum(a_round.values()) + h0)
-    given = settings(
-        planned("table2", root, only=only, seeds=2, overrides=["rounds=10", f"pretraining.checkpoint={checkpoint}"])
-    )
-    assert costs.estimate_runs(given) == pytest.approx(2 * 10 * sum(a_round.values()))
-    request = Request(root / "out", data_root=root, only=only, overrides=["rounds=10"])
-    assert command.part_line("table2", request) == "table2: 6 runs, 60 rounds; on an H200 about 7 min, an estimate"
-    whole = planned("table2", root, only=["auxiliary=STL-10"], auxiliary="noise")
-    assert costs.estimate_runs(settings(whole)) == pytest.approx(
-        costs.estimate(replace(STUDIES["table2"], grid=narrowed(STUDIES["table2"].grid, ["auxiliary=STL-10"]).grid))
-    )
-
-
-TABLE2_ROUND = {"participation_rate": 0.4, "split.num_clients": 40, "prototypes": [{"model": "resnet8"}]}
 
 
 def test_table3_cifar100_and_linear_are_the_paper_s_grids(root: Path) -> None:
@@ -363,215 +292,6 @@ def test_quick_versions_keep_the_methods_and_say_what_is_cut(name: str, tmp_path
         plan(STUDIES[name], Request(tmp_path, quick=True, auxiliary="tinyimagenet32"))
 
 
-# From runs to tables
-
-SMALL = ["rounds=2", "pretraining.epochs=1", "auxiliary.size=200", "engine.threads=1"]
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Any]]:
-    out = tmp_path_factory.mktemp("table1")
-    only = ["alpha=0.01", "C=0.4", "method=[fedavg,fedaux]"]
-    outcome = command.reproduce("table1", Request(out, quick=True, only=only, overrides=SMALL))
-    assert {file.suffix for file in outcome.files} == {".html", ".md", ".json", ".tex", ".png", ".svg"}
-    assert check_latex((out / "table1.tex").read_text()) == [3]
-    return out, outcome.numbers
-
-
-def test_a_study_measures_what_its_runs_measured(small: tuple[Path, Mapping[str, Any]]) -> None:
-    out, numbers = small
-    rows = {row["method"]: row for row in numbers["rows"]}
-    assert set(rows) == {"fedavg", "fedaux"}
-    for method, row in rows.items():
-        summary = json.loads((out / f"cells/alpha=0.01,C=0.4,method={method},seed=0/summary.json").read_text())["rows"][
-            0
-        ]
-        assert row["best"]["mean"] == pytest.approx(100 * summary["accuracy_max_mean"], abs=1e-3)
-        assert row["last"]["mean"] == pytest.approx(100 * summary["accuracy_mean"], abs=1e-3)
-    text = (out / "table1.md").read_text()
-    for row in rows.values():
-        assert f"{row['best']['mean']:.1f}" in text
-    assert "Cut for the quick version" in text
-    assert "cannot be held against its own" in text
-
-
-def test_finished_runs_are_not_run_again_and_more_can_be_added(small: tuple[Path, Mapping[str, Any]]) -> None:
-    out, numbers = small
-    stamps = {path: path.stat().st_mtime_ns for path in out.glob("cells/*/summary.json")}
-    assert len(stamps) == 2
-    only = ["alpha=0.01", "C=0.4", "method=fedavg"]
-    outcome = command.reproduce("table1", Request(out, quick=True, only=only, overrides=SMALL, seeds=2))
-    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    (row,) = outcome.numbers["rows"]
-    (before,) = [other for other in numbers["rows"] if other["method"] == "fedavg"]
-    assert row["best"]["values"][0] == before["best"]["values"][0]
-    assert len(row["best"]["values"]) == 2
-    assert "±" in outcome.markdown
-
-
-def test_qualitative_counts_what_was_sent(tmp_path: Path) -> None:
-    changes = ["rounds=1", "pretraining.epochs=1", "auxiliary.size=200", "engine.threads=1"]
-    outcome = command.reproduce("qualitative", Request(tmp_path, quick=True, overrides=changes))
-    columns = {(column["method"], column["phase"]): column for column in outcome.numbers["columns"]}
-    assert list(columns) == [
-        *(("fedavg", "a round"), ("feddf", "a round"), ("fedaux", "preparation"), ("fedaux", "a round"))
-    ]
-    ledger = json.loads((tmp_path / "run/ledger.json").read_text())["entries"]
-    before = columns["fedaux", "preparation"]
-    assert (before["epsilon"], before["delta"]) == (ledger[0]["epsilon"], ledger[0]["delta"]) == (0.5, 1e-5)
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        column = columns[line["method"], "a round"]
-        assert column["bytes_up"] * column["participants"] == pytest.approx(line["bytes_up"])
-        assert column["bytes_up"] == outcome.numbers["model_bytes"], "a client sends one model"
-    assert before["bytes_down"] == before["sent"]["extractor"] + before["sent"]["public"]
-    # The network by hand: three convolutions on 8 x 8, 4 x 4 and 2 x 2 places, two operations a weight and place.
-    weights = [(1 * 16 * 9, 64), (16 * 32 * 9, 16), (32 * 32 * 9, 4), (128 * 10, 1)]
-    by_hand = sum(2 * number * places_ for number, places_ in weights)
-    trained = columns["fedavg", "a round"]["clients"]
-    assert trained["flops"] == pytest.approx(3 * by_hand * trained["examples trained"])
-    assert trained["examples trained"] == 1438, "all clients, all examples, one epoch"
-    assert columns["fedavg", "a round"]["server"]["flops"] == 0
-    assert "0.5, 1e-05" in outcome.markdown
-    assert check_latex((tmp_path / "qualitative.tex").read_text()) == [5]
-
-
-def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
-    outcome = command.reproduce("split", Request(tmp_path, quick=True))
-    rows = outcome.numbers["rows"]
-    shares = [row["share_of_main_class"] for row in rows]
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] > 0.8
-    assert shares[-1] < 0.15
-    for table in outcome.numbers["tables"].values():
-        assert np.array(table).shape == (20, 10)
-        assert np.array(table).sum() == 1438
-    assert check_latex((tmp_path / "split.tex").read_text()) == [4]
-
-
-# Words and tables
-
-
-def numbers_of(best: Mapping[str, float], printed: Mapping[str, float], *, quick: bool = False) -> dict[str, Any]:
-    rows = [
-        {
-            **{"block": "α = 0.01", "column": "C = 0.4", "method": method, "settings": {}, "runs": 2, "finished": 2},
-            "published": {"text": f"{printed[method]} ± 0.1", "mean": printed[method]} if method in printed else None,
-            "best": {"mean": value, "deviation": 0.5, "values": [value]},
-            "last": {"mean": value - 1, "deviation": None, "values": [value - 1]},
-        }
-        for method, value in best.items()
-    ]
-    return {
-        **{"study": "table1", "quick": quick, "rows": rows, "rounds": 5, "seeds": [0, 1], "unfinished": []},
-        **{"blocks": ["α = 0.01"], "columns": ["C = 0.4"], "methods": list(best)},
-    }
-
-
-def test_findings_say_who_leads_and_how_far_figures_are_apart() -> None:
-    said = comparison.findings(numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {"fedavg": 23.6, "fedaux": 71.2}))
-    assert said == [
-        "fedaux is best in 1 of 1 columns, by up to 30.0 points (α = 0.01, C = 0.4, over fedavg).",
-        "The paper's best method is best here too, or within 1 point of it, in 1 of 1 columns.",
-        "0 of 2 figures lie within 1 point of the printed ones, 1 below and 1 above.",
-        "Furthest below: fedaux, α = 0.01, C = 0.4, 60.0 against 71.2 ± 0.1, 11.2 points.",
-        "Furthest above: fedavg, α = 0.01, C = 0.4, 30.0 against 23.6 ± 0.1, 6.4 points.",
-    ]
-    lost = comparison.findings(numbers_of({"fedavg": 72.0, "fedaux": 60.0}, {"fedavg": 23.6, "fedaux": 71.2}))
-    assert lost[0] == "fedaux is best in 0 of 1 columns."
-    assert lost[1].endswith("in 0 of 1 columns; not in α = 0.01, C = 0.4: fedaux is 12.0 points behind fedavg.")
-    quick = comparison.findings(numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {"fedaux": 71.2}, quick=True))
-    assert not any("printed" in line for line in quick)
-    close = comparison.findings(numbers_of({"fedavg": 24.0, "fedaux": 71.0}, {"fedavg": 23.6, "fedaux": 71.2}))
-    assert close[-1].startswith("2 of 2 figures lie within 1 point")
-
-
-def test_the_command_says_by_its_status_that_runs_are_missing(tmp_path: Path) -> None:
-    words = ["reproduce", "table1", "--quick", "--out", str(tmp_path), "--only", "alpha=0.01", "--time-limit", "1e-9"]
-    done = subprocess.run([sys.executable, "-m", "fedaux", *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 3, done.stderr
-    assert "Nothing is measured yet." in done.stdout
-    assert "alpha=0.01,C=0.4,method=fedaux,seed=0: not started" in done.stdout
-    assert check_latex((tmp_path / "table1.tex").read_text()) == [4]
-
-
-def test_unfinished_runs_are_told_and_left_out() -> None:
-    numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {})
-    numbers["rows"][1] |= {"best": None, "last": None, "finished": 0}
-    assert comparison.findings(numbers)[0] == "2 of 4 runs are finished; the others are left out."
-    (table,) = tables.block_tables(numbers)
-    assert [line.name for line in table.lines] == ["fedavg", "fedavg"]
-    numbers["rows"] = []
-    assert comparison.findings(numbers) == ["Nothing is measured yet."]
-
-
-def test_tables_are_the_same_in_markdown_latex_and_html() -> None:
-    numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {"fedavg": 23.6, "fedaux": 71.2})
-    (table,) = tables.block_tables(numbers)
-    kinds = ["published", "best round", "last round", "best less published"]
-    assert [(line.name, line.kind) for line in table.lines] == [(m, k) for m in ("fedavg", "fedaux") for k in kinds]
-    text = tables.markdown(table)
-    assert "| fedaux | published | **71.2 ± 0.1** |" in text
-    assert "| fedaux | best round | **60.0 ± 0.5** |" in text
-    assert "| fedavg | last round | 29.0 |" in text
-    assert "| fedaux | best less published | -11.2 |" in text
-    tex = latex.render(text, label="tab:x")
-    assert r"fedaux & published & \textbf{71.2 $\pm$ 0.1}" in tex
-    assert check_latex(tex) == [3]
-    html = page.render("# title <b>\n\nsome `code`\n\n" + text, {})
-    assert "<h1>title &lt;b&gt;</h1>" in html
-    assert "<code>code</code>" in html
-    assert "<b>60.0 ± 0.5</b>" in html
-    assert not re.search(r"https?://(?!www.w3.org)", html), "the page loads nothing"
-
-
-def test_every_kind_of_figure_can_be_drawn() -> None:
-    numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {"fedavg": 23.6, "fedaux": 71.2})
-    central = {**numbers["rows"][0], "method": CENTRAL, "column": "", "published": None}
-    for row in numbers["rows"]:
-        row["settings"] = {"local.learning_rate": 1e-3} | (
-            {"distillation.learning_rate": 1e-4} if row["method"] == "fedaux" else {}
-        )
-        row["curve"] = [[1, 20.0, 10.0, 30.0], [2, 30.0, 20.0, 40.0]]
-    for name, draw in drawing.FIGURES.items():
-        rows = numbers["rows"] + ([central] if name == "lines" else [])
-        figure = draw({**numbers, "rows": rows})
-        assert len(figure.axes) == (2 if name == "heat" else 1)
-        if name == "dots":
-            assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["fedavg", "fedaux"]
-            shown = sorted(float(line.get_xdata()[0]) for line in figure.axes[0].lines)  # type: ignore[index,arg-type]
-            assert {23.6, 71.2, 30.0, 60.0} <= set(shown)
-
-
-def test_best_combinations_stand_beside_the_printed_ones() -> None:
-    numbers = numbers_of({"fedaux": 60.0}, {})
-    other = {**numbers["rows"][0], "settings": {"local.learning_rate": 1e-2, "distillation.learning_rate": 1e-5}}
-    numbers["rows"][0]["settings"] = {"local.learning_rate": 1e-3, "distillation.learning_rate": 1e-4}
-    other["best"] = {"mean": 65.0, "deviation": None, "values": [65.0]}
-    numbers["rows"].append(other)
-    (row,) = presenting.combinations(numbers["rows"])
-    assert row["best"]["mean"] == 65.0
-    assert row["published"]["mean"] == pytest.approx(75.01)
-    (table,) = presenting.combination_tables(numbers)
-    assert [[cell.text for cell in line.cells] for line in table.lines] == [
-        ["0.001", "0.0001", "–", "75.01"],
-        ["0.01", "1e-05", "–", "65.0"],
-        ["0.01", "1e-05", "–", "59.0"],
-    ]
-
-
-def test_the_estimate_starts_from_the_measured_rounds() -> None:
-    settings = {"participation_rate": 0.4, "split.num_clients": 20, "prototypes": [{"model": "resnet8"}]}
-    assert costs.round_seconds("fedaux", settings, 100_000) == pytest.approx(1.89, rel=0.03)
-    assert costs.round_seconds("fedavg", settings, 100_000) == pytest.approx(0.35, rel=0.03)
-    cell = 100 * costs.round_seconds("fedaux", settings, 100_000)
-    assert 162 * 35 < (costs.estimate(STUDIES["table1"]) or 0) < 162 * 2.5 * cell
-    assert costs.estimate(STUDIES["nlp"]) is None
-    times = {name: time for name, _, _, time, _ in command.listing()}
-    assert times["linear"] == "about 0.9 h on a CPU"  # 6 values of alpha, 100 rounds, 2 methods of 4 distill
-    assert times["nlp"] == "not measured"
-
-
 def test_the_papers_figures_stand_beside_the_same_experiment_only(root: Path, tmp_path: Path) -> None:
     execute.run(tiny(method=["fedavg"], rounds=1), out=tmp_path / "another run")
     for mode, shown in (("full", True), ("linear", False)):
@@ -582,21 +302,6 @@ def test_the_papers_figures_stand_beside_the_same_experiment_only(root: Path, tm
         assert [row["published"] is not None for row in rows] == [shown, shown]
         assert any("not shown" in note for note in prepared.notes) is not shown
     assert planned("linear", root).comparable
-
-
-def test_curves_of_a_block_have_one_scale_wherever_its_rows_are_broken() -> None:
-    columns = [f"α = {value}" for value in (0.01, 0.1, 1, 10)]
-    rows = [
-        {"block": block, "column": column, "method": "fedaux", "curve": [[1, at, at, at], [2, at + 5, at, at + 9]]}
-        for block, first in (("one", 10), ("other", 60))
-        for column, at in zip(columns, range(first, first + 40, 10), strict=True)
-    ]
-    figure = drawing.curves({"blocks": ["one", "other"], "columns": columns, "methods": ["fedaux"], "rows": rows})
-    limits = [axes.get_ylim() for axes in figure.axes if axes.get_visible()]
-    assert len(set(limits[:4])) == len(set(limits[4:])) == 1
-    assert limits[0] != limits[4]
-    assert limits[0][0] <= 10
-    assert limits[0][1] >= 49
 
 
 def test_only_narrows_one_axis_at_a_time() -> None:

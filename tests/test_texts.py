@@ -1,43 +1,32 @@
-"""Texts from files to token ids, from token ids to features, and whole runs on them."""
+"""Vocabularies, and texts from files to token ids."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
 
-from corpus import BERT, TOPICS, news, sentences, texts_of, write_corpus, write_csv
+from corpus import TOPICS, learned_words, news, sentences, texts_of, write_checkpoint, write_corpus, write_csv
 from safetensors.torch import load_file, save_file
 
-import fedaux
-from fedaux import checkpoints, seeding
-from fedaux.compute import Compute
-from fedaux.config import ConfigError, Data, Experiment, Local
+from fedaux.config import Data
 from fedaux.data import LabelledData, load_both, load_labelled, load_private, vocabulary
-from fedaux.data.loading import vocabulary_of
 from fedaux.data.texts import Texts, trimmed
 from fedaux.data.tokens import save_tokens
 from fedaux.data.vocabulary import BEGIN, END, MASK, PAD, UNKNOWN, Vocabulary
-from fedaux.dpsgd import train_privately
-from fedaux.inference import FusedInference, Predictor, Untraceable
-from fedaux.models import MODELS, SplitModel, model_input
-from fedaux.server import snapshot
 
 
 @pytest.fixture(scope="module")
 def words() -> Vocabulary:
-    return vocabulary.learned([*sentences(160), *(text for text, _ in news(120))], size=300)
+    return learned_words()
 
 
 @pytest.fixture
@@ -46,32 +35,8 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, words: Vocabulary) -> Path:
-    """Return a checkpoint that transformers itself has written, with the tokenizer beside it."""
-    transformers = pytest.importorskip("transformers", reason="the independent truth: pip install transformers")
-    place = tmp_path_factory.mktemp("checkpoint")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=words.size,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=40,
-        initializer_range=0.2,
-    )
-    transformers.BertModel(config).save_pretrained(place)
-    (place / "tokenizer.json").write_text(words.tokenizer, encoding="utf-8")
-    return place
-
-
-def model(name: str = "bert", *, size: int = 300, classes: int = 3, **options: Any) -> SplitModel:
-    with seeding.initialisation(0, part=name):
-        return MODELS[name]((16, size), classes, **(BERT | options if name == "bert" else options))
-
-
-def ids_of(words: Vocabulary, count: int = 12, *, length: int = 16) -> Tensor:
-    return torch.from_numpy(words.encode([text for text, _ in news(count)], length=length))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 # Vocabularies
@@ -302,305 +267,3 @@ def test_token_ids_travel_with_their_tokenizer(corpus: Path, words: Vocabulary) 
     save_file({"texts": torch.zeros(3, 4), "labels": torch.zeros(3).long()}, private_file)
     with pytest.raises(ValueError, match=r"carries no tokenizer"):
         load_private(moved)
-
-
-# Features
-
-
-def test_features_are_those_of_transformers(folder: Path, words: Vocabulary) -> None:
-    transformers = pytest.importorskip("transformers")
-    ours = model(size=words.size, checkpoint=str(folder)).eval()
-    assert ours.given is not None
-    assert ours.feature_width == 32
-    ours.features.load_state_dict(ours.given())
-    theirs = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
-    ids = ids_of(words, 20)
-    present = (ids != 0).long()
-    with torch.no_grad():
-        hidden = theirs(input_ids=ids.long(), attention_mask=present).last_hidden_state
-        found = ours.features.tokens(ids)  # type: ignore[operator]
-        mean = (hidden * present[:, :, None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
-        assert torch.allclose(found[present.bool()], hidden[present.bool()], atol=1e-5)
-        assert torch.allclose(ours.features(ids), mean, atol=1e-5)
-        first = model(size=words.size, checkpoint=str(folder), pooling="cls").eval()
-        first.features.load_state_dict(ours.features.state_dict())
-        assert torch.allclose(first.features(ids), hidden[:, 0], atol=1e-5)
-
-
-@pytest.mark.parametrize("options", [{}, {"pooling": "cls"}, {"causal": True}], ids=str)
-def test_padding_and_neighbours_change_no_features(words: Vocabulary, options: dict[str, Any]) -> None:
-    made = model(size=words.size, **options).eval()
-    ids = ids_of(words)
-    with torch.no_grad():
-        alone = torch.cat([made.features(row[row > 0][None]) for row in ids])
-        wide = made.features(torch.nn.functional.pad(ids, (0, 12)))
-        assert torch.allclose(made.features(ids), alone, atol=1e-6)
-        assert torch.allclose(wide, alone, atol=1e-6)
-        assert (alone[0] - alone[1]).abs().max() > 1e-4
-
-
-def test_a_causal_model_does_not_look_ahead(words: Vocabulary) -> None:
-    ids = ids_of(words, 4)
-    changed = ids.clone()
-    changed[:, 3] = 77
-    for causal in (True, False):
-        made = model(size=words.size, causal=causal).eval().features
-        with torch.no_grad():
-            moved = (made.tokens(ids) - made.tokens(changed)).abs().amax(dim=(0, 2))  # type: ignore[operator]
-        assert (float(moved[:3].max()) == 0.0) == causal
-        assert float(moved[3:].min()) > 0
-
-
-def test_shapes_are_the_papers() -> None:
-    published = {"tinybert": (14_350_248, 312), "minilm": (22_713_216, 384)}
-    for name, (parameters, width) in published.items():
-        made = model(name, size=30522)
-        assert made.feature_width == width
-        # Published counts are with the pooler and two token types, which are not here.
-        own = sum(parameter.numel() for parameter in made.features.parameters())
-        assert own == parameters - width * (width + 1) - 2 * width
-
-
-def test_minilm_is_the_packages(words: Vocabulary) -> None:
-    try:
-        place = checkpoints.locate("minilm", key="x")
-    except ValueError as error:
-        pytest.skip(str(error))
-    transformers = pytest.importorskip("transformers")
-    own = vocabulary.of_folder(place, key="x")
-    made = model("minilm", size=own.size).eval()
-    assert made.given is not None
-    made.features.load_state_dict(made.given())
-    theirs = transformers.BertModel.from_pretrained(place, attn_implementation="eager").eval()
-    ids = torch.from_numpy(own.encode([text for text, _ in news(6)], length=24))
-    present = (ids != 0).long()
-    with torch.no_grad():
-        hidden = theirs(input_ids=ids.long(), attention_mask=present).last_hidden_state
-        mean = (hidden * present[:, :, None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
-        assert torch.allclose(made.features(ids), mean, atol=1e-4)
-
-
-def test_checkpoints_of_other_kinds_are_refused(folder: Path, tmp_path: Path, words: Vocabulary) -> None:
-    def changed(name: str, **changes: Any) -> str:
-        place = tmp_path / name
-        shutil.copytree(folder, place)
-        config = json.loads((place / "config.json").read_text()) | changes
-        (place / "config.json").write_text(json.dumps(config))
-        return str(place)
-
-    with pytest.raises(ValueError, match=r"its model_type is 'roberta', should be 'bert'"):
-        model(checkpoint=changed("a", model_type="roberta"))
-    with pytest.raises(ValueError, match=r"its hidden_act is 'relu', should be 'gelu'"):
-        model(checkpoint=changed("b", hidden_act="relu"))
-    with pytest.raises(ValueError, match=r"knows 50 tokens, and the vocabulary in use has 300"):
-        model(checkpoint=changed("c", vocab_size=50))
-    with pytest.raises(ValueError, match=r"texts of 16 tokens, and positions = 8"):
-        model(size=words.size, checkpoint=changed("d", max_position_embeddings=8))
-    pickled = Path(changed("e"))
-    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    made = model(size=words.size, checkpoint=str(pickled))
-    assert made.given is not None
-    with pytest.raises(ValueError, match=r"would have to be unpickled"):
-        made.given()
-    with pytest.raises(ValueError, match=r"there is no such folder"):
-        model(checkpoint="./nowhere")
-    with pytest.raises(ValueError, match=r"pooling = 'max': should be mean or cls"):
-        model(pooling="max")
-
-
-def test_a_hub_id_is_taken_from_the_hubs_own_cache(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-    place = tmp_path / "models--owner--name"
-    (place / "refs").mkdir(parents=True)
-    (place / "refs" / "main").write_text("0" * 40)
-    shutil.copytree(folder, place / "snapshots" / ("0" * 40))
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
-    assert checkpoints.locate("owner/name", key="x") == place / "snapshots" / ("0" * 40)
-    with pytest.raises(ValueError, match=r"x = 'owner/other': there is no such folder, and the hub could not be asked"):
-        checkpoints.locate("owner/other", key="x")
-
-
-def test_models_say_what_they_read() -> None:
-    assert {name for name in MODELS if model_input(name) == "text"} == {"bert", "minilm", "tinybert"}
-
-
-# Computing
-
-
-def test_token_ids_stay_whole_numbers(words: Vocabulary) -> None:
-    ids = ids_of(words)
-    assert Compute().floats(ids) is ids
-    assert torch.equal(Compute().place_inputs(ids), ids)
-    made = model(size=words.size)
-    with pytest.raises(Untraceable):
-        FusedInference(made)
-    predict = Predictor(made, Compute())
-    with torch.no_grad():
-        assert torch.equal(predict(snapshot(made), ids, batch_size=12), made.eval()(ids))
-
-
-def test_a_step_asks_the_host_for_nothing(words: Vocabulary) -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    called: set[str] = set()
-
-    class Listening(TorchDispatchMode):
-        def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-            called.update(str(operation).split("."))
-            return operation(*arguments, **(options or {}))
-
-    made, ids = model(size=words.size, causal=True), ids_of(words)
-    with Listening():  # type: ignore[no-untyped-call]
-        made(ids).sum().backward()
-    assert "embedding" in called
-    assert not called & {"scalar_tensor", "lift_fresh", "_local_scalar_dense", "nonzero", "rand", "bernoulli"}
-
-
-def test_half_precision_is_near(words: Vocabulary) -> None:
-    made, ids = model(size=words.size).eval(), ids_of(words)
-    with torch.no_grad():
-        exact = made(ids)
-        with Compute(precision=torch.bfloat16).autocast():
-            near = made(ids).float()
-    assert torch.allclose(exact, near, atol=0.05)
-    assert not torch.equal(exact, near)
-
-
-def test_private_training_takes_texts(words: Vocabulary) -> None:
-    pytest.importorskip("opacus", reason="needs the extra dpsgd")
-    made = model(size=words.size)
-    before = snapshot(made)
-    section = Local(batch_size=6, learning_rate=1e-3, privacy={"noise_multiplier": 1.0})  # type: ignore[arg-type]
-    _, entry = train_privately(
-        made,
-        ids_of(words),
-        torch.arange(12) % 3,
-        section=section,
-        proximal=0.0,
-        generator=seeding.generator(0, "local"),
-        client=0,
-    )
-    assert entry.epsilon > 0
-    moved = {name for name, tensor in made.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert moved == set(before)
-
-
-# Whole runs
-
-
-def rows_of(directory: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-
-
-METHODS = ["fedavg", "feddf+p", "fedaux+m"]
-
-
-def test_a_federation_of_texts_learns(corpus: Path, tmp_path: Path) -> None:
-    experiment = texts_of(corpus, rounds=4, method=["fedavg", "fedaux"], local={"epochs": 8, "learning_rate": 1e-2})
-    result = fedaux.run(experiment, out=tmp_path / "run")
-    best = {row["method"]: row["accuracy_max_mean"] for row in result.summary["rows"]}
-    assert best["fedavg"] > 0.7  # of three topics
-    assert best["fedaux"] > 0.5
-    page = (tmp_path / "run" / "report.html").read_text()
-    assert all(name in page for name in TOPICS)
-    assert "texts that each client scores highest" in page
-    split = json.loads((tmp_path / "run" / "split.json").read_text())
-    assert split["classes"] == list(TOPICS)
-
-
-def test_the_fast_engine_equals_the_plain_loop(corpus: Path, tmp_path: Path) -> None:
-    found = []
-    for name, engine in (("plain", {"clients_at_once": 1}), ("fast", {"clients_at_once": 8, "threads": 2})):
-        fedaux.run(texts_of(corpus, method=METHODS, engine=engine), out=tmp_path / name)
-        found.append(rows_of(tmp_path / name))
-    torch.set_num_threads(1)
-    assert len(found[0]) == 2 * len(METHODS)
-    for plain, fast in zip(*found, strict=True):
-        assert fast["clients_answered"] == plain["clients_answered"]
-        assert fast["loss"] == pytest.approx(plain["loss"], rel=1e-4)
-        assert fast["local_loss"] == pytest.approx(plain["local_loss"], rel=1e-4)
-        assert fast["accuracy"] == pytest.approx(plain["accuracy"], abs=0.05)
-
-
-def test_an_interrupted_run_goes_on_to_the_same_figures(corpus: Path, tmp_path: Path) -> None:
-    whole = texts_of(corpus, method=["fedaux", "feddf+p"])
-    fedaux.run(whole, out=tmp_path / "whole")
-
-    class Interrupted(Exception):
-        pass
-
-    class Watcher:
-        def phase(self, task: Any, round: int, name: str) -> None:
-            if round == 2 and name == "distill":
-                raise Interrupted
-
-        def round(self, row: Any) -> None:
-            pass
-
-    with pytest.raises(Interrupted):
-        fedaux.run(whole, out=tmp_path / "parts", watcher=Watcher())
-    fedaux.run(whole, out=tmp_path / "parts", resume=True)
-    assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
-
-
-def test_linear_mode_and_pretokenised_files_give_what_texts_give(corpus: Path, tmp_path: Path) -> None:
-    experiment = texts_of(corpus, mode="linear")
-    fedaux.run(experiment, out=tmp_path / "texts")
-    files = save_tokens(tmp_path, *load_both(experiment))
-    moved = texts_of(
-        corpus,
-        mode="linear",
-        data={"source": "tensors", "path": str(files[0])},
-        auxiliary={"source": "tensors", "path": str(files[1])},
-    )
-    fedaux.run(moved, out=tmp_path / "tokens")
-    assert rows_of(tmp_path / "tokens") == rows_of(tmp_path / "texts")
-
-
-def test_a_run_begins_with_the_checkpoints_weights(folder: Path, corpus: Path, tmp_path: Path) -> None:
-    prototype = {"name": "given", "model": "bert", "options": {"checkpoint": str(folder)}}
-    experiment = texts_of(corpus, prototypes=[prototype], method=["fedavg+p", "fedavg"], rounds=1)
-    assert vocabulary_of(experiment).origin == str(folder / "tokenizer.json")
-    fedaux.run(experiment, out=tmp_path / "run")
-    assert not (tmp_path / "run" / "pretrained").exists()  # nothing was trained
-    with pytest.raises(ConfigError, match=r"begins with .*, which was trained with another; should be its own"):
-        fedaux.run(texts_of(corpus, prototypes=[prototype], text={"vocabulary": "auxiliary"}), out=tmp_path / "other")
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"prototypes": [{"name": "a", "model": "cnn"}]}, "prototypes.model = 'cnn': is for images"),
-        ({"text": {"length": 3}}, "text.length = 3: should be greater than or equal to 4"),
-        ({"pretraining": {"kind": "contrastive"}}, "pretraining.kind = 'contrastive': is for images"),
-        ({"pretraining": {"kind": "next-token"}}, "prototypes.options.causal should be true"),
-        ({"text": {"length": 64}}, "texts of 64 tokens, and positions = 32"),
-        ({"text": {"vocabulary": "./nowhere"}}, "text.vocabulary = './nowhere': there is no such folder"),
-        ({"prototypes": [{"name": "a", "model": "bert", "options": {"causal": 1}}]}, "should be true or false"),
-        ({"prototypes": [{"name": "a", "model": "bert", "options": {"pooling": 1}}]}, "should be a text"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_cannot_be_is_told_before_anything_is_written(
-    corpus: Path, tmp_path: Path, changes: dict[str, Any], told: str
-) -> None:
-    write_csv(corpus / "news.csv", [("goal " * 90, "sport"), *news(60)])
-    with pytest.raises(ValueError, match=told):
-        fedaux.run(texts_of(corpus, **changes), out=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(("section", "source"), [("data", "digits"), ("auxiliary", "letters"), ("data", "svhn")])
-def test_images_are_not_taken_for_texts(corpus: Path, tmp_path: Path, section: str, source: str) -> None:
-    settings = texts_of(corpus).to_dict()
-    path = {"path": str(corpus)} if source == "svhn" else {}
-    wrong = Experiment(**settings | {section: {"source": source, **path}})
-    with pytest.raises(ConfigError, match=f"{section}.source = '{source}': holds no texts"):
-        fedaux.run(wrong, out=tmp_path / "run")
-    del settings["text"]
-    with pytest.raises(ConfigError, match=r"prototypes.model = 'bert': is for texts; add the table \[text\]"):
-        fedaux.run(Experiment(**settings), out=tmp_path / "run")

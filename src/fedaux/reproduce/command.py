@@ -47,7 +47,9 @@ def listing() -> Iterator[tuple[str, str, str, str, str]]:
         except ValueError:
             missing = "; not in this version"
         data = ", ".join(places.DATA_SETS[key].title for key in study.grid.data_sets())
-        said = costs.said(costs.estimate(study)) + (" on a CPU" if costs.is_linear(study) else "")
+        said = costs.said(costs.estimate(study))
+        if costs.is_linear(study):
+            said = f"h0, then {said} on one core"
         yield name, study.shows + missing, data, said, study.quick_time
     for name, entry in EXPERIMENTS.items():
         data = ", ".join(places.DATA_SETS[key].title for key in entry.data) or "comes with the package"
@@ -61,7 +63,7 @@ def part_line(name: str, request: Request) -> str:
     prepared = plan(STUDIES[name], request)
     runs = [cell.experiment for cell in prepared.cells]
     rounds = sum(cell.rounds for cell in prepared.cells)
-    time = "" if request.quick else f"; on an H200 {costs.said(costs.estimate_runs(runs))}, an estimate"
+    time = "" if request.quick else f"; {costs.said_of(runs)}"
     return f"{name}: {len(runs)} runs, {rounds:,} rounds{time}"
 
 

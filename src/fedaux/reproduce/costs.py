@@ -1,16 +1,19 @@
-"""How long a study takes on an NVIDIA H200: an estimate from the seconds of one measured round.
+"""How long a study takes on an NVIDIA H200, or with heads alone on one core: an estimate from measured rounds.
 
 Measured (CIFAR-10, 20 clients, 8 a round, 2,500 examples each, ResNet-8, 80,000 distill images, bf16, compiled): a
 round of 1.89 s, of which training 0.33, teachers 0.67, distillation 0.86 (docs/performance.md), and 1.20 s for an epoch
 of SimCLR on 100,000 images (docs/pretraining.md). The rest follows from numbers of examples.
-Other networks have not been timed, and count as ResNet-8. Heads alone need no GPU: their time is that of one core
-(docs/performance.md).
+Other networks have not been timed, and count as ResNet-8.
+Heads alone need no GPU, so their time is that of one core: about 2 s a round (32 clients, 20,000 examples, 80,000
+distill images: docs/results.md; its parts: docs/log.md) and, once, the features of h0, 190 images a second in single
+precision and 480 in bf16 (docs/performance.md). Pretraining h0 on a CPU has not been timed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedaux.config import Experiment
@@ -20,34 +23,45 @@ from fedaux.reading import flatten, read_recipe
 from fedaux.reproduce import places, published
 from fedaux.reproduce.study import Grid, Study, concerning
 
-TRAINING = 0.33 / 20_000
-"""Seconds an example."""
-TEACHING = 0.67 / (8 * 80_000)
-"""Seconds an example and teacher."""
-DISTILLING = 0.86 / 80_000
-OVERHEAD = 0.03
-"""Seconds a round: averages, evaluation."""
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of what a round consists of."""
+
+    training: float
+    """An example."""
+    teaching: float
+    """An example and teacher."""
+    distilling: float
+    """An example and student."""
+    overhead: float
+    """Averages, evaluation."""
+
+
+PACES = {
+    "full": Pace(training=0.33 / 20_000, teaching=0.67 / (8 * 80_000), distilling=0.86 / 80_000, overhead=0.03),
+    "linear": Pace(training=0.2 / 20_000, teaching=1.2 / (32 * 80_000), distilling=0.5 / 80_000, overhead=0.0),
+}
+"""By mode: whole networks on an H200, heads on one core."""
 PRETRAINING = 1.2 / 100_000
-"""Seconds an image and epoch."""
-HEADS = (0.3, 2.0)
-"""Seconds a round of linear mode on one core, 32 clients and 80,000 distill images: without and with distillation."""
-HEADS_ONCE = 360.0
-"""Seconds for the features of 160,000 images under ResNet-8, in bf16."""
-EXAMPLES = 50_000
+"""Seconds an image and epoch, on an H200."""
+FEATURES = {"fp32": 1 / 190, "bf16": 1 / 480}
+"""Seconds an image on one core by precision: the features of h0, once for all runs that share it."""
+EXAMPLES, TESTED = 50_000, 10_000
 PUBLIC = {"stl10": 100_000, "cifar100": 60_000, "svhn": 73_257}
 
 
 def estimate(study: Study) -> float | None:
-    """Return the seconds of all runs of a study as in the paper, or None where nothing comparable was measured."""
+    """Return the seconds of all runs of a study as in the paper, or None where nothing comparable was measured.
+
+    With heads alone h0 is not counted, only its features are.
+    """
     grid = study.grid
     named = (name for block, column in grid.points() for name in grid.data_of(block, column))
     if any(places.DATA_SETS[name].text for name in named):
         return None
     raw, _ = read_recipe(grid.path())
-    recipe = flatten(raw)
-    if is_linear(study):
-        rounds = len(raw.get("seeds", [0])) * len(list(grid.points())) * recipe["rounds"]
-        return HEADS_ONCE + sum(float(rounds) * HEADS[METHODS[method].teacher is not None] for method in raw["method"])
+    recipe, linear = flatten(raw), is_linear(study)
     seen: set[str] = set()
     total = 0.0
     prepared: set[tuple[str, str]] = set()
@@ -65,23 +79,33 @@ def estimate(study: Study) -> float | None:
             for model in models if METHODS[method].start == "pretrained" else []:
                 if (model, wanted := f"{public}") not in prepared:
                     prepared.add((model, wanted))
-                    total += len(raw.get("seeds", [0])) * 100 * PRETRAINING * public
+                    images = EXAMPLES + TESTED + public
+                    h0 = FEATURES["fp32"] * images if linear else 100 * PRETRAINING * public
+                    total += len(raw.get("seeds", [0])) * h0
     return total
 
 
 def estimate_runs(experiments: Iterable[Experiment]) -> float | None:
     """Return the seconds of runs whose data is at hand, or None where nothing comparable was measured.
 
-    h0 is trained once for all runs that need the same, and not where a checkpoint is given.
+    h0 is trained once for all runs that need the same, and not where a checkpoint is given. With heads alone it is not
+    counted, but its features are, once.
     """
     total = 0.0
     sizes: dict[str, int | None] = {}
     prepared: set[str] = set()
+
+    def once(seconds: float, *what: object) -> float:
+        key = json.dumps(what)
+        first = key not in prepared
+        prepared.add(key)
+        return seconds if first else 0.0
+
     for experiment in experiments:
         section = experiment.auxiliary
         key = section.model_dump_json()
         public = sizes[key] if key in sizes else sizes.setdefault(key, count_auxiliary(section))
-        if experiment.text is not None or experiment.mode == "linear" or public is None:
+        if experiment.text is not None or public is None:
             return None
         settings = flatten(experiment.to_dict())
         examples = experiment.data.size or EXAMPLES
@@ -89,13 +113,19 @@ def estimate_runs(experiments: Iterable[Experiment]) -> float | None:
         for method in experiment.method:
             seconds = experiment.rounds * round_seconds(method, settings, public, examples=examples)
             total += len(experiment.seeds) * seconds
-            if METHODS[method].start != "pretrained" or pretraining.checkpoint is not None:
+            if METHODS[method].start != "pretrained":
                 continue
             for prototype in experiment.prototypes:
                 for seed in experiment.seeds:
-                    h0 = json.dumps([key, prototype.model_dump_json(), pretraining.model_dump_json(), seed])
-                    total += 0 if h0 in prepared else pretraining.epochs * PRETRAINING * public
-                    prepared.add(h0)
+                    trained = [key, pretraining.model_dump_json(), seed]
+                    h0 = [prototype.model_dump_json(), pretraining.checkpoint or trained]
+                    if experiment.mode == "linear":
+                        an_image = FEATURES["bf16" if experiment.engine.precision == "bf16" else "fp32"]
+                        held = examples + (experiment.data.test_size or TESTED)
+                        total += once(an_image * held, h0, experiment.data.model_dump_json())
+                        total += once(an_image * public, h0, key)
+                    elif pretraining.checkpoint is None:
+                        total += once(pretraining.epochs * PRETRAINING * public, h0)
     return total
 
 
@@ -106,15 +136,15 @@ def is_linear(study: Study) -> bool:
 
 def round_seconds(method: str, settings: Mapping[str, Any], public: int, *, examples: int = EXAMPLES) -> float:
     """Return the seconds of a round of a method with these settings and so many public and private examples."""
-    row = METHODS[method]
+    row, pace = METHODS[method], PACES[settings.get("mode", "full")]
     clients = max(1, round(settings["participation_rate"] * settings["split.num_clients"]))
     trained = clients * examples / settings["split.num_clients"] * settings.get("local.epochs", 1)
-    seconds = OVERHEAD + TRAINING * trained
+    seconds = pace.overhead + pace.training * trained
     if row.teacher is not None:
         distill = 0.8 * public
         teachers = clients + (11 if row.teacher == "bayesian" else 0)
         students = len(settings["prototypes"])
-        seconds += distill * (TEACHING * teachers + DISTILLING * students)
+        seconds += distill * (pace.teaching * teachers + pace.distilling * students)
     return float(seconds)
 
 
@@ -122,6 +152,18 @@ def _public(grid: Grid, changes: Mapping[str, Any], name: str) -> int:
     if subset := changes.get("auxiliary.wordnet"):
         return int(published.tables()["subsets"][subset][1])
     return PUBLIC[name]
+
+
+def said_of(runs: Sequence[Experiment]) -> str:
+    """Return in words how long runs of one mode, whose data is at hand, take, and where."""
+    seconds = estimate_runs(runs)
+    if seconds is None:
+        return "their time has not been measured"
+    (mode,) = {run.mode for run in runs}
+    if mode == "full":
+        return f"on an H200 {said(seconds)}, an estimate"
+    given = all(run.pretraining.checkpoint is not None for run in runs)
+    return f"{'' if given else 'h0, then '}on one core {said(seconds)}, an estimate"
 
 
 def said(seconds: float | None) -> str:

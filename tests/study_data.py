@@ -1,0 +1,45 @@
+"""The data sets of the paper in small, and what a study would run on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedaux.config import Experiment
+from fedaux.reproduce.running import Plan, Request, plan
+from fedaux.reproduce.studies import STUDIES
+
+
+def write_images(folder: Path) -> Path:
+    """Write a few examples of every set of images, each in one of the layouts that are understood."""
+    import pyarrow.parquet
+    import scipy.io
+
+    generator = np.random.default_rng(0)
+
+    def write(path: Path, *shape: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(generator.integers(10, size=shape, dtype=np.uint8).tobytes())
+
+    write(folder / "cifar10/cifar-10-batches-bin/data_batch_1.bin", 160, 3073)
+    write(folder / "cifar-100-binary/train.bin", 120, 3074)
+    write(folder / "stl10_binary/unlabeled_X.bin", 20, 3 * 96 * 96)
+    (folder / "svhn").mkdir()
+    pixels = generator.integers(255, size=(32, 32, 3, 9), dtype=np.uint8)
+    scipy.io.savemat(folder / "svhn/train_32x32.mat", {"X": pixels, "y": np.ones((9, 1), dtype=np.uint8)})
+    (folder / "tinyimagenet32/data").mkdir(parents=True)
+    table = pyarrow.table({"image": [b""] * 3, "wnid": ["n02099601"] * 3})
+    pyarrow.parquet.write_table(table, folder / "tinyimagenet32/data/train-00000-of-00001.parquet")
+    return folder
+
+
+def planned(name: str, root: Path, **options: Any) -> Plan:
+    """Return the runs of a study on the data below a folder."""
+    return plan(STUDIES[name], Request(root / "out", data_root=root, **options))
+
+
+def settings(prepared: Plan) -> list[Experiment]:
+    """Return the experiment of every run."""
+    return [cell.experiment for cell in prepared.cells]

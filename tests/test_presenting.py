@@ -1,0 +1,229 @@
+"""What a study shows: its runs resume, tables hold what they measured, words and figures fit the numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from latex_checks import check_latex
+
+from fedaux.reproduce import command, comparison, drawing, latex, page, presenting, tables
+from fedaux.reproduce.running import CENTRAL, Request
+
+# From runs to tables
+
+SMALL = ["rounds=2", "pretraining.epochs=1", "auxiliary.size=200", "engine.threads=1"]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Any]]:
+    out = tmp_path_factory.mktemp("table1")
+    only = ["alpha=0.01", "C=0.4", "method=[fedavg,fedaux]"]
+    outcome = command.reproduce("table1", Request(out, quick=True, only=only, overrides=SMALL))
+    assert {file.suffix for file in outcome.files} == {".html", ".md", ".json", ".tex", ".png", ".svg"}
+    assert check_latex((out / "table1.tex").read_text()) == [3]
+    return out, outcome.numbers
+
+
+def test_a_study_measures_what_its_runs_measured(small: tuple[Path, Mapping[str, Any]]) -> None:
+    out, numbers = small
+    rows = {row["method"]: row for row in numbers["rows"]}
+    assert set(rows) == {"fedavg", "fedaux"}
+    for method, row in rows.items():
+        summary = json.loads((out / f"cells/alpha=0.01,C=0.4,method={method},seed=0/summary.json").read_text())["rows"][
+            0
+        ]
+        assert row["best"]["mean"] == pytest.approx(100 * summary["accuracy_max_mean"], abs=1e-3)
+        assert row["last"]["mean"] == pytest.approx(100 * summary["accuracy_mean"], abs=1e-3)
+    text = (out / "table1.md").read_text()
+    for row in rows.values():
+        assert f"{row['best']['mean']:.1f}" in text
+    assert "Cut for the quick version" in text
+    assert "cannot be held against its own" in text
+
+
+def test_finished_runs_are_not_run_again_and_more_can_be_added(small: tuple[Path, Mapping[str, Any]]) -> None:
+    out, numbers = small
+    stamps = {path: path.stat().st_mtime_ns for path in out.glob("cells/*/summary.json")}
+    assert len(stamps) == 2
+    only = ["alpha=0.01", "C=0.4", "method=fedavg"]
+    outcome = command.reproduce("table1", Request(out, quick=True, only=only, overrides=SMALL, seeds=2))
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    (row,) = outcome.numbers["rows"]
+    (before,) = [other for other in numbers["rows"] if other["method"] == "fedavg"]
+    assert row["best"]["values"][0] == before["best"]["values"][0]
+    assert len(row["best"]["values"]) == 2
+    assert "±" in outcome.markdown
+
+
+def test_qualitative_counts_what_was_sent(tmp_path: Path) -> None:
+    changes = ["rounds=1", "pretraining.epochs=1", "auxiliary.size=200", "engine.threads=1"]
+    outcome = command.reproduce("qualitative", Request(tmp_path, quick=True, overrides=changes))
+    columns = {(column["method"], column["phase"]): column for column in outcome.numbers["columns"]}
+    assert list(columns) == [
+        *(("fedavg", "a round"), ("feddf", "a round"), ("fedaux", "preparation"), ("fedaux", "a round"))
+    ]
+    ledger = json.loads((tmp_path / "run/ledger.json").read_text())["entries"]
+    before = columns["fedaux", "preparation"]
+    assert (before["epsilon"], before["delta"]) == (ledger[0]["epsilon"], ledger[0]["delta"]) == (0.5, 1e-5)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        column = columns[line["method"], "a round"]
+        assert column["bytes_up"] * column["participants"] == pytest.approx(line["bytes_up"])
+        assert column["bytes_up"] == outcome.numbers["model_bytes"], "a client sends one model"
+    assert before["bytes_down"] == before["sent"]["extractor"] + before["sent"]["public"]
+    # The network by hand: three convolutions on 8 x 8, 4 x 4 and 2 x 2 places, two operations a weight and place.
+    weights = [(1 * 16 * 9, 64), (16 * 32 * 9, 16), (32 * 32 * 9, 4), (128 * 10, 1)]
+    by_hand = sum(2 * number * places_ for number, places_ in weights)
+    trained = columns["fedavg", "a round"]["clients"]
+    assert trained["flops"] == pytest.approx(3 * by_hand * trained["examples trained"])
+    assert trained["examples trained"] == 1438, "all clients, all examples, one epoch"
+    assert columns["fedavg", "a round"]["server"]["flops"] == 0
+    assert "0.5, 1e-05" in outcome.markdown
+    assert check_latex((tmp_path / "qualitative.tex").read_text()) == [5]
+
+
+def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
+    outcome = command.reproduce("split", Request(tmp_path, quick=True))
+    rows = outcome.numbers["rows"]
+    shares = [row["share_of_main_class"] for row in rows]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > 0.8
+    assert shares[-1] < 0.15
+    for table in outcome.numbers["tables"].values():
+        assert np.array(table).shape == (20, 10)
+        assert np.array(table).sum() == 1438
+    assert check_latex((tmp_path / "split.tex").read_text()) == [4]
+
+
+# Words and tables
+
+
+def numbers_of(best: Mapping[str, float], printed: Mapping[str, float], *, quick: bool = False) -> dict[str, Any]:
+    rows = [
+        {
+            **{"block": "α = 0.01", "column": "C = 0.4", "method": method, "settings": {}, "runs": 2, "finished": 2},
+            "published": {"text": f"{printed[method]} ± 0.1", "mean": printed[method]} if method in printed else None,
+            "best": {"mean": value, "deviation": 0.5, "values": [value]},
+            "last": {"mean": value - 1, "deviation": None, "values": [value - 1]},
+        }
+        for method, value in best.items()
+    ]
+    return {
+        **{"study": "table1", "quick": quick, "rows": rows, "rounds": 5, "seeds": [0, 1], "unfinished": []},
+        **{"blocks": ["α = 0.01"], "columns": ["C = 0.4"], "methods": list(best)},
+    }
+
+
+def test_findings_say_who_leads_and_how_far_figures_are_apart() -> None:
+    said = comparison.findings(numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {"fedavg": 23.6, "fedaux": 71.2}))
+    assert said == [
+        "fedaux is best in 1 of 1 columns, by up to 30.0 points (α = 0.01, C = 0.4, over fedavg).",
+        "The paper's best method is best here too, or within 1 point of it, in 1 of 1 columns.",
+        "0 of 2 figures lie within 1 point of the printed ones, 1 below and 1 above.",
+        "Furthest below: fedaux, α = 0.01, C = 0.4, 60.0 against 71.2 ± 0.1, 11.2 points.",
+        "Furthest above: fedavg, α = 0.01, C = 0.4, 30.0 against 23.6 ± 0.1, 6.4 points.",
+    ]
+    lost = comparison.findings(numbers_of({"fedavg": 72.0, "fedaux": 60.0}, {"fedavg": 23.6, "fedaux": 71.2}))
+    assert lost[0] == "fedaux is best in 0 of 1 columns."
+    assert lost[1].endswith("in 0 of 1 columns; not in α = 0.01, C = 0.4: fedaux is 12.0 points behind fedavg.")
+    quick = comparison.findings(numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {"fedaux": 71.2}, quick=True))
+    assert not any("printed" in line for line in quick)
+    close = comparison.findings(numbers_of({"fedavg": 24.0, "fedaux": 71.0}, {"fedavg": 23.6, "fedaux": 71.2}))
+    assert close[-1].startswith("2 of 2 figures lie within 1 point")
+
+
+def test_the_command_says_by_its_status_that_runs_are_missing(tmp_path: Path) -> None:
+    words = ["reproduce", "table1", "--quick", "--out", str(tmp_path), "--only", "alpha=0.01", "--time-limit", "1e-9"]
+    done = subprocess.run([sys.executable, "-m", "fedaux", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr
+    assert "Nothing is measured yet." in done.stdout
+    assert "alpha=0.01,C=0.4,method=fedaux,seed=0: not started" in done.stdout
+    assert check_latex((tmp_path / "table1.tex").read_text()) == [4]
+
+
+def test_unfinished_runs_are_told_and_left_out() -> None:
+    numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {})
+    numbers["rows"][1] |= {"best": None, "last": None, "finished": 0}
+    assert comparison.findings(numbers)[0] == "2 of 4 runs are finished; the others are left out."
+    (table,) = tables.block_tables(numbers)
+    assert [line.name for line in table.lines] == ["fedavg", "fedavg"]
+    numbers["rows"] = []
+    assert comparison.findings(numbers) == ["Nothing is measured yet."]
+
+
+def test_tables_are_the_same_in_markdown_latex_and_html() -> None:
+    numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {"fedavg": 23.6, "fedaux": 71.2})
+    (table,) = tables.block_tables(numbers)
+    kinds = ["published", "best round", "last round", "best less published"]
+    assert [(line.name, line.kind) for line in table.lines] == [(m, k) for m in ("fedavg", "fedaux") for k in kinds]
+    text = tables.markdown(table)
+    assert "| fedaux | published | **71.2 ± 0.1** |" in text
+    assert "| fedaux | best round | **60.0 ± 0.5** |" in text
+    assert "| fedavg | last round | 29.0 |" in text
+    assert "| fedaux | best less published | -11.2 |" in text
+    tex = latex.render(text, label="tab:x")
+    assert r"fedaux & published & \textbf{71.2 $\pm$ 0.1}" in tex
+    assert check_latex(tex) == [3]
+    html = page.render("# title <b>\n\nsome `code`\n\n" + text, {})
+    assert "<h1>title &lt;b&gt;</h1>" in html
+    assert "<code>code</code>" in html
+    assert "<b>60.0 ± 0.5</b>" in html
+    assert not re.search(r"https?://(?!www.w3.org)", html), "the page loads nothing"
+
+
+def test_every_kind_of_figure_can_be_drawn() -> None:
+    numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {"fedavg": 23.6, "fedaux": 71.2})
+    central = {**numbers["rows"][0], "method": CENTRAL, "column": "", "published": None}
+    for row in numbers["rows"]:
+        row["settings"] = {"local.learning_rate": 1e-3} | (
+            {"distillation.learning_rate": 1e-4} if row["method"] == "fedaux" else {}
+        )
+        row["curve"] = [[1, 20.0, 10.0, 30.0], [2, 30.0, 20.0, 40.0]]
+    for name, draw in drawing.FIGURES.items():
+        rows = numbers["rows"] + ([central] if name == "lines" else [])
+        figure = draw({**numbers, "rows": rows})
+        assert len(figure.axes) == (2 if name == "heat" else 1)
+        if name == "dots":
+            assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["fedavg", "fedaux"]
+            shown = sorted(float(line.get_xdata()[0]) for line in figure.axes[0].lines)  # type: ignore[index,arg-type]
+            assert {23.6, 71.2, 30.0, 60.0} <= set(shown)
+
+
+def test_best_combinations_stand_beside_the_printed_ones() -> None:
+    numbers = numbers_of({"fedaux": 60.0}, {})
+    other = {**numbers["rows"][0], "settings": {"local.learning_rate": 1e-2, "distillation.learning_rate": 1e-5}}
+    numbers["rows"][0]["settings"] = {"local.learning_rate": 1e-3, "distillation.learning_rate": 1e-4}
+    other["best"] = {"mean": 65.0, "deviation": None, "values": [65.0]}
+    numbers["rows"].append(other)
+    (row,) = presenting.combinations(numbers["rows"])
+    assert row["best"]["mean"] == 65.0
+    assert row["published"]["mean"] == pytest.approx(75.01)
+    (table,) = presenting.combination_tables(numbers)
+    assert [[cell.text for cell in line.cells] for line in table.lines] == [
+        ["0.001", "0.0001", "–", "75.01"],
+        ["0.01", "1e-05", "–", "65.0"],
+        ["0.01", "1e-05", "–", "59.0"],
+    ]
+
+
+def test_curves_of_a_block_have_one_scale_wherever_its_rows_are_broken() -> None:
+    columns = [f"α = {value}" for value in (0.01, 0.1, 1, 10)]
+    rows = [
+        {"block": block, "column": column, "method": "fedaux", "curve": [[1, at, at, at], [2, at + 5, at, at + 9]]}
+        for block, first in (("one", 10), ("other", 60))
+        for column, at in zip(columns, range(first, first + 40, 10), strict=True)
+    ]
+    figure = drawing.curves({"blocks": ["one", "other"], "columns": columns, "methods": ["fedaux"], "rows": rows})
+    limits = [axes.get_ylim() for axes in figure.axes if axes.get_visible()]
+    assert len(set(limits[:4])) == len(set(limits[4:])) == 1
+    assert limits[0] != limits[4]
+    assert limits[0][0] <= 10
+    assert limits[0][1] >= 49
