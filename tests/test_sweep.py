@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import tomli_w
@@ -293,10 +293,20 @@ class Mortal:
         seat = self
 
         class Watched:
-            send, stop = process.send, process.stop
+            stop = process.stop
+
+            def send(self, line: str) -> None:
+                try:
+                    process.send(line)
+                except OSError:  # killed while it was told what to do
+                    self.burn()
 
             def lines(self) -> Iterator[str]:
-                yield from iter(process.lines().__next__, None)  # leaves the pipe open
+                # None never comes: it leaves the pipe open. The line it was killed in the middle of stays unheard.
+                yield from (line for line in iter(process.lines().__next__, None) if line.endswith("\n"))
+                self.burn()
+
+            def burn(self) -> NoReturn:
                 seat.died += 1
                 raise Lost("the machine burned down")
 
