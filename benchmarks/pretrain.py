@@ -1,11 +1,12 @@
 """Self-supervised pretraining: seconds an epoch of each way to compute it, and the probe of h0 against time.
 
     python benchmarks/pretrain.py --device cuda                     100,000 images 32x32, ResNet-8, batch 512
-    python benchmarks/pretrain.py --device cuda --recipe R.toml     besides, probes on the recipe's labelled data
+    python benchmarks/pretrain.py --device cuda --recipe cifar10    besides, probes on the recipe's labelled data
     python benchmarks/pretrain.py --device cpu                      the demo's size
 
-Images of the timings are random, for time does not depend on them. Every result is printed, and written to --json, as
-soon as it is there.
+Images of the timings are random, for time does not depend on them. Settings are to be compared by the probe on held-out
+training images; the one on test images is for the report. Every result is printed, and written to --json, as soon as it
+is there.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from plain import wait
 from fedaux import seeding
 from fedaux.compute import CLIENTS_AT_ONCE, Compute, compute_for
 from fedaux.config import Experiment, Pretraining
-from fedaux.data import load_both
+from fedaux.data import LabelledData, load_both
 from fedaux.execute import choose_device
 from fedaux.files import save_json
 from fedaux.inference import Predictor
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain.command import probe_h0
 from fedaux.pretrain.training import Training
-from fedaux.reading import load_experiment
+from fedaux.reading import find_recipe, load_experiment
 from fedaux.server import snapshot
 
-DEMO = Path(__file__).parents[1] / "recipes" / "demo.toml"
+HELD_OUT = 0.1
+"""Share of the training examples by which settings are compared."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "cosine": {"schedule": "cosine", "warmup_epochs": 5, "projection_batch_norm": True},
     "cosine-sharp": {"schedule": "cosine", "warmup_epochs": 5, "projection_batch_norm": True, "temperature": 0.2},
+    "cosine-sharper": {"schedule": "cosine", "warmup_epochs": 5, "projection_batch_norm": True, "temperature": 0.1},
     "barlow": {
         "kind": "barlow",
         "schedule": "cosine",
@@ -90,9 +93,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """What a recipe's pretraining is changed to, for the probes."""
 
 
-def build(name: str, image: tuple[int, int, int], options: dict[str, Any], *, compute: Compute) -> SplitModel:
+def build(
+    name: str, image: tuple[int, int, int], options: dict[str, Any], *, compute: Compute, part: str = "benchmark"
+) -> SplitModel:
     """Return a model with initial weights on the device."""
-    with seeding.initialisation(0, part="benchmark"):
+    with seeding.initialisation(0, part=part):
         model = MODELS[name](image, 10, **options)
     return compute.place(model)
 
@@ -146,7 +151,8 @@ def probe_against_time(
     data, images = load_both(experiment)
     data, images = data.to(device), images.to(device)
     prototype, shape = experiment.prototypes[0], data.images.shape
-    model = build(prototype.model, (shape[1], shape[2], shape[3]), prototype.options, compute=compute)
+    image = (shape[1], shape[2], shape[3])
+    model = build(prototype.model, image, prototype.options, compute=compute, part=prototype.name)
     predictor = Predictor(model.features, compute)
     training = Training(
         model.features,
@@ -157,20 +163,35 @@ def probe_against_time(
         compute=compute,
         key=(prototype.model, tuple(sorted(prototype.options.items()))),
     )
+    compared = held_out(data)
     points = []
     for epoch in range(section.epochs + 1):
         if epoch > 0:
             training.epoch()
         if epoch % every == 0 or epoch == section.epochs:
-            found = probe_h0(predictor, snapshot(model.features), data, seed=0)
+            held, found = (probe_h0(predictor, snapshot(model.features), seen, seed=0) for seen in (compared, data))
             loss = training.losses[-1] if training.losses else float("nan")
-            points.append({"epoch": epoch, "seconds": training.seconds, **asdict(found)})
+            point = {"epoch": epoch, "seconds": training.seconds, "validation": held.linear, **asdict(found)}
+            points.append(point)
             print(
-                f"  epoch {epoch:4d}  {training.seconds:8.1f} s  loss {loss:7.3f}"
-                f"  linear probe {100 * found.linear:5.1f} %  neighbours {100 * found.neighbours:5.1f} %",
+                f"  epoch {epoch:4d}  {training.seconds:8.1f} s  loss {loss:7.3f}  held out {100 * held.linear:5.1f} %"
+                f"  test: linear probe {100 * found.linear:5.1f} %  neighbours {100 * found.neighbours:5.1f} %",
                 flush=True,
             )
     return points
+
+
+def held_out(data: LabelledData) -> LabelledData:
+    """Return data whose test examples are a tenth of the training examples, which are no longer among these."""
+    order = torch.from_numpy(seeding.generator(0, "probe").permutation(len(data.labels))).to(data.labels.device)
+    held, rest = order[: round(HELD_OUT * len(order))], order[round(HELD_OUT * len(order)) :]
+    return replace(
+        data,
+        images=data.images[rest],
+        labels=data.labels[rest],
+        test_images=data.images[held],
+        test_labels=data.labels[held],
+    )
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -182,7 +203,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", type=int)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--timed-epochs", type=int, dest="timed", help="epochs after the first, of which the median")
-    parser.add_argument("--recipe", type=Path, help="whose data is probed; the demo's on a CPU when not given")
+    parser.add_argument("--recipe", help="whose data is probed; the demo's on a CPU when not given")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
     parser.add_argument("--variant", action="append", choices=[*VARIANTS, "none"], help="may be repeated")
     parser.add_argument("--epochs", type=int, help="of the probed training; the recipe's when not given")
@@ -231,9 +252,9 @@ def main(words: Sequence[str] | None = None) -> None:
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
-    recipe = given.recipe or (DEMO if device.type == "cpu" else None)
+    recipe = given.recipe or ("demo" if device.type == "cpu" else None)
     if recipe is not None:
-        experiment = load_experiment(recipe, overrides=given.overrides)
+        experiment = load_experiment(find_recipe(recipe), overrides=given.overrides)
         for name in [name for name in given.variant or VARIANTS if name != "none"]:
             print(f"{name}: {VARIANTS[name] or 'as the recipe has it'}", flush=True)
             result["probes"][name] = probe_against_time(
