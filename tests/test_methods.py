@@ -294,24 +294,6 @@ def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert distance(results["reset"], model.state_dict()) > 5e-3
 
 
-class Overflowing(Wrapped):
-    """Client 0 sends weights that are numbers, but large enough for predictions that are none."""
-
-    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
-        for update in super().train(clients, request):
-            if update.client == 0:
-                update.weights["head.weight"].fill_(3e38)
-            yield update
-
-
-@pytest.mark.parametrize("method", ["feddf", "fedaux+m", "fedbe"])
-def test_a_client_whose_predictions_are_no_numbers_does_not_teach(method: str, tmp_path: Path) -> None:
-    server, state, _, _ = federation(tmp_path, kind=Overflowing, method=method, bayesian={"distribution": "dirichlet"})
-    after, row = server.play_round(state)
-    assert "NaN or infinity on public examples" in row["clients_dropped"]["0"]
-    assert 0 not in after.memory
-
-
 @pytest.mark.parametrize("method", ["fedavg+p", "feddf+p", "fedaux", "fedaux+m"])
 def test_linear_mode_is_training_on_frozen_features(method: str, tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path, method=method, mode="linear", participation_rate=0.75)
@@ -367,7 +349,6 @@ def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(method:
             assert moved == (name in took_part or METHODS[method].teacher is not None)
         assert set(row["accuracy_by_prototype"]) == {"narrow", "flat", "deep"}
         assert row["accuracy"] == pytest.approx(np.mean(list(row["accuracy_by_prototype"].values())))
-        assert 0 <= row["accuracy_ensemble"] <= 1
 
 
 @pytest.mark.parametrize("method", ["fedavg", "feddf+m", "fedaux"])
@@ -392,7 +373,7 @@ def test_one_shot_is_one_round_of_everybody(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (lambda: torch.zeros(160), r"teacher own: returned \[160\], should be \[public examples, classes\]"),
+        (lambda: torch.zeros(160), r"teacher own: returned \[160\], should be \[160, 10\]: public examples, classes"),
         (lambda: torch.full((160, 10), 0.2), "teacher own: returned rows that are no distributions"),
         (lambda: torch.full((160, 10), float("nan")), "teacher own: returned rows that are no distributions"),
     ],

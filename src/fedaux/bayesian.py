@@ -16,7 +16,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def draw(
-    weights: Sequence[Weights], *, sizes: Sequence[int], section: Bayesian, generator: np.random.Generator
+    weights: Sequence[Weights], *, sizes: Sequence[float], section: Bayesian, generator: np.random.Generator
 ) -> Iterator[Weights]:
     """Yield `samples` models, one at a time, from the distribution that the section names, fitted to the weights."""
     if section.distribution == "dirichlet":
@@ -26,7 +26,7 @@ def draw(
 
 
 def draw_gaussian(
-    weights: Sequence[Weights], *, sizes: Sequence[int], section: Bayesian, generator: np.random.Generator
+    weights: Sequence[Weights], *, sizes: Sequence[float], section: Bayesian, generator: np.random.Generator
 ) -> Iterator[Weights]:
     """Yield mean + sqrt(scale * variance) * noise, with standard normal noise for every parameter.
 
@@ -35,7 +35,8 @@ def draw_gaussian(
     """
     mean = average(weights, sizes=sizes)
     deviations = {
-        name: tensor.mul_(section.scale).sqrt_() for name, tensor in variance(weights, sizes=sizes, mean=mean).items()
+        name: tensor.mul_(section.scale).sqrt_().to(mean[name].dtype)
+        for name, tensor in variance(weights, sizes=sizes, mean=mean).items()
     }
     device = next(iter(mean.values())).device
     source = torch.Generator(device=device).manual_seed(int(generator.integers(2**63)))
@@ -48,7 +49,7 @@ def draw_gaussian(
 
 
 def draw_dirichlet(
-    weights: Sequence[Weights], *, sizes: Sequence[int], section: Bayesian, generator: np.random.Generator
+    weights: Sequence[Weights], *, sizes: Sequence[float], section: Bayesian, generator: np.random.Generator
 ) -> Iterator[Weights]:
     """Yield sum_i g_i |D_i| theta_i / sum_j g_j |D_j|, with g from a symmetric Dirichlet distribution."""
     mean = average(weights, sizes=sizes)
@@ -64,13 +65,16 @@ def draw_dirichlet(
         yield sample
 
 
-def variance(weights: Sequence[Weights], *, sizes: Sequence[int], mean: Weights) -> Weights:
-    """Return sum_i |D_i| (theta_i - mean)^2 / sum_l |D_l| of every parameter, without correction for the mean."""
+def variance(weights: Sequence[Weights], *, sizes: Sequence[float], mean: Weights) -> Weights:
+    """Return sum_i |D_i| (theta_i - mean)^2 / sum_l |D_l| of every parameter, without correction for the mean.
+
+    In double precision: the square of a large weight is no number in single.
+    """
     total = float(sum(sizes))
-    result = {name: torch.zeros_like(mean[name]) for name in _drawn(mean)}
+    result = {name: torch.zeros_like(mean[name], dtype=torch.float64) for name in _drawn(mean)}
     for client_weights, size in zip(weights, sizes, strict=True):
         for name, tensor in result.items():
-            tensor.add_((client_weights[name] - mean[name]).square_(), alpha=size / total)
+            tensor.add_((client_weights[name] - mean[name]).double().square_(), alpha=size / total)
     return result
 
 

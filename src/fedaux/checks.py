@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from fedaux import seeding, wordnet
@@ -14,10 +15,11 @@ from fedaux.data import SOURCES, LabelledData, count_labelled
 from fedaux.data.sources import WORDNET_ROWS, size_missing
 from fedaux.data.splits import split_auxiliary
 from fedaux.data.vocabulary import Vocabulary, of_folder
+from fedaux.distillation import check_averaging, number_of_steps
 from fedaux.dpsgd import check_ready
 from fedaux.methods import METHODS
 from fedaux.mistakes import nearest
-from fedaux.models import MODELS, model_input, model_options
+from fedaux.models import MODELS, SHIPPED, SplitModel, model_input, model_options
 from fedaux.pretrain import fitting_weights
 from fedaux.pretrain.objectives import resolved
 
@@ -146,11 +148,14 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
         if len(numbers := getattr(experiment.data, key)) not in (0, channels):
             problems.append(f"data.{key} = {list(numbers)}: should be {channels} numbers, one a channel")
     try:
-        split_auxiliary(
+        _, public = split_auxiliary(
             len(auxiliary),
             negatives_fraction=experiment.auxiliary.negatives_fraction,
             generator=seeding.generator(0, "check"),
         )
+        if experiment.distillation.averaging is not None and any(METHODS[name].teacher for name in experiment.method):
+            total = number_of_steps(len(public), section=experiment.distillation)
+            check_averaging(experiment.distillation.averaging, total=total)
     except ValueError as error:
         problems.append(str(error))
     pretrained = any(METHODS[name].start == "pretrained" for name in experiment.method)
@@ -162,6 +167,8 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
             problems.append(f"prototypes.options = {prototype.options}: {prototype.model} cannot be built ({error})")
             continue
         try:
+            if prototype.model not in SHIPPED:
+                _check_outputs(model, prototype, data)
             if experiment.local.privacy is not None:
                 check_ready([model])
             if pretrained and experiment.pretraining.checkpoint is None:
@@ -181,6 +188,27 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
             problems.append(str(error))
     if problems:
         raise ConfigError(problems)
+
+
+def _check_outputs(model: SplitModel, prototype: Prototype, data: LabelledData) -> None:
+    """Raise ValueError where somebody's own model does not return features and logits of the widths it should."""
+    example = torch.zeros(2, *data.images.shape[1:], dtype=data.images.dtype)
+    model.eval()
+    with torch.no_grad():
+        try:
+            features = model.features(example if data.vocabulary is not None else example.float())
+            logits = model.head(features)
+        except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(
+                f"prototypes.model = {prototype.model!r}: fails on two empty examples ({error})"
+            ) from error
+    for what, found, width in (
+        ("features", features, model.feature_width),
+        ("logits", logits, len(data.classes)),
+    ):
+        if tuple(found.shape) != (2, width):
+            line = f"returns {what} {list(found.shape)} for two examples, should be {[2, width]}"
+            raise ValueError(f"prototypes.model = {prototype.model!r}: {line}")
 
 
 def _check_words(prototype: Prototype, vocabulary: Vocabulary | None) -> None:

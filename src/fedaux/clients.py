@@ -149,6 +149,13 @@ def shortened(tensor: Tensor, *, wire: str) -> Tensor:
     return torch.where(tensor.isinf(), tensor, tensor.clamp(-limit, limit)).to(dtype)
 
 
+def problem_of_release(vector: Tensor, *, width: int) -> str | None:
+    """Say why a release cannot be scored with: another shape than [width], numbers that are none."""
+    if tuple(vector.shape) != (width,):
+        return f"released {list(vector.shape)} numbers, should be {width}"
+    return None if bool(torch.isfinite(vector).all()) else "released NaN or infinity"
+
+
 def problem_of(update: Update, *, expected: Weights) -> str | None:
     """Say why an update cannot be used: missing or foreign tensors, wrong shapes, numbers that are none."""
     if update.num_examples < 1:

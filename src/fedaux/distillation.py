@@ -206,11 +206,7 @@ class MeanWeights:
     """The running mean of a model's parameters at some of its steps (SWA, Izmailov et al. 2018)."""
 
     def __init__(self, model: nn.Module, section: Averaging, *, total: int) -> None:
-        if total - total % section.every <= section.start:
-            raise ValueError(
-                f"distillation.averaging.start = {section.start}: the last of {total} steps to count, of every "
-                f"{section.every}, is {total - total % section.every}; start should be less"
-            )
+        check_averaging(section, total=total)
         self._section = section
         self._parameters = list(model.parameters())
         self._means = [torch.zeros_like(parameter) for parameter in self._parameters]
@@ -229,6 +225,15 @@ class MeanWeights:
         """Give the model the mean."""
         for mean, parameter in zip(self._means, self._parameters, strict=True):
             parameter.copy_(mean)
+
+
+def check_averaging(section: Averaging, *, total: int) -> None:
+    """Raise ValueError where no step of a distillation counts for the mean of its weights."""
+    if total - total % section.every <= section.start:
+        raise ValueError(
+            f"distillation.averaging.start = {section.start}: the last of {total} steps to count, of every "
+            f"{section.every}, is {total - total % section.every}; start should be less"
+        )
 
 
 class Best:

@@ -114,7 +114,7 @@ def bayesian_teacher(ensemble: Ensemble) -> Tensor:
     members = sorted(ensemble.members, key=lambda member: member.client)
     groups: dict[str, list[Member]] = {}
     for member in members:
-        if member.weights:
+        if member.weights and member.share > 0:
             groups.setdefault(member.prototype, []).append(member)
     clients = members if ensemble.bayesian.include_clients else []
     total = sum(member.share for member in clients) + len(groups) * (ensemble.bayesian.samples + 1)
@@ -131,8 +131,8 @@ def _drawn_members(group: Sequence[Member], ensemble: Ensemble) -> Iterable[Memb
     """Yield the average of a prototype's members, then the models drawn: one at a time, for they are large."""
     if ensemble.generator is None:
         raise ValueError("Ensemble.generator = None: the Bayesian teacher draws models, it should be a generator")
-    weights, sizes = [member.weights for member in group], [member.num_examples for member in group]
-    prototype, examples = group[0].prototype, sum(sizes)
+    weights, sizes = [member.weights for member in group], [member.num_examples * member.share for member in group]
+    prototype, examples = group[0].prototype, sum(member.num_examples for member in group)
     yield Member(NO_CLIENT, prototype, examples, average(weights, sizes=sizes))
     for sample in draw(weights, sizes=sizes, section=ensemble.bayesian, generator=ensemble.generator):
         yield Member(NO_CLIENT, prototype, examples, sample)

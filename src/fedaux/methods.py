@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+STARTS = ("scratch", "pretrained")
+MEMORIES = ("predictions", "weights")
+
 
 @dataclass(frozen=True)
 class Method:
@@ -23,6 +26,10 @@ class Method:
     """What of absent clients' last answers still counts (`+m`): predictions for the teacher, weights in the average."""
 
     def __post_init__(self) -> None:
+        if self.start not in STARTS:
+            raise ValueError(f"method {self.name}: start = {self.start!r}; should be one of {', '.join(STARTS)}")
+        if foreign := [what for what in self.memory if what not in MEMORIES]:
+            raise ValueError(f"method {self.name}: memory = {foreign[0]!r}; should be of {', '.join(MEMORIES)}")
         if "predictions" in self.memory and self.teacher is None:
             raise ValueError(f"method {self.name}: remembers predictions and has no teacher that would use them")
 

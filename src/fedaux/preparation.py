@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fedaux import seeding
 from fedaux.certainty import MECHANISMS, Public
-from fedaux.clients import Certificate, CertifyRequest, Clients, Weights, num_bytes
+from fedaux.certainty.mechanism import SimulatedNoise
+from fedaux.clients import Certificate, CertifyRequest, Clients, Weights, num_bytes, problem_of_release
 from fedaux.frozen import extract
 from fedaux.models import SplitModel
 from fedaux.server import snapshot
@@ -67,11 +70,38 @@ def certify(
     extractors: Mapping[str, Weights],
     public: Mapping[str, Public],
 ) -> tuple[dict[int, Certificate], int, int]:
-    """Ask clients for their releases; return those that came, by rising id, and the bytes down and up."""
+    """Ask clients for their releases; return the usable ones, by rising id, and the bytes down and up.
+
+    Whose release is of no use is named in a warning, and asked again when its turn to train comes.
+    """
     request = CertifyRequest(extractors, public, task.experiment.certainty, task.seed)
-    answers = {answer.client: answer for answer in clients.certify(chosen, request) if answer.client in chosen}
+    widths = {name: release_width(task, name, public[name]) for name in {task.prototype_of[one] for one in chosen}}
+    answers: dict[int, Certificate] = {}
+    bytes_up = 0
+    for answer in clients.certify(chosen, request):
+        if answer.client not in chosen:
+            continue
+        bytes_up += answer.num_bytes()
+        problem = problem_of_release(answer.vector, width=widths[task.prototype_of[answer.client]])
+        if problem is None:
+            answers[answer.client] = answer
+        else:
+            warnings.warn(f"client {answer.client}: {problem}; it is left out", stacklevel=2)
     bytes_down = sum(request.num_bytes(task.prototype_of[client]) for client in chosen)
-    return dict(sorted(answers.items())), bytes_down, sum(answer.num_bytes() for answer in answers.values())
+    return dict(sorted(answers.items())), bytes_down, bytes_up
+
+
+def release_width(task: Task, prototype: str, public: Public) -> int:
+    """Return how many numbers a release has: as many as one of two examples that are nobody's."""
+
+    def release() -> int:
+        mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
+        features = torch.zeros(2, build_models(task)[prototype].feature_width, device=task.device)
+        noise = SimulatedNoise(seeding.generator(0, "width of a release"))
+        return len(mechanism.release(features, dict(public), noise=noise).vector)
+
+    certainty = task.experiment.certainty.model_dump_json()
+    return task.compute.once(("width of a release", task.architecture(prototype), certainty), release)
 
 
 class Scorer:
@@ -97,6 +127,11 @@ class Scorer:
         projected: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Return log s_i(x) [K, N] of the chosen clients, on the distill set or on other projected features."""
+        if not self._task.method.scores:
+            raise ValueError(
+                f"method {self._task.method.name}: its teacher {self._task.method.teacher} asks for certainty scores, "
+                "and clients release none; scores should be True"
+            )
         projected = self._projected if projected is None else projected
         rows: dict[int, Tensor] = {}
         for name, features in projected.items():

@@ -5,6 +5,7 @@ State is a value: a round takes one and returns the next, so a checkpoint is a s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from fedaux.privacy import LedgerEntry
 from fedaux.server import average, evaluate
 from fedaux.student import Student
 from fedaux.task import Clock, Preparation, State, Task, Watcher, trained_models
-from fedaux.teaching import Unteachable, teach, teacher_of_rows, teaches_by_rows
+from fedaux.teaching import NO_NUMBERS, Unteachable, teach, teacher_of_rows, teaches_by_rows
 
 
 class Federation:
@@ -99,10 +100,12 @@ class Federation:
             dropped |= unusable
             bytes_down += sum(request.num_bytes(task.prototype_of[client]) for client in asked)
             bytes_up += sum(update.num_bytes(wire=wire) for update in updates)
-        weights, memory = dict(state.weights), dict(state.memory)
-        if updates:
             members = [Member(u.client, task.prototype_of[u.client], u.num_examples, u.weights) for u in updates]
-            absent = absent_members(task, memory, number=number, answered=[u.client for u in updates])
+            dropped |= dict.fromkeys(self._without_numbers(members), NO_NUMBERS)
+            members = [member for member in members if member.client not in dropped]
+        weights, memory = dict(state.weights), dict(state.memory)
+        if members:
+            absent = absent_members(task, memory, number=number, answered=[member.client for member in members])
             with clock.phase("average"):
                 weights |= average_by_prototype([*members, *absent])
             predictions: Mapping[int, Tensor] = {}
@@ -119,23 +122,31 @@ class Federation:
                         memory=memory,
                         log_scores=lambda ids: self.scorer.log_scores(certificates, ids),
                         generator=lambda: seeding.generator(task.seed, "bayesian", round=number),
+                        num_classes=task.num_classes,
                     )
                     predictions = lesson.predictions
+                if lesson.unusable:  # who does not teach is not averaged in, either
                     dropped |= lesson.unusable
+                    members = [member for member in members if member.client not in dropped]
+                    weights = dict(state.weights) | average_by_prototype([*members, *absent] if members else [])
                 if lesson.targets is not None:
                     with clock.phase("distill"):
                         weights = self._distill(weights, lesson.targets, number)
-            memory |= {
-                member.client: remembered(member, predictions, task.method, number)
-                for member in members
-                if task.method.memory and member.client not in dropped
-            }
             if experiment.batch_normalisation.server == "auxiliary":
                 with clock.phase("statistics"):
                     weights = {
                         name: student.with_public_statistics(weights[name]) for name, student in self.students.items()
                     }
-        losses = [update.loss for update in updates if update.loss is not None]
+            if not self._can_go_on(weights):
+                dropped |= dict.fromkeys((member.client for member in members), "the round came to a model of no use")
+                weights, members = dict(state.weights), []
+            memory |= {
+                member.client: remembered(member, predictions, task.method, number)
+                for member in members
+                if task.method.memory
+            }
+        answered = [member.client for member in members]
+        losses = [update.loss for update in updates if update.client in answered and update.loss is not None]
         row: dict[str, Any] = {
             "method": task.method.name,
             "seed": task.seed,
@@ -146,11 +157,11 @@ class Federation:
             "accuracy_ensemble": None,
             "local_loss": float(np.mean(losses)) if losses else None,
             "clients_asked": chosen,
-            "clients_answered": [update.client for update in updates],
+            "clients_answered": answered,
             "clients_dropped": {str(client): reason for client, reason in sorted(dropped.items())},
             "clients_absent": sorted(set(range(experiment.split.num_clients)) - set(present)),
-            "clients_remembered": sorted(set(memory) - {update.client for update in updates}) if updates else [],
-            "model_kept": not updates,
+            "clients_remembered": sorted(set(memory) - set(answered)) if answered else [],
+            "model_kept": not answered,
             "bytes_up": bytes_up,
             "bytes_down": bytes_down,
         }
@@ -160,6 +171,17 @@ class Federation:
         row["seconds"] = dict(clock.seconds)
         self._watcher.round(row)
         return State(number, weights, certificates, (*state.ledger, *spent), memory), row
+
+    def _without_numbers(self, members: Sequence[Member]) -> list[int]:
+        """Return the clients whose models predict NaN or infinity on a few public examples."""
+        flags = [self.students[member.prototype].predicts_numbers(member.weights) for member in members]
+        found = torch.stack(flags).tolist() if flags else []  # one wait for the device
+        return [member.client for member, fine in zip(members, found, strict=True) if not fine]
+
+    def _can_go_on(self, weights: Mapping[str, Weights]) -> bool:
+        """Say whether every server model predicts numbers: clients that train from another one are lost for good."""
+        flags = [student.predicts_numbers(weights[name]) for name, student in self.students.items()]
+        return bool(torch.stack(flags).all())
 
     def _learned_alongside(
         self,
@@ -183,6 +205,7 @@ class Federation:
                 method=method,
                 student=student,
                 log_scores=lambda ids: self.scorer.log_scores(certificates, ids),
+                num_classes=self.task.num_classes,
             )
         with clock.phase("distill"):
             try:
@@ -211,7 +234,7 @@ class Federation:
         together = torch.stack(list(logits.values())).mean(dim=0)
         return {
             "accuracy": float(np.mean([accuracy for accuracy, _ in measured.values()])),
-            "loss": float(np.mean([loss for _, loss in measured.values()])),
+            "loss": loss if math.isfinite(loss := float(np.mean([loss for _, loss in measured.values()]))) else None,
             "accuracy_by_prototype": {name: accuracy for name, (accuracy, _) in measured.items()},
             "accuracy_ensemble": evaluate(together, self.task.test_labels)[0],
         }
@@ -234,6 +257,7 @@ class Federation:
                 problem = "states no privacy cost, which local.privacy asks for"
             if problem is None:
                 usable[update.client] = update
+                dropped.pop(update.client, None)  # an earlier answer was no good
             else:
                 dropped[update.client] = problem
         reasons = self._clients.reasons()
@@ -257,7 +281,7 @@ def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
     """Average the members of each prototype that has any, weighted by their number of examples and their share."""
     groups: dict[str, list[Member]] = {}
     for member in members:
-        if member.weights:
+        if member.weights and member.num_examples * member.share > 0:  # a share can be too old to be a number
             groups.setdefault(member.prototype, []).append(member)
     return {
         name: average(

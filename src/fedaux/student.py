@@ -27,6 +27,8 @@ from fedaux.server import evaluate, snapshot
 from fedaux.steps import CapturedSteps
 
 STATISTICS_BATCH = 512
+LOOKED_AT = 16
+"""Public examples on which every model that comes in, and the one that comes of a round, has to predict numbers."""
 FEW_WORKERS = 4
 """With more, the teachers' work is soon done, and a large model should not be distilled on one core."""
 
@@ -60,6 +62,11 @@ class Student:
         self._linear = alone and type(model.head) is nn.Linear
         """Whether the model is no more than a linear head, so that many are one product of matrices."""
 
+    @property
+    def num_public(self) -> int:
+        """Return how many examples the distill set has."""
+        return len(self._distill_inputs)
+
     def logits(self, weights: Weights, *, where: Tensor | None = None) -> Tensor:
         """Return a client's logits on the distill set [N, C]; zeros where it is not asked, if `where` [N] says so."""
         statistics = self._experiment.batch_normalisation.teachers
@@ -72,6 +79,15 @@ class Student:
         rows = where.nonzero().squeeze(1)
         asked = self._predict(weights, self._distill_inputs, rows=rows)
         return torch.zeros(len(where), *asked.shape[1:], device=asked.device).index_copy_(0, rows, asked)
+
+    def predicts_numbers(self, weights: Weights) -> Tensor:
+        """Say whether a model's logits on a few public examples are neither NaN nor infinite: a flag [] on the device.
+
+        Weights that are numbers can still be such that nothing can be computed with them: huge ones, or a negative
+        variance in batch normalisation.
+        """
+        by_batch = self._experiment.batch_normalisation.teachers == "batch"
+        return torch.isfinite(self._predict(weights, self._distill_inputs[:LOOKED_AT], by_batch=by_batch)).all()
 
     @property
     def shares_work(self) -> bool:

@@ -16,6 +16,7 @@ from fedaux.ensemble import ROW_BY_ROW, TEACHERS, Ensemble, Member
 from fedaux.methods import Method
 from fedaux.student import Student
 
+NO_NUMBERS = "its model predicts NaN or infinity on public examples"
 HALF = torch.finfo(torch.float16).max
 """Remembered predictions are kept in half precision."""
 
@@ -42,6 +43,7 @@ def teach(
     memory: Mapping[int, Stamped],
     log_scores: Callable[[Sequence[int]], Tensor],
     generator: Callable[[], np.random.Generator],
+    num_classes: int,
 ) -> Lesson:
     """Return the soft labels of the members present and those remembered, without members that predict no numbers.
 
@@ -69,6 +71,7 @@ def teach(
         return logits
 
     members = sorted([*present, *absent], key=lambda member: member.client)
+    rows = next(iter(students.values())).num_public
     unusable: dict[int, str] = {}
     while len(unusable) < len(present):
         ensemble = Ensemble(
@@ -80,13 +83,13 @@ def teach(
             negligible_weight=experiment.distillation.negligible_weight,
         )
         targets = TEACHERS[method.teacher](ensemble)
-        if (problem := problem_of_targets(targets)) is None:
+        if (problem := problem_of_targets(targets, shape=(rows, num_classes))) is None:
             kept = {client: logits for client, logits in predictions.items() if client not in unusable}
             return Lesson(targets, kept, unusable)
         culprits = [client for client, flag in finite.items() if not flag and client not in unusable]
         if not culprits:
             raise ValueError(f"teacher {method.teacher}: {problem}")
-        unusable |= dict.fromkeys(culprits, "its model predicts NaN or infinity on public examples")
+        unusable |= dict.fromkeys(culprits, NO_NUMBERS)
         members = [member for member in members if member.client not in unusable]
     return Lesson(None, {}, unusable)
 
@@ -106,6 +109,7 @@ def teacher_of_rows(
     method: Method,
     student: Student,
     log_scores: Callable[[Sequence[int]], Tensor],
+    num_classes: int,
 ) -> TeachRows:
     """Return what makes the soft labels of any rows of the distill set, as `teach` would; it raises Unteachable."""
     assert method.teacher is not None, "a method without a teacher does not teach"
@@ -118,7 +122,7 @@ def teacher_of_rows(
             return student.logits_of_rows(member.weights, rows, worker=worker)
 
         targets = teacher(Ensemble(members, predict, lambda _: scores[:, rows]))
-        if (problem := problem_of_targets(targets)) is not None:
+        if (problem := problem_of_targets(targets, shape=(len(rows), num_classes))) is not None:
             raise Unteachable(problem)
         return targets
 
@@ -139,10 +143,12 @@ def predicted_together(members: Sequence[Member], students: Mapping[str, Student
     return ready
 
 
-def problem_of_targets(targets: Tensor) -> str | None:
-    """Say why soft labels cannot be learned: they should be [N, C], every row a distribution."""
-    if targets.ndim != 2:
-        return f"returned {list(targets.shape)}, should be [public examples, classes]"
+def problem_of_targets(targets: object, *, shape: tuple[int, int]) -> str | None:
+    """Say why soft labels cannot be learned: they should be a tensor of this shape, every row a distribution."""
+    if not isinstance(targets, Tensor):
+        return f"returned {type(targets).__name__}, should be a torch.Tensor"
+    if tuple(targets.shape) != shape:
+        return f"returned {list(targets.shape)}, should be {list(shape)}: public examples, classes"
     off = (targets.sum(dim=1) - 1).abs().amax() + (-targets).clamp_min(0).amax()
     error = float(off)  # the one wait for the device
     return None if error < 1e-2 else f"returned rows that are no distributions (off by {error:g})"

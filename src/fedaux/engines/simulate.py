@@ -76,7 +76,7 @@ class SimulatedClients:
             jobs = [self._job(client, request) for client in members]
             for job, weights, trained in self._trained(prototype, request)(jobs, request.weights[prototype]):
                 if trained.optimizer_state:
-                    self._kept[job.client] = Stamped(request.round, trained.optimizer_state)
+                    self._keep(job.client, Stamped(request.round, trained.optimizer_state))
                 yield Update(job.client, len(job.rows), weights, trained.loss)
 
     def noise(self, request: CertifyRequest, client: int) -> Noise:
@@ -102,6 +102,12 @@ class SimulatedClients:
     def restore(self, kept: Mapping[int, Stamped]) -> None:
         """Give clients back what they kept."""
         self._kept = dict(kept)
+
+    def _keep(self, client: int, state: Stamped) -> None:
+        """Keep what a client's optimizer has learned; one that has come to NaN or infinity starts anew instead."""
+        self._kept[client] = state
+        if not bool(torch.stack([torch.isfinite(tensor).all() for tensor in state.tensors.values()]).all()):
+            del self._kept[client]
 
     def _by_prototype(self, clients: Sequence[int]) -> dict[str, list[int]]:
         groups: dict[str, list[int]] = {}

@@ -29,7 +29,10 @@ MODELS: dict[str, Callable[..., SplitModel]] = {
 """Each is called as model(shape, num_classes, **options). Its first parameter is called image_shape where it takes
 images, (channels, height, width), and text_shape where it takes texts, (tokens, vocabulary)."""
 
-__all__ = ["MODELS", "SplitModel", "model_input", "model_options", "split_model"]
+SHIPPED = frozenset(MODELS)
+"""Those that are not a user's own."""
+
+__all__ = ["MODELS", "SHIPPED", "SplitModel", "model_input", "model_options", "split_model"]
 
 
 def model_input(name: str) -> str | None:

@@ -13,16 +13,15 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from fedaux import seeding
-from fedaux.certainty import MECHANISMS, SimulatedNoise
-from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, Weights
+from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, Weights, problem_of_release
 from fedaux.engines.flower import records
 from fedaux.engines.flower.members import Members, pulled
 from fedaux.engines.flower.policy import digest_of
 from fedaux.engines.flower.records import Unusable
 from fedaux.engines.flower.terms import PREPARE, TRAIN, PrepareTerms, TrainTerms
+from fedaux.preparation import release_width
 from fedaux.privacy import SCORES, UPDATE, LedgerEntry
-from fedaux.task import Task, build_models
+from fedaux.task import Task
 
 POLL_SECONDS = (0.1, 1.0)
 """How often answers are looked for: at first, and when they take long."""
@@ -39,7 +38,6 @@ class FlowerClients:
         self._classes = tuple(classes)
         self._reasons: dict[int, str] = {}
         self._have: dict[int, str] = {}
-        self._widths: dict[str, int] = {}
         self._worked: list[float] = []
         self.traffic = {"down": 0, "up": 0}
         """Bytes of the tensors and texts that were handed to Flower and came from it."""
@@ -204,20 +202,11 @@ class FlowerClients:
         entry = entry_in(said, client=client, purpose=SCORES)
         if entry.mechanism != request.certainty.mechanism:
             raise Unusable(f"released through {records.reason_of(entry.mechanism)}, which was not asked for")
-        width = self._width(client, public, request)
+        width = release_width(self._task, self._task.prototype_of[client], dict(public))
         vector = records.tensors(content.get("release"), {"vector": (torch.float64, (width,))})["vector"]
-        if not bool(torch.isfinite(vector).all()):
-            raise Unusable("released NaN or infinity")
+        if (problem := problem_of_release(vector, width=width)) is not None:
+            raise Unusable(problem)
         return Certificate(client, vector.to(self._task.device), entry)
-
-    def _width(self, client: int, public: Mapping[str, Tensor], request: CertifyRequest) -> int:
-        """Return how many numbers a release has: as many as one of two examples that are nobody's."""
-        if (name := self._task.prototype_of[client]) not in self._widths:
-            mechanism = MECHANISMS[request.certainty.mechanism](request.certainty)
-            features = torch.zeros(2, build_models(self._task)[name].feature_width, device=self._task.device)
-            noise = SimulatedNoise(seeding.generator(0, "width of a release"))
-            self._widths[name] = len(mechanism.release(features, dict(public), noise=noise).vector)
-        return self._widths[name]
 
     def _update(self, client: int, content: RecordDict, sent: Weights, request: TrainRequest) -> Update:
         """Return an update whose tensors fit. Raises Unusable."""
