@@ -47,6 +47,10 @@ PRINTED = ("no noise", "ε = 0.04, δ = 1e-6")
 """The two points of the figure that the paper gives as numbers."""
 WHOLE = ("components",)
 """Settings that are whole numbers."""
+SYMBOLS = {"regularisation": "λ"}
+"""Settings that the paper has a letter for."""
+PANEL = 220
+"""Points that a mechanism has across: three of them fit a page."""
 
 
 def demo(*, rounds: int | None = None, seeds: Sequence[int] = (0,)) -> Experiment:
@@ -141,35 +145,74 @@ def _point(settings: Mapping[str, Any], *, method: str) -> dict[str, Any]:
 
 def describe(numbers: Mapping[str, Any]) -> str:
     """Return the tables: a row for delta and the mechanism's own settings, a column for epsilon."""
-    seeds = ", ".join(map(str, numbers["seeds"]))
     floor, *others = numbers["rows"]
-    printed = [published.tables()["claims"][f"privacy, λ = 0.01, {noise}"]["value"] for noise in PRINTED]
+    several = len(numbers["seeds"]) > 1
+    seeds = ("means ± standard deviations of seeds " if several else "seed ") + ", ".join(map(str, numbers["seeds"]))
     text = (
-        f"# privacy: accuracy over (ε, δ), {numbers['method']}\n\nTest accuracy in % after {numbers['rounds']} rounds, "
-        f"seeds {seeds}. Without scores ({NO_SCORES}): {100 * floor['accuracy']:.1f}. The paper prints (10 rounds, 40 "
-        f"clients, ResNet-8, CIFAR-10, STL-10, λ = 0.01) {printed[0]} without noise and {printed[1]} at {PRINTED[1]}; "
-        "`release` is not private: ε is what its authors claim.\n"
+        f"# privacy: accuracy over (ε, δ), {numbers['method']}\n\n"
+        f"Test accuracy in %, {numbers['rounds']} rounds, {seeds}; last round / best round. Without scores "
+        f"({NO_SCORES}): {_accuracy(floor, several=several)}. {_printed(numbers['base'])} `release` is not "
+        "private: ε is what its authors claim.\n"
     )
     for mechanism in dict.fromkeys(row["settings"]["mechanism"] for row in others):
         listed = [row for row in others if row["settings"]["mechanism"] == mechanism]
-        epsilons = sorted({row["settings"]["epsilon"] for row in listed})
-        lines: dict[str, dict[float, str]] = {}
-        for row in listed:
-            settings = row["settings"]
-            shown = f"{100 * row['accuracy']:.1f}"
-            if len(numbers["seeds"]) > 1:
-                shown += f" ± {100 * row['accuracy_std']:.1f}"
-            lines.setdefault(_line_name(settings), {})[settings["epsilon"]] = shown
-        header = [mechanism, *("hardly any noise" if e == ALMOST_NO_NOISE else f"ε = {e:g}" for e in epsilons)]
-        text += "\n" + markdown_table(
-            header, [[name, *(cells.get(epsilon, "") for epsilon in epsilons)] for name, cells in lines.items()]
-        )
+        header = [mechanism, *map(_epsilon_name, _epsilons(listed))]
+        lines = [
+            [_line_name(own, delta), *(_accuracy(row, several=several) if row else "" for row in line)]
+            for (own, delta), line in _lines(listed).items()
+        ]
+        text += "\n" + markdown_table(header, lines)
     return text
 
 
-def _line_name(settings: Mapping[str, Any]) -> str:
-    keys = [key for key in settings if key not in ("mechanism", "epsilon", "delta")]
-    return ", ".join([*(f"{key} {settings[key]:g}" for key in keys), f"δ = {settings['delta']:g}"])
+def _accuracy(row: Mapping[str, Any], *, several: bool) -> str:
+    """Return the last round, with its deviation where there are several seeds, and the best round."""
+    deviation = f" ± {100 * row['accuracy_std']:.1f}" if several else ""
+    return f"{100 * row['accuracy']:.1f}{deviation} / {100 * row['accuracy_max']:.1f}"
+
+
+def _printed(base: Mapping[str, Any]) -> str:
+    """Say what the paper prints, or why it cannot be held against this."""
+    if base["mode"] != "full":
+        return f"Here mode = {base['mode']!r}; the paper's figures are of whole networks, so they are not shown."
+    free, noisy = (published.tables()["claims"][f"privacy, λ = 0.01, {noise}"]["value"] for noise in PRINTED)
+    return (
+        f"The paper prints (10 rounds, 40 clients, ResNet-8, CIFAR-10, STL-10, λ = 0.01) {free} without noise and "
+        f"{noisy} at {PRINTED[1]}."
+    )
+
+
+def _epsilons(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    return sorted({row["settings"]["epsilon"] for row in rows})
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, float], list[Mapping[str, Any] | None]]:
+    """Return a mechanism's rows at every epsilon, by its own settings and delta.
+
+    Without noise delta means nothing: the lines of all deltas end in the one ceiling.
+    """
+    at = {(_own_settings(row), row["settings"]["delta"], row["settings"]["epsilon"]): row for row in rows}
+    ceilings = {(own, epsilon): row for (own, _, epsilon), row in at.items() if epsilon == ALMOST_NO_NOISE}
+    return {
+        (own, delta): [at.get((own, delta, epsilon), ceilings.get((own, epsilon))) for epsilon in _epsilons(rows)]
+        for own, delta, _ in at
+    }
+
+
+def _own_settings(row: Mapping[str, Any]) -> str:
+    """Return what a row's mechanism was set to, besides epsilon and delta."""
+    own = {key: value for key, value in row["settings"].items() if key not in ("mechanism", "epsilon", "delta")}
+    return ", ".join(f"{SYMBOLS.get(key, key)} {value:g}" for key, value in own.items())
+
+
+def _line_name(own: str, delta: float) -> str:
+    """Return a mechanism's own settings with delta as people write it: 1e-4, not 0.0001 or 1e-04."""
+    digits, _, power = f"{delta:e}".partition("e")
+    return ", ".join(filter(None, (own, f"δ = {float(digits):g}e{int(power)}")))
+
+
+def _epsilon_name(epsilon: float) -> str:
+    return "hardly any noise" if epsilon == ALMOST_NO_NOISE else f"ε = {epsilon:g}"
 
 
 @matplotlib.rc_context(STYLE)
@@ -177,33 +220,29 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw a panel a mechanism: accuracy over epsilon, a colour for its own settings, a dash for delta."""
     floor, *others = rows
     mechanisms = list(dict.fromkeys(row["settings"]["mechanism"] for row in others))
-    figure = Figure(figsize=(max(1, len(mechanisms)) * 340 / 72, 300 / 72))
+    figure = Figure(figsize=((40 + PANEL * max(1, len(mechanisms))) / 72, 300 / 72))
     figure.set_layout_engine("constrained")
     panels = figure.subplots(1, max(1, len(mechanisms)), squeeze=False, sharey=True)[0]
     for axes, mechanism in zip(panels, mechanisms, strict=False):
         listed = [row for row in others if row["settings"]["mechanism"] == mechanism]
-        epsilons = sorted({row["settings"]["epsilon"] for row in listed})
-        places = {epsilon: index for index, epsilon in enumerate(epsilons)}
-        own = list(dict.fromkeys(_line_name(row["settings"]).rpartition(", ")[0] for row in listed))
+        own = list(dict.fromkeys(map(_own_settings, listed)))
         deltas = list(dict.fromkeys(row["settings"]["delta"] for row in listed))
-        for look, setting in enumerate(own):
-            for dash, delta in enumerate(deltas):
-                # Without noise delta means nothing: the lines of all deltas end in the one ceiling.
-                line = sorted(
-                    (places[row["settings"]["epsilon"]], 100 * row["accuracy"])
-                    for row in listed
-                    if _line_name(row["settings"]).rpartition(", ")[0] == setting
-                    and (row["settings"]["delta"] == delta or row["settings"]["epsilon"] == ALMOST_NO_NOISE)
-                )
-                axes.plot(
-                    *zip(*line, strict=True),
-                    color=COLOURS[look % len(COLOURS)],
-                    marker=MARKERS[look % len(MARKERS)],
-                    markersize=4.5,
-                    linewidth=1.6,
-                    linestyle=DASHES[dash % len(DASHES)],
-                    label=", ".join(part for part in (setting, f"δ = {delta:g}") if part),
-                )
+        for (setting, delta), line in _lines(listed).items():
+            look, dash = own.index(setting), deltas.index(delta)
+            known = [(place, row) for place, row in enumerate(line) if row]
+            errors = [100 * row["accuracy_std"] for _, row in known]
+            axes.errorbar(
+                [place for place, _ in known],
+                [100 * row["accuracy"] for _, row in known],
+                yerr=errors if any(errors) else None,
+                color=COLOURS[look % len(COLOURS)],
+                marker=MARKERS[look % len(MARKERS)],
+                markersize=4.5,
+                linewidth=1.6,
+                elinewidth=1,
+                linestyle=DASHES[dash % len(DASHES)],
+                label=_line_name(setting, delta),
+            )
         axes.axhline(100 * floor["accuracy"], color="#777777", linewidth=1.2, linestyle=":")
         axes.annotate(
             "without scores",
@@ -214,13 +253,13 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
             ha="right",
             fontsize=9,
         )
-        names = ["hardly\nany noise" if epsilon == ALMOST_NO_NOISE else f"{epsilon:g}" for epsilon in epsilons]
-        axes.set_xticks(list(places.values()), names)
+        names = [_epsilon_name(epsilon).removeprefix("ε = ").replace(" ", "\n") for epsilon in _epsilons(listed)]
+        axes.set_xticks(range(len(names)), names)
         axes.set_title(mechanism)
         axes.set_xlabel("ε")
         axes.grid(axis="y")
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8.5, handlelength=3.2)
-    panels[0].set_ylabel("test accuracy, %")
+    panels[0].set_ylabel("test accuracy in the last round, %")
     panels[0].set_ylim(0, 100)
     return figure
