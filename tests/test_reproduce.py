@@ -146,17 +146,28 @@ GRID = {"mean": {"epsilon": (0.5,), "delta": (1e-6, 1e-4), "components": (2,)}}
 def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
     base = tiny(rounds=1)
     outcome = privacy_grid.run(tmp_path, base=base, grids=GRID)
-    names = [row["cell"] for row in outcome.numbers["rows"]]
+    names = [name for row in outcome.numbers["rows"] for name in row["cells"]]
     assert len(names) == len(set(names)) == 1 + 1 + 2, "no scores, the ceiling, two deltas"
     stamps = {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names}
     for row in outcome.numbers["rows"]:
-        stored = json.loads((tmp_path / "cells" / row["cell"] / "summary.json").read_text())["rows"][0]
+        (name,) = row["cells"]
+        stored = json.loads((tmp_path / "cells" / name / "summary.json").read_text())["rows"][0]
         assert row["accuracy"] == pytest.approx(stored["accuracy_mean"], abs=1e-6)
         assert stored["method"] == ("fedaux" if row["settings"] else "feddf+p")
         assert stored["epsilon"] == row["settings"].get("epsilon")
     assert check_latex((tmp_path / "privacy.tex").read_text()) == [3]
     assert privacy_grid.run(tmp_path, base=base, grids=GRID).numbers == outcome.numbers
     assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
+    more = privacy_grid.run(tmp_path, base=tiny(rounds=1, seeds=[0, 1]), grids=GRID)
+    assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
+    for row, before in zip(more.numbers["rows"], outcome.numbers["rows"], strict=True):
+        first, second = (
+            json.loads((tmp_path / "cells" / name / "summary.json").read_text())["rows"][0]["accuracy_mean"]
+            for name in row["cells"]
+        )
+        assert first == pytest.approx(before["accuracy"], abs=1e-6)
+        assert row["accuracy"] == pytest.approx((first + second) / 2, abs=1e-6)
+        assert row["accuracy_std"] == pytest.approx(abs(first - second) / math.sqrt(2), abs=1e-5)
     with pytest.raises(ConfigError, match="rounds = 2"):
         privacy_grid.run(tmp_path, base=tiny(rounds=2), grids=GRID)
 

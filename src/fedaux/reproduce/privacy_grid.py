@@ -1,8 +1,8 @@
 """Accuracy against the price of privacy (the paper's Privacy Analysis): a run for every cell of a grid.
 
-Each cell is a run directory of its own, so a grid that was interrupted continues where it stopped, and cells already
-complete are not run again. Mechanisms are also run at an epsilon that leaves hardly any noise, and the federation once
-without scores (equal weights), so that there is a ceiling and a floor to compare with.
+Each cell and seed is a run directory of its own, so a grid that was interrupted continues where it stopped, and what is
+complete is not run again when cells or seeds are added. Mechanisms are also run at an epsilon that leaves hardly any
+noise, and the federation without scores (equal weights), so that there is a ceiling and a floor to compare with.
 """
 
 from __future__ import annotations
@@ -76,10 +76,16 @@ def run(
     """
     base = base or demo(rounds=3)
     out = Path(out)
-    settings = {cell_name(chosen): chosen for chosen in cells(base, grids)}
+    settings = list(cells(base, grids))
     table = {key: value for key, value in base.to_dict().items() if key != "output"}
-    listed = cells_of(table, [_point(chosen, method=method) for chosen in settings.values()])
-    named = [replace(cell, name=name) for cell, name in zip(listed, settings, strict=True)]
+    # A run a seed, so that more seeds add to what is there.
+    points = {
+        run_name(chosen, seed): _point(chosen, method=method) | {"seeds": [seed]}
+        for seed in base.seeds
+        for chosen in settings
+    }
+    listed = cells_of(table, list(points.values()))
+    named = [replace(cell, name=name) for cell, name in zip(listed, points, strict=True)]
     outcome = sweep(named, out / "cells", name="privacy", resume=True, **(sweeping or {}))
     if not outcome.complete:
         reasons = [f"{name}: {reason}" for name, reason in outcome.failed.items()]
@@ -87,17 +93,16 @@ def run(
         raise ValueError(
             "\n".join([f"{left} of {len(named)} cells are not finished; the same command goes on", *reasons])
         )
-    records = [record for record in read_records(out / "cells") if record["cell"] in settings]
+    records = {record["cell"]: record for record in read_records(out / "cells")}
     rows = []
-    for name, chosen in settings.items():
-        last, best = (
-            spread(record[key] for record in records if record["cell"] == name) for key in ("accuracy", "accuracy_max")
-        )
+    for chosen in settings:
+        names = [run_name(chosen, seed) for seed in base.seeds]
+        last, best = (spread(records[name][key] for name in names) for key in ("accuracy", "accuracy_max"))
         assert last is not None, "every cell is finished"
         assert best is not None, "every cell is finished"
         rows.append(
             {
-                "cell": name,
+                "cells": names,
                 "settings": dict(chosen),
                 "accuracy": last["mean"],
                 "accuracy_std": last["deviation"] or 0.0,
@@ -128,13 +133,10 @@ def cells(base: Experiment, grids: Grid) -> Iterator[dict[str, Any]]:
                     yield fixed | {"epsilon": epsilon, "delta": delta}
 
 
-def cell_name(settings: Mapping[str, Any]) -> str:
-    """Return the name of a cell's directory."""
-    if not settings:
-        return "without-scores"
-    return "-".join([settings["mechanism"], *(f"{k}{v:g}" for k, v in settings.items() if k != "mechanism")]).replace(
-        "+", ""
-    )
+def run_name(settings: Mapping[str, Any], seed: int) -> str:
+    """Return the name of the directory of a cell's run."""
+    own = [f"{key}{value:g}" for key, value in settings.items() if key != "mechanism"]
+    return "-".join([settings.get("mechanism", "without-scores"), *own, f"seed{seed}"]).replace("+", "")
 
 
 def _point(settings: Mapping[str, Any], *, method: str) -> dict[str, Any]:
