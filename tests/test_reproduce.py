@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,19 +146,69 @@ GRID = {"mean": {"epsilon": (0.5,), "delta": (1e-6, 1e-4), "components": (2,)}}
 def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
     base = tiny(rounds=1)
     outcome = privacy_grid.run(tmp_path, base=base, grids=GRID)
-    names = [row["cell"] for row in outcome.numbers["rows"]]
+    names = [name for row in outcome.numbers["rows"] for name in row["cells"]]
     assert len(names) == len(set(names)) == 1 + 1 + 2, "no scores, the ceiling, two deltas"
     stamps = {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names}
     for row in outcome.numbers["rows"]:
-        stored = json.loads((tmp_path / "cells" / row["cell"] / "summary.json").read_text())["rows"][0]
+        (name,) = row["cells"]
+        stored = json.loads((tmp_path / "cells" / name / "summary.json").read_text())["rows"][0]
         assert row["accuracy"] == pytest.approx(stored["accuracy_mean"], abs=1e-6)
         assert stored["method"] == ("fedaux" if row["settings"] else "feddf+p")
         assert stored["epsilon"] == row["settings"].get("epsilon")
     assert check_latex((tmp_path / "privacy.tex").read_text()) == [3]
     assert privacy_grid.run(tmp_path, base=base, grids=GRID).numbers == outcome.numbers
     assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
+    more = privacy_grid.run(tmp_path, base=tiny(rounds=1, seeds=[0, 1]), grids=GRID)
+    assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
+    for row, before in zip(more.numbers["rows"], outcome.numbers["rows"], strict=True):
+        first, second = (
+            json.loads((tmp_path / "cells" / name / "summary.json").read_text())["rows"][0]["accuracy_mean"]
+            for name in row["cells"]
+        )
+        assert first == pytest.approx(before["accuracy"], abs=1e-6)
+        assert row["accuracy"] == pytest.approx((first + second) / 2, abs=1e-6)
+        assert row["accuracy_std"] == pytest.approx(abs(first - second) / math.sqrt(2), abs=1e-5)
     with pytest.raises(ConfigError, match="rounds = 2"):
         privacy_grid.run(tmp_path, base=tiny(rounds=2), grids=GRID)
+
+
+def grid_numbers(*, mode: str = "full", seeds: Sequence[int] = (0,)) -> dict[str, Any]:
+    """Return what a grid of the paper's size would measure: the more epsilon the better, best rounds 10 above."""
+    rows = [
+        {"settings": chosen, "accuracy": accuracy, "accuracy_std": 0.02, "accuracy_max": accuracy + 0.1}
+        for chosen in privacy_grid.cells(tiny(), privacy_grid.PAPER_GRIDS)
+        for accuracy in [min(0.1 + chosen.get("epsilon", 0.0) / 2 + chosen.get("delta", 0.0) * 100, 0.7)]
+    ]
+    return {"base": {"mode": mode}, "method": "fedaux", "rounds": 10, "seeds": list(seeds), "rows": rows}
+
+
+def test_grid_tells_the_last_and_the_best_round_of_every_line() -> None:
+    text = privacy_grid.describe(grid_numbers())
+    assert "seed 0; last round / best round. Without scores (feddf+p): 10.0 / 20.0." in text
+    assert "74.6 without noise" in text
+    assert "| mean | ε = 0.01 | ε = 0.04 | ε = 0.1 | ε = 0.5 | ε = 1 | hardly any noise |" in text
+    ends = "35.0 / 45.0 | 60.0 / 70.0 | 70.0 / 80.0 |"
+    assert f"| δ = 1e-6 | 10.5 / 20.5 | 12.0 / 22.0 | 15.0 / 25.0 | {ends}" in text
+    assert text.count("| λ 0.01, δ = 1e-4 | 11.5 / 21.5 |") == 2, "paper and release"
+    assert text.count("70.0 / 80.0 |\n") == 10, "without noise delta means nothing: every line ends in its ceiling"
+    several = privacy_grid.describe(grid_numbers(seeds=(0, 1, 2)))
+    assert "means ± standard deviations of seeds 0, 1, 2" in several
+    assert "| δ = 1e-6 | 10.5 ± 2.0 / 20.5 |" in several
+
+
+def test_heads_alone_are_not_held_against_the_paper_s_privacy_analysis() -> None:
+    text = privacy_grid.describe(grid_numbers(mode="linear"))
+    assert "mode = 'linear'; the paper's figures are of whole networks, so they are not shown" in text
+    assert "74.6" not in text
+
+
+def test_three_mechanisms_fit_a_page() -> None:
+    figure = privacy_grid.draw(grid_numbers()["rows"])
+    assert len(figure.axes) == 3
+    assert 72 * figure.get_figwidth() <= 720
+    for axes in figure.axes:
+        assert [tick.get_text() for tick in axes.get_xticklabels()][-1] == "hardly\nany\nnoise"
+        assert {len(line.get_xdata()) for line, *_ in axes.containers} == {6}, "every line reaches its ceiling"
 
 
 def test_grid_refuses_unknown_mechanisms(tmp_path: Path) -> None:

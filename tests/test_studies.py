@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 
@@ -308,3 +309,21 @@ def test_only_narrows_one_axis_at_a_time() -> None:
     choice = narrowed(STUDIES["table2"].grid, ["auxiliary=[Dogs,STL-10]"])
     assert [value.key for value in choice.grid.columns.values] == ["STL-10", "Dogs"]
     assert choice.grid.blocks == STUDIES["table2"].grid.blocks
+
+
+@pytest.mark.parametrize("name", [name for name, entry in EXPERIMENTS.items() if entry.takes_base])
+def test_every_page_can_say_what_the_command_line_changed(name: str) -> None:
+    assert "notes" in signature(EXPERIMENTS[name].run).parameters
+    with pytest.raises(ValueError, match=f"--with notes: {name} has no such option"):
+        command.read_options(name, EXPERIMENTS[name], ["notes=[]"])
+
+
+def test_what_the_command_line_changed_is_on_the_page(root: Path, tmp_path: Path) -> None:
+    outcome = command.reproduce("split", Request(tmp_path, quick=True, overrides=["split.num_clients=5"]))
+    said = "- changed: `split.num_clients=5`.\n"
+    assert outcome.markdown.endswith(f"\n\n{said}")
+    assert outcome.markdown == (tmp_path / "split.md").read_text()
+    assert "<li>changed: <code>split.num_clients=5</code>.</li>" in (tmp_path / "split.html").read_text()
+    request = Request(tmp_path, data_root=root, auxiliary="tinyimagenet32", overrides=["mode=linear"])
+    _, notes = command.base_of("privacy", EXPERIMENTS["privacy"], request, None)
+    assert notes == ["Tiny-ImageNet stands in for STL-10", "changed: `mode=linear`"]

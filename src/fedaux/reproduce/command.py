@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from fedaux.reproduce.study import RECIPES
 
 SHARED_RUNS = {"curves": "architectures"}
 """Studies whose runs are those of another, and lie in its folder."""
-HIDDEN = {"out", "base", "on_line", "sweeping"}
+HIDDEN = {"out", "base", "notes", "on_line", "sweeping"}
 """Arguments of experiments that are not options of theirs."""
 
 
@@ -102,13 +101,12 @@ def reproduce(name: str, request: Request, *, recipe: str | None = None, options
     arguments = read_options(name, entry, options)
     base, notes = base_of(name, entry, request, recipe)
     if base is not None:
-        arguments["base"] = base
+        arguments |= {"base": base, "notes": notes}
         if recipe is None and request.data_root is not None:
             arguments = dict(entry.options) | arguments
     if runs_cells:
         arguments["sweeping"] = request.sweeping
-    outcome = entry.run(request.out, **arguments)
-    return replace(outcome, markdown="\n".join([outcome.markdown, *(f"- {note}." for note in notes)]))
+    return entry.run(request.out, **arguments)
 
 
 def read_options(name: str, entry: Reproduction, options: Sequence[str]) -> dict[str, Any]:
@@ -130,7 +128,7 @@ def read_options(name: str, entry: Reproduction, options: Sequence[str]) -> dict
 def base_of(
     name: str, entry: Reproduction, request: Request, recipe: str | None
 ) -> tuple[Experiment | None, list[str]]:
-    """Return what an experiment is based on, and which data stand in for others.
+    """Return what an experiment is based on, which data stand in for others, and which settings were changed.
 
     A recipe that was given, the paper's on --data-root, the quick one with changes, or none: then it takes its own.
     """
@@ -140,15 +138,16 @@ def base_of(
     if not entry.takes_base:
         raise ValueError(f"--recipe, --set, --data-root and --seeds: {name} is not based on a recipe")
     overrides = [*request.overrides]
+    changed = [f"changed: `{override}`" for override in overrides]
     if request.seeds is not None:
         overrides.append(f"seeds={list(range(request.seeds))}")
     if recipe is not None or request.quick or request.data_root is None:
         quick = RECIPES / f"{name}-quick.toml"
         path = find_recipe(recipe) if recipe else quick if quick.exists() else find_recipe("demo")
-        return load_experiment(path, overrides=overrides), []
+        return load_experiment(path, overrides=overrides), changed
     found, notes = locate_all(entry.data, request)
     settings = found[entry.data[0]].settings("data")
     raw = read_base(RECIPES / f"{name}.toml", overrides)
     if len(entry.data) > 1:
         settings |= public_settings(found[entry.data[1]], raw)
-    return Experiment(**merged(without_places(raw), nested(settings))), notes
+    return Experiment(**merged(without_places(raw), nested(settings))), [*notes, *changed]

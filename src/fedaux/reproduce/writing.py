@@ -36,9 +36,15 @@ def write(
     numbers: Mapping[str, Any],
     markdown: str,
     figures: Mapping[str, Figure],
+    notes: Sequence[str] = (),
 ) -> Outcome:
-    """Write NAME.html, NAME.md, NAME.json, the tables as NAME.tex, and each figure as PNG and SVG into ``out``."""
+    """Write NAME.html, NAME.md, NAME.json, the tables as NAME.tex, and each figure as PNG and SVG into ``out``.
+
+    ``notes`` say at the end of the text what the command line changed: data that stand in for others, settings.
+    """
     out.mkdir(parents=True, exist_ok=True)
+    if notes:
+        markdown = markdown.rstrip("\n") + "\n\n" + "".join(f"- {note}.\n" for note in notes)
     written = [out / f"{name}.html", out / f"{name}.md", out / f"{name}.json"]
     for title, figure in figures.items():
         for ending in ("png", "svg"):
