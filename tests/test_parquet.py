@@ -65,6 +65,51 @@ def test_auxiliary_images_need_no_labels_and_can_be_cut(tmp_path: Path) -> None:
         load_labelled(Data(source="parquet", path=str(tmp_path)))
 
 
+def test_any_split_can_be_chosen_by_its_name(tmp_path: Path) -> None:
+    folder(tmp_path)
+    for shard in range(2):
+        path = tmp_path / f"unlabeled-{shard:05d}-of-00002.parquet"
+        write(path, [encoded(p) for p in pictures(4, seed=5 + shard)], [3] * 4)
+    section = Auxiliary(source="parquet", path=str(tmp_path), split="unlabeled")
+    expected = np.concatenate([pictures(4, seed=5), pictures(4, seed=6)]).transpose(0, 3, 1, 2)
+    assert (load_auxiliary(section).numpy() == expected).all()
+    assert len(load_auxiliary(section.model_copy(update={"split": None}))) == 12
+    data = load_labelled(Data(source="parquet", path=str(tmp_path), split="unlabeled"))
+    assert (data.labels.tolist(), data.test_labels.tolist()) == ([3] * 8, [0, 1, 2])
+    with pytest.raises(
+        ValueError,
+        match=r"auxiliary\.split = 'unlabelled': .* it has test, train, unlabeled; did you mean unlabeled\?",
+    ):
+        load_auxiliary(section.model_copy(update={"split": "unlabelled"}))
+    one = Auxiliary(source="parquet", path=str(tmp_path / "test-00000-of-00001.parquet"), split="train")
+    with pytest.raises(ValueError, match=r"auxiliary\.split = 'train': .* it has test"):
+        load_auxiliary(one)
+
+
+def test_what_is_trained_on_is_not_tested_on(tmp_path: Path) -> None:
+    folder(tmp_path)
+    data = load_labelled(Data(source="parquet", path=str(tmp_path), split="test", test_fraction=0.4))
+    assert sorted([*data.labels.tolist(), *data.test_labels.tolist()]) == [0, 1, 2]
+    assert len(data.labels) == 2
+
+
+def test_a_folder_may_be_a_split(tmp_path: Path) -> None:
+    for name, value in (("train", 1), ("extra", 2)):
+        (tmp_path / "set" / name / "some").mkdir(parents=True)
+        Image.fromarray(np.full((4, 4), value, dtype=np.uint8)).save(tmp_path / "set" / name / "some" / "0.png")
+    public = load_auxiliary(Auxiliary(source="folder", path=str(tmp_path / "set"), split="extra"))
+    assert public.unique().tolist() == [2]
+    with pytest.raises(ValueError, match=r"auxiliary\.split = 'full': .* it has extra, train"):
+        load_auxiliary(Auxiliary(source="folder", path=str(tmp_path / "set"), split="full"))
+
+
+def test_a_source_without_splits_says_so() -> None:
+    assert problems_of(tiny(auxiliary={"split": "unlabeled"})) == [
+        "auxiliary.split = 'unlabeled': the source letters takes none; those that do are folder, parquet, csv, jsonl, "
+        "huggingface"
+    ]
+
+
 def test_grey_images_stay_grey_and_others_become_rgb(tmp_path: Path) -> None:
     write(tmp_path / "train-0.parquet", [encoded(p, mode="L") for p in pictures(3)])
     assert load_auxiliary(Auxiliary(source="parquet", path=str(tmp_path))).shape == (3, 1, 6, 5)

@@ -61,7 +61,7 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False) -> lis
         problems += _missing_file("auxiliary", experiment.auxiliary.source, experiment.auxiliary.path)
         if SOURCES[experiment.auxiliary.source].is_made and experiment.auxiliary.size is None:
             problems.append(size_missing(experiment.auxiliary.source))
-    problems += _wordnet_problems(experiment)
+    problems += _split_problems(experiment) + _wordnet_problems(experiment)
     checkpoint = experiment.pretraining.checkpoint
     if checkpoint is not None and not Path(checkpoint).is_file():
         problems.append(f"pretraining.checkpoint = {checkpoint!r}: there is no such file")
@@ -95,6 +95,15 @@ def _text_problems(experiment: ExperimentFields) -> list[str]:
                 able = ", ".join(source for source, row in SOURCES.items() if row.holds_texts)
                 problems.append(f"{key}.source = {name!r}: holds no texts; those that can are {able}")
     return problems
+
+
+def _split_problems(experiment: ExperimentFields) -> list[str]:
+    able = ", ".join(name for name, source in SOURCES.items() if source.takes_split)
+    return [
+        f"{key}.split = {section.split!r}: the source {section.source} takes none; those that do are {able}"
+        for key, section in (("data", experiment.data), ("auxiliary", experiment.auxiliary))
+        if section.split is not None and section.source in SOURCES and not SOURCES[section.source].takes_split
+    ]
 
 
 def _wordnet_problems(experiment: ExperimentFields) -> list[str]:

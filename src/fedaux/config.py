@@ -65,6 +65,8 @@ class Data(Section):
     """Where the data comes from: a row of `fedaux.data.SOURCES`."""
     path: str | None = None
     """A file or folder, for sources that read one; for `huggingface` the data set's name on the hub."""
+    split: str | None = None
+    """The split to train on, as for `auxiliary.split`; it is never the test data as well, unless `test` names it."""
     clients: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
     """A file or folder a client, instead of `path`: then each client holds its own data and nothing is split."""
     test: str | None = None
@@ -107,6 +109,9 @@ class Auxiliary(Section):
     """Where the data comes from: a row of `fedaux.data.SOURCES`."""
     path: str | None = None
     """A file or folder, for sources that read one; for `huggingface` the data set's name on the hub."""
+    split: str | None = None
+    """`huggingface`, `parquet`, `csv`, `jsonl` and `folder`: which split, by its name on the hub, how names of files
+    begin (`unlabeled-00000-of-00002.parquet`), or that of a folder; `train` when not given."""
     size: Count | None = None
     """How many examples to use, all of them when not given; letters are drawn at will, 5000 when not given; `noise`
     must be told."""

@@ -14,7 +14,7 @@ from typing import Any
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Cell, Content
 from fedaux.data.folders import part_files
-from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
+from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
 
 LONGEST_PATH = 1000
 
@@ -24,7 +24,7 @@ def open_csv(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Ta
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a field can be a whole image
     rows: list[tuple[str, Path, Mapping[str, Any]]] = []
     columns: list[str] = []
-    files = part_files(path, part, suffix=".csv", key=key_of(section))
+    files = part_files(path, part, section, suffix=".csv")
     for file in files:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream)
@@ -36,7 +36,7 @@ def open_csv(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Ta
 def open_jsonl(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open files with a JSON object a line."""
     rows: list[tuple[str, Path, Mapping[str, Any]]] = []
-    files = part_files(path, part, suffix=".jsonl", key=key_of(section))
+    files = part_files(path, part, section, suffix=".jsonl")
     for file in files:
         lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
         for row, line in enumerate(lines):

@@ -10,19 +10,14 @@ from typing import Any
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Cell
 from fedaux.data.folders import part_files
-from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
+from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
 
 BATCH = 1000
 
 
-def parquet_files(path: str, *, part: str, key: str = "path") -> list[Path]:
-    """Return the files of a part (`train`, `test`) in a folder, in order; a single file is itself."""
-    return part_files(path, part, suffix=".parquet", key=key)
-
-
 def open_parquet(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open the Parquet files of a part: sizes from their footers, class names from what the hub wrote beside them."""
-    files = parquet_files(path, part=part, key=key_of(section))
+    files = part_files(path, part, section, suffix=".parquet")
     if not files:
         return None
     opened = [_open(file) for file in files]

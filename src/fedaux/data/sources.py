@@ -31,7 +31,8 @@ from fedaux.data.tokens import load_public_tokens, load_tokens
 class Source:
     """What a data set can be used for, and how. `count` must be quick: it is asked before anything runs.
 
-    A path is a file or folder that must be there, unless it is not `path_on_disk`; `takes_test` looks at `data.test`.
+    A path is a file or folder that must be there, unless it is not `path_on_disk`; `takes_test` looks at `data.test`,
+    `takes_split` at `split`.
     One that `holds_texts` is called with a second argument where texts are wanted: `count` with True, the others with
     the `Texts` that make token ids of them; `open_public` then opens texts that a vocabulary can be learned from.
     One that `is_made` reads no public images but makes `auxiliary.size` of them: `load_auxiliary` is called with a
@@ -41,6 +42,7 @@ class Source:
     needs_path: bool = False
     path_on_disk: bool = True
     takes_test: bool = False
+    takes_split: bool = False
     holds_texts: bool = False
     is_made: bool = False
     count_labelled: Callable[..., int] | None = None
@@ -256,8 +258,8 @@ WORDNET_ROWS = {"parquet": wordnet.rows_in_parquet, "folder": wordnet.rows_in_fo
 """Which rows of a table are of a noun, for sources whose rows or folders carry WordNet ids."""
 
 
-def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bool = False) -> Source:
-    """Return the source that reads a format."""
+def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool = True) -> Source:
+    """Return the source that reads a format; a general one can hold texts, and its splits have any names."""
 
     def pair(section: Data, texts: bool) -> tuple[Table, Table | None]:
         """Open training and test data; the latter lies at `data.test`, beside the former, or nowhere."""
@@ -267,7 +269,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bo
         if section.test is None or not path_on_disk:
             return train, open_part(section.path, "test", section, texts)
         tested = open_part(section.test, "test", section, texts)
-        return train, tested or open_part(section.test, "train", section, texts)
+        return train, tested or open_part(section.test, "train", section.model_copy(update={"split": None}), texts)
 
     def count(section: Data, texts: bool = False) -> int:
         train, test = pair(section, texts)
@@ -312,12 +314,13 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bo
         needs_path=True,
         path_on_disk=path_on_disk,
         takes_test=True,
-        holds_texts=holds_texts,
+        takes_split=general,
+        holds_texts=general,
         count_labelled=count,
         load_labelled=load,
         load_auxiliary=load_public,
         count_auxiliary=count_public,
-        open_public=open_public if holds_texts else None,
+        open_public=open_public if general else None,
     )
 
 
@@ -353,13 +356,13 @@ SOURCES: dict[str, Source] = {
         load_labelled=_load_tensors,
         load_auxiliary=_load_auxiliary_tensors,
     ),
-    "folder": _from_files(open_folder, holds_texts=True),
-    "parquet": _from_files(open_parquet, holds_texts=True),
-    "csv": _from_files(open_csv, holds_texts=True),
-    "jsonl": _from_files(open_jsonl, holds_texts=True),
-    "huggingface": _from_files(open_hub, path_on_disk=False, holds_texts=True),
-    "cifar10-binary": _from_files(open_cifar10),
-    "cifar100-binary": _from_files(open_cifar100),
-    "stl10-binary": _from_files(open_stl10),
-    "svhn": _from_files(open_svhn),
+    "folder": _from_files(open_folder),
+    "parquet": _from_files(open_parquet),
+    "csv": _from_files(open_csv),
+    "jsonl": _from_files(open_jsonl),
+    "huggingface": _from_files(open_hub, path_on_disk=False),
+    "cifar10-binary": _from_files(open_cifar10, general=False),
+    "cifar100-binary": _from_files(open_cifar100, general=False),
+    "stl10-binary": _from_files(open_stl10, general=False),
+    "svhn": _from_files(open_svhn, general=False),
 }
