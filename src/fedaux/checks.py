@@ -150,6 +150,9 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
     if data.vocabulary is None:
         _check_shapes(data, tuple(auxiliary.shape))
     problems: list[str] = []
+    if len(data.test_labels) == 0:
+        few = "clients of one example each have none to hold out" if data.clients else "there is nothing to hold out"
+        problems.append(f"data: no test examples; {few}, so data.test should name a file or folder with some")
     channels = data.images.shape[1]
     for key in ("channel_mean", "channel_deviation") if data.vocabulary is None else ():
         if len(numbers := getattr(experiment.data, key)) not in (0, channels):
