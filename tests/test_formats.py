@@ -159,6 +159,35 @@ def test_svhn(tmp_path: Path) -> None:
     assert "train_32x32.mat: not a readable MATLAB file" in problem
 
 
+def test_what_is_wrong_with_a_matlab_file_is_named(tmp_path: Path) -> None:
+    scipy_io = pytest.importorskip("scipy.io", reason="needs scipy")
+    file = tmp_path / "train_32x32.mat"
+    section = Data(source="svhn", path=str(file))
+
+    def write(labels: list[float], images: np.ndarray) -> None:
+        content = {"X": images.transpose(2, 3, 1, 0), "y": np.array(labels)[:, None]}
+        scipy_io.savemat(file, content, do_compression=True)
+
+    write([1.0, 10.0, 3.0], pixels(3))  # whole numbers may be written as double
+    data = load_labelled(section)
+    assert sorted([*data.labels.tolist(), *data.test_labels.tolist()]) == [0, 1, 3]
+    write([1.0, 2.5, 3.0], pixels(3))
+    with pytest.raises(ValueError, match=r"32x32\.mat, row 1: the label 2\.5 is none of the 10 classes"):
+        load_labelled(section)
+    write([1.0, 2.0, float("nan")], pixels(3))
+    with pytest.raises(ValueError, match=r"32x32\.mat, row 2: the label is missing"):
+        load_labelled(section)
+    write([1.0, 2.0, 3.0], pixels(3) / 255)
+    with pytest.raises(ValueError, match=r"32x32\.mat: X is double; should be uint8"):
+        load_labelled(section)
+    write([1.0, 2.0, 3.0], pixels(3))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"32x32\.mat: not a readable MATLAB file"):
+        load_labelled(section)
+
+
 @pytest.mark.parametrize("source", ["cifar10-binary", "cifar100-binary", "stl10-binary", "svhn", "folder", "csv"])
 def test_an_empty_folder_is_named(tmp_path: Path, source: str) -> None:
     (tmp_path / "empty").mkdir()

@@ -186,6 +186,34 @@ def test_a_file_that_is_no_parquet_file_is_named(tmp_path: Path) -> None:
     assert "own.parquet: not a readable Parquet file" in problem
 
 
+def test_damage_inside_a_file_is_told_with_the_file(tmp_path: Path) -> None:
+    folder(tmp_path)
+    second = tmp_path / "train-00001-of-00002.parquet"
+    content = bytearray(second.read_bytes())
+    content[20 : len(content) // 2] = bytes(len(content) // 2 - 20)  # the footer, at the end, stays whole
+    second.write_bytes(content)
+    for load, section in (
+        (load_auxiliary, Auxiliary(source="parquet", path=str(tmp_path))),
+        (load_labelled, Data(source="parquet", path=str(tmp_path))),
+    ):
+        with pytest.raises(ValueError, match=r"train-00001-of-00002\.parquet: damaged somewhere after row 0"):
+            load(section)
+
+
+def test_shards_with_other_columns_are_named(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    folder(tmp_path)
+    table = pyarrow.table({"picture": [encoded(p) for p in pictures(2)], "label": [0, 1]})
+    pyarrow.parquet.write_table(table, tmp_path / "train-00001-of-00002.parquet")
+    with pytest.raises(
+        ValueError,
+        match=r"train-00001-of-00002\.parquet: has no column image; it has picture, label; should have the columns of "
+        r"train-00000-of-00002\.parquet",
+    ):
+        load_labelled(Data(source="parquet", path=str(tmp_path)))
+
+
 @pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs cifar10 in $FEDAUX_TEST_DATA or in shared/data beside the checkout"
 )

@@ -132,20 +132,18 @@ def _some_rows(wnids: Sequence[str], members: Collection[str], *, key: str) -> N
 
 def _wnids_in_parquet(file: Path, *, key: str) -> list[str]:
     # Imported here so that the sources of `fedaux.data` may import this module.
-    from fedaux.data.parquet import _pyarrow_parquet
+    from fedaux.data.parquet import read_column, read_schema
 
-    parquet = _pyarrow_parquet()
-    schema = parquet.read_schema(file)
+    schema = read_schema(file)
     if "wnid" in schema.names:
-        wnids: list[str] = parquet.read_table(file, columns=["wnid"]).column("wnid").to_pylist()
-        return wnids
+        return read_column([file], "wnid")
     names = _label_names(schema.metadata or {})
     if "label" not in schema.names or not any(map(WNID.fullmatch, names)):
         raise ValueError(
             f"{key}: {file} has neither a column wnid nor a column label whose classes are named by WordNet ids; "
             f"it has {', '.join(schema.names)}"
         )
-    labels = parquet.read_table(file, columns=["label"]).column("label").to_pylist()
+    labels = read_column([file], "label")
     if wrong := [label for label in labels if label is None or not 0 <= label < len(names)]:
         raise ValueError(f"{key}: {file} has a label {wrong[0]}; should be 0 to {len(names) - 1}")
     return [names[label] for label in labels]
