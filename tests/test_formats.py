@@ -394,6 +394,32 @@ def test_bad_images_stop_or_are_skipped_and_counted(tmp_path: Path, capsys: pyte
     assert load_labelled(section.model_copy(update={"image_size": 5})).images.shape[1:] == (3, 5, 5)
 
 
+def test_what_lies_beyond_the_size_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = image_folder(tmp_path / "set" / "train", {"a": 9})["a"]
+    held = image_folder(tmp_path / "set" / "test", {"a": 5}, seed=9)["a"]
+    for name in ("train/a/1.png", "train/a/8.png", "test/a/4.png"):
+        (tmp_path / "set" / name).write_bytes(b"rubbish")
+    public = Auxiliary(source="folder", path=str(tmp_path / "set"), size=1)
+    assert (load_auxiliary(public).numpy() == made[:1]).all()
+    public = public.model_copy(update={"size": 4})
+    with pytest.raises(ValueError, match=r"1\.png: cannot be decoded"):
+        load_auxiliary(public)
+    for _ in range(2):  # decoded, then from the cache
+        kept = load_auxiliary(public.model_copy(update={"skip_bad": True}))
+        assert (kept.numpy() == made[[0, 2, 3, 4]]).all()
+        assert "skipped 1 of 5 rows, first: " in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"1\.png: cannot be decoded"):  # from the cache, too
+        load_auxiliary(public)
+    sizes = sorted(file.stat().st_size for file in (tmp_path / "cache").rglob("examples.bin"))
+    assert sizes == [1 * made[0].size, 4 * made[0].size]
+    section = Data(source="folder", path=str(tmp_path / "set"), size=1, test_size=4)
+    data = load_labelled(section)
+    assert (data.images.numpy() == made[:1]).all()
+    assert (data.test_images.numpy() == held[:4]).all()
+    with pytest.raises(ValueError, match=r"auxiliary\.size = 8: the file has 7 examples"):
+        load_auxiliary(public.model_copy(update={"skip_bad": True, "size": 8}))
+
+
 def test_threads_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image_folder(tmp_path / "set", {"a": 40, "b": 30})
     (tmp_path / "set" / "b" / "7.png").write_bytes(b"rubbish")

@@ -81,7 +81,8 @@ def load_own(section: Data) -> LabelledData:
     """Load the data of one client for training alone: nothing is held out for testing."""
     load = SOURCES[section.source].load_labelled
     assert load is not None, "checked before"
-    return _converted(load(section.model_copy(update={"test_fraction": 0.0})), section)
+    whole = {"test_fraction": 0.0, "size": None, "test_size": None}
+    return _converted(load(section.model_copy(update=whole)), section)
 
 
 def load_test(section: Data) -> LabelledData:
@@ -277,11 +278,14 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
 
     def load(section: Data, texts: Texts | None = None) -> LabelledData:
         train, test = pair(section, texts is not None)
-        examples = read(train, section, name=f"data.path = {section.path}", texts=texts)
+        own = f"data.path = {section.path}"
         if test is not None:
             name = f"data.test = {section.test}" if section.test else "data, its test part"
-            held = read(test, section, name=name, texts=texts)
-            return _assembled(examples, held)
+            return _assembled(
+                read(train, section, name=own, texts=texts, size=section.size),
+                read(test, section, name=name, texts=texts, size=section.test_size),
+            )
+        examples = read(train, section, name=own, texts=texts)  # all of it: anything may be held out
         chosen, rest = _hold_out(len(examples.labels), fraction=section.test_fraction)
         images, labels, classes = examples.images, examples.labels, examples.classes
         return _assembled(
@@ -296,7 +300,8 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
 
     def load_public(section: Auxiliary, texts: Texts | None = None) -> Tensor:
         table = open_public(section, texts is not None)
-        examples = read(table, section, name=f"auxiliary.path = {section.path}", texts=texts)
+        size = section.size if section.wordnet is None else None  # how far its rows reach, nobody knows
+        examples = read(table, section, name=f"auxiliary.path = {section.path}", texts=texts, size=size)
         images = examples.images
         if section.wordnet is not None:
             assert examples.rows is not None, "what was read has its rows"

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -59,10 +60,13 @@ def key_of(section: Data | Auxiliary) -> str:
     return "data" if isinstance(section, Data) else "auxiliary"
 
 
-def read(table: Table, section: Data | Auxiliary, *, name: str, texts: Texts | None = None) -> Examples:
+def read(
+    table: Table, section: Data | Auxiliary, *, name: str, texts: Texts | None = None, size: int | None = None
+) -> Examples:
     """Decode a table, or map what was decoded before; `name` says whose it is where nothing is left.
 
-    With `texts` its cells are texts and become token ids, as wide as the longest of them.
+    With `texts` its cells are texts and become token ids, as wide as the longest of them. With `size` only the first
+    good rows are decoded, so many where there are so many, and what comes after them is not looked at.
 
     Raises ValueError naming file and row of the first bad row, unless bad ones are to be skipped: then says how many.
     """
@@ -86,24 +90,32 @@ def read(table: Table, section: Data | Auxiliary, *, name: str, texts: Texts | N
             "vocabulary": texts.vocabulary.digest,
             "length": texts.length,
         }
+    if size is not None:
+        settings["size"] = size
     place = cache.content_key(table.files, settings=settings)
     found = cache.load(place)
     if found is None:
+        # Where a bad row stops everything, the first rows are the first good ones.
+        cells = table.cells() if section.skip_bad else islice(table.cells(), size)
         if texts is None:
             blocks = decode_all(
-                table.cells(),
+                cells,
                 bad_labels=bad,
                 channels=section.channels,
                 side=section.image_size,
                 size_key=f"{key}.image_size",
             )
         else:
-            blocks = texts.encode_all(table.cells(), bad_labels=bad)
-        found = cache.store(place, _watched(blocks, table, name=name, skip_bad=section.skip_bad))
+            blocks = texts.encode_all(cells, bad_labels=bad)
+        if size is not None:
+            blocks = _first(blocks, size)
+        expected = min(table.size, size or table.size)
+        found = cache.store(place, _watched(blocks, expected=expected, name=name, skip_bad=section.skip_bad))
     if found.reasons:
         if not section.skip_bad:
             raise ValueError(_advice(found.reasons[0], key))
-        _say(f"{name}: skipped {len(found.reasons)} of {table.size} rows, first: {found.reasons[0]}")
+        looked_at = len(found.rows) + len(found.reasons)
+        _say(f"{name}: skipped {len(found.reasons)} of {looked_at} rows, first: {found.reasons[0]}")
     if len(found.rows) == 0:
         nothing = "no images" if texts is None else "no texts"
         raise ValueError(f"{name}: {nothing}" + (f" but bad ones, first: {found.reasons[0]}" if found.reasons else ""))
@@ -197,19 +209,31 @@ def find_column(
     )
 
 
-def _watched(blocks: Iterator[Block], table: Table, *, name: str, skip_bad: bool) -> Iterator[Block]:
+def _first(blocks: Iterator[Block], size: int) -> Iterator[Block]:
+    """Pass so many good rows on, and the bad ones before the last of them."""
+    left = size
+    for block in blocks:
+        if len(block.rows) >= left:
+            reasons = {row: reason for row, reason in block.reasons.items() if row < block.rows[left - 1]}
+            yield Block(block.images[:left], block.rows[:left], reasons)
+            return
+        left -= len(block.rows)
+        yield block
+
+
+def _watched(blocks: Iterator[Block], *, expected: int, name: str, skip_bad: bool) -> Iterator[Block]:
     """Pass blocks on, stop at the first bad row unless these are skipped, and say how far it is."""
     began = spoke = time.monotonic()
     done = 0
     for block in blocks:
         if block.reasons and not skip_bad:
-            raise ValueError(_advice(block.reasons[0], name.partition(".")[0]))
+            raise ValueError(_advice(next(iter(block.reasons.values())), name.partition(".")[0]))
         done += len(block.rows) + len(block.reasons)
         now = time.monotonic()
-        if now - spoke >= QUIET_SECONDS and done < table.size:
+        if now - spoke >= QUIET_SECONDS and done < expected:
             spoke = now
-            rest = (now - began) / done * (table.size - done)
-            _say(f"{name}: {done} of {table.size} rows decoded, ETA {rest:.0f} s")
+            rest = (now - began) / done * (expected - done)
+            _say(f"{name}: {done} of {expected} rows decoded, ETA {rest:.0f} s")
         yield block
 
 
