@@ -303,6 +303,39 @@ def test_jsonl_and_csv_with_encoded_images(tmp_path: Path) -> None:
         load_labelled(Data(source="jsonl", path=str(tmp_path)))
 
 
+def encoded_rows(count: int) -> list[str]:
+    return [base64.b64encode(png(image)).decode() for image in pixels(count, side=6)]
+
+
+@pytest.mark.parametrize("source", ["csv", "jsonl"])
+def test_rows_that_cannot_be_read_stop_or_are_skipped_and_counted(
+    tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = encoded_rows(10)
+    lines = [json.dumps({"image": cell, "label": "caf\u00e9"}, ensure_ascii=False) for cell in cells]
+    if source == "csv":
+        lines = ["image,label", *(f"{cell},caf\u00e9" for cell in cells)]
+    content = [line.encode() for line in lines]
+    content[-3] = lines[-3].encode("latin-1")
+    if source == "jsonl":
+        content[-2] = content[-2][:-9]
+        content[-1] = b"[1, 2]"
+    file = tmp_path / f"own.{source}"
+    file.write_bytes(b"\n".join(content) + b"\n")
+    section = Data(source=source, path=str(file), test_fraction=0.2)
+    with pytest.raises(ValueError, match=rf"own\.{source}, row 7: not UTF-8; .*data\.skip_bad = true"):
+        load_labelled(section)
+    data = load_labelled(section.model_copy(update={"skip_bad": True}))
+    skipped = 3 if source == "jsonl" else 1
+    assert data.classes == ("caf\u00e9",)
+    assert len(data.labels) + len(data.test_labels) == 10 - skipped
+    assert f"skipped {skipped} of 10 rows, first: {file}, row 7: not UTF-8" in capsys.readouterr().err
+    assert len(load_auxiliary(Auxiliary(source=source, path=str(file), size=7))) == 7
+    file.write_bytes("\n".join(lines).encode("utf-16"))
+    with pytest.raises(ValueError, match=rf"own\.{source}.* not UTF-8"):
+        load_labelled(section)
+
+
 @pytest.mark.parametrize(("label", "message"), [("", "the label is missing"), ("-1", "the label -1 is outside")])
 def test_bad_labels_of_a_csv_are_named(tmp_path: Path, label: str, message: str) -> None:
     rows = [{"image": base64.b64encode(png(image)).decode(), "label": "1"} for image in pixels(4, side=6)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -26,13 +26,17 @@ QUIET_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one part of a data set. `labels` and `cells` read them, in order; `classes` are names by class number."""
+    """Rows of one part of a data set. `labels` and `cells` read them, in order; `classes` are names by class number.
+
+    `bad` says of rows that cannot be read at all why; their cells and labels are empty.
+    """
 
     files: tuple[Path, ...]
     size: int
     cells: Callable[[], Iterator[Cell]]
     labels: Callable[[], Sequence[object]] | None = None
     classes: tuple[str, ...] | None = None
+    bad: Mapping[int, str] = field(default_factory=dict)
 
 
 Opener = Callable[[str, str, Data | Auxiliary, bool], Table | None]
@@ -77,6 +81,7 @@ def read(
     if isinstance(section, Data):
         assert table.labels is not None, "openers look for labels where they are needed"
         labels, classes, bad = number_labels(table.labels(), classes=table.classes)
+    bad |= table.bad
     settings: dict[str, object] = {"source": section.source, "bad_labels": sorted(bad.items())}
     if texts is None:
         settings |= {
