@@ -159,35 +159,6 @@ def test_svhn(tmp_path: Path) -> None:
     assert "train_32x32.mat: not a readable MATLAB file" in problem
 
 
-def test_what_is_wrong_with_a_matlab_file_is_named(tmp_path: Path) -> None:
-    scipy_io = pytest.importorskip("scipy.io", reason="needs scipy")
-    file = tmp_path / "train_32x32.mat"
-    section = Data(source="svhn", path=str(file))
-
-    def write(labels: list[float], images: np.ndarray) -> None:
-        content = {"X": images.transpose(2, 3, 1, 0), "y": np.array(labels)[:, None]}
-        scipy_io.savemat(file, content, do_compression=True)
-
-    write([1.0, 10.0, 3.0], pixels(3))  # whole numbers may be written as double
-    data = load_labelled(section)
-    assert sorted([*data.labels.tolist(), *data.test_labels.tolist()]) == [0, 1, 3]
-    write([1.0, 2.5, 3.0], pixels(3))
-    with pytest.raises(ValueError, match=r"32x32\.mat, row 1: the label 2\.5 is none of the 10 classes"):
-        load_labelled(section)
-    write([1.0, 2.0, float("nan")], pixels(3))
-    with pytest.raises(ValueError, match=r"32x32\.mat, row 2: the label is missing"):
-        load_labelled(section)
-    write([1.0, 2.0, 3.0], pixels(3) / 255)
-    with pytest.raises(ValueError, match=r"32x32\.mat: X is double; should be uint8"):
-        load_labelled(section)
-    write([1.0, 2.0, 3.0], pixels(3))
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"32x32\.mat: not a readable MATLAB file"):
-        load_labelled(section)
-
-
 @pytest.mark.parametrize("source", ["cifar10-binary", "cifar100-binary", "stl10-binary", "svhn", "folder", "csv"])
 def test_an_empty_folder_is_named(tmp_path: Path, source: str) -> None:
     (tmp_path / "empty").mkdir()
@@ -303,39 +274,6 @@ def test_jsonl_and_csv_with_encoded_images(tmp_path: Path) -> None:
         load_labelled(Data(source="jsonl", path=str(tmp_path)))
 
 
-def encoded_rows(count: int) -> list[str]:
-    return [base64.b64encode(png(image)).decode() for image in pixels(count, side=6)]
-
-
-@pytest.mark.parametrize("source", ["csv", "jsonl"])
-def test_rows_that_cannot_be_read_stop_or_are_skipped_and_counted(
-    tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cells = encoded_rows(10)
-    lines = [json.dumps({"image": cell, "label": "caf\u00e9"}, ensure_ascii=False) for cell in cells]
-    if source == "csv":
-        lines = ["image,label", *(f"{cell},caf\u00e9" for cell in cells)]
-    content = [line.encode() for line in lines]
-    content[-3] = lines[-3].encode("latin-1")
-    if source == "jsonl":
-        content[-2] = content[-2][:-9]
-        content[-1] = b"[1, 2]"
-    file = tmp_path / f"own.{source}"
-    file.write_bytes(b"\n".join(content) + b"\n")
-    section = Data(source=source, path=str(file), test_fraction=0.2)
-    with pytest.raises(ValueError, match=rf"own\.{source}, row 7: not UTF-8; .*data\.skip_bad = true"):
-        load_labelled(section)
-    data = load_labelled(section.model_copy(update={"skip_bad": True}))
-    skipped = 3 if source == "jsonl" else 1
-    assert data.classes == ("caf\u00e9",)
-    assert len(data.labels) + len(data.test_labels) == 10 - skipped
-    assert f"skipped {skipped} of 10 rows, first: {file}, row 7: not UTF-8" in capsys.readouterr().err
-    assert len(load_auxiliary(Auxiliary(source=source, path=str(file), size=7))) == 7
-    file.write_bytes("\n".join(lines).encode("utf-16"))
-    with pytest.raises(ValueError, match=rf"own\.{source}.* not UTF-8"):
-        load_labelled(section)
-
-
 @pytest.mark.parametrize(("label", "message"), [("", "the label is missing"), ("-1", "the label -1 is outside")])
 def test_bad_labels_of_a_csv_are_named(tmp_path: Path, label: str, message: str) -> None:
     rows = [{"image": base64.b64encode(png(image)).decode(), "label": "1"} for image in pixels(4, side=6)]
@@ -425,32 +363,6 @@ def test_bad_images_stop_or_are_skipped_and_counted(tmp_path: Path, capsys: pyte
     with pytest.raises(ValueError, match=r"2\.png: 7x7 pixels, others have 6x6; set data\.image_size"):
         load_labelled(section)
     assert load_labelled(section.model_copy(update={"image_size": 5})).images.shape[1:] == (3, 5, 5)
-
-
-def test_what_lies_beyond_the_size_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = image_folder(tmp_path / "set" / "train", {"a": 9})["a"]
-    held = image_folder(tmp_path / "set" / "test", {"a": 5}, seed=9)["a"]
-    for name in ("train/a/1.png", "train/a/8.png", "test/a/4.png"):
-        (tmp_path / "set" / name).write_bytes(b"rubbish")
-    public = Auxiliary(source="folder", path=str(tmp_path / "set"), size=1)
-    assert (load_auxiliary(public).numpy() == made[:1]).all()
-    public = public.model_copy(update={"size": 4})
-    with pytest.raises(ValueError, match=r"1\.png: cannot be decoded"):
-        load_auxiliary(public)
-    for _ in range(2):  # decoded, then from the cache
-        kept = load_auxiliary(public.model_copy(update={"skip_bad": True}))
-        assert (kept.numpy() == made[[0, 2, 3, 4]]).all()
-        assert "skipped 1 of 5 rows, first: " in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"1\.png: cannot be decoded"):  # from the cache, too
-        load_auxiliary(public)
-    sizes = sorted(file.stat().st_size for file in (tmp_path / "cache").rglob("examples.bin"))
-    assert sizes == [1 * made[0].size, 4 * made[0].size]
-    section = Data(source="folder", path=str(tmp_path / "set"), size=1, test_size=4)
-    data = load_labelled(section)
-    assert (data.images.numpy() == made[:1]).all()
-    assert (data.test_images.numpy() == held[:4]).all()
-    with pytest.raises(ValueError, match=r"auxiliary\.size = 8: the file has 7 examples"):
-        load_auxiliary(public.model_copy(update={"skip_bad": True, "size": 8}))
 
 
 def test_threads_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

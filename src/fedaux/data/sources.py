@@ -22,7 +22,7 @@ from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
 from fedaux.data.lines import open_csv, open_jsonl
 from fedaux.data.parquet import open_parquet
 from fedaux.data.silos import client_sections, joined
-from fedaux.data.tables import Examples, Opener, Table, read
+from fedaux.data.tables import Examples, Opener, Table, read, refuse_gaps
 from fedaux.data.texts import Texts
 from fedaux.data.tokens import load_public_tokens, load_tokens
 
@@ -234,6 +234,10 @@ def _load_tensors(section: Data, texts: Texts | None = None) -> LabelledData:
             raise ValueError(
                 f"{key}: tensor {part}labels should be {len(images)} class numbers from 0 upwards, one an image"
             )
+        try:
+            refuse_gaps(labels.long().numpy(), rows=np.arange(len(labels)))
+        except ValueError as error:
+            raise ValueError(f"{key}: tensor {part}labels: {error}") from error
     if "test_images" not in tensors:
         test, train = _hold_out(len(tensors["labels"]), fraction=section.test_fraction)
         tensors["test_images"], tensors["test_labels"] = tensors["images"][test], tensors["labels"][test]

@@ -20,6 +20,10 @@ from fedaux.data.texts import Texts, trimmed
 
 MAX_CLASSES = 100_000
 """A class number beyond this is a mistake, such as an identifier taken for a label."""
+ANY_GAPS = 1000
+"""Up to so many classes a file of a few examples, such as a client's, may lack any of them."""
+SEEN_SHARE = 0.1
+"""Of more classes than that, so many must have an example."""
 QUIET_SECONDS = 3.0
 """Decoding that takes longer says how far it is, as often as this."""
 
@@ -80,7 +84,11 @@ def read(
     bad: dict[int, str] = {}
     if isinstance(section, Data):
         assert table.labels is not None, "openers look for labels where they are needed"
-        labels, classes, bad = number_labels(table.labels(), classes=table.classes)
+        values = table.labels()
+        try:
+            labels, classes, bad = number_labels(values, classes=table.classes)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
     bad |= table.bad
     settings: dict[str, object] = {"source": section.source, "bad_labels": sorted(bad.items())}
     if texts is None:
@@ -134,7 +142,8 @@ def number_labels(
     """Return class numbers [N], the names of the classes, and what is wrong with the label of some rows.
 
     Labels are names or numbers of `classes`; without these, whole numbers are class numbers from 0 upwards, and
-    anything else is a name, the classes being the sorted names.
+    anything else is a name, the classes being the sorted names. Raises ValueError where numbers leave gaps that no
+    classes would.
     """
     cleaned = [_clean(value) for value in values]
     if classes is None and not all(value is None or _number(value) is not None for value in cleaned):
@@ -157,9 +166,25 @@ def number_labels(
         else:
             numbers[row] = number
     if classes is None:
-        good = [row for row in range(len(numbers)) if row not in bad]
+        good = np.array([row for row in range(len(numbers)) if row not in bad], dtype=np.int64)
+        refuse_gaps(numbers[good], rows=good)
         classes = tuple(str(number) for number in range(int(numbers[good].max(initial=-1)) + 1))
     return numbers, classes, bad
+
+
+def refuse_gaps(labels: NDArray[np.int64], *, rows: NDArray[np.int64]) -> None:
+    """Raise ValueError where hardly any of the class numbers up to the highest of the labels [N], of rows [N], occurs.
+
+    One stray number, or identifiers in the place of labels, would otherwise make models with as many outputs.
+    """
+    count, seen = int(labels.max(initial=-1)) + 1, np.unique(labels)
+    if count > ANY_GAPS and len(seen) < SEEN_SHARE * count:
+        usual = f", the next is {seen[-2]}" if len(seen) > 1 else ""
+        raise ValueError(
+            f"row {rows[labels.argmax()]} has the label {count - 1}, the highest{usual}: that would be {count} "
+            f"classes, of which {len(seen)} have an example; should be numbers from 0 upwards without such "
+            "gaps, or names"
+        )
 
 
 def _clean(value: object) -> int | str | None:
