@@ -409,6 +409,8 @@ for path, split in ((sys.argv[1], "unlabelled"), (sys.argv[2], None)):
         load_auxiliary(Auxiliary(source="huggingface", path=path, split=split))
     except ValueError as error:
         print(error)
+dogs = Auxiliary(source="huggingface", path=sys.argv[2], split="full", wordnet="dogs")
+print(load_auxiliary(dogs).sum().item())
 try:
     load_labelled(Data(source="huggingface", path="nobody/nothing-like-this"))
 except ValueError as error:
@@ -425,7 +427,8 @@ def test_without_its_library_the_hub_names_the_extra(monkeypatch: pytest.MonkeyP
 def test_a_data_set_in_the_hubs_layout_is_read_by_its_library(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install 'fedaux[data]'")
     images = pixels(5, side=6)
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    labels = datasets.ClassLabel(names=["cat", "dog"])
+    features = datasets.Features({"img": datasets.Image(), "label": labels, "wnid": datasets.Value("string")})
     for place in ("set", "whole"):
         (tmp_path / place / "data").mkdir(parents=True)
     parts = (
@@ -436,6 +439,7 @@ def test_a_data_set_in_the_hubs_layout_is_read_by_its_library(tmp_path: Path) ->
     )
     for place, name, rows in parts:
         columns = {"img": [{"bytes": png(images[row]), "path": None} for row in rows], "label": [r % 2 for r in rows]}
+        columns["wnid"] = ["n02099601" if row == 3 else "n03179701" for row in rows]  # a dog, and desks
         split = datasets.Dataset.from_dict(columns, features=features)
         split.to_parquet(str(tmp_path / place / "data" / f"{name}-00000-of-00001.parquet"))
     environment = os.environ | {
@@ -452,7 +456,8 @@ def test_a_data_set_in_the_hubs_layout_is_read_by_its_library(tmp_path: Path) ->
     assert lines[5].startswith("auxiliary.split = 'unlabelled': ")
     assert lines[5].endswith("it has train, test, unlabeled; did you mean unlabeled?")
     assert lines[6].endswith("has no split train; it has full; auxiliary.split names another")
-    assert "the hub could not be asked, or has no such data set" in lines[7]
+    assert lines[7] == str(images[3].sum())
+    assert "the hub could not be asked, or has no such data set" in lines[8]
 
 
 def test_every_source_of_files_reads_labelled_and_public_images() -> None:

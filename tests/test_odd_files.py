@@ -14,6 +14,7 @@ from test_formats import image_folder, pixels, png, write_csv
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data import load_auxiliary, load_labelled
+from fedaux.data.sources import count_auxiliary
 from fedaux.data.tables import number_labels
 
 
@@ -105,6 +106,38 @@ def test_rows_that_cannot_be_read_stop_or_are_skipped_and_counted(
     file.write_bytes("\n".join(lines).encode("utf-16"))
     with pytest.raises(ValueError, match=rf"own\.{source}.* not UTF-8"):
         load_labelled(section)
+
+
+@pytest.mark.parametrize("source", ["csv", "jsonl"])
+def test_rows_of_a_table_are_chosen_by_their_ids(tmp_path: Path, source: str) -> None:
+    images = pixels(5, side=6)
+    wnids = ["n02099601", "n03179701", "n02099601", "n02099601", "n03179701"]  # three dogs, two desks
+    rows = [{"image": cell, "wnid": wnid} for cell, wnid in zip(encoded_rows(5), wnids, strict=True)]
+    file = tmp_path / f"own.{source}"
+
+    def write_rows() -> None:
+        if source == "csv":
+            write_csv(file, rows)
+        else:
+            file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+
+    write_rows()
+    section = Auxiliary(source=source, path=str(file), wordnet="dogs")
+    assert (load_auxiliary(section).numpy() == images[[0, 2, 3]]).all()
+    assert count_auxiliary(section) == 3
+    assert (load_auxiliary(section.model_copy(update={"size": 2})).numpy() == images[[0, 2]]).all()
+    content = file.read_bytes().replace(b"n03179701", b"n0317970\xe9", 1)  # the second row is not UTF-8
+    file.write_bytes(content)
+    skipping = section.model_copy(update={"skip_bad": True})
+    assert (load_auxiliary(skipping).numpy() == images[[0, 2, 3]]).all()
+    rows[1]["wnid"] = "desk"
+    write_rows()
+    with pytest.raises(ValueError, match=r"auxiliary\.wordnet = dogs: row 1 has 'desk'; should be the id of a noun"):
+        load_auxiliary(section)
+    rows[:] = [{"image": row["image"]} for row in rows]
+    write_rows()
+    with pytest.raises(ValueError, match=rf"auxiliary\.wordnet = dogs: .*own\.{source} has no column wnid"):
+        load_auxiliary(section)
 
 
 def test_what_lies_beyond_the_size_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,9 +111,7 @@ def _wordnet_problems(experiment: ExperimentFields) -> list[str]:
     if name is None:
         return []
     if source not in WORDNET_ROWS:
-        return [
-            f"auxiliary.wordnet = {name!r}: {source} has no WordNet ids; {' and '.join(WORDNET_ROWS)} can have them"
-        ]
+        return [f"auxiliary.wordnet = {name!r}: {source} has no WordNet ids; {', '.join(WORDNET_ROWS)} can have them"]
     try:
         wordnet.subset(name, key="auxiliary.wordnet")
     except ValueError as error:

@@ -120,8 +120,9 @@ class Auxiliary(Section):
     subset: str | None = None
     """`huggingface`: which configuration of the data set."""
     wordnet: str | None = None
-    """`parquet` and `folder`: only images of what this noun names: devices, birds, animals, dogs, invertebrates,
-    structures, or a WordNet id such as n02084071; rows or folders carry such ids."""
+    """`parquet`, `csv`, `jsonl`, `huggingface` and `folder`: only images of what this noun names: devices, birds,
+    animals, dogs, invertebrates, structures, or a WordNet id such as n02084071; rows (in a column `wnid`) or folders
+    carry such ids."""
     image_column: str | None = None
     """Column of tables that holds the images, or paths to them; found by its name or type when not given."""
     text_column: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()

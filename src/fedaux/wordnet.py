@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedaux.mistakes import nearest
+
+if TYPE_CHECKING:
+    from fedaux.data.tables import Table
 
 ROOTS = {
     "devices": "n03183080",
@@ -105,6 +108,19 @@ def rows_in_parquet(files: Sequence[Path], name: str, *, key: str) -> NDArray[np
     members = subset(name, key=key)
     wnids = [wnid for file in files for wnid in _wnids_in_parquet(file, key=f"{key} = {name}")]
     return _some_rows(wnids, members, key=f"{key} = {name}")
+
+
+def rows_in_table(table: Table, name: str, *, key: str) -> NDArray[np.int64]:
+    """Return the rows of a subset, ascending, by the table's column `wnid`; unreadable rows are not among them.
+
+    Raises ValueError, naming the setting `key`, for an unknown subset, for a table without ids, and for no rows.
+    """
+    members = subset(name, key=key)
+    if table.wnids is None:
+        raise ValueError(f"{key} = {name}: {table.files[0]} has no column wnid with WordNet ids, such as n02099601")
+    wnids = table.wnids()
+    readable = np.array([row for row in range(table.size) if row not in table.bad], dtype=np.int64)
+    return readable[_some_rows([wnids[row] for row in readable], members, key=f"{key} = {name}")]
 
 
 def rows_in_folders(paths: Sequence[Path], name: str, *, key: str) -> NDArray[np.int64]:

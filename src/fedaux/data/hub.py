@@ -63,6 +63,7 @@ def _open_split(split: Any, section: Data | Auxiliary, *, texts: bool, where: st
         cells=cells,
         labels=None if label is None else lambda: list(split[label]),
         classes=tuple(names) if names else None,
+        wnids=None if "wnid" not in split.column_names else lambda: list(split["wnid"]),
     )
 
 

@@ -113,6 +113,7 @@ def _open_rows(
         cells=lambda: iter(cells),
         labels=None if label is None else lambda: [row.values.get(label) for row in rows],
         bad=bad,
+        wnids=None if "wnid" not in columns else lambda: [row.values.get("wnid") for row in rows],
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -259,7 +260,13 @@ def _load_auxiliary_tensors(section: Auxiliary, texts: Texts | None = None) -> T
     return _first(_check_images(images, key=f"auxiliary.path = {section.path}", name="images"), section.size)
 
 
-WORDNET_ROWS = {"parquet": wordnet.rows_in_parquet, "folder": wordnet.rows_in_folders}
+WORDNET_ROWS: dict[str, Callable[..., NDArray[np.int64]]] = {
+    "parquet": lambda table, name, *, key: wordnet.rows_in_parquet(table.files, name, key=key),
+    "folder": lambda table, name, *, key: wordnet.rows_in_folders(table.files, name, key=key),
+    "csv": wordnet.rows_in_table,
+    "jsonl": wordnet.rows_in_table,
+    "huggingface": wordnet.rows_in_table,
+}
 """Which rows of a table are of a noun, for sources whose rows or folders carry WordNet ids."""
 
 
@@ -309,7 +316,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
         images = examples.images
         if section.wordnet is not None:
             assert examples.rows is not None, "what was read has its rows"
-            rows = WORDNET_ROWS[section.source](table.files, section.wordnet, key="auxiliary.wordnet")
+            rows = WORDNET_ROWS[section.source](table, section.wordnet, key="auxiliary.wordnet")
             images = images[np.isin(examples.rows, rows)]
         return _first(torch.from_numpy(images), section.size)
 
@@ -317,7 +324,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
         table = open_public(section, texts=False)
         if section.wordnet is None:
             return table.size
-        return len(WORDNET_ROWS[section.source](table.files, section.wordnet, key="auxiliary.wordnet"))
+        return len(WORDNET_ROWS[section.source](table, section.wordnet, key="auxiliary.wordnet"))
 
     return Source(
         needs_path=True,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,8 @@ QUIET_SECONDS = 3.0
 class Table:
     """Rows of one part of a data set. `labels` and `cells` read them, in order; `classes` are names by class number.
 
-    `bad` says of rows that cannot be read at all why; their cells and labels are empty.
+    `bad` says of rows that cannot be read at all why; their cells and labels are empty. `wnids` reads the WordNet ids
+    of the rows, where a column has them.
     """
 
     files: tuple[Path, ...]
@@ -41,6 +43,7 @@ class Table:
     labels: Callable[[], Sequence[object]] | None = None
     classes: tuple[str, ...] | None = None
     bad: Mapping[int, str] = field(default_factory=dict)
+    wnids: Callable[[], Sequence[Any]] | None = None
 
 
 Opener = Callable[[str, str, Data | Auxiliary, bool], Table | None]
