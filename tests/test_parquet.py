@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedaux.checks import problems_of
 from fedaux.config import Auxiliary, Data
-from fedaux.data import load_auxiliary, load_labelled
+from fedaux.data import load_auxiliary, load_labelled, load_test
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
 SHARED = Path(os.environ.get("FEDAUX_TEST_DATA") or Path(__file__).parents[2] / "shared" / "data") / "cifar10"
@@ -91,6 +91,17 @@ def test_what_is_trained_on_is_not_tested_on(tmp_path: Path) -> None:
     data = load_labelled(Data(source="parquet", path=str(tmp_path), split="test", test_fraction=0.4))
     assert sorted([*data.labels.tolist(), *data.test_labels.tolist()]) == [0, 1, 2]
     assert len(data.labels) == 2
+
+
+def test_a_split_is_that_of_the_training_data_alone(tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "held").mkdir()
+    write(tmp_path / "held" / "test-0.parquet", [encoded(p) for p in pictures(4)], [2, 2, 1, 0])
+    section = Data(source="parquet", path=str(tmp_path), split="test", test=str(tmp_path / "held"))
+    data = load_labelled(section)
+    assert (data.labels.tolist(), data.test_labels.tolist()) == ([0, 1, 2], [2, 2, 1, 0])
+    section = section.model_copy(update={"path": None, "test": str(tmp_path / "held" / "test-0.parquet")})
+    assert load_test(section).test_labels.tolist() == [2, 2, 1, 0]  # as a server without training data has it
 
 
 def test_a_folder_may_be_a_split(tmp_path: Path) -> None:

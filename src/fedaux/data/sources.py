@@ -90,7 +90,7 @@ def load_test(section: Data) -> LabelledData:
     """Load what a server without training data holds: test images, their labels, and the names of the classes."""
     source = SOURCES[section.source]
     if section.path is None and section.test is not None and source.needs_path:
-        own = load_own(section.model_copy(update={"path": section.test, "test": None}))
+        own = load_own(section.model_copy(update={"path": section.test, "test": None, "split": None}))
         data = replace(own, test_images=own.images, test_labels=own.labels)
     else:
         data = load_labelled(section)
@@ -280,8 +280,9 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
         assert train is not None, "openers raise where there is no training data"
         if section.test is None or not path_on_disk:
             return train, open_part(section.path, "test", section, texts)
-        tested = open_part(section.test, "test", section, texts)
-        return train, tested or open_part(section.test, "train", section.model_copy(update={"split": None}), texts)
+        elsewhere = section.model_copy(update={"split": None})  # which is the training data's
+        tested = open_part(section.test, "test", elsewhere, texts)
+        return train, tested or open_part(section.test, "train", elsewhere, texts)
 
     def count(section: Data, texts: bool = False) -> int:
         train, test = pair(section, texts)
