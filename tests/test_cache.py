@@ -45,7 +45,7 @@ def folder(place: Path, size: int = 4) -> Auxiliary:
 
 def blocks(*, start: int = 0, count: int = 3) -> Iterator[Block]:
     for number in range(start, start + count):
-        yield Block(np.full((2, 3, 4, 4), number, dtype=np.uint8), [2 * number, 2 * number + 1], [])
+        yield Block(np.full((2, 3, 4, 4), number, dtype=np.uint8), [2 * number, 2 * number + 1], {})
 
 
 def test_what_was_decoded_is_not_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -401,6 +401,16 @@ data = load_labelled(section)
 print(data.classes, data.labels.tolist(), data.test_labels.tolist(), count_labelled(section), data.images.sum().item())
 print(load_labelled(Data(source="huggingface", path=sys.argv[1], test="train")).test_labels.tolist())
 print(tuple(load_auxiliary(Auxiliary(source="huggingface", path=sys.argv[1], size=2, image_size=3)).shape))
+print(load_auxiliary(Auxiliary(source="huggingface", path=sys.argv[1], split="unlabeled")).sum().item())
+whole = Data(source="huggingface", path=sys.argv[2], split="full", test_fraction=0.2)
+print(len(load_labelled(whole).labels), len(load_labelled(whole).test_labels))
+for path, split in ((sys.argv[1], "unlabelled"), (sys.argv[2], None)):
+    try:
+        load_auxiliary(Auxiliary(source="huggingface", path=path, split=split))
+    except ValueError as error:
+        print(error)
+dogs = Auxiliary(source="huggingface", path=sys.argv[2], split="full", wordnet="dogs")
+print(load_auxiliary(dogs).sum().item())
 try:
     load_labelled(Data(source="huggingface", path="nobody/nothing-like-this"))
 except ValueError as error:
@@ -417,24 +427,37 @@ def test_without_its_library_the_hub_names_the_extra(monkeypatch: pytest.MonkeyP
 def test_a_data_set_in_the_hubs_layout_is_read_by_its_library(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install 'fedaux[data]'")
     images = pixels(5, side=6)
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
-    (tmp_path / "set" / "data").mkdir(parents=True)
-    for name, rows in (("train", [0, 1, 2]), ("test", [3, 4])):
+    labels = datasets.ClassLabel(names=["cat", "dog"])
+    features = datasets.Features({"img": datasets.Image(), "label": labels, "wnid": datasets.Value("string")})
+    for place in ("set", "whole"):
+        (tmp_path / place / "data").mkdir(parents=True)
+    parts = (
+        ("set", "train", [0, 1, 2]),
+        ("set", "test", [3, 4]),
+        ("set", "unlabeled", [1]),
+        ("whole", "full", range(5)),
+    )
+    for place, name, rows in parts:
         columns = {"img": [{"bytes": png(images[row]), "path": None} for row in rows], "label": [r % 2 for r in rows]}
+        columns["wnid"] = ["n02099601" if row == 3 else "n03179701" for row in rows]  # a dog, and desks
         split = datasets.Dataset.from_dict(columns, features=features)
-        split.to_parquet(str(tmp_path / "set" / "data" / f"{name}-00000-of-00001.parquet"))
+        split.to_parquet(str(tmp_path / place / "data" / f"{name}-00000-of-00001.parquet"))
     environment = os.environ | {
         "HF_HOME": str(tmp_path / "hub"),
         "HF_HUB_OFFLINE": "1",
         "FEDAUX_CACHE": str(tmp_path / "cache"),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", HUB, str(tmp_path / "set")], capture_output=True, text=True, env=environment
-    )
+    places = [str(tmp_path / place) for place in ("set", "whole")]
+    done = subprocess.run([sys.executable, "-c", HUB, *places], capture_output=True, text=True, env=environment)
     lines = done.stdout.splitlines()
     assert lines[0] == f"('cat', 'dog') [0, 1, 0] [1, 0] 3 {images[:3].sum()}", done.stderr
     assert lines[1:3] == ["[0, 1, 0]", "(2, 3, 3, 3)"]
-    assert "the hub could not be asked, or has no such data set" in lines[3]
+    assert lines[3:5] == [str(images[1].sum()), "4 1"]
+    assert lines[5].startswith("auxiliary.split = 'unlabelled': ")
+    assert lines[5].endswith("it has train, test, unlabeled; did you mean unlabeled?")
+    assert lines[6].endswith("has no split train; it has full; auxiliary.split names another")
+    assert lines[7] == str(images[3].sum())
+    assert "the hub could not be asked, or has no such data set" in lines[8]
 
 
 def test_every_source_of_files_reads_labelled_and_public_images() -> None:

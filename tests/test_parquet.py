@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedaux.checks import problems_of
 from fedaux.config import Auxiliary, Data
-from fedaux.data import load_auxiliary, load_labelled
+from fedaux.data import load_auxiliary, load_labelled, load_test
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
 SHARED = Path(os.environ.get("FEDAUX_TEST_DATA") or Path(__file__).parents[2] / "shared" / "data") / "cifar10"
@@ -63,6 +63,62 @@ def test_auxiliary_images_need_no_labels_and_can_be_cut(tmp_path: Path) -> None:
     assert load_auxiliary(Auxiliary(source="parquet", path=str(tmp_path), size=4)).shape == (4, 3, 6, 5)
     with pytest.raises(ValueError, match="has no column label"):
         load_labelled(Data(source="parquet", path=str(tmp_path)))
+
+
+def test_any_split_can_be_chosen_by_its_name(tmp_path: Path) -> None:
+    folder(tmp_path)
+    for shard in range(2):
+        path = tmp_path / f"unlabeled-{shard:05d}-of-00002.parquet"
+        write(path, [encoded(p) for p in pictures(4, seed=5 + shard)], [3] * 4)
+    section = Auxiliary(source="parquet", path=str(tmp_path), split="unlabeled")
+    expected = np.concatenate([pictures(4, seed=5), pictures(4, seed=6)]).transpose(0, 3, 1, 2)
+    assert (load_auxiliary(section).numpy() == expected).all()
+    assert len(load_auxiliary(section.model_copy(update={"split": None}))) == 12
+    data = load_labelled(Data(source="parquet", path=str(tmp_path), split="unlabeled"))
+    assert (data.labels.tolist(), data.test_labels.tolist()) == ([3] * 8, [0, 1, 2])
+    with pytest.raises(
+        ValueError,
+        match=r"auxiliary\.split = 'unlabelled': .* it has test, train, unlabeled; did you mean unlabeled\?",
+    ):
+        load_auxiliary(section.model_copy(update={"split": "unlabelled"}))
+    one = Auxiliary(source="parquet", path=str(tmp_path / "test-00000-of-00001.parquet"), split="train")
+    with pytest.raises(ValueError, match=r"auxiliary\.split = 'train': .* it has test"):
+        load_auxiliary(one)
+
+
+def test_what_is_trained_on_is_not_tested_on(tmp_path: Path) -> None:
+    folder(tmp_path)
+    data = load_labelled(Data(source="parquet", path=str(tmp_path), split="test", test_fraction=0.4))
+    assert sorted([*data.labels.tolist(), *data.test_labels.tolist()]) == [0, 1, 2]
+    assert len(data.labels) == 2
+
+
+def test_a_split_is_that_of_the_training_data_alone(tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "held").mkdir()
+    write(tmp_path / "held" / "test-0.parquet", [encoded(p) for p in pictures(4)], [2, 2, 1, 0])
+    section = Data(source="parquet", path=str(tmp_path), split="test", test=str(tmp_path / "held"))
+    data = load_labelled(section)
+    assert (data.labels.tolist(), data.test_labels.tolist()) == ([0, 1, 2], [2, 2, 1, 0])
+    section = section.model_copy(update={"path": None, "test": str(tmp_path / "held" / "test-0.parquet")})
+    assert load_test(section).test_labels.tolist() == [2, 2, 1, 0]  # as a server without training data has it
+
+
+def test_a_folder_may_be_a_split(tmp_path: Path) -> None:
+    for name, value in (("train", 1), ("extra", 2)):
+        (tmp_path / "set" / name / "some").mkdir(parents=True)
+        Image.fromarray(np.full((4, 4), value, dtype=np.uint8)).save(tmp_path / "set" / name / "some" / "0.png")
+    public = load_auxiliary(Auxiliary(source="folder", path=str(tmp_path / "set"), split="extra"))
+    assert public.unique().tolist() == [2]
+    with pytest.raises(ValueError, match=r"auxiliary\.split = 'full': .* it has extra, train"):
+        load_auxiliary(Auxiliary(source="folder", path=str(tmp_path / "set"), split="full"))
+
+
+def test_a_source_without_splits_says_so() -> None:
+    assert problems_of(tiny(auxiliary={"split": "unlabeled"})) == [
+        "auxiliary.split = 'unlabeled': the source letters takes none; those that do are folder, parquet, csv, jsonl, "
+        "huggingface"
+    ]
 
 
 def test_grey_images_stay_grey_and_others_become_rgb(tmp_path: Path) -> None:
@@ -139,6 +195,32 @@ def test_a_file_that_is_no_parquet_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "own.parquet").write_bytes(b"rubbish")
     (problem,) = problems_of(tiny(data={"source": "parquet", "path": str(tmp_path / "own.parquet")}))
     assert "own.parquet: not a readable Parquet file" in problem
+
+
+def test_damage_inside_a_file_is_told_with_the_file(tmp_path: Path) -> None:
+    folder(tmp_path)
+    second = tmp_path / "train-00001-of-00002.parquet"
+    content = bytearray(second.read_bytes())
+    content[20 : len(content) // 2] = bytes(len(content) // 2 - 20)  # the footer, at the end, stays whole
+    second.write_bytes(content)
+    with pytest.raises(ValueError, match=r"train-00001-of-00002\.parquet: damaged somewhere after row 0"):
+        load_auxiliary(Auxiliary(source="parquet", path=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"train-00001-of-00002\.parquet: damaged somewhere after row 0"):
+        load_labelled(Data(source="parquet", path=str(tmp_path)))
+
+
+def test_shards_with_other_columns_are_named(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    folder(tmp_path)
+    table = pyarrow.table({"picture": [encoded(p) for p in pictures(2)], "label": [0, 1]})
+    pyarrow.parquet.write_table(table, tmp_path / "train-00001-of-00002.parquet")
+    with pytest.raises(
+        ValueError,
+        match=r"train-00001-of-00002\.parquet: has no column image; it has picture, label; should have the columns of "
+        r"train-00000-of-00002\.parquet",
+    ):
+        load_labelled(Data(source="parquet", path=str(tmp_path)))
 
 
 @pytest.mark.skipif(

@@ -119,6 +119,31 @@ def test_runs_share_h0_and_each_keeps_its_own_copy(tmp_path: Path) -> None:
     assert equal(changed, extractor(tmp_path / "one", shared=shared))  # the run's own comes first
 
 
+def test_what_is_damaged_in_the_store_is_named_and_can_be_removed(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    first = extractor(tmp_path / "one", shared=shared)
+    (path,) = shared.glob("*.safetensors")
+    card = path.with_suffix(".json")
+    whole, content = card.read_text(encoding="utf-8"), path.read_bytes()
+    for text, problem in (
+        (whole[:40], "not readable as JSON"),
+        ("{}", "its card does not tell epochs, seconds, loss, probe"),
+        (json.dumps(json.loads(whole) | {"probe": 3}), "its card does not tell probe"),
+    ):
+        card.write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=rf"{card.name}: damaged, .*{problem}.*; remove that file"):
+            extractor(tmp_path / "two", shared=shared)
+    card.unlink()
+    assert equal(first, extractor(tmp_path / "two", shared=shared))
+    for damaged in (content[: len(content) // 2], b""):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{path.name}: not a readable safetensors file .*; remove that file"):
+            extractor(tmp_path / "three", shared=shared)
+    path.unlink()
+    assert equal(first, extractor(tmp_path / "three", shared=shared))
+    assert path.exists()
+
+
 def test_other_initial_weights_make_another_h0(tmp_path: Path) -> None:
     extractor(tmp_path)
     other = model()

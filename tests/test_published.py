@@ -129,6 +129,21 @@ def test_figures_in_the_text_stand_there(tex: str) -> None:
         assert claim["value"] in near, name
 
 
+def test_settings_that_the_defaults_and_recipes_take_stand_there(tex: str) -> None:
+    (pretrained,) = re.findall(r"Pre-training strategy:.*", tex)
+    assert re.search(r"Adam optimizer, learning rate set to \$10\^\{-3\}\$ and a batch-size of 512", pretrained)
+    (appendix,) = re.findall(r"As mentioned in section 4\.3.*", tex)
+    for said in (
+        r"$\epsilon = 0.1$ and $\delta=10^{-5}$",
+        "1 epoch for local training and distillation, ten clients and 100\\% participation rate",
+        "160000 disjoint data points, which were sampled from BookCorpus",
+        "ADAM optimizer with a learning rate of $10^{-5}$ was used for both local training and distillation",
+        "logistic regression classifier was set to $0.01$",
+        "The batch size for $D_i, D^{-}$ and $D_{distill}$ was 32",
+    ):
+        assert said in appendix
+
+
 def test_subsets_are_the_printed_ones(tex: str) -> None:
     printed = {line[0].split()[-1].lower(): line[1:] for line in rows_of(tex, "tab:wordnetids")}
     stored = {key: value for key, value in published.tables()["subsets"].items() if key != "label"}

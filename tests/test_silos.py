@@ -75,6 +75,17 @@ def test_test_data_may_lie_elsewhere(tmp_path: Path, hospitals: tuple[str, ...])
     assert count_labelled(section) == 60
 
 
+def test_clients_with_nothing_to_hold_out_need_test_data(tmp_path: Path) -> None:
+    places = [silo(tmp_path / name, {"flu": 1}, value=1) for name in ("s1", "s2")]
+    section = {"source": "folder", "clients": places}
+    with pytest.raises(ConfigError, match=r"data: no test examples; .* data\.test should name"):
+        fedaux.run(tiny(data=section, split={"num_clients": 2}, rounds=1), out=tmp_path / "run")
+    assert not list((tmp_path / "run").glob("**/*.safetensors"))  # nothing was trained
+    section |= {"test": silo(tmp_path / "held", {"flu": 2}, value=9)}
+    summary = fedaux.run(tiny(data=section, split={"num_clients": 2}, rounds=1), out=tmp_path / "other").summary
+    assert summary["complete"]
+
+
 def test_a_run_splits_nothing(tmp_path: Path, hospitals: tuple[str, ...]) -> None:
     experiment = tiny(data={"source": "folder", "clients": list(hospitals)}, split={"num_clients": 3}, rounds=1)
     data = load_labelled(experiment.data)

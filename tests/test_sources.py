@@ -165,4 +165,7 @@ def test_public_data_can_be_the_images_of_one_noun(tmp_path: Path) -> None:
         "auxiliary.wordnet = dog: no such subset; did you mean dogs?" in line for line in problems_of(experiment)
     )
     letters = tiny(auxiliary={"wordnet": "dogs"})
-    assert any("letters has no WordNet ids; parquet and folder can have them" in line for line in problems_of(letters))
+    assert any(
+        "letters has no WordNet ids; parquet, folder, csv, jsonl, huggingface can have them" in line
+        for line in problems_of(letters)
+    )

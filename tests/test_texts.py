@@ -17,8 +17,8 @@ pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fed
 from corpus import TOPICS, learned_words, news, sentences, texts_of, write_checkpoint, write_corpus, write_csv
 from safetensors.torch import load_file, save_file
 
-from fedaux.config import Data
-from fedaux.data import LabelledData, load_both, load_labelled, load_private, vocabulary
+from fedaux.config import Auxiliary, Data
+from fedaux.data import LabelledData, load_auxiliary, load_both, load_labelled, load_private, vocabulary
 from fedaux.data.texts import Texts, trimmed
 from fedaux.data.tokens import save_tokens
 from fedaux.data.vocabulary import BEGIN, END, MASK, PAD, UNKNOWN, Vocabulary
@@ -267,3 +267,16 @@ def test_token_ids_travel_with_their_tokenizer(corpus: Path, words: Vocabulary) 
     save_file({"texts": torch.zeros(3, 4), "labels": torch.zeros(3).long()}, private_file)
     with pytest.raises(ValueError, match=r"carries no tokenizer"):
         load_private(moved)
+
+
+def test_texts_beyond_the_size_are_not_tokenised(words: Vocabulary, tmp_path: Path) -> None:
+    texts = sentences(30)
+    lines = [json.dumps({"text": text if row != 20 else "  "}) for row, text in enumerate(texts)]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    section = Auxiliary(source="jsonl", path=str(tmp_path / "own.jsonl"), size=20)
+    ids = load_auxiliary(section, texts=Texts(words, 16))
+    assert [words.words(row) for row in ids.numpy()] == [
+        words.words(row) for row in words.encode(texts[:20], length=16)
+    ]
+    with pytest.raises(ValueError, match=r"own\.jsonl, row 20: the text is empty"):
+        load_auxiliary(section.model_copy(update={"size": 21}), texts=Texts(words, 16))

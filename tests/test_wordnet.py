@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedaux.data.parquet import parquet_files
+from fedaux.config import Auxiliary
+from fedaux.data.folders import part_files
 from fedaux.wordnet import ROOTS, nouns, rows_in_folders, rows_in_parquet, rows_of, subset
 
 TINY = Path(__file__).parents[2] / "shared" / "data" / "tinyimagenet32"
@@ -198,7 +199,7 @@ def test_a_subset_is_what_wordnets_downward_pointers_reach(name: str) -> None:
 @pytest.mark.skipif(not TINY.is_dir(), reason="needs shared/data/tinyimagenet32 beside the checkout")
 def test_counts_in_tiny_imagenet_are_those_of_the_documents() -> None:
     pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
-    files = parquet_files(str(TINY), part="train")
+    files = part_files(str(TINY), "train", Auxiliary(), suffix=".parquet")
     counts = {name: len(rows_in_parquet(files, name, key="auxiliary.subset")) for name in ROOTS}
     print(counts)
     assert counts == {

@@ -63,7 +63,7 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False) -> lis
         problems += _missing_file("auxiliary", experiment.auxiliary.source, experiment.auxiliary.path)
         if SOURCES[experiment.auxiliary.source].is_made and experiment.auxiliary.size is None:
             problems.append(size_missing(experiment.auxiliary.source))
-    problems += _wordnet_problems(experiment)
+    problems += _split_problems(experiment) + _wordnet_problems(experiment)
     checkpoint = experiment.pretraining.checkpoint
     if checkpoint is not None and not Path(checkpoint).is_file():
         problems.append(f"pretraining.checkpoint = {checkpoint!r}: there is no such file")
@@ -99,14 +99,21 @@ def _text_problems(experiment: ExperimentFields) -> list[str]:
     return problems
 
 
+def _split_problems(experiment: ExperimentFields) -> list[str]:
+    able = ", ".join(name for name, source in SOURCES.items() if source.takes_split)
+    return [
+        f"{key}.split = {section.split!r}: the source {section.source} takes none; those that do are {able}"
+        for key, section in (("data", experiment.data), ("auxiliary", experiment.auxiliary))
+        if section.split is not None and section.source in SOURCES and not SOURCES[section.source].takes_split
+    ]
+
+
 def _wordnet_problems(experiment: ExperimentFields) -> list[str]:
     name, source = experiment.auxiliary.wordnet, experiment.auxiliary.source
     if name is None:
         return []
     if source not in WORDNET_ROWS:
-        return [
-            f"auxiliary.wordnet = {name!r}: {source} has no WordNet ids; {' and '.join(WORDNET_ROWS)} can have them"
-        ]
+        return [f"auxiliary.wordnet = {name!r}: {source} has no WordNet ids; {', '.join(WORDNET_ROWS)} can have them"]
     try:
         wordnet.subset(name, key="auxiliary.wordnet")
     except ValueError as error:
@@ -143,6 +150,9 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
     if data.vocabulary is None:
         _check_shapes(data, tuple(auxiliary.shape))
     problems: list[str] = []
+    if len(data.test_labels) == 0:
+        few = "clients of one example each have none to hold out" if data.clients else "there is nothing to hold out"
+        problems.append(f"data: no test examples; {few}, so data.test should name a file or folder with some")
     channels = data.images.shape[1]
     for key in ("channel_mean", "channel_deviation") if data.vocabulary is None else ():
         if len(numbers := getattr(experiment.data, key)) not in (0, channels):

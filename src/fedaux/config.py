@@ -65,6 +65,8 @@ class Data(Section):
     """Where the data comes from: a row of `fedaux.data.SOURCES`."""
     path: str | None = None
     """A file or folder, for sources that read one; for `huggingface` the data set's name on the hub."""
+    split: str | None = None
+    """The split to train on, as for `auxiliary.split`; it is never the test data as well, unless `test` names it."""
     clients: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
     """A file or folder a client, instead of `path`: then each client holds its own data and nothing is split."""
     test: str | None = None
@@ -107,6 +109,9 @@ class Auxiliary(Section):
     """Where the data comes from: a row of `fedaux.data.SOURCES`."""
     path: str | None = None
     """A file or folder, for sources that read one; for `huggingface` the data set's name on the hub."""
+    split: str | None = None
+    """`huggingface`, `parquet`, `csv`, `jsonl` and `folder`: which split, by its name on the hub, how names of files
+    begin (`unlabeled-00000-of-00002.parquet`), or that of a folder; `train` when not given."""
     size: Count | None = None
     """How many examples to use, all of them when not given; letters are drawn at will, 5000 when not given; `noise`
     must be told."""
@@ -115,8 +120,9 @@ class Auxiliary(Section):
     subset: str | None = None
     """`huggingface`: which configuration of the data set."""
     wordnet: str | None = None
-    """`parquet` and `folder`: only images of what this noun names: devices, birds, animals, dogs, invertebrates,
-    structures, or a WordNet id such as n02084071; rows or folders carry such ids."""
+    """`parquet`, `csv`, `jsonl`, `huggingface` and `folder`: only images of what this noun names: devices, birds,
+    animals, dogs, invertebrates, structures, or a WordNet id such as n02084071; rows (in a column `wnid`) or folders
+    carry such ids."""
     image_column: str | None = None
     """Column of tables that holds the images, or paths to them; found by its name or type when not given."""
     text_column: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()

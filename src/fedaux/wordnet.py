@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedaux.mistakes import nearest
+
+if TYPE_CHECKING:
+    from fedaux.data.tables import Table
 
 ROOTS = {
     "devices": "n03183080",
@@ -107,6 +110,19 @@ def rows_in_parquet(files: Sequence[Path], name: str, *, key: str) -> NDArray[np
     return _some_rows(wnids, members, key=f"{key} = {name}")
 
 
+def rows_in_table(table: Table, name: str, *, key: str) -> NDArray[np.int64]:
+    """Return the rows of a subset, ascending, by the table's column `wnid`; unreadable rows are not among them.
+
+    Raises ValueError, naming the setting `key`, for an unknown subset, for a table without ids, and for no rows.
+    """
+    members = subset(name, key=key)
+    if table.wnids is None:
+        raise ValueError(f"{key} = {name}: {table.files[0]} has no column wnid with WordNet ids, such as n02099601")
+    wnids = table.wnids()
+    readable = np.array([row for row in range(table.size) if row not in table.bad], dtype=np.int64)
+    return readable[_some_rows([wnids[row] for row in readable], members, key=f"{key} = {name}")]
+
+
 def rows_in_folders(paths: Sequence[Path], name: str, *, key: str) -> NDArray[np.int64]:
     """Return which image files are of a subset, ascending, by the folders they lie in: `n02099601/images/1.jpeg`.
 
@@ -132,20 +148,18 @@ def _some_rows(wnids: Sequence[str], members: Collection[str], *, key: str) -> N
 
 def _wnids_in_parquet(file: Path, *, key: str) -> list[str]:
     # Imported here so that the sources of `fedaux.data` may import this module.
-    from fedaux.data.parquet import _pyarrow_parquet
+    from fedaux.data.parquet import read_column, read_schema
 
-    parquet = _pyarrow_parquet()
-    schema = parquet.read_schema(file)
+    schema = read_schema(file)
     if "wnid" in schema.names:
-        wnids: list[str] = parquet.read_table(file, columns=["wnid"]).column("wnid").to_pylist()
-        return wnids
+        return read_column([file], "wnid")
     names = _label_names(schema.metadata or {})
     if "label" not in schema.names or not any(map(WNID.fullmatch, names)):
         raise ValueError(
             f"{key}: {file} has neither a column wnid nor a column label whose classes are named by WordNet ids; "
             f"it has {', '.join(schema.names)}"
         )
-    labels = parquet.read_table(file, columns=["label"]).column("label").to_pylist()
+    labels = read_column([file], "label")
     if wrong := [label for label in labels if label is None or not 0 <= label < len(names)]:
         raise ValueError(f"{key}: {file} has a label {wrong[0]}; should be 0 to {len(names) - 1}")
     return [names[label] for label in labels]

@@ -103,12 +103,16 @@ def open_svhn(path: str, part: str, section: Data | Auxiliary, texts: bool) -> T
     if not files:
         return None
     (file,) = files
-    shapes = {name: shape for name, shape, _ in _matlab(file, "whosmat")}
+    held = _matlab(file, "whosmat")
+    shapes = {name: shape for name, shape, _ in held}
     pixels, labels = shapes.get("X", ()), shapes.get("y", ())
     if len(pixels) != 4 or pixels[:3] != (32, 32, 3) or labels != (pixels[3], 1):
         raise ValueError(
             f"{file}: should hold X [32, 32, 3, N] and y [N, 1], as SVHN's cropped digits; it has {shapes}"
         )
+    kind = {name: kind for name, _, kind in held}["X"]
+    if kind != "uint8":
+        raise ValueError(f"{file}: X is {kind}; should be uint8, from 0 to 255, as SVHN's cropped digits")
 
     def cells() -> Iterator[Cell]:
         images = _matlab(file, "loadmat", variable_names=["X"])["X"].transpose(3, 2, 0, 1)
@@ -117,7 +121,7 @@ def open_svhn(path: str, part: str, section: Data | Auxiliary, texts: bool) -> T
     def digits() -> list[object]:
         written = _matlab(file, "loadmat", variable_names=["y"])["y"].ravel().tolist()
         # A zero in the file is no digit: zeros are written as 10.
-        return [0 if label == 10 else int(label) if label != 0 else None for label in written]
+        return [0 if label == 10 else label if label != 0 else None for label in written]
 
     return Table(
         files=(file,), size=pixels[3], cells=cells, labels=digits, classes=tuple(str(digit) for digit in range(10))
@@ -133,7 +137,7 @@ def _matlab(file: Path, function: str, **options: Any) -> Any:
     read: Callable[..., Any] = getattr(scipy.io, function)
     try:
         return read(str(file), **options)
-    except (ValueError, NotImplementedError, OSError, TypeError, EOFError) as error:
+    except Exception as error:  # the reader raises whatever a broken file makes it stumble over
         raise ValueError(f"{file}: not a readable MATLAB file of version 5 ({error})") from error
 
 

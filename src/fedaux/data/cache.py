@@ -116,7 +116,7 @@ def _write(place: Path, blocks: Iterable[Block]) -> None:
                 shape, kind = block.images.shape[1:], block.images.dtype.name
                 stream.write(np.ascontiguousarray(block.images).data)
             rows += block.rows
-            reasons += block.reasons
+            reasons += block.reasons.values()
         stream.flush()
         os.fsync(stream.fileno())
     np.save(place / "rows.npy", np.array(rows, dtype=np.int64), allow_pickle=False)

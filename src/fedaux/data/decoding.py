@@ -34,11 +34,11 @@ GREY_MODES = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I"}
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows: the good images (or token ids) [n, ...], the numbers of their rows, and a reason for each bad one."""
+    """Some rows: the good images (or token ids) [n, ...], the numbers of their rows, and of each bad row the reason."""
 
     images: Numbers
     rows: list[int]
-    reasons: list[str]
+    reasons: dict[int, str]
 
 
 def decode(content: Content, *, channels: int | None = None, side: int | None = None) -> Pixels:
@@ -132,7 +132,8 @@ def decode_all(
     large = bool(passed) and _encoded_size(passed[-1][1][1]) > LARGE_BYTES
 
     def work(rows: list[tuple[int, Cell]]) -> Block:
-        images, good, reasons = [], [], []
+        images, good = [], []
+        reasons: dict[int, str] = {}
         for row, (where, content) in rows:
             try:
                 if row in bad_labels:
@@ -145,7 +146,7 @@ def decode_all(
                         f"set {size_key} to resize them"
                     )
             except ValueError as error:
-                reasons.append(f"{where}: {error}")
+                reasons[row] = f"{where}: {error}"
                 continue
             images.append(image)
             good.append(row)

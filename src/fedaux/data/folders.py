@@ -2,45 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data.tables import Table, key_of
+from fedaux.mistakes import nearest
 
 IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 TEXT_SUFFIXES = {".txt"}
 PARTS = {"train": ("train", "training"), "test": ("test", "testing", "validation", "valid", "val")}
 
 
-def part_files(path: str, part: str, *, suffix: str, key: str) -> list[Path]:
+def part_names(part: str, section: Data | Auxiliary) -> tuple[str, ...]:
+    """Return what a part may be called: the split that is asked for, or the usual names; a split is not both parts."""
+    if part == "train":
+        return PARTS["train"] if section.split is None else (section.split,)
+    return tuple(name for name in PARTS[part] if name != section.split)
+
+
+def no_such_split(path: str, section: Data | Auxiliary, *, there: Collection[str]) -> ValueError:
+    """Return the error that names the splits there are instead of the one that is asked for."""
+    key, held = key_of(section), ", ".join(there) or "none"
+    if section.split is None:
+        return ValueError(f"{key}.path = {path}: has no split train; it has {held}; {key}.split names another")
+    guess = nearest(section.split, there)
+    return ValueError(f"{key}.split = {section.split!r}: {path} has no such split; it has {held}{guess}")
+
+
+def part_files(path: str, part: str, section: Data | Auxiliary, *, suffix: str) -> list[Path]:
     """Return the files of a part in a folder (or its folder `data`), in order; a single file is training data.
 
-    A file belongs to the part its name begins with; in a folder where none does, all are training data.
+    A file belongs to the part its name begins with; in a folder where none does, all are training data, unless a split
+    is asked for by name.
     """
     place = Path(path)
+    wanted = part_names(part, section)
     if place.is_file():
+        if part == "train" and section.split is not None and not _begins(place, wanted):
+            raise no_such_split(path, section, there=[_beginning(place)])
         return [place] if part == "train" else []
     for folder in (place, place / "data"):
         files = sorted(file for file in folder.glob(f"*{suffix}") if not file.name.startswith("."))
+        for name in wanted:
+            if chosen := [file for file in files if _begins(file, (name,))]:
+                return chosen
+        if files and part == "train" and section.split is not None:
+            raise no_such_split(path, section, there=list(dict.fromkeys(map(_beginning, files))))
         if any(_begins(file, names) for names in PARTS.values() for file in files):
-            for name in PARTS[part]:
-                if chosen := [file for file in files if _begins(file, (name,))]:
-                    return chosen
-            return _none_found(path, part, suffix=suffix, key=key)
+            return _none_found(path, part, suffix=suffix, key=key_of(section))
         if files:
             return files if part == "train" else []
-    return _none_found(path, part, suffix=suffix, key=key)
+    return _none_found(path, part, suffix=suffix, key=key_of(section))
 
 
 def _begins(file: Path, names: Sequence[str]) -> bool:
     return any(file.stem == name or file.stem.startswith((f"{name}-", f"{name}_", f"{name}.")) for name in names)
 
 
+def _beginning(file: Path) -> str:
+    """Return the name of the split that a file is of, by the hub's layout."""
+    return re.split(r"[-_.]", file.stem, maxsplit=1)[0]
+
+
 def _none_found(path: str, part: str, *, suffix: str, key: str) -> list[Path]:
     if part == "train":
         raise ValueError(
-            f"{key}: no {suffix} files found in {path}; a folder should hold train*{suffix} (and test*{suffix})"
+            f"{key}: no {suffix} files found in {path}; a folder should hold train*{suffix} (and test*{suffix}), or "
+            f"{key}.split names what else they begin with"
         )
     return []
 
@@ -51,9 +81,13 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
     Public data lies as it likes.
     """
     place = Path(path)
-    found = [place / name for names in PARTS.values() for name in names if (place / name).is_dir()]
+    wanted = part_names(part, section)
+    if part == "train" and section.split is not None and place.is_dir() and not (place / section.split).is_dir():
+        raise no_such_split(path, section, there=[folder.name for folder in sorted(place.iterdir()) if folder.is_dir()])
+    usual = [name for names in (wanted, *PARTS.values()) for name in names]
+    found = [place / name for name in usual if (place / name).is_dir()]
     if found:
-        place = next((place / name for name in PARTS[part] if place / name in found), place / part)
+        place = next((place / name for name in wanted if place / name in found), place / part)
     elif part == "test":
         return None
     if not place.is_dir():

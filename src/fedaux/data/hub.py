@@ -8,22 +8,22 @@ from typing import Any
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Cell
-from fedaux.data.folders import PARTS
+from fedaux.data.folders import no_such_split, part_names
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
 
 
 def open_hub(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
-    """Download a data set, or open the copy that was, and choose a split: train, or what serves as test."""
+    """Download a data set, or open the copy that was, and choose a split: the one asked for, or what serves as test."""
     key = key_of(section)
     splits = _load(path, section.subset, key=key)
     named = section.test if isinstance(section, Data) and part == "test" else None
     if named is not None and named not in splits:
         raise ValueError(f"data.test = {named!r}: {path} has no such split; it has {', '.join(splits)}")
-    chosen = named or next((name for name in PARTS[part] if name in splits), None)
+    chosen = named or next((name for name in part_names(part, section) if name in splits), None)
     if chosen is None:
         if part == "test":
             return None
-        raise ValueError(f"{key}.path = {path}: has no split train; it has {', '.join(splits)}")
+        raise no_such_split(path, section, there=list(splits))
     return _open_split(splits[chosen], section, texts=texts, where=f"{path}, split {chosen}")
 
 
@@ -63,6 +63,7 @@ def _open_split(split: Any, section: Data | Auxiliary, *, texts: bool, where: st
         cells=cells,
         labels=None if label is None else lambda: list(split[label]),
         classes=tuple(names) if names else None,
+        wnids=None if "wnid" not in split.column_names else lambda: list(split["wnid"]),
     )
 
 

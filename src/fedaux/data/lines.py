@@ -8,59 +8,93 @@ import csv
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Cell, Content
 from fedaux.data.folders import part_files
-from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
+from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
 
 LONGEST_PATH = 1000
+NOT_UNICODE = "not UTF-8; should be written anew in it"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: where it stands, the file, its values by column (none where it cannot be read), and then why."""
+
+    where: str
+    file: Path
+    values: Mapping[str, Any]
+    problem: str | None = None
 
 
 def open_csv(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open comma-separated files with a header."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a field can be a whole image
-    rows: list[tuple[str, Path, Mapping[str, Any]]] = []
+    rows: list[Row] = []
     columns: list[str] = []
-    files = part_files(path, part, suffix=".csv", key=key_of(section))
+    files = part_files(path, part, section, suffix=".csv")
     for file in files:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
+        # What is not UTF-8 is told by row, which a strict decoder, reading ahead, could not.
+        with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
             reader = csv.DictReader(stream)
-            columns = columns or list(reader.fieldnames or [])
-            rows += [(f"{file}, row {row}", file, values) for row, values in enumerate(reader)]
+            try:
+                header = list(reader.fieldnames or [])
+                if not all(map(_is_unicode, header)):
+                    raise ValueError(f"{file}: its header is {NOT_UNICODE}")
+                columns = columns or header
+                for number, values in enumerate(reader):
+                    row = Row(f"{file}, row {number}", file, values)
+                    rows.append(row if _is_unicode(_spelled(values)) else replace(row, values={}, problem=NOT_UNICODE))
+            except csv.Error as error:
+                raise ValueError(f"{file}, line {reader.line_num}: not valid CSV ({error})") from error
     return _open_rows(files, columns, rows, section, texts=texts)
 
 
 def open_jsonl(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open files with a JSON object a line."""
-    rows: list[tuple[str, Path, Mapping[str, Any]]] = []
-    files = part_files(path, part, suffix=".jsonl", key=key_of(section))
+    rows: list[Row] = []
+    files = part_files(path, part, section, suffix=".jsonl")
     for file in files:
-        lines = [line for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
-        for row, line in enumerate(lines):
-            try:
-                values = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{file}, row {row}: not valid JSON ({error})") from error
-            if not isinstance(values, dict):
-                raise ValueError(f"{file}, row {row}: should be a JSON object with an image or a text, and a label")
-            rows.append((f"{file}, row {row}", file, values))
-    columns = list(dict.fromkeys(column for _, _, values in rows for column in values))
+        lines = [line for line in file.read_bytes().split(b"\n") if line.strip()]
+        rows += [_of_line(line, where=f"{file}, row {number}", file=file) for number, line in enumerate(lines)]
+    columns = list(dict.fromkeys(column for row in rows for column in row.values))
     return _open_rows(files, columns, rows, section, texts=texts)
 
 
+def _of_line(line: bytes, *, where: str, file: Path) -> Row:
+    try:
+        values = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return Row(where, file, {}, NOT_UNICODE)
+    except (ValueError, RecursionError) as error:
+        return Row(where, file, {}, f"not valid JSON ({error})")
+    if not isinstance(values, dict):
+        return Row(where, file, {}, "should be a JSON object with an image or a text, and a label")
+    return Row(where, file, values)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text was decoded without bytes that are not UTF-8, which `surrogateescape` keeps."""
+    return text.isascii() or not any("\udc80" <= character <= "\udcff" for character in text)
+
+
+def _spelled(values: Mapping[str | None, Any]) -> str:
+    """Return all fields of a row, those beyond the header included, as one text."""
+    return "".join(value if isinstance(value, str) else "".join(value or ()) for value in values.values())
+
+
 def _open_rows(
-    files: Sequence[Path],
-    columns: Sequence[str],
-    rows: Sequence[tuple[str, Path, Mapping[str, Any]]],
-    section: Data | Auxiliary,
-    *,
-    texts: bool,
+    files: Sequence[Path], columns: Sequence[str], rows: Sequence[Row], section: Data | Auxiliary, *, texts: bool
 ) -> Table | None:
     if not files:
         return None
+    bad = {number: row.problem for number, row in enumerate(rows) if row.problem is not None}
+    if rows and len(bad) == len(rows):  # then no column would be found either, which is not what is wrong
+        raise ValueError(f"{rows[0].where}: {rows[0].problem}")
     content = find_content(columns, section, texts=texts, where=files[0])
     label = None
     if isinstance(section, Data):
@@ -69,15 +103,17 @@ def _open_rows(
         )
     cells: list[Cell]
     if texts:
-        cells = [(where, joined_texts([values.get(column) for column in content])) for where, _, values in rows]
+        cells = [(row.where, joined_texts([row.values.get(column) for column in content])) for row in rows]
     else:
-        cells = [(where, _content(values.get(content[0]), folder=file.parent)) for where, file, values in rows]
+        cells = [(row.where, _content(row.values.get(content[0]), folder=row.file.parent)) for row in rows]
     pictures = {held: None for _, held in cells if isinstance(held, Path) and held.is_file()}
     return Table(
         files=(*files, *pictures),
         size=len(cells),
         cells=lambda: iter(cells),
-        labels=None if label is None else lambda: [values.get(label) for _, _, values in rows],
+        labels=None if label is None else lambda: [row.values.get(label) for row in rows],
+        bad=bad,
+        wnids=None if "wnid" not in columns else lambda: [row.values.get("wnid") for row in rows],
     )
 
 

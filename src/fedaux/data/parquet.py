@@ -10,19 +10,14 @@ from typing import Any
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Cell
 from fedaux.data.folders import part_files
-from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
+from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
 
 BATCH = 1000
 
 
-def parquet_files(path: str, *, part: str, key: str = "path") -> list[Path]:
-    """Return the files of a part (`train`, `test`) in a folder, in order; a single file is itself."""
-    return part_files(path, part, suffix=".parquet", key=key)
-
-
 def open_parquet(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open the Parquet files of a part: sizes from their footers, class names from what the hub wrote beside them."""
-    files = parquet_files(path, part=part, key=key_of(section))
+    files = part_files(path, part, section, suffix=".parquet")
     if not files:
         return None
     opened = [_open(file) for file in files]
@@ -38,37 +33,62 @@ def open_parquet(path: str, part: str, section: Data | Auxiliary, texts: bool) -
             setting="data.label_column",
             where=files[0],
         )
+    for file, others in zip(files, opened, strict=True):
+        if missing := [
+            name for name in (*content, label) if name is not None and name not in others.schema_arrow.names
+        ]:
+            raise ValueError(
+                f"{file}: has no column {', '.join(missing)}; it has {', '.join(others.schema_arrow.names)}; should "
+                f"have the columns of {files[0].name}"
+            )
     names = features.get(label or "", {}).get("names")
     return Table(
         files=tuple(files),
         size=sum(int(file.metadata.num_rows) for file in opened),
         cells=lambda: _texts(files, content) if texts else _cells(files, content[0]),
-        labels=None if label is None else lambda: _column(files, label),
+        labels=None if label is None else lambda: read_column(files, label),
         classes=tuple(str(name) for name in names) if names else None,
     )
 
 
 def _cells(files: Sequence[Path], image: str) -> Iterator[Cell]:
-    for file in files:
-        row = 0
-        for batch in _open(file).iter_batches(batch_size=BATCH, columns=[image]):
-            for cell in batch.column(0).to_pylist():
-                content = cell.get("bytes") if isinstance(cell, dict) else cell
-                yield f"{file}, row {row}", content if isinstance(content, bytes) else None
-                row += 1
+    for where, (cell,) in _rows(files, [image]):
+        content = cell.get("bytes") if isinstance(cell, dict) else cell
+        yield where, content if isinstance(content, bytes) else None
 
 
 def _texts(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Cell]:
+    return ((where, joined_texts(values)) for where, values in _rows(files, columns))
+
+
+def read_schema(file: Path) -> Any:
+    """Return the names and types of a file's columns, and what is written about them."""
+    return _open(file).schema_arrow
+
+
+def read_column(files: Sequence[Path], name: str) -> list[Any]:
+    """Return one column of all files, in order."""
+    return [value for _, (value,) in _rows(files, [name])]
+
+
+def _rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield where each row stands and its values, batch by batch; damage is told with its file and how far it went."""
+    errors = _errors()
     for file in files:
         row = 0
-        for batch in _open(file).iter_batches(batch_size=BATCH, columns=list(columns)):
-            for values in zip(*(batch.column(column).to_pylist() for column in columns), strict=True):
-                yield f"{file}, row {row}", joined_texts(values)
+        batches = _open(file).iter_batches(batch_size=BATCH, columns=list(columns))
+        while True:
+            try:
+                if (batch := next(batches, None)) is None:
+                    break
+                values = [batch.column(column).to_pylist() for column in columns]
+            except errors as error:
+                raise ValueError(
+                    f"{file}: damaged somewhere after row {row} ({error}); should be fetched or written anew"
+                ) from error
+            for one in zip(*values, strict=True):
+                yield f"{file}, row {row}", one
                 row += 1
-
-
-def _column(files: Sequence[Path], name: str) -> list[object]:
-    return [value for file in files for value in _open(file).read(columns=[name]).column(0).to_pylist()]
 
 
 def _features(metadata: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
@@ -94,9 +114,14 @@ def _pyarrow_parquet() -> Any:
 
 def _open(file: Path) -> Any:
     parquet = _pyarrow_parquet()
-    from pyarrow import ArrowInvalid
-
     try:
         return parquet.ParquetFile(file)
-    except ArrowInvalid as error:
+    except _errors() as error:
         raise ValueError(f"{file}: not a readable Parquet file ({error})") from error
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """Return what pyarrow raises over a damaged file; texts that are not UTF-8 are a ValueError."""
+    from pyarrow import ArrowException
+
+    return ArrowException, OSError, ValueError

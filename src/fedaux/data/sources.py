@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
 from fedaux.data.lines import open_csv, open_jsonl
 from fedaux.data.parquet import open_parquet
 from fedaux.data.silos import client_sections, joined
-from fedaux.data.tables import Examples, Opener, Table, read
+from fedaux.data.tables import Examples, Opener, Table, read, refuse_gaps
 from fedaux.data.texts import Texts
 from fedaux.data.tokens import load_public_tokens, load_tokens
 
@@ -31,7 +32,8 @@ from fedaux.data.tokens import load_public_tokens, load_tokens
 class Source:
     """What a data set can be used for, and how. `count` must be quick: it is asked before anything runs.
 
-    A path is a file or folder that must be there, unless it is not `path_on_disk`; `takes_test` looks at `data.test`.
+    A path is a file or folder that must be there, unless it is not `path_on_disk`; `takes_test` looks at `data.test`,
+    `takes_split` at `split`.
     One that `holds_texts` is called with a second argument where texts are wanted: `count` with True, the others with
     the `Texts` that make token ids of them; `open_public` then opens texts that a vocabulary can be learned from.
     One that `is_made` reads no public images but makes `auxiliary.size` of them: `load_auxiliary` is called with a
@@ -41,6 +43,7 @@ class Source:
     needs_path: bool = False
     path_on_disk: bool = True
     takes_test: bool = False
+    takes_split: bool = False
     holds_texts: bool = False
     is_made: bool = False
     count_labelled: Callable[..., int] | None = None
@@ -79,14 +82,15 @@ def load_own(section: Data) -> LabelledData:
     """Load the data of one client for training alone: nothing is held out for testing."""
     load = SOURCES[section.source].load_labelled
     assert load is not None, "checked before"
-    return _converted(load(section.model_copy(update={"test_fraction": 0.0})), section)
+    whole = {"test_fraction": 0.0, "size": None, "test_size": None}
+    return _converted(load(section.model_copy(update=whole)), section)
 
 
 def load_test(section: Data) -> LabelledData:
     """Load what a server without training data holds: test images, their labels, and the names of the classes."""
     source = SOURCES[section.source]
     if section.path is None and section.test is not None and source.needs_path:
-        own = load_own(section.model_copy(update={"path": section.test, "test": None}))
+        own = load_own(section.model_copy(update={"path": section.test, "test": None, "split": None}))
         data = replace(own, test_images=own.images, test_labels=own.labels)
     else:
         data = load_labelled(section)
@@ -231,6 +235,10 @@ def _load_tensors(section: Data, texts: Texts | None = None) -> LabelledData:
             raise ValueError(
                 f"{key}: tensor {part}labels should be {len(images)} class numbers from 0 upwards, one an image"
             )
+        try:
+            refuse_gaps(labels.long().numpy(), rows=np.arange(len(labels)))
+        except ValueError as error:
+            raise ValueError(f"{key}: tensor {part}labels: {error}") from error
     if "test_images" not in tensors:
         test, train = _hold_out(len(tensors["labels"]), fraction=section.test_fraction)
         tensors["test_images"], tensors["test_labels"] = tensors["images"][test], tensors["labels"][test]
@@ -252,12 +260,18 @@ def _load_auxiliary_tensors(section: Auxiliary, texts: Texts | None = None) -> T
     return _first(_check_images(images, key=f"auxiliary.path = {section.path}", name="images"), section.size)
 
 
-WORDNET_ROWS = {"parquet": wordnet.rows_in_parquet, "folder": wordnet.rows_in_folders}
+WORDNET_ROWS: dict[str, Callable[..., NDArray[np.int64]]] = {
+    "parquet": lambda table, name, *, key: wordnet.rows_in_parquet(table.files, name, key=key),
+    "folder": lambda table, name, *, key: wordnet.rows_in_folders(table.files, name, key=key),
+    "csv": wordnet.rows_in_table,
+    "jsonl": wordnet.rows_in_table,
+    "huggingface": wordnet.rows_in_table,
+}
 """Which rows of a table are of a noun, for sources whose rows or folders carry WordNet ids."""
 
 
-def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bool = False) -> Source:
-    """Return the source that reads a format."""
+def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool = True) -> Source:
+    """Return the source that reads a format; a general one can hold texts, and its splits have any names."""
 
     def pair(section: Data, texts: bool) -> tuple[Table, Table | None]:
         """Open training and test data; the latter lies at `data.test`, beside the former, or nowhere."""
@@ -266,8 +280,9 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bo
         assert train is not None, "openers raise where there is no training data"
         if section.test is None or not path_on_disk:
             return train, open_part(section.path, "test", section, texts)
-        tested = open_part(section.test, "test", section, texts)
-        return train, tested or open_part(section.test, "train", section, texts)
+        elsewhere = section.model_copy(update={"split": None})  # which is the training data's
+        tested = open_part(section.test, "test", elsewhere, texts)
+        return train, tested or open_part(section.test, "train", elsewhere, texts)
 
     def count(section: Data, texts: bool = False) -> int:
         train, test = pair(section, texts)
@@ -275,11 +290,14 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bo
 
     def load(section: Data, texts: Texts | None = None) -> LabelledData:
         train, test = pair(section, texts is not None)
-        examples = read(train, section, name=f"data.path = {section.path}", texts=texts)
+        own = f"data.path = {section.path}"
         if test is not None:
             name = f"data.test = {section.test}" if section.test else "data, its test part"
-            held = read(test, section, name=name, texts=texts)
-            return _assembled(examples, held)
+            return _assembled(
+                read(train, section, name=own, texts=texts, size=section.size),
+                read(test, section, name=name, texts=texts, size=section.test_size),
+            )
+        examples = read(train, section, name=own, texts=texts)  # all of it: anything may be held out
         chosen, rest = _hold_out(len(examples.labels), fraction=section.test_fraction)
         images, labels, classes = examples.images, examples.labels, examples.classes
         return _assembled(
@@ -294,11 +312,12 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bo
 
     def load_public(section: Auxiliary, texts: Texts | None = None) -> Tensor:
         table = open_public(section, texts is not None)
-        examples = read(table, section, name=f"auxiliary.path = {section.path}", texts=texts)
+        size = section.size if section.wordnet is None else None  # how far its rows reach, nobody knows
+        examples = read(table, section, name=f"auxiliary.path = {section.path}", texts=texts, size=size)
         images = examples.images
         if section.wordnet is not None:
             assert examples.rows is not None, "what was read has its rows"
-            rows = WORDNET_ROWS[section.source](table.files, section.wordnet, key="auxiliary.wordnet")
+            rows = WORDNET_ROWS[section.source](table, section.wordnet, key="auxiliary.wordnet")
             images = images[np.isin(examples.rows, rows)]
         return _first(torch.from_numpy(images), section.size)
 
@@ -306,18 +325,19 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, holds_texts: bo
         table = open_public(section, texts=False)
         if section.wordnet is None:
             return table.size
-        return len(WORDNET_ROWS[section.source](table.files, section.wordnet, key="auxiliary.wordnet"))
+        return len(WORDNET_ROWS[section.source](table, section.wordnet, key="auxiliary.wordnet"))
 
     return Source(
         needs_path=True,
         path_on_disk=path_on_disk,
         takes_test=True,
-        holds_texts=holds_texts,
+        takes_split=general,
+        holds_texts=general,
         count_labelled=count,
         load_labelled=load,
         load_auxiliary=load_public,
         count_auxiliary=count_public,
-        open_public=open_public if holds_texts else None,
+        open_public=open_public if general else None,
     )
 
 
@@ -353,13 +373,13 @@ SOURCES: dict[str, Source] = {
         load_labelled=_load_tensors,
         load_auxiliary=_load_auxiliary_tensors,
     ),
-    "folder": _from_files(open_folder, holds_texts=True),
-    "parquet": _from_files(open_parquet, holds_texts=True),
-    "csv": _from_files(open_csv, holds_texts=True),
-    "jsonl": _from_files(open_jsonl, holds_texts=True),
-    "huggingface": _from_files(open_hub, path_on_disk=False, holds_texts=True),
-    "cifar10-binary": _from_files(open_cifar10),
-    "cifar100-binary": _from_files(open_cifar100),
-    "stl10-binary": _from_files(open_stl10),
-    "svhn": _from_files(open_svhn),
+    "folder": _from_files(open_folder),
+    "parquet": _from_files(open_parquet),
+    "csv": _from_files(open_csv),
+    "jsonl": _from_files(open_jsonl),
+    "huggingface": _from_files(open_hub, path_on_disk=False),
+    "cifar10-binary": _from_files(open_cifar10, general=False),
+    "cifar100-binary": _from_files(open_cifar100, general=False),
+    "stl10-binary": _from_files(open_stl10, general=False),
+    "svhn": _from_files(open_svhn, general=False),
 }

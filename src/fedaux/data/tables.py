@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +21,29 @@ from fedaux.data.texts import Texts, trimmed
 
 MAX_CLASSES = 100_000
 """A class number beyond this is a mistake, such as an identifier taken for a label."""
+ANY_GAPS = 1000
+"""Up to so many classes a file of a few examples, such as a client's, may lack any of them."""
+SEEN_SHARE = 0.1
+"""Of more classes than that, so many must have an example."""
 QUIET_SECONDS = 3.0
 """Decoding that takes longer says how far it is, as often as this."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one part of a data set. `labels` and `cells` read them, in order; `classes` are names by class number."""
+    """Rows of one part of a data set. `labels` and `cells` read them, in order; `classes` are names by class number.
+
+    `bad` says of rows that cannot be read at all why; their cells and labels are empty. `wnids` reads the WordNet ids
+    of the rows, where a column has them.
+    """
 
     files: tuple[Path, ...]
     size: int
     cells: Callable[[], Iterator[Cell]]
     labels: Callable[[], Sequence[object]] | None = None
     classes: tuple[str, ...] | None = None
+    bad: Mapping[int, str] = field(default_factory=dict)
+    wnids: Callable[[], Sequence[Any]] | None = None
 
 
 Opener = Callable[[str, str, Data | Auxiliary, bool], Table | None]
@@ -59,10 +71,13 @@ def key_of(section: Data | Auxiliary) -> str:
     return "data" if isinstance(section, Data) else "auxiliary"
 
 
-def read(table: Table, section: Data | Auxiliary, *, name: str, texts: Texts | None = None) -> Examples:
+def read(
+    table: Table, section: Data | Auxiliary, *, name: str, texts: Texts | None = None, size: int | None = None
+) -> Examples:
     """Decode a table, or map what was decoded before; `name` says whose it is where nothing is left.
 
-    With `texts` its cells are texts and become token ids, as wide as the longest of them.
+    With `texts` its cells are texts and become token ids, as wide as the longest of them. With `size` only the first
+    good rows are decoded, so many where there are so many, and what comes after them is not looked at.
 
     Raises ValueError naming file and row of the first bad row, unless bad ones are to be skipped: then says how many.
     """
@@ -72,7 +87,12 @@ def read(table: Table, section: Data | Auxiliary, *, name: str, texts: Texts | N
     bad: dict[int, str] = {}
     if isinstance(section, Data):
         assert table.labels is not None, "openers look for labels where they are needed"
-        labels, classes, bad = number_labels(table.labels(), classes=table.classes)
+        values = table.labels()
+        try:
+            labels, classes, bad = number_labels(values, classes=table.classes)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    bad |= table.bad
     settings: dict[str, object] = {"source": section.source, "bad_labels": sorted(bad.items())}
     if texts is None:
         settings |= {
@@ -86,24 +106,32 @@ def read(table: Table, section: Data | Auxiliary, *, name: str, texts: Texts | N
             "vocabulary": texts.vocabulary.digest,
             "length": texts.length,
         }
+    if size is not None:
+        settings["size"] = size
     place = cache.content_key(table.files, settings=settings)
     found = cache.load(place)
     if found is None:
+        # Where a bad row stops everything, the first rows are the first good ones.
+        cells = table.cells() if section.skip_bad else islice(table.cells(), size)
         if texts is None:
             blocks = decode_all(
-                table.cells(),
+                cells,
                 bad_labels=bad,
                 channels=section.channels,
                 side=section.image_size,
                 size_key=f"{key}.image_size",
             )
         else:
-            blocks = texts.encode_all(table.cells(), bad_labels=bad)
-        found = cache.store(place, _watched(blocks, table, name=name, skip_bad=section.skip_bad))
+            blocks = texts.encode_all(cells, bad_labels=bad)
+        if size is not None:
+            blocks = _first(blocks, size)
+        expected = min(table.size, size or table.size)
+        found = cache.store(place, _watched(blocks, expected=expected, name=name, skip_bad=section.skip_bad))
     if found.reasons:
         if not section.skip_bad:
             raise ValueError(_advice(found.reasons[0], key))
-        _say(f"{name}: skipped {len(found.reasons)} of {table.size} rows, first: {found.reasons[0]}")
+        looked_at = len(found.rows) + len(found.reasons)
+        _say(f"{name}: skipped {len(found.reasons)} of {looked_at} rows, first: {found.reasons[0]}")
     if len(found.rows) == 0:
         nothing = "no images" if texts is None else "no texts"
         raise ValueError(f"{name}: {nothing}" + (f" but bad ones, first: {found.reasons[0]}" if found.reasons else ""))
@@ -117,7 +145,8 @@ def number_labels(
     """Return class numbers [N], the names of the classes, and what is wrong with the label of some rows.
 
     Labels are names or numbers of `classes`; without these, whole numbers are class numbers from 0 upwards, and
-    anything else is a name, the classes being the sorted names.
+    anything else is a name, the classes being the sorted names. Raises ValueError where numbers leave gaps that no
+    classes would.
     """
     cleaned = [_clean(value) for value in values]
     if classes is None and not all(value is None or _number(value) is not None for value in cleaned):
@@ -140,9 +169,25 @@ def number_labels(
         else:
             numbers[row] = number
     if classes is None:
-        good = [row for row in range(len(numbers)) if row not in bad]
+        good = np.array([row for row in range(len(numbers)) if row not in bad], dtype=np.int64)
+        refuse_gaps(numbers[good], rows=good)
         classes = tuple(str(number) for number in range(int(numbers[good].max(initial=-1)) + 1))
     return numbers, classes, bad
+
+
+def refuse_gaps(labels: NDArray[np.int64], *, rows: NDArray[np.int64]) -> None:
+    """Raise ValueError where hardly any of the class numbers up to the highest of the labels [N], of rows [N], occurs.
+
+    One stray number, or identifiers in the place of labels, would otherwise make models with as many outputs.
+    """
+    count, seen = int(labels.max(initial=-1)) + 1, np.unique(labels)
+    if count > ANY_GAPS and len(seen) < SEEN_SHARE * count:
+        usual = f", the next is {seen[-2]}" if len(seen) > 1 else ""
+        raise ValueError(
+            f"row {rows[labels.argmax()]} has the label {count - 1}, the highest{usual}: that would be {count} "
+            f"classes, of which {len(seen)} have an example; should be numbers from 0 upwards without such "
+            "gaps, or names"
+        )
 
 
 def _clean(value: object) -> int | str | None:
@@ -197,19 +242,31 @@ def find_column(
     )
 
 
-def _watched(blocks: Iterator[Block], table: Table, *, name: str, skip_bad: bool) -> Iterator[Block]:
+def _first(blocks: Iterator[Block], size: int) -> Iterator[Block]:
+    """Pass so many good rows on, and the bad ones before the last of them."""
+    left = size
+    for block in blocks:
+        if len(block.rows) >= left:
+            reasons = {row: reason for row, reason in block.reasons.items() if row < block.rows[left - 1]}
+            yield Block(block.images[:left], block.rows[:left], reasons)
+            return
+        left -= len(block.rows)
+        yield block
+
+
+def _watched(blocks: Iterator[Block], *, expected: int, name: str, skip_bad: bool) -> Iterator[Block]:
     """Pass blocks on, stop at the first bad row unless these are skipped, and say how far it is."""
     began = spoke = time.monotonic()
     done = 0
     for block in blocks:
         if block.reasons and not skip_bad:
-            raise ValueError(_advice(block.reasons[0], name.partition(".")[0]))
+            raise ValueError(_advice(next(iter(block.reasons.values())), name.partition(".")[0]))
         done += len(block.rows) + len(block.reasons)
         now = time.monotonic()
-        if now - spoke >= QUIET_SECONDS and done < table.size:
+        if now - spoke >= QUIET_SECONDS and done < expected:
             spoke = now
-            rest = (now - began) / done * (table.size - done)
-            _say(f"{name}: {done} of {table.size} rows decoded, ETA {rest:.0f} s")
+            rest = (now - began) / done * (expected - done)
+            _say(f"{name}: {done} of {expected} rows decoded, ETA {rest:.0f} s")
         yield block
 
 

@@ -30,7 +30,8 @@ class Texts:
         """Yield the rows in order, block by block, as token ids [n, length]; say which are bad, and why."""
         numbered = enumerate(cells)
         while rows := list(islice(numbered, BLOCK)):
-            texts, good, reasons = [], [], []
+            texts, good = [], []
+            reasons: dict[int, str] = {}
             for row, (where, content) in rows:
                 try:
                     if row in bad_labels:
@@ -38,7 +39,7 @@ class Texts:
                     texts.append(text_of(content))
                     good.append(row)
                 except ValueError as error:
-                    reasons.append(f"{where}: {error}")
+                    reasons[row] = f"{where}: {error}"
             yield Block(self.vocabulary.encode(texts, length=self.length), good, reasons)
 
 

@@ -23,6 +23,7 @@ from fedaux.pretrain.store import (
     save_h0,
     settings_digest,
     shared_store,
+    stored_card,
 )
 from fedaux.pretrain.training import SAVE_SECONDS, OnEpoch, Passed, Training, pretrain
 from fedaux.server import snapshot
@@ -92,8 +93,12 @@ def pretrained(
     def found(folder: Path | None) -> H0 | None:
         if folder is None or not (folder / name).exists():
             return None
-        weights = fitting_weights(folder / name, wanted.model, key="pretrained features")
-        return H0(weights, read_card(folder / name) or {}, stem, stored=True)
+        try:
+            weights = fitting_weights(folder / name, wanted.model, key="pretrained features")
+            card = stored_card(folder / name) if folder == shared else read_card(folder / name) or {}
+        except ValueError as error:
+            raise ValueError(f"{error}; remove that file, nothing is lost but the time to make it again") from error
+        return H0(weights, card, stem, stored=True)
 
     def trained(folder: Path | None) -> H0:
         progress = None if folder is None else folder / f"{stem}.progress.safetensors"

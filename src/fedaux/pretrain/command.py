@@ -142,7 +142,7 @@ def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> Table
     for outcome in outcomes:
         card = outcome.h0.card
         measured = card["probe"] or {}
-        accuracies = [f"{100 * measured[key]:.1f}" if measured else "–" for key in ("linear", "neighbours")]
+        accuracies = [f"{100 * measured[key]:.1f}" if key in measured else "–" for key in ("linear", "neighbours")]
         seconds = f"{card['seconds']:.1f}" + (" (stored)" if outcome.h0.stored else "")
         loss = "–" if card["loss"] is None else f"{card['loss']:.3f}"
         table.add_row(outcome.prototype, str(card["epochs"]), seconds, loss, *accuracies)

@@ -30,6 +30,8 @@ from fedaux.models import MODELS, SplitModel, model_options
 PROCEDURE = 2
 """Raised whenever the same settings come to give another h0."""
 CARD_FORMAT = 1
+TOLD = {"epochs": (int,), "seconds": (int, float), "loss": (int, float, type(None)), "probe": (dict, type(None))}
+"""What cards in the shared store are asked for, and what it may be."""
 
 Card = dict[str, Any]
 """What is known about an h0, as JSON can say it."""
@@ -194,6 +196,15 @@ def read_card(path: Path) -> Card | None:
             raise ValueError(f"{path}: its card is damaged ({error})") from error
     if not isinstance(card, dict):
         raise ValueError(f"{beside if beside.is_file() else path}: the card should be a table, is {card!r:.60}")
+    return card
+
+
+def stored_card(path: Path) -> Card:
+    """Return the card of a file in the shared store; raise ValueError where it does not tell what is asked."""
+    card = read_card(path) or {}
+    if wrong := [key for key, kinds in TOLD.items() if key not in card or not isinstance(card[key], kinds)]:
+        beside = path.with_suffix(".json")
+        raise ValueError(f"{beside if beside.is_file() else path}: damaged, its card does not tell {', '.join(wrong)}")
     return card
 
 
