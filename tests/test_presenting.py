@@ -227,3 +227,34 @@ def test_curves_of_a_block_have_one_scale_wherever_its_rows_are_broken() -> None
     assert limits[0] != limits[4]
     assert limits[0][0] <= 10
     assert limits[0][1] >= 49
+
+
+# What differs from the paper
+
+
+def paper_data(folder: Path) -> Path:
+    """Write a few images as CIFAR-10, and some that stand in for STL-10."""
+    generator = np.random.default_rng(0)
+    for file, count in (("data_batch_1", 60), ("test_batch", 20)):
+        rows = generator.integers(256, size=(count, 3073), dtype=np.uint8)
+        rows[:, 0] = np.arange(count) % 10
+        (folder / "cifar10").mkdir(parents=True, exist_ok=True)
+        (folder / "cifar10" / f"{file}.bin").write_bytes(rows.tobytes())
+    (folder / "cifar-100-binary").mkdir()
+    rows = generator.integers(20, size=(40, 3074), dtype=np.uint8)
+    for file in ("train", "test"):
+        (folder / "cifar-100-binary" / f"{file}.bin").write_bytes(rows.tobytes())
+    return folder
+
+
+def test_what_stands_in_is_said_in_every_file(tmp_path: Path) -> None:
+    root = paper_data(tmp_path / "data")
+    changes = ["rounds=1", "pretraining.epochs=1", "engine.device=cpu", 'prototypes=[{name="mlp",model="mlp"}]']
+    request = Request(tmp_path / "out", data_root=root, auxiliary="cifar100", overrides=changes)
+    limited = Request(tmp_path / "table", data_root=root, auxiliary="cifar100", sweeping={"time_limit": 1e-9})
+    for name, asked in (("qualitative", request), ("table1", limited)):
+        outcome = command.reproduce(name, asked)
+        assert outcome.markdown.count("CIFAR-100 stands in for STL-10.") == 1
+        for ending in ("md", "html", "tex"):
+            assert "CIFAR-100 stands in for STL-10." in (asked.out / f"{name}.{ending}").read_text(), (name, ending)
+        assert "CIFAR-100 stands in for STL-10" in json.loads((asked.out / f"{name}.json").read_text())["notes"]

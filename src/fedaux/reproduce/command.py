@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from fedaux.reproduce.study import RECIPES
 
 SHARED_RUNS = {"curves": "architectures"}
 """Studies whose runs are those of another, and lie in its folder."""
-HIDDEN = {"out", "base", "on_line", "sweeping"}
+HIDDEN = {"out", "base", "notes", "on_line", "sweeping"}
 """Arguments of experiments that are not options of theirs."""
 
 
@@ -102,13 +101,12 @@ def reproduce(name: str, request: Request, *, recipe: str | None = None, options
     arguments = read_options(name, entry, options)
     base, notes = base_of(name, entry, request, recipe)
     if base is not None:
-        arguments["base"] = base
+        arguments |= {"base": base, "notes": notes}
         if recipe is None and request.data_root is not None:
             arguments = dict(entry.options) | arguments
     if runs_cells:
         arguments["sweeping"] = request.sweeping
-    outcome = entry.run(request.out, **arguments)
-    return replace(outcome, markdown="\n".join([outcome.markdown, *(f"- {note}." for note in notes)]))
+    return entry.run(request.out, **arguments)
 
 
 def read_options(name: str, entry: Reproduction, options: Sequence[str]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ def run(
     base: Experiment | None = None,
     alphas: Sequence[float] = ALPHAS,
     mechanisms: Sequence[str] = MECHANISMS,
+    notes: Sequence[str] = (),
     on_line: Callable[[str], None] = print,
 ) -> Outcome:
     """Measure the ensemble over heterogeneity: plain means, and each mechanism's weights on logits and probabilities.
@@ -71,7 +72,7 @@ def run(
         f"({section.epsilon:g}, {section.delta:g}); `release` and "
         "`none` are not private.\n\n" + markdown_table(["weights", *(f"α = {alpha:g}" for alpha in alphas)], table)
     )
-    return write(Path(out), "ensemble", numbers={"rows": measured}, markdown=text, figures={})
+    return write(Path(out), "ensemble", numbers={"rows": measured}, markdown=text, figures={}, notes=notes)
 
 
 def _ensemble_rows(

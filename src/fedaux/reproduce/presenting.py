@@ -11,7 +11,7 @@ from fedaux.reproduce.drawing import FIGURES
 from fedaux.reproduce.running import CENTRAL, Plan, Request, carry_out, measure, plan
 from fedaux.reproduce.study import Study
 from fedaux.reproduce.tables import BEST, LAST, PRINTED, Line, Table, Text, block_tables, figure, markdown
-from fedaux.reproduce.writing import Outcome, write
+from fedaux.reproduce.writing import DIFFERS, Outcome, sentence, write
 
 BEST_COMBINATION = "best combination"
 RATES = ("local.learning_rate", "distillation.learning_rate", "local.proximal")
@@ -33,6 +33,7 @@ def run_study(study: Study, request: Request) -> Outcome:
         numbers=numbers,
         markdown=describe(study, numbers, tables),
         figures={study.name: FIGURES[study.figure](numbers)},
+        notes=numbers["notes"],
     )
 
 
@@ -62,7 +63,7 @@ def describe(study: Study, numbers: Mapping[str, Any], tables: Sequence[Table]) 
     quick = numbers["quick"]
     lines = [f"# {study.name}{', quick version' if quick else ''}: {study.shows}", ""]
     judged = {**numbers, "rows": combinations(numbers["rows"])} if study.figure == "heat" else numbers
-    lines += [f"- {sentence}" for sentence in findings(judged)]
+    lines += [f"- {finding}" for finding in findings(judged)]
     privacy = numbers["privacy"]
     seeds = ", ".join(map(str, numbers["seeds"]))
     facts = [
@@ -79,7 +80,7 @@ def describe(study: Study, numbers: Mapping[str, Any], tables: Sequence[Table]) 
     different = [STANDING, *numbers["left_open"], *numbers["notes"]]
     if numbers["cut"]:
         different.insert(0, f"Cut for the quick version: {numbers['cut']}.")
-    lines += ["## What differs from the paper", "", *(f"- {_sentence(line)}" for line in different)]
+    lines += [DIFFERS, "", *(f"- {sentence(line)}" for line in different)]
     if numbers["unfinished"]:
         lines += ["", "## Runs without a result", "", *(f"- `{line}`" for line in numbers["unfinished"])]
     return "\n".join(lines) + "\n"
@@ -132,7 +133,3 @@ def combination_tables(numbers: Mapping[str, Any]) -> list[Table]:
 
 def _combination(method: str, kind: str, cells: Sequence[str]) -> Line:
     return Line(method, kind, tuple(Text(cell) for cell in cells))
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith(".") else f"{text}."

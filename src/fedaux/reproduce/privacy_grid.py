@@ -62,6 +62,7 @@ def run(
     base: Experiment | None = None,
     grids: Grid = GRIDS,
     method: str = "fedaux",
+    notes: Sequence[str] = (),
     sweeping: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Run every cell of the grids that is not finished yet under OUT/cells, and draw accuracy over epsilon.
@@ -100,7 +101,9 @@ def run(
             }
         )
     numbers = {"base": base.to_dict(), "method": method, "rounds": base.rounds, "seeds": list(base.seeds), "rows": rows}
-    return write(out, "privacy", numbers=numbers, markdown=describe(numbers), figures={"privacy": draw(rows)})
+    return write(
+        out, "privacy", numbers=numbers, markdown=describe(numbers), figures={"privacy": draw(rows)}, notes=notes
+    )
 
 
 def cells(base: Experiment, grids: Grid) -> Iterator[dict[str, Any]]:

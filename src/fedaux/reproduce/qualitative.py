@@ -7,7 +7,7 @@ hold; multiplications and additions of a forward pass are counted by torch, and 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ TRAINING_PASSES = 3
 LINES = ("operations, clients", "operations, server", "client → server", "server → client", "privacy", "assumes")
 
 
-def run(out: Path | str, *, base: Experiment | None = None) -> Outcome:
+def run(out: Path | str, *, base: Experiment | None = None, notes: Sequence[str] = ()) -> Outcome:
     """Run every method of the base for its rounds under OUT/run, and count. Without ``base``, the embedded demo."""
     experiment = base or load_experiment(RECIPES / "qualitative-quick.toml")
     out = Path(out)
@@ -50,7 +50,7 @@ def run(out: Path | str, *, base: Experiment | None = None) -> Outcome:
             for key in ("ResNet-8 in MB", "negatives' features in MB")
         },
     }
-    return write(out, "qualitative", numbers=numbers, markdown=describe(numbers), figures={})
+    return write(out, "qualitative", numbers=numbers, markdown=describe(numbers), figures={}, notes=notes)
 
 
 def count(experiment: Experiment, method: str, path: Path, *, shape: tuple[int, ...]) -> list[dict[str, Any]]:

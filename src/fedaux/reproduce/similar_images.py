@@ -59,6 +59,7 @@ def run(
     num_clients: int = 4,
     num_images: int = 5,
     num_neighbours: int = 4,
+    notes: Sequence[str] = (),
 ) -> Outcome:
     """Draw the highest-scored public images beside their nearest private neighbours, with and without noise.
 
@@ -144,7 +145,7 @@ def run(
         "similar-images": draw(found[False], task.distill_images, data.images, title="without noise"),
         "similar-images-private": draw(found[True], task.distill_images, data.images, title=price),
     }
-    return write(out, "similar-images", numbers=numbers, markdown=describe(numbers), figures=figures)
+    return write(out, "similar-images", numbers=numbers, markdown=describe(numbers), figures=figures, notes=notes)
 
 
 def nearest(queries: Tensor, features: Tensor, *, count: int) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,9 @@ ALPHAS = (0.01, 0.1, 1.0, 100.0)
 NUM_CLIENTS = 20
 
 
-def run(out: Path | str, *, base: Experiment | None = None, alphas: Sequence[float] = ALPHAS) -> Outcome:
+def run(
+    out: Path | str, *, base: Experiment | None = None, alphas: Sequence[float] = ALPHAS, notes: Sequence[str] = ()
+) -> Outcome:
     """Draw the split of the labelled data over 20 clients for each alpha; the first seed counts.
 
     Without ``base``, the embedded digits.
@@ -45,7 +47,9 @@ def run(out: Path | str, *, base: Experiment | None = None, alphas: Sequence[flo
     }
     panels = [(f"α = {alpha:g}", table) for alpha, table in zip(alphas, tables, strict=True)]
     figure = split_bubbles(panels, data.classes)
-    return write(Path(out), "split", numbers=numbers, markdown=describe(numbers), figures={"split": figure})
+    return write(
+        Path(out), "split", numbers=numbers, markdown=describe(numbers), figures={"split": figure}, notes=notes
+    )
 
 
 def describe_split(table: np.ndarray) -> dict[str, Any]:

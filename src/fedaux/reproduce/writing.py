@@ -18,6 +18,7 @@ from fedaux.reproduce import latex, page
 # Okabe and Ito's palette, in the order in which the eye tells its colours apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
+DIFFERS = "## What differs from the paper"
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,15 @@ def write(
     numbers: Mapping[str, Any],
     markdown: str,
     figures: Mapping[str, Figure],
+    notes: Sequence[str] = (),
 ) -> Outcome:
-    """Write NAME.html, NAME.md, NAME.json, the tables as NAME.tex, and each figure as PNG and SVG into ``out``."""
+    """Write NAME.html, NAME.md, NAME.json, the tables as NAME.tex, and each figure as PNG and SVG into ``out``.
+
+    ``notes`` are what differs from the paper in what was run; they stand in all of them but the figures.
+    """
+    if notes and DIFFERS not in markdown:
+        markdown = "\n".join([markdown, DIFFERS, "", *(f"- {sentence(note)}" for note in notes), ""])
+    numbers = {**numbers, "notes": list(notes)}
     out.mkdir(parents=True, exist_ok=True)
     written = [out / f"{name}.html", out / f"{name}.md", out / f"{name}.json"]
     for title, figure in figures.items():
@@ -47,7 +55,7 @@ def write(
     save_text(written[0], page.render(markdown, figures))  # last: drawing a figure again moves it by a hair
     save_text(written[1], markdown)
     save_json(written[2], numbers)
-    if tables := latex.render(markdown, label=f"tab:{name}"):
+    if tables := latex.render(markdown, label=f"tab:{name}", notes=notes):
         written.append(out / f"{name}.tex")
         save_text(written[-1], tables)
     return Outcome(numbers, markdown, tuple(written))
@@ -57,6 +65,11 @@ def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -
     """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
+
+
+def sentence(text: str) -> str:
+    """Return a text that ends like a sentence."""
+    return text if text.endswith(".") else f"{text}."
 
 
 def epsilon_name(epsilon: float) -> str:
