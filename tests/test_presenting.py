@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from latex_checks import check_latex
+from study_data import saved
 
 from fedaux.reproduce import command, comparison, drawing, latex, page, presenting, tables
 from fedaux.reproduce.running import CENTRAL, Request
@@ -47,6 +48,13 @@ def test_a_study_measures_what_its_runs_measured(small: tuple[Path, Mapping[str,
         assert f"{row['best']['mean']:.1f}" in text
     assert "Cut for the quick version" in text
     assert "cannot be held against its own" in text
+
+
+def test_the_page_of_a_study_offers_the_numbers_of_its_figure(small: tuple[Path, Mapping[str, Any]]) -> None:
+    out, numbers = small
+    (offered,) = saved((out / "table1.html").read_text()).values()
+    shown = {line["method"]: (float(line["best round"]), float(line["last round"])) for line in offered}
+    assert shown == {row["method"]: (row["best"]["mean"], row["last"]["mean"]) for row in numbers["rows"]}
 
 
 def test_finished_runs_are_not_run_again_and_more_can_be_added(small: tuple[Path, Mapping[str, Any]]) -> None:
@@ -101,6 +109,12 @@ def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
         assert np.array(table).shape == (20, 10)
         assert np.array(table).sum() == 1438
     assert check_latex((tmp_path / "split.tex").read_text()) == [4]
+    (held,) = saved((tmp_path / "split.html").read_text()).values()
+    tables_ = outcome.numbers["tables"]
+    assert len(held) == 4 * 20 * 10
+    assert all(
+        int(line["examples"]) == tables_[line["alpha"]][int(line["client"])][int(line["class"])] for line in held
+    )
 
 
 # Words and tables
@@ -191,6 +205,9 @@ def test_every_kind_of_figure_can_be_drawn() -> None:
         rows = numbers["rows"] + ([central] if name == "lines" else [])
         figure = draw({**numbers, "rows": rows})
         assert len(figure.axes) == (2 if name == "heat" else 1)
+        header, lines = drawing.figure_rows(name, {**numbers, "rows": rows})
+        assert {len(line) for line in lines} == {len(header)}
+        assert (len(lines), lines[0][-1]) == ((4, 30.0) if name == "curves" else (len(rows), 23.6))
         if name == "dots":
             assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["fedavg", "fedaux"]
             shown = sorted(float(line.get_xdata()[0]) for line in figure.axes[0].lines)  # type: ignore[index,arg-type]
@@ -256,5 +273,5 @@ def test_what_stands_in_is_said_in_every_file(tmp_path: Path) -> None:
         outcome = command.reproduce(name, asked)
         assert outcome.markdown.count("CIFAR-100 stands in for STL-10.") == 1
         for ending in ("md", "html", "tex"):
-            assert "CIFAR-100 stands in for STL-10." in (asked.out / f"{name}.{ending}").read_text(), (name, ending)
+            assert "CIFAR-100 stands in for STL-10" in (asked.out / f"{name}.{ending}").read_text(), (name, ending)
         assert "CIFAR-100 stands in for STL-10" in json.loads((asked.out / f"{name}.json").read_text())["notes"]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import tiny
 from latex_checks import check_latex
+from study_data import saved
 
 from fedaux import execute
 from fedaux.certainty import MECHANISMS
@@ -77,6 +78,19 @@ def test_iris_comes_out_the_same_twice(iris: Outcome, tmp_path: Path) -> None:
         assert again.read_bytes() == files[again.name].read_bytes()
 
 
+def test_iris_offers_the_numbers_of_its_figures_and_says_what_is_one_draw(iris: Outcome) -> None:
+    (page,) = (file.read_text() for file in iris.files if file.suffix == ".html")
+    points, mechanisms = saved(page).values()
+    plain, weighted = iris.numbers["accuracy"].values()
+    for key, reached in (("plain mean", plain), ("weighted by density", weighted)):
+        assert sum(line[key] == line["class"] for line in points) / 150 == pytest.approx(reached)
+    measured = {(row["setting"], row["epsilon"]): row for row in iris.numbers["accuracy_by_mechanism"]}
+    for line in mechanisms:
+        row = measured[line["weights from"], line["epsilon"] if line["epsilon"] == "inf" else float(line["epsilon"])]
+        assert row["least"] - 1e-6 <= float(line["accuracy"]) <= row["largest"] + 1e-6, "one of the draws"
+    assert "One draw of noise; the table has means over 2." in page
+
+
 # Gaussians
 
 
@@ -126,6 +140,9 @@ def test_calibrated_sharpness_is_the_ratio_of_variances(spread: float) -> None:
         assert found["clipped"]["sharpness"] > 1.4 * spread**2, "clipped means are short, and want more sharpness"
 
 
+CLIPPED = ("clipped", "unclipped")
+
+
 def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
     options: dict[str, Any] = {"sizes": (20,), "epsilons": (1.0,), "draws": 1, "dimensions": (2,)}
     first = toy_gaussians.run(tmp_path / "a", **options)
@@ -134,6 +151,14 @@ def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
     assert {row["mechanism"] for row in first.numbers["errors"]} == set(MECHANISMS)
     assert json.loads((tmp_path / "a" / "toy-gaussians.json").read_text()) == json.loads(json.dumps(first.numbers))
     assert check_latex((tmp_path / "a" / "toy-gaussians.tex").read_text()) == [5, 7, 3]
+    weights, errors = saved((tmp_path / "a" / "toy-gaussians.html").read_text()).values()
+    toy = toy_gaussians.build(20, seed=0)
+    points = torch.tensor([[float(line["x"]), float(line["y"])] for line in weights[:400]], dtype=torch.float64)
+    true = toy_gaussians.true_weights(toy.means, toy.covariances, points)
+    assert [float(line["true weights"]) for line in weights] == pytest.approx(true.flatten().tolist(), abs=1e-3)
+    assert min(float(line["error"]) for line in errors if line["sharpness"]) == pytest.approx(
+        min(min(row[key]["curve"]) for row in first.numbers["calibration_without_noise"] for key in CLIPPED), abs=1e-6
+    )
 
 
 # The grid
@@ -154,6 +179,9 @@ def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
         assert stored["method"] == ("fedaux" if row["settings"] else "feddf+p")
         assert stored["epsilon"] == row["settings"].get("epsilon")
     assert check_latex((tmp_path / "privacy.tex").read_text()) == [3]
+    (offered,) = saved((tmp_path / "privacy.html").read_text()).values()
+    assert [line["cell"] for line in offered] == names
+    assert [float(line["accuracy"]) for line in offered] == [row["accuracy"] for row in outcome.numbers["rows"]]
     assert privacy_grid.run(tmp_path, base=base, grids=GRID).numbers == outcome.numbers
     assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
     with pytest.raises(ConfigError, match="rounds = 2"):
@@ -206,6 +234,16 @@ def test_similar_images_shows_private_images_and_says_so(tmp_path: Path, mechani
     assert "simulations only" in outcome.markdown
     assert check_latex((tmp_path / "similar-images.tex").read_text()) == [6]
     assert "simulations only" in (tmp_path / "similar-images.svg").read_text()
+    for side, offered in zip(
+        ("without_noise", "with_noise"), saved((tmp_path / "similar-images.html").read_text()).values(), strict=True
+    ):
+        own = [
+            (row["client"], index)
+            for row in outcome.numbers["clients"]
+            for line in row[side]["neighbours"]
+            for index in line
+        ]
+        assert [(int(line["client"]), int(line["private image"])) for line in offered] == own
     parts = execute.split_for(base, load_labelled(base.data), 0)
     assert len(outcome.numbers["clients"]) == 2
     for row in outcome.numbers["clients"]:

@@ -80,7 +80,8 @@ def _float(group: Sequence[Titled], *, title: str, label: str, notes: Sequence[s
     said = [title, group[0].text]
     if len(group) == 1:
         said.insert(1, group[0].heading)
-    said += [f"{note[:1].upper()}{note[1:]}" for note in notes]
+    if notes:
+        said.append(f"What differs from the paper: {'; '.join(note.rstrip('.') for note in notes)}")
     caption = " ".join(_sentence(part) for part in said if part)
     columns, fits = _columns([table.grid for table in group])
     lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedaux.reproduce import published
 from fedaux.reproduce.comparison import findings
-from fedaux.reproduce.drawing import FIGURES
+from fedaux.reproduce.drawing import drawn
 from fedaux.reproduce.running import CENTRAL, Plan, Request, carry_out, measure, plan
 from fedaux.reproduce.study import Study
 from fedaux.reproduce.tables import BEST, LAST, PRINTED, Line, Table, Text, block_tables, figure, markdown
@@ -32,7 +32,7 @@ def run_study(study: Study, request: Request) -> Outcome:
         study.name,
         numbers=numbers,
         markdown=describe(study, numbers, tables),
-        figures={study.name: FIGURES[study.figure](numbers)},
+        figures={study.name: drawn(study.figure, numbers)},
         notes=numbers["notes"],
     )
 

@@ -23,6 +23,7 @@ from fedaux.reading import load_experiment
 from fedaux.report.figures import DASHES
 from fedaux.report.svg import STYLE
 from fedaux.reproduce import published
+from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.writing import COLOURS, MARKERS, Outcome, markdown_table, spread, write
 from fedaux.sweep import cells_of, read_records, sweep
 
@@ -102,7 +103,7 @@ def run(
         )
     numbers = {"base": base.to_dict(), "method": method, "rounds": base.rounds, "seeds": list(base.seeds), "rows": rows}
     return write(
-        out, "privacy", numbers=numbers, markdown=describe(numbers), figures={"privacy": draw(rows)}, notes=notes
+        out, "privacy", numbers=numbers, markdown=describe(numbers), figures={"privacy": drawn(rows)}, notes=notes
     )
 
 
@@ -171,6 +172,18 @@ def describe(numbers: Mapping[str, Any]) -> str:
 def _line_name(settings: Mapping[str, Any]) -> str:
     keys = [key for key in settings if key not in ("mechanism", "epsilon", "delta")]
     return ", ".join([*(f"{key} {settings[key]:g}" for key in keys), f"δ = {settings['delta']:g}"])
+
+
+def drawn(rows: Sequence[Mapping[str, Any]]) -> Drawing:
+    """Draw the figure, with its caption and numbers."""
+    caption = (
+        "Test accuracy in the last round over ε, a panel a mechanism, a colour for its own settings, a dash for δ; "
+        f"dotted: without scores ({NO_SCORES})."
+    )
+    keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
+    measured = ("accuracy", "accuracy_std", "accuracy_max")
+    lines = [[row["cell"], *(row["settings"].get(key, "") for key in keys), *map(row.get, measured)] for row in rows]
+    return Drawing(draw(rows), caption, ("cell", *keys, *measured), lines)
 
 
 @matplotlib.rc_context(STYLE)

@@ -27,6 +27,7 @@ from fedaux.execute import Silent, Work, choose_device, split_for
 from fedaux.inference import Predictor
 from fedaux.report.figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.privacy_grid import demo
 from fedaux.reproduce.scoring import Silence
 from fedaux.reproduce.writing import Outcome, epsilon_name, markdown_table, write
@@ -142,8 +143,16 @@ def run(
     }
     price = f"ε = {epsilon_name(epsilon)}, δ = {section.delta:g}"
     figures = {
-        "similar-images": draw(found[False], task.distill_images, data.images, title="without noise"),
-        "similar-images-private": draw(found[True], task.distill_images, data.images, title=price),
+        name: Drawing(
+            draw(found[noisy], task.distill_images, data.images, title=title),
+            f"Public images that clients score highest, {title}, each beside the client's nearest private images.",
+            ("client", "main class", "public image", "rank of neighbour", "private image", "cosine similarity"),
+            neighbour_rows(found[noisy]),
+        )
+        for name, noisy, title in (
+            ("similar-images", False, "without noise"),
+            ("similar-images-private", True, f"as released at {price}"),
+        )
     }
     return write(out, "similar-images", numbers=numbers, markdown=describe(numbers), figures=figures, notes=notes)
 
@@ -172,6 +181,18 @@ def _numbers(quiet: Shown, noisy: Shown) -> dict[str, Any]:
         "mean_similarity_to_nearest_of_all_public": quiet.similarity_of_all,
         "top_images_in_both": len(set(quiet.top.tolist()) & set(noisy.top.tolist())),
     }
+
+
+def neighbour_rows(shown: Sequence[Shown]) -> list[list[object]]:
+    """Return a line for every pair of a public image and a private one that a figure shows, by their indices."""
+    return [
+        [entry.client, entry.main_class, public, rank + 1, private, round(similarity, 6)]
+        for entry in shown
+        for public, near, similarities in zip(
+            entry.top.tolist(), entry.neighbours.tolist(), entry.similarities.tolist(), strict=True
+        )
+        for rank, (private, similarity) in enumerate(zip(near, similarities, strict=True))
+    ]
 
 
 def describe(numbers: Mapping[str, Any]) -> str:

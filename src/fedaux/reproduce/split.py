@@ -13,6 +13,7 @@ from fedaux.config import Experiment
 from fedaux.data import load_labelled
 from fedaux.execute import split_table
 from fedaux.report.figures import split_bubbles
+from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.privacy_grid import demo
 from fedaux.reproduce.writing import Outcome, markdown_table, write
 
@@ -46,7 +47,15 @@ def run(
         "tables": {f"{alpha:g}": table.tolist() for alpha, table in zip(alphas, tables, strict=True)},
     }
     panels = [(f"α = {alpha:g}", table) for alpha, table in zip(alphas, tables, strict=True)]
-    figure = split_bubbles(panels, data.classes)
+    caption = "Who holds what: a row a client, a column a class; the area of a bubble is the number of examples."
+    held = [
+        [f"{alpha:g}", client, name, int(count)]
+        for alpha, table in zip(alphas, tables, strict=True)
+        for client, row in enumerate(table)
+        for name, count in zip(data.classes, row, strict=True)
+    ]
+    header = ("alpha", "client", "class", "examples")
+    figure = Drawing(split_bubbles(panels, data.classes), caption, header, held)
     return write(
         Path(out), "split", numbers=numbers, markdown=describe(numbers), figures={"split": figure}, notes=notes
     )

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from fedaux.files import save_json, save_text
 from fedaux.report import svg
 from fedaux.reproduce import latex, page
+from fedaux.reproduce.page import Drawing
 
 # Okabe and Ito's palette, in the order in which the eye tells its colours apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -36,7 +35,7 @@ def write(
     *,
     numbers: Mapping[str, Any],
     markdown: str,
-    figures: Mapping[str, Figure],
+    figures: Mapping[str, Drawing],
     notes: Sequence[str] = (),
 ) -> Outcome:
     """Write NAME.html, NAME.md, NAME.json, the tables as NAME.tex, and each figure as PNG and SVG into ``out``.
@@ -48,10 +47,10 @@ def write(
     numbers = {**numbers, "notes": list(notes)}
     out.mkdir(parents=True, exist_ok=True)
     written = [out / f"{name}.html", out / f"{name}.md", out / f"{name}.json"]
-    for title, figure in figures.items():
+    for title, drawing in figures.items():
         for ending in ("png", "svg"):
             written.append(out / f"{title}.{ending}")
-            svg.save(figure, written[-1])
+            svg.save(drawing.figure, written[-1])
     save_text(written[0], page.render(markdown, figures))  # last: drawing a figure again moves it by a hair
     save_text(written[1], markdown)
     save_json(written[2], numbers)
