@@ -188,6 +188,21 @@ def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
         privacy_grid.run(tmp_path, base=tiny(rounds=2), grids=GRID)
 
 
+def test_grid_shows_what_is_done_and_names_what_is_not(tmp_path: Path) -> None:
+    base = tiny(rounds=1)
+    nothing = privacy_grid.run(tmp_path, base=base, grids=GRID, sweeping={"time_limit": 1e-9})
+    assert len(nothing.numbers["unfinished"]) == 4
+    assert "- 0 of 4 cells are finished." in nothing.markdown
+    name = "mean-components2-epsilon0.5-delta1e-06"
+    (tmp_path / "cells" / name).write_text("a file where a run would have its directory")
+    some = privacy_grid.run(tmp_path, base=base, grids=GRID)
+    assert [line.partition(":")[0] for line in some.numbers["unfinished"]] == [name]
+    assert [row["cell"] for row in some.numbers["rows"] if row["accuracy"] is None] == [name]
+    assert "- 3 of 4 cells are finished." in some.markdown
+    assert f"- `{name}: " in (tmp_path / "privacy.md").read_text()
+    assert (tmp_path / "privacy.html").exists()
+
+
 def test_grid_refuses_unknown_mechanisms(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no mechanism magic"):
         privacy_grid.run(tmp_path, base=tiny(), grids={"magic": {"epsilon": (1.0,)}})

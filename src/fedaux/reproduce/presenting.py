@@ -11,7 +11,7 @@ from fedaux.reproduce.drawing import drawn
 from fedaux.reproduce.running import CENTRAL, Plan, Request, carry_out, measure, plan
 from fedaux.reproduce.study import Study
 from fedaux.reproduce.tables import BEST, LAST, PRINTED, Line, Table, Text, block_tables, figure, markdown
-from fedaux.reproduce.writing import DIFFERS, Outcome, sentence, write
+from fedaux.reproduce.writing import DIFFERS, Outcome, sentence, unfinished_section, write
 
 BEST_COMBINATION = "best combination"
 RATES = ("local.learning_rate", "distillation.learning_rate", "local.proximal")
@@ -81,9 +81,7 @@ def describe(study: Study, numbers: Mapping[str, Any], tables: Sequence[Table]) 
     if numbers["cut"]:
         different.insert(0, f"Cut for the quick version: {numbers['cut']}.")
     lines += [DIFFERS, "", *(f"- {sentence(line)}" for line in different)]
-    if numbers["unfinished"]:
-        lines += ["", "## Runs without a result", "", *(f"- `{line}`" for line in numbers["unfinished"])]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + unfinished_section(numbers["unfinished"])
 
 
 def combinations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedaux.certainty import MECHANISMS
@@ -24,7 +25,8 @@ from fedaux.report.figures import DASHES
 from fedaux.report.svg import STYLE
 from fedaux.reproduce import published
 from fedaux.reproduce.page import Drawing
-from fedaux.reproduce.writing import COLOURS, MARKERS, Outcome, markdown_table, spread, write
+from fedaux.reproduce.running import without_result
+from fedaux.reproduce.writing import COLOURS, MARKERS, Outcome, markdown_table, spread, unfinished_section, write
 from fedaux.sweep import cells_of, read_records, sweep
 
 Grid = Mapping[str, Mapping[str, Sequence[float]]]
@@ -69,7 +71,8 @@ def run(
     """Run every cell of the grids that is not finished yet under OUT/cells, and draw accuracy over epsilon.
 
     Without ``base``, the embedded demo with one seed and 3 rounds. ``sweeping`` are further arguments of
-    `fedaux.sweep.sweep`. Raises ConfigError where OUT holds the cells of another base, ValueError where cells failed.
+    `fedaux.sweep.sweep`. Cells that failed or were not started are named. Raises ConfigError where OUT holds the cells
+    of another base.
     """
     base = base or demo(rounds=3)
     out = Path(out)
@@ -77,31 +80,31 @@ def run(
     table = {key: value for key, value in base.to_dict().items() if key != "output"}
     listed = cells_of(table, [_point(chosen, method=method) for chosen in settings.values()])
     named = [replace(cell, name=name) for cell, name in zip(listed, settings, strict=True)]
-    outcome = sweep(named, out / "cells", name="privacy", resume=True, **(sweeping or {}))
-    if not outcome.complete:
-        reasons = [f"{name}: {reason}" for name, reason in outcome.failed.items()]
-        left = len(outcome.failed) + len(outcome.waiting)
-        raise ValueError(
-            "\n".join([f"{left} of {len(named)} cells are not finished; the same command goes on", *reasons])
-        )
-    records = [record for record in read_records(out / "cells") if record["cell"] in settings]
+    unfinished = without_result(sweep(named, out / "cells", name="privacy", resume=True, **(sweeping or {})))
+    records = [record for record in read_records(out / "cells") if record["cell"] in settings and record["complete"]]
     rows = []
     for name, chosen in settings.items():
         last, best = (
             spread(record[key] for record in records if record["cell"] == name) for key in ("accuracy", "accuracy_max")
         )
-        assert last is not None, "every cell is finished"
-        assert best is not None, "every cell is finished"
         rows.append(
             {
                 "cell": name,
                 "settings": dict(chosen),
-                "accuracy": last["mean"],
-                "accuracy_std": last["deviation"] or 0.0,
-                "accuracy_max": best["mean"],
+                "accuracy": None if last is None else last["mean"],
+                "accuracy_std": None if last is None else last["deviation"],
+                "accuracy_max": None if best is None else best["mean"],
+                "accuracy_max_std": None if best is None else best["deviation"],
             }
         )
-    numbers = {"base": base.to_dict(), "method": method, "rounds": base.rounds, "seeds": list(base.seeds), "rows": rows}
+    numbers = {
+        "base": base.to_dict(),
+        "method": method,
+        "rounds": base.rounds,
+        "seeds": list(base.seeds),
+        "rows": rows,
+        "unfinished": unfinished,
+    }
     return write(
         out, "privacy", numbers=numbers, markdown=describe(numbers), figures={"privacy": drawn(rows)}, notes=notes
     )
@@ -145,10 +148,12 @@ def describe(numbers: Mapping[str, Any]) -> str:
     """Return the tables: a row for delta and the mechanism's own settings, a column for epsilon."""
     seeds = ", ".join(map(str, numbers["seeds"]))
     floor, *others = numbers["rows"]
+    missing = sum(row["accuracy"] is None for row in numbers["rows"])
     printed = [published.tables()["claims"][f"privacy, λ = 0.01, {noise}"]["value"] for noise in PRINTED]
+    said = f"- {len(numbers['rows']) - missing} of {len(numbers['rows'])} cells are finished.\n\n" if missing else ""
     text = (
-        f"# privacy: accuracy over (ε, δ), {numbers['method']}\n\nTest accuracy in % after {numbers['rounds']} rounds, "
-        f"seeds {seeds}. Without scores ({NO_SCORES}): {100 * floor['accuracy']:.1f}. The paper prints (10 rounds, 40 "
+        f"# privacy: accuracy over (ε, δ), {numbers['method']}\n\n{said}"
+        f"Test accuracy in % after {numbers['rounds']} rounds, seeds {seeds}. Without scores ({NO_SCORES}): {_shown(floor)}. The paper prints (10 rounds, 40 "
         f"clients, ResNet-8, CIFAR-10, STL-10, λ = 0.01) {printed[0]} without noise and {printed[1]} at {PRINTED[1]}; "
         "`release` is not private: ε is what its authors claim.\n"
     )
@@ -158,15 +163,20 @@ def describe(numbers: Mapping[str, Any]) -> str:
         lines: dict[str, dict[float, str]] = {}
         for row in listed:
             settings = row["settings"]
-            shown = f"{100 * row['accuracy']:.1f}"
-            if len(numbers["seeds"]) > 1:
-                shown += f" ± {100 * row['accuracy_std']:.1f}"
-            lines.setdefault(_line_name(settings), {})[settings["epsilon"]] = shown
+            lines.setdefault(_line_name(settings), {})[settings["epsilon"]] = _shown(row)
         header = [mechanism, *("hardly any noise" if e == ALMOST_NO_NOISE else f"ε = {e:g}" for e in epsilons)]
         text += "\n" + markdown_table(
             header, [[name, *(cells.get(epsilon, "") for epsilon in epsilons)] for name, cells in lines.items()]
         )
-    return text
+    return text + unfinished_section(numbers["unfinished"])
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    if row["accuracy"] is None:
+        return "–"
+    return f"{100 * row['accuracy']:.1f}" + (
+        "" if row["accuracy_std"] is None else f" ± {100 * row['accuracy_std']:.1f}"
+    )
 
 
 def _line_name(settings: Mapping[str, Any]) -> str:
@@ -181,7 +191,7 @@ def drawn(rows: Sequence[Mapping[str, Any]]) -> Drawing:
         f"dotted: without scores ({NO_SCORES})."
     )
     keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
-    measured = ("accuracy", "accuracy_std", "accuracy_max")
+    measured = ("accuracy", "accuracy_std", "accuracy_max", "accuracy_max_std")
     lines = [[row["cell"], *(row["settings"].get(key, "") for key in keys), *map(row.get, measured)] for row in rows]
     return Drawing(draw(rows), caption, ("cell", *keys, *measured), lines)
 
@@ -206,9 +216,12 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 line = sorted(
                     (places[row["settings"]["epsilon"]], 100 * row["accuracy"])
                     for row in listed
-                    if _line_name(row["settings"]).rpartition(", ")[0] == setting
+                    if row["accuracy"] is not None
+                    and _line_name(row["settings"]).rpartition(", ")[0] == setting
                     and (row["settings"]["delta"] == delta or row["settings"]["epsilon"] == ALMOST_NO_NOISE)
                 )
+                if not line:
+                    continue
                 axes.plot(
                     *zip(*line, strict=True),
                     color=COLOURS[look % len(COLOURS)],
@@ -218,23 +231,29 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
                     linestyle=DASHES[dash % len(DASHES)],
                     label=", ".join(part for part in (setting, f"δ = {delta:g}") if part),
                 )
-        axes.axhline(100 * floor["accuracy"], color="#777777", linewidth=1.2, linestyle=":")
-        axes.annotate(
-            "without scores",
-            (0.99, 100 * floor["accuracy"]),
-            (0, -11),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            ha="right",
-            fontsize=9,
-        )
+        if floor["accuracy"] is not None:
+            _draw_floor(axes, 100 * floor["accuracy"])
         names = ["hardly\nany noise" if epsilon == ALMOST_NO_NOISE else f"{epsilon:g}" for epsilon in epsilons]
         axes.set_xticks(list(places.values()), names)
         axes.set_title(mechanism)
         axes.set_xlabel("ε")
         axes.grid(axis="y")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8.5, handlelength=3.2)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8.5, handlelength=3.2)
     panels[0].set_ylabel("test accuracy, %")
     panels[0].set_ylim(0, 100)
     return figure
+
+
+def _draw_floor(axes: Axes, accuracy: float) -> None:
+    axes.axhline(accuracy, color="#777777", linewidth=1.2, linestyle=":")
+    axes.annotate(
+        "without scores",
+        (0.99, accuracy),
+        (0, -11),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+    )

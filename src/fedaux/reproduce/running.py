@@ -15,6 +15,7 @@ from fedaux.reproduce import embedded, places, published
 from fedaux.reproduce.study import Choice, Grid, Study, Value, chosen_methods, concerning, narrowed
 from fedaux.reproduce.writing import spread
 from fedaux.sweep import Cell, cells_of, read_records, sweep
+from fedaux.sweep import Outcome as SweepOutcome
 
 CENTRAL = "centralised"
 """What training in one place is called among the methods; it is FedAVG from h0 with one client that holds all."""
@@ -215,7 +216,11 @@ def locate_all(names: Sequence[str], request: Request) -> tuple[dict[str, places
 
 def carry_out(prepared: Plan, request: Request, *, name: str) -> list[str]:
     """Run what is not finished yet; return a line for each run that failed or was not started."""
-    outcome = sweep(prepared.cells, request.cells, name=name, resume=True, **(request.sweeping or {}))
+    return without_result(sweep(prepared.cells, request.cells, name=name, resume=True, **(request.sweeping or {})))
+
+
+def without_result(outcome: SweepOutcome) -> list[str]:
+    """Return a line for each run that failed or was not started."""
     failed = [f"{cell}: {reason}" for cell, reason in outcome.failed.items()]
     return failed + [f"{cell}: not started" for cell in outcome.waiting]
 

@@ -71,6 +71,11 @@ def sentence(text: str) -> str:
     return text if text.endswith(".") else f"{text}."
 
 
+def unfinished_section(lines: Sequence[str]) -> str:
+    """Return the section that names the runs without a result; nothing where there are none."""
+    return "\n".join(["", "## Runs without a result", "", *(f"- `{line}`" for line in lines), ""]) if lines else ""
+
+
 def epsilon_name(epsilon: float) -> str:
     """Return epsilon as people write it."""
     return "∞" if math.isinf(epsilon) else f"{epsilon:g}"
