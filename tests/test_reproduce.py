@@ -192,15 +192,42 @@ def test_grid_shows_what_is_done_and_names_what_is_not(tmp_path: Path) -> None:
     base = tiny(rounds=1)
     nothing = privacy_grid.run(tmp_path, base=base, grids=GRID, sweeping={"time_limit": 1e-9})
     assert len(nothing.numbers["unfinished"]) == 4
-    assert "- 0 of 4 cells are finished." in nothing.markdown
+    assert "- 0 of 4 cells are finished; the others are left out." in nothing.markdown
     name = "mean-components2-epsilon0.5-delta1e-06"
     (tmp_path / "cells" / name).write_text("a file where a run would have its directory")
     some = privacy_grid.run(tmp_path, base=base, grids=GRID)
     assert [line.partition(":")[0] for line in some.numbers["unfinished"]] == [name]
     assert [row["cell"] for row in some.numbers["rows"] if row["accuracy"] is None] == [name]
-    assert "- 3 of 4 cells are finished." in some.markdown
+    assert "- 3 of 4 cells are finished; the others are left out." in some.markdown
     assert f"- `{name}: " in (tmp_path / "privacy.md").read_text()
     assert (tmp_path / "privacy.html").exists()
+
+
+def test_grid_says_how_far_the_papers_figures_are_where_the_settings_are_its_own() -> None:
+    def row(last: float, best: float, **settings: Any) -> dict[str, Any]:
+        return {
+            **{"cell": "x", "settings": settings, "accuracy": last, "accuracy_max": best},
+            **{"accuracy_std": None, "accuracy_max_std": None},
+        }
+
+    rows = [
+        row(0.2, 0.3),
+        row(0.6, 0.75, mechanism="paper", regularisation=0.01, epsilon=privacy_grid.ALMOST_NO_NOISE, delta=1e-6),
+        row(0.5, 0.616, mechanism="paper", regularisation=0.01, epsilon=0.04, delta=1e-6),
+        row(0.7, 0.8, mechanism="paper", regularisation=0.1, epsilon=0.04, delta=1e-6),
+        row(0.7, 0.9, mechanism="mean", epsilon=0.04, delta=1e-6),
+    ]
+    numbers = {"rows": rows, "rounds": 10, "seeds": [0], "method": "fedaux", "unfinished": [], "version": "paper"}
+    text = privacy_grid.describe(numbers)
+    assert "`paper`, λ = 0.01, no noise: maximum 75.0, the paper prints 74.6: as printed, within 1 point." in text
+    gap = "`paper`, λ = 0.01, ε = 0.04, δ = 1e-6: maximum 61.6, the paper prints 70.8: 9.2 points below."
+    assert gap in text
+    assert text.count("the paper prints") == 2, "only these two have a printed figure"
+    assert "| regularisation 0.01, δ = 1e-06 | 50.0 / 61.6 | 60.0 / 75.0 |" in text
+    quick = privacy_grid.describe(numbers | {"version": "quick"})
+    assert quick.startswith("# privacy, quick version")
+    assert "these are other data and settings" in quick
+    assert "points below" not in quick
 
 
 def test_grid_refuses_unknown_mechanisms(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from fedaux.reproduce.study import RECIPES
 
 SHARED_RUNS = {"curves": "architectures"}
 """Studies whose runs are those of another, and lie in its folder."""
-HIDDEN = {"out", "base", "notes", "on_line", "sweeping"}
+HIDDEN = {"out", "base", "version", "notes", "on_line", "sweeping"}
 """Arguments of experiments that are not options of theirs."""
 
 
@@ -101,8 +101,9 @@ def reproduce(name: str, request: Request, *, recipe: str | None = None, options
     arguments = read_options(name, entry, options)
     base, notes = base_of(name, entry, request, recipe)
     if base is not None:
-        arguments |= {"base": base, "notes": notes}
-        if recipe is None and request.data_root is not None:
+        version = "own" if recipe else "quick" if request.quick or request.data_root is None else "paper"
+        arguments |= {"base": base, "version": version, "notes": notes}
+        if version == "paper":
             arguments = dict(entry.options) | arguments
     if runs_cells:
         arguments["sweeping"] = request.sweeping

@@ -25,7 +25,7 @@ from fedaux.execute import Silent, Work, choose_device, split_for
 from fedaux.inference import Predictor
 from fedaux.preparation import Scorer, prepare
 from fedaux.reproduce.privacy_grid import demo
-from fedaux.reproduce.writing import Outcome, markdown_table, write
+from fedaux.reproduce.writing import Outcome, Version, markdown_table, write
 from fedaux.runs import RunDirectory
 from fedaux.task import State, Task, build_models
 
@@ -39,6 +39,7 @@ def run(
     base: Experiment | None = None,
     alphas: Sequence[float] = ALPHAS,
     mechanisms: Sequence[str] = MECHANISMS,
+    version: Version = "own",
     notes: Sequence[str] = (),
     on_line: Callable[[str], None] = print,
 ) -> Outcome:

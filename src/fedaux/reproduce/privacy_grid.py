@@ -24,9 +24,20 @@ from fedaux.reading import load_experiment
 from fedaux.report.figures import DASHES
 from fedaux.report.svg import STYLE
 from fedaux.reproduce import published
+from fedaux.reproduce.comparison import CLOSE
 from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.running import without_result
-from fedaux.reproduce.writing import COLOURS, MARKERS, Outcome, markdown_table, spread, unfinished_section, write
+from fedaux.reproduce.writing import (
+    COLOURS,
+    MARKERS,
+    TITLES,
+    Outcome,
+    Version,
+    markdown_table,
+    spread,
+    unfinished_section,
+    write,
+)
 from fedaux.sweep import cells_of, read_records, sweep
 
 Grid = Mapping[str, Mapping[str, Sequence[float]]]
@@ -48,6 +59,9 @@ ALMOST_NO_NOISE = 1e6
 NO_SCORES = "feddf+p"
 PRINTED = ("no noise", "ε = 0.04, δ = 1e-6")
 """The two points of the figure that the paper gives as numbers."""
+PRINTED_REGULARISATION = 0.01
+PRINTED_AT = ((ALMOST_NO_NOISE, None), (0.04, 1e-6))
+"""Epsilon and delta of these."""
 WHOLE = ("components",)
 """Settings that are whole numbers."""
 
@@ -65,6 +79,7 @@ def run(
     base: Experiment | None = None,
     grids: Grid = GRIDS,
     method: str = "fedaux",
+    version: Version = "own",
     notes: Sequence[str] = (),
     sweeping: Mapping[str, Any] | None = None,
 ) -> Outcome:
@@ -74,7 +89,7 @@ def run(
     `fedaux.sweep.sweep`. Cells that failed or were not started are named. Raises ConfigError where OUT holds the cells
     of another base.
     """
-    base = base or demo(rounds=3)
+    base, version = (demo(rounds=3), "quick") if base is None else (base, version)
     out = Path(out)
     settings = {cell_name(chosen): chosen for chosen in cells(base, grids)}
     table = {key: value for key, value in base.to_dict().items() if key != "output"}
@@ -99,6 +114,7 @@ def run(
         )
     numbers = {
         "base": base.to_dict(),
+        "version": version,
         "method": method,
         "rounds": base.rounds,
         "seeds": list(base.seeds),
@@ -146,17 +162,19 @@ def _point(settings: Mapping[str, Any], *, method: str) -> dict[str, Any]:
 
 def describe(numbers: Mapping[str, Any]) -> str:
     """Return the tables: a row for delta and the mechanism's own settings, a column for epsilon."""
-    seeds = ", ".join(map(str, numbers["seeds"]))
     floor, *others = numbers["rows"]
-    missing = sum(row["accuracy"] is None for row in numbers["rows"])
-    printed = [published.tables()["claims"][f"privacy, λ = 0.01, {noise}"]["value"] for noise in PRINTED]
-    said = f"- {len(numbers['rows']) - missing} of {len(numbers['rows'])} cells are finished.\n\n" if missing else ""
-    text = (
-        f"# privacy: accuracy over (ε, δ), {numbers['method']}\n\n{said}"
-        f"Test accuracy in % after {numbers['rounds']} rounds, seeds {seeds}. Without scores ({NO_SCORES}): {_shown(floor)}. The paper prints (10 rounds, 40 "
-        f"clients, ResNet-8, CIFAR-10, STL-10, λ = 0.01) {printed[0]} without noise and {printed[1]} at {PRINTED[1]}; "
-        "`release` is not private: ε is what its authors claim.\n"
-    )
+    over = "mean ± standard deviation over seeds" if len(numbers["seeds"]) > 1 else "seed"
+    lines = [
+        f"# privacy{TITLES[numbers['version']]}: accuracy over (ε, δ), {numbers['method']}",
+        "",
+        *(f"- {finding}" for finding in findings(numbers)),
+        "",
+        f"Test accuracy in %, last round / maximum of {numbers['rounds']} rounds, {over} "
+        f"{', '.join(map(str, numbers['seeds']))}. Without scores ({NO_SCORES}): {_shown(floor)}. `release` is not "
+        "private: ε is what its authors claim.",
+        "",
+    ]
+    text = "\n".join(lines)
     for mechanism in dict.fromkeys(row["settings"]["mechanism"] for row in others):
         listed = [row for row in others if row["settings"]["mechanism"] == mechanism]
         epsilons = sorted({row["settings"]["epsilon"] for row in listed})
@@ -171,12 +189,49 @@ def describe(numbers: Mapping[str, Any]) -> str:
     return text + unfinished_section(numbers["unfinished"])
 
 
+def findings(numbers: Mapping[str, Any]) -> list[str]:
+    """Return sentences: what is missing, and how far the paper's figures are from those of the same settings."""
+    rows = numbers["rows"]
+    missing = sum(row["accuracy"] is None for row in rows)
+    said = [f"{len(rows) - missing} of {len(rows)} cells are finished; the others are left out."] if missing else []
+    printed = {noise: float(published.tables()["claims"][f"privacy, λ = 0.01, {noise}"]["value"]) for noise in PRINTED}
+    without, private = printed.values()
+    paper = f"The paper prints {without:g} without noise and {private:g} at {PRINTED[1]}"
+    if numbers["version"] != "paper":
+        setting = "10 rounds, 40 clients, ResNet-8, CIFAR-10, STL-10, λ = 0.01"
+        return [*said, f"{paper} ({setting}); these are other data and settings, so it says nothing about them."]
+    for mechanism in ("paper", "release"):
+        at = [row for row in rows if row["settings"].get("mechanism") == mechanism and row["accuracy"] is not None]
+        for (epsilon, delta), (noise, figure) in zip(PRINTED_AT, printed.items(), strict=True):
+            for row in at:
+                chosen = row["settings"]
+                same = chosen["epsilon"] == epsilon and (epsilon == ALMOST_NO_NOISE or chosen["delta"] == delta)
+                if same and chosen.get("regularisation") == PRINTED_REGULARISATION:
+                    reached = 100 * row["accuracy_max"]
+                    said.append(f"`{mechanism}`, λ = 0.01, {noise}: {apart(reached, figure)}.")
+    return said or [f"{paper}; no cell has these settings, or it is not finished."]
+
+
+def apart(measured: float, printed: float) -> str:
+    """Say how far the maximum over the rounds is from a printed figure."""
+    gap = measured - printed
+    word = (
+        "as printed, within 1 point"
+        if abs(gap) <= CLOSE
+        else f"{abs(gap):.1f} points {'below' if gap < 0 else 'above'}"
+    )
+    return f"maximum {measured:.1f}, the paper prints {printed:g}: {word}"
+
+
 def _shown(row: Mapping[str, Any]) -> str:
+    """Return last round / maximum of a cell in %, with deviations where there are seeds."""
     if row["accuracy"] is None:
         return "–"
-    return f"{100 * row['accuracy']:.1f}" + (
-        "" if row["accuracy_std"] is None else f" ± {100 * row['accuracy_std']:.1f}"
-    )
+    parts = [
+        f"{100 * row[key]:.1f}" + ("" if row[f"{key}_std"] is None else f" ± {100 * row[f'{key}_std']:.1f}")
+        for key in ("accuracy", "accuracy_max")
+    ]
+    return " / ".join(parts)
 
 
 def _line_name(settings: Mapping[str, Any]) -> str:

@@ -25,14 +25,16 @@ from fedaux.privacy import SCORES
 from fedaux.reading import load_experiment
 from fedaux.reproduce import published
 from fedaux.reproduce.study import RECIPES
-from fedaux.reproduce.writing import Outcome, markdown_table, write
+from fedaux.reproduce.writing import Outcome, Version, markdown_table, write
 
 TRAINING_PASSES = 3
 """A training step costs about a forward pass and twice as much backward."""
 LINES = ("operations, clients", "operations, server", "client → server", "server → client", "privacy", "assumes")
 
 
-def run(out: Path | str, *, base: Experiment | None = None, notes: Sequence[str] = ()) -> Outcome:
+def run(
+    out: Path | str, *, base: Experiment | None = None, version: Version = "own", notes: Sequence[str] = ()
+) -> Outcome:
     """Run every method of the base for its rounds under OUT/run, and count. Without ``base``, the embedded demo."""
     experiment = base or load_experiment(RECIPES / "qualitative-quick.toml")
     out = Path(out)

@@ -30,7 +30,7 @@ from fedaux.report.svg import SMOOTH, STYLE
 from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.privacy_grid import demo
 from fedaux.reproduce.scoring import Silence
-from fedaux.reproduce.writing import Outcome, epsilon_name, markdown_table, write
+from fedaux.reproduce.writing import Outcome, Version, epsilon_name, markdown_table, write
 from fedaux.runs import RunDirectory
 from fedaux.task import build_models
 
@@ -60,6 +60,7 @@ def run(
     num_clients: int = 4,
     num_images: int = 5,
     num_neighbours: int = 4,
+    version: Version = "own",
     notes: Sequence[str] = (),
 ) -> Outcome:
     """Draw the highest-scored public images beside their nearest private neighbours, with and without noise.

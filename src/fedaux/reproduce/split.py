@@ -15,14 +15,19 @@ from fedaux.execute import split_table
 from fedaux.report.figures import split_bubbles
 from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.privacy_grid import demo
-from fedaux.reproduce.writing import Outcome, markdown_table, write
+from fedaux.reproduce.writing import Outcome, Version, markdown_table, write
 
 ALPHAS = (0.01, 0.1, 1.0, 100.0)
 NUM_CLIENTS = 20
 
 
 def run(
-    out: Path | str, *, base: Experiment | None = None, alphas: Sequence[float] = ALPHAS, notes: Sequence[str] = ()
+    out: Path | str,
+    *,
+    base: Experiment | None = None,
+    alphas: Sequence[float] = ALPHAS,
+    version: Version = "own",
+    notes: Sequence[str] = (),
 ) -> Outcome:
     """Draw the split of the labelled data over 20 clients for each alpha; the first seed counts.
 

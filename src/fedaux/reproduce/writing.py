@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedaux.files import save_json, save_text
 from fedaux.report import svg
@@ -18,6 +18,10 @@ from fedaux.reproduce.page import Drawing
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DIFFERS = "## What differs from the paper"
+Version = Literal["quick", "paper", "own"]
+"""What an experiment is based on: embedded data, the paper's recipe on your data, or a recipe of one's own."""
+TITLES: Mapping[Version, str] = {"quick": ", quick version", "paper": "", "own": ""}
+"""What a title says of it."""
 
 
 @dataclass(frozen=True)
