@@ -15,8 +15,9 @@ import pytest
 from latex_checks import check_latex
 from study_data import saved
 
-from fedaux.reproduce import command, comparison, drawing, latex, page, presenting, tables
+from fedaux.reproduce import EXPERIMENTS, command, comparison, drawing, latex, page, presenting, tables
 from fedaux.reproduce.running import CENTRAL, Request
+from fedaux.reproduce.study import quick_base
 
 # From runs to tables
 
@@ -115,6 +116,27 @@ def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
     assert all(
         int(line["examples"]) == tables_[line["alpha"]][int(line["client"])][int(line["class"])] for line in held
     )
+
+
+@pytest.mark.parametrize("name", [name for name, entry in EXPERIMENTS.items() if entry.takes_base])
+def test_changes_apply_on_top_of_the_quick_version(name: str, tmp_path: Path) -> None:
+    entry, plain = EXPERIMENTS[name], quick_base(name).to_dict()
+    assert plain["seeds"] == (0,) or plain["seeds"] == [0]
+    changed, _ = command.base_of(name, entry, Request(tmp_path, quick=True, seeds=2), None)
+    assert changed is not None
+    assert changed.to_dict() == plain | {"seeds": changed.to_dict()["seeds"]}
+    assert list(changed.seeds) == [0, 1]
+    changed, _ = command.base_of(name, entry, Request(tmp_path, quick=True, overrides=["local.epochs=7"]), None)
+    assert changed is not None
+    assert changed.to_dict() == plain | {"local": plain["local"] | {"epochs": 7}}
+    assert {"split": plain["split"]["num_clients"] == 20, "privacy": plain["rounds"] == 3}.get(name, True)
+
+
+def test_a_seed_that_is_stated_changes_nothing_about_the_split(tmp_path: Path) -> None:
+    plain = command.reproduce("split", Request(tmp_path / "a", quick=True))
+    stated = command.reproduce("split", Request(tmp_path / "b", quick=True, seeds=1))
+    assert stated.numbers == plain.numbers
+    assert stated.markdown == plain.markdown
 
 
 # Words and tables

@@ -23,7 +23,7 @@ from fedaux.reproduce.running import (
     without_places,
 )
 from fedaux.reproduce.studies import STUDIES
-from fedaux.reproduce.study import RECIPES
+from fedaux.reproduce.study import RECIPES, quick_base
 
 SHARED_RUNS = {"curves": "architectures"}
 """Studies whose runs are those of another, and lie in its folder."""
@@ -142,9 +142,9 @@ def base_of(
     if request.seeds is not None:
         overrides.append(f"seeds={list(range(request.seeds))}")
     if recipe is not None or request.quick or request.data_root is None:
-        quick = RECIPES / f"{name}-quick.toml"
-        path = find_recipe(recipe) if recipe else quick if quick.exists() else find_recipe("demo")
-        return load_experiment(path, overrides=overrides), []
+        if recipe is None:
+            return quick_base(name, overrides), []
+        return load_experiment(find_recipe(recipe), overrides=overrides), []
     found, notes = locate_all(entry.data, request)
     settings = found[entry.data[0]].settings("data")
     raw = read_base(RECIPES / f"{name}.toml", overrides)

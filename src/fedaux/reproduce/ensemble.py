@@ -24,7 +24,7 @@ from fedaux.ensemble import Ensemble, Member, certainty_teacher, mean_teacher, m
 from fedaux.execute import Silent, Work, choose_device, split_for
 from fedaux.inference import Predictor
 from fedaux.preparation import Scorer, prepare
-from fedaux.reproduce.privacy_grid import demo
+from fedaux.reproduce.study import quick_base
 from fedaux.reproduce.writing import Outcome, Version, markdown_table, write
 from fedaux.runs import RunDirectory
 from fedaux.task import State, Task, build_models
@@ -47,7 +47,7 @@ def run(
 
     Without ``base``, the embedded demo. Seeds, clients and privacy are those of the base.
     """
-    experiment = base or demo()
+    experiment, version = (quick_base("ensemble"), "quick") if base is None else (base, version)
     checks.check(experiment)
     device = choose_device(experiment.engine.device)
     data, auxiliary = load_both(experiment)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from matplotlib.figure import Figure
 
 from fedaux.certainty import MECHANISMS
 from fedaux.config import Certainty, Experiment
-from fedaux.reading import load_experiment
 from fedaux.report.figures import DASHES
 from fedaux.report.svg import STYLE
 from fedaux.reproduce import published
 from fedaux.reproduce.comparison import CLOSE
 from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.running import without_result
+from fedaux.reproduce.study import quick_base
 from fedaux.reproduce.writing import (
     COLOURS,
     MARKERS,
@@ -66,13 +65,6 @@ WHOLE = ("components",)
 """Settings that are whole numbers."""
 
 
-def demo(*, rounds: int | None = None, seeds: Sequence[int] = (0,)) -> Experiment:
-    """Return the embedded demo with one method and few seeds: what the experiments here start from."""
-    recipe = load_experiment(Path(str(files("fedaux").joinpath("recipes", "demo.toml"))))
-    changes = {"method": ["fedaux"], "seeds": list(seeds), "rounds": rounds or recipe.rounds}
-    return Experiment(**(recipe.to_dict() | changes))
-
-
 def run(
     out: Path | str,
     *,
@@ -85,11 +77,11 @@ def run(
 ) -> Outcome:
     """Run every cell of the grids that is not finished yet under OUT/cells, and draw accuracy over epsilon.
 
-    Without ``base``, the embedded demo with one seed and 3 rounds. ``sweeping`` are further arguments of
-    `fedaux.sweep.sweep`. Cells that failed or were not started are named. Raises ConfigError where OUT holds the cells
-    of another base.
+    Without ``base``, the quick version: the embedded demo with one seed and 3 rounds. ``sweeping`` are further
+    arguments of `fedaux.sweep.sweep`. Cells that failed or were not started are named. Raises ConfigError where OUT
+    holds the cells of another base.
     """
-    base, version = (demo(rounds=3), "quick") if base is None else (base, version)
+    base, version = (quick_base("privacy"), "quick") if base is None else (base, version)
     out = Path(out)
     settings = {cell_name(chosen): chosen for chosen in cells(base, grids)}
     table = {key: value for key, value in base.to_dict().items() if key != "output"}
@@ -164,7 +156,7 @@ def describe(numbers: Mapping[str, Any]) -> str:
     """Return the tables: a row for delta and the mechanism's own settings, a column for epsilon."""
     floor, *others = numbers["rows"]
     over = "mean ± standard deviation over seeds" if len(numbers["seeds"]) > 1 else "seed"
-    lines = [
+    said = [
         f"# privacy{TITLES[numbers['version']]}: accuracy over (ε, δ), {numbers['method']}",
         "",
         *(f"- {finding}" for finding in findings(numbers)),
@@ -174,7 +166,7 @@ def describe(numbers: Mapping[str, Any]) -> str:
         "private: ε is what its authors claim.",
         "",
     ]
-    text = "\n".join(lines)
+    text = "\n".join(said)
     for mechanism in dict.fromkeys(row["settings"]["mechanism"] for row in others):
         listed = [row for row in others if row["settings"]["mechanism"] == mechanism]
         epsilons = sorted({row["settings"]["epsilon"] for row in listed})

@@ -22,9 +22,8 @@ from fedaux.files import read_json
 from fedaux.methods import METHODS
 from fedaux.models import MODELS
 from fedaux.privacy import SCORES
-from fedaux.reading import load_experiment
 from fedaux.reproduce import published
-from fedaux.reproduce.study import RECIPES
+from fedaux.reproduce.study import quick_base
 from fedaux.reproduce.writing import Outcome, Version, markdown_table, write
 
 TRAINING_PASSES = 3
@@ -36,7 +35,7 @@ def run(
     out: Path | str, *, base: Experiment | None = None, version: Version = "own", notes: Sequence[str] = ()
 ) -> Outcome:
     """Run every method of the base for its rounds under OUT/run, and count. Without ``base``, the embedded demo."""
-    experiment = base or load_experiment(RECIPES / "qualitative-quick.toml")
+    experiment, version = (quick_base("qualitative"), "quick") if base is None else (base, version)
     out = Path(out)
     run_experiment(experiment, out=out / "run", resume=True)
     shape = tuple(load_both(experiment)[1].shape)

@@ -28,8 +28,8 @@ from fedaux.inference import Predictor
 from fedaux.report.figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
 from fedaux.reproduce.page import Drawing
-from fedaux.reproduce.privacy_grid import demo
 from fedaux.reproduce.scoring import Silence
+from fedaux.reproduce.study import quick_base
 from fedaux.reproduce.writing import Outcome, Version, epsilon_name, markdown_table, write
 from fedaux.runs import RunDirectory
 from fedaux.task import build_models
@@ -67,7 +67,7 @@ def run(
 
     Without ``base``, the embedded demo; the first seed counts. Clients are the first that hold ``num_neighbours``.
     """
-    experiment = base or demo()
+    experiment, version = (quick_base("similar-images"), "quick") if base is None else (base, version)
     checks.check(experiment)
     if experiment.text is not None:
         raise ValueError("similar-images: draws images, and the recipe's data are texts")

@@ -14,11 +14,10 @@ from fedaux.data import load_labelled
 from fedaux.execute import split_table
 from fedaux.report.figures import split_bubbles
 from fedaux.reproduce.page import Drawing
-from fedaux.reproduce.privacy_grid import demo
+from fedaux.reproduce.study import quick_base
 from fedaux.reproduce.writing import Outcome, Version, markdown_table, write
 
 ALPHAS = (0.01, 0.1, 1.0, 100.0)
-NUM_CLIENTS = 20
 
 
 def run(
@@ -29,14 +28,11 @@ def run(
     version: Version = "own",
     notes: Sequence[str] = (),
 ) -> Outcome:
-    """Draw the split of the labelled data over 20 clients for each alpha; the first seed counts.
+    """Draw the split of the labelled data over the clients for each alpha; the first seed counts.
 
-    Without ``base``, the embedded digits.
+    Without ``base``, the embedded digits at 20 clients.
     """
-    experiment = base or demo()
-    settings = experiment.to_dict()
-    settings["split"]["num_clients"] = NUM_CLIENTS if base is None else experiment.split.num_clients
-    experiment = Experiment(**settings)
+    experiment, version = (quick_base("split"), "quick") if base is None else (base, version)
     checks.check(experiment)
     data = load_labelled(experiment.data)
     seed = experiment.seeds[0]
