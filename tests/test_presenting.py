@@ -15,7 +15,7 @@ import pytest
 from latex_checks import check_latex
 from study_data import saved
 
-from fedaux.reproduce import EXPERIMENTS, command, comparison, drawing, latex, page, presenting, tables
+from fedaux.reproduce import EXPERIMENTS, command, comparison, drawing, latex, page, presenting, published, tables
 from fedaux.reproduce.running import CENTRAL, Request
 from fedaux.reproduce.study import quick_base
 
@@ -174,6 +174,30 @@ def test_findings_say_who_leads_and_how_far_figures_are_apart() -> None:
     assert not any("printed" in line for line in quick)
     close = comparison.findings(numbers_of({"fedavg": 24.0, "fedaux": 71.0}, {"fedavg": 23.6, "fedaux": 71.2}))
     assert close[-1].startswith("2 of 2 figures lie within 1 point")
+
+
+def test_findings_of_a_part_speak_of_what_was_run() -> None:
+    printed = {"fedavg": 23.6, "feddf": 30.0, "fedaux": 71.2}
+    without = comparison.findings(numbers_of({"fedavg": 30.0, "feddf": 20.0}, printed))
+    assert without[0] == "fedaux has no result here; best are fedavg in 1 of 1 columns."
+    assert without[1] == (
+        "The paper's best (fedaux) has no result here; its best of the others is best here too, or within 1 point of "
+        "it, in 0 of 1 columns; not in α = 0.01, C = 0.4: feddf is 10.0 points behind fedavg."
+    )
+    extra = comparison.findings(numbers_of({"fedavg": 30.0, "fedaux": 60.0, "fedaux+m": 65.0}, printed))
+    assert extra[0] == "fedaux is best in 0 of 1 columns."
+    assert extra[1] == "The paper's best method is best here too, or within 1 point of it, in 1 of 1 columns."
+    numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, printed)
+    other = numbers_of({"fedavg": 30.0, "feddf": 20.0}, printed)["rows"]
+    numbers["rows"] += [row | {"column": "C = 0.8"} for row in other]
+    assert comparison.findings(numbers)[0].startswith("fedaux is best in 1 of 1 columns where it has a result, by")
+
+
+def test_the_paper_s_order_is_of_all_methods_that_it_prints() -> None:
+    assert len(published.ranking("table1", "α = 0.01", "C = 0.4")) == 9
+    assert max(published.ranking("hpo", "α = 0.01", "best combination").values()) == 0.7501
+    assert published.ranking("architectures", "ResNet-8", "α = 0.01") == {"feddf": 18.2, "fedaux": 78.1}
+    assert published.ranking("table1", "α = 0.01", "C = 0.3") == {}
 
 
 def test_the_command_says_by_its_status_that_runs_are_missing(tmp_path: Path) -> None:
