@@ -73,7 +73,9 @@ def locate(root: Path | None, names: Iterable[str]) -> dict[str, Found]:
     wanted = list(dict.fromkeys(names))
     if root is None:
         titles = ", ".join(DATA_SETS[name].title for name in wanted)
-        raise ValueError(f"--data-root: missing; {titles} must lie below one folder, or give --quick for embedded data")
+        texts = any(DATA_SETS[name].text for name in wanted)
+        way = "for --quick too: no texts are embedded" if texts else "or give --quick for embedded data"
+        raise ValueError(f"--data-root: missing; {titles} must lie below one folder, {way}")
     if not root.is_dir():
         raise ValueError(f"--data-root {root}: there is no such folder")
     found: dict[str, Found] = {}

@@ -192,15 +192,19 @@ def without_places(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _what_is_left(grid: Grid, request: Request) -> str:
-    """Say which columns could be run, where some could."""
-    there = []
-    for column in grid.columns.values:
-        try:
-            locate_all([name for block in grid.blocks.values for name in grid.data_of(block, column)], request)
-            there.append(column.key)
-        except places.Missing:
-            continue
-    return f"\nWhat is there is enough for --only '{grid.columns.name}=[{','.join(there)}]'" if there else ""
+    """Say which columns, or else which blocks, could be run, where some could."""
+    for axis, other in ((grid.columns, grid.blocks), (grid.blocks, grid.columns)):
+        there = []
+        for value in axis.values:
+            pairs = [(one, value) if axis is grid.columns else (value, one) for one in other.values]
+            try:
+                locate_all([name for pair in pairs for name in grid.data_of(*pair)], request)
+                there.append(value.key)
+            except places.Missing:
+                continue
+        if there:
+            return f"\nWhat is there is enough for --only '{axis.name}=[{','.join(there)}]'"
+    return ""
 
 
 def locate_all(names: Sequence[str], request: Request) -> tuple[dict[str, places.Found], list[str]]:
