@@ -7,7 +7,10 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedaux.config import Experiment
+from fedaux.execute import out_of_memory
 from fedaux.mistakes import nearest
 from fedaux.reading import find_recipe, load_experiment, merged, parse_value
 from fedaux.reproduce import ALIASES, EXPERIMENTS, Outcome, Reproduction, costs, places
@@ -107,7 +110,10 @@ def reproduce(name: str, request: Request, *, recipe: str | None = None, options
             arguments = dict(entry.options) | arguments
     if runs_cells:
         arguments["sweeping"] = request.sweeping
-    return entry.run(request.out, **arguments)
+    try:
+        return entry.run(request.out, **arguments)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ValueError(out_of_memory(base or quick_base(name), name)) from error
 
 
 def read_options(name: str, entry: Reproduction, options: Sequence[str]) -> dict[str, Any]:
