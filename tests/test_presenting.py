@@ -48,6 +48,9 @@ def test_a_study_measures_what_its_runs_measured(small: tuple[Path, Mapping[str,
     for row in rows.values():
         assert f"{row['best']['mean']:.1f}" in text
     assert "Cut for the quick version" in text
+    assert text.startswith(
+        "# table1, quick version: methods by participation rate, iid and not (2 methods; α = 0.01; C = "
+    )
     assert "cannot be held against its own" in text
 
 
@@ -96,6 +99,8 @@ def test_qualitative_counts_what_was_sent(tmp_path: Path) -> None:
     assert trained["examples trained"] == 1438, "all clients, all examples, one epoch"
     assert columns["fedavg", "a round"]["server"]["flops"] == 0
     assert "0.5, 1e-05" in outcome.markdown
+    assert outcome.markdown.startswith("# qualitative, quick version: ")
+    assert "Data: handwritten digits (embedded); public data: rendered letters (embedded)." in outcome.markdown
     assert check_latex((tmp_path / "qualitative.tex").read_text()) == [5]
 
 
@@ -137,6 +142,8 @@ def test_a_seed_that_is_stated_changes_nothing_about_the_split(tmp_path: Path) -
     stated = command.reproduce("split", Request(tmp_path / "b", quick=True, seeds=1))
     assert stated.numbers == plain.numbers
     assert stated.markdown == plain.markdown
+    start = "# split, quick version: 20 clients, 10 classes, α = 0.01, 0.1, 1, 100"
+    assert plain.markdown.startswith(f"{start}\n\nData: handwritten digits (embedded). Means")
 
 
 # Words and tables
@@ -260,6 +267,16 @@ def test_every_kind_of_figure_can_be_drawn() -> None:
             assert {23.6, 71.2, 30.0, 60.0} <= set(shown)
 
 
+def test_titles_name_what_was_run() -> None:
+    numbers = {"methods": ["fedaux"], "blocks": ["α = 0.01", "α = 100"], "columns": ["C = 0.4", "C = 0.8"]}
+    assert presenting.part(numbers) == "1 method; α = 0.01, 100; C = 0.4, 0.8"
+    several = {"methods": ["fedavg", "fedaux"], "blocks": ["CNN", "MLP"], "columns": ["local 1, μ 2", "local 1, μ 3"]}
+    assert presenting.part(several) == "2 methods; CNN, MLP; 2 combinations"
+    said = {row[0]: row[1] for row in command.listing()}
+    assert said["table1"].endswith("(9 methods; α = 0.01, 100; C = 0.2, 0.4, 0.8)")
+    assert "64 combinations" in said["hpo"]
+
+
 def test_best_combinations_stand_beside_the_printed_ones() -> None:
     numbers = numbers_of({"fedaux": 60.0}, {})
     other = {**numbers["rows"][0], "settings": {"local.learning_rate": 1e-2, "distillation.learning_rate": 1e-5}}
@@ -317,6 +334,9 @@ def test_what_stands_in_is_said_in_every_file(tmp_path: Path) -> None:
     limited = Request(tmp_path / "table", data_root=root, auxiliary="cifar100", sweeping={"time_limit": 1e-9})
     for name, asked in (("qualitative", request), ("table1", limited)):
         outcome = command.reproduce(name, asked)
+        if name == "qualitative":
+            assert outcome.markdown.startswith("# qualitative: ")
+            assert "Data: CIFAR-10; public data: CIFAR-100." in outcome.markdown
         assert outcome.markdown.count("CIFAR-100 stands in for STL-10.") == 1
         for ending in ("md", "html", "tex"):
             assert "CIFAR-100 stands in for STL-10" in (asked.out / f"{name}.{ending}").read_text(), (name, ending)

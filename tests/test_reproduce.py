@@ -89,6 +89,8 @@ def test_iris_offers_the_numbers_of_its_figures_and_says_what_is_one_draw(iris: 
         row = measured[line["weights from"], line["epsilon"] if line["epsilon"] == "inf" else float(line["epsilon"])]
         assert row["least"] - 1e-6 <= float(line["accuracy"]) <= row["largest"] + 1e-6, "one of the draws"
     assert "One draw of noise; the table has means over 2." in page
+    (drawn,) = (file.read_text() for file in iris.files if file.name == "toy-iris-mechanisms.svg")
+    assert "one draw: " in drawn
 
 
 # Gaussians
@@ -217,7 +219,15 @@ def test_grid_says_how_far_the_papers_figures_are_where_the_settings_are_its_own
         row(0.7, 0.8, mechanism="paper", regularisation=0.1, epsilon=0.04, delta=1e-6),
         row(0.7, 0.9, mechanism="mean", epsilon=0.04, delta=1e-6),
     ]
-    numbers = {"rows": rows, "rounds": 10, "seeds": [0], "method": "fedaux", "unfinished": [], "version": "paper"}
+    numbers = {
+        "rows": rows,
+        "rounds": 10,
+        "seeds": [0],
+        "method": "fedaux",
+        "unfinished": [],
+        "version": "paper",
+        "data": "",
+    }
     text = privacy_grid.describe(numbers)
     assert "`paper`, λ = 0.01, no noise: maximum 75.0, the paper prints 74.6: as printed, within 1 point." in text
     gap = "`paper`, λ = 0.01, ε = 0.04, δ = 1e-6: maximum 61.6, the paper prints 70.8: 9.2 points below."
@@ -274,6 +284,8 @@ def test_similar_images_shows_private_images_and_says_so(tmp_path: Path, mechani
     base = tiny(certainty={"mechanism": mechanism})
     outcome = similar_images.run(tmp_path, base=base, num_clients=2, num_images=3, num_neighbours=2)
     assert "simulations only" in outcome.markdown
+    assert outcome.markdown.startswith("# similar-images: public images")
+    assert "Data: handwritten digits (embedded); public data: rendered letters (embedded)." in outcome.markdown
     assert check_latex((tmp_path / "similar-images.tex").read_text()) == [6]
     assert "simulations only" in (tmp_path / "similar-images.svg").read_text()
     for side, offered in zip(

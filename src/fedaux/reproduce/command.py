@@ -14,7 +14,7 @@ from fedaux.execute import out_of_memory
 from fedaux.mistakes import nearest
 from fedaux.reading import find_recipe, load_experiment, merged, parse_value
 from fedaux.reproduce import ALIASES, EXPERIMENTS, Outcome, Reproduction, costs, places
-from fedaux.reproduce.presenting import run_study
+from fedaux.reproduce.presenting import part, run_study
 from fedaux.reproduce.running import (
     Request,
     check_available,
@@ -28,6 +28,7 @@ from fedaux.reproduce.running import (
 from fedaux.reproduce.studies import STUDIES
 from fedaux.reproduce.study import RECIPES, quick_base
 
+AXES = ("blocks", "columns")
 SHARED_RUNS = {"curves": "architectures"}
 """Studies whose runs are those of another, and lie in its folder."""
 HIDDEN = {"out", "base", "version", "notes", "on_line", "sweeping"}
@@ -52,7 +53,12 @@ def listing() -> Iterator[tuple[str, str, str, str, str]]:
         said = costs.said(costs.estimate(study))
         if costs.is_linear(study):
             said = f"h0, then {said} on one core"
-        yield name, study.shows + missing, data, said, study.quick_time
+        grid = study.grid
+        labels = {
+            axis: [value.label for value in values.values] for axis, values in zip(AXES, grid.axes(), strict=True)
+        }
+        shows = f"{study.shows} ({part({'methods': read_base(grid.path(), ())['method'], **labels})})"
+        yield name, shows + missing, data, said, study.quick_time
     for name, entry in EXPERIMENTS.items():
         data = ", ".join(places.DATA_SETS[key].title for key in entry.data) or "comes with the package"
         yield name, entry.shows, data, entry.full_time or entry.time, entry.time

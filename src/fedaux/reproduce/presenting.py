@@ -11,7 +11,7 @@ from fedaux.reproduce.drawing import drawn
 from fedaux.reproduce.running import CENTRAL, Plan, Request, carry_out, measure, plan
 from fedaux.reproduce.study import Study
 from fedaux.reproduce.tables import BEST, LAST, PRINTED, Line, Table, Text, block_tables, figure, markdown
-from fedaux.reproduce.writing import DIFFERS, Outcome, sentence, unfinished_section, write
+from fedaux.reproduce.writing import DIFFERS, TITLES, Outcome, sentence, unfinished_section, write
 
 BEST_COMBINATION = "best combination"
 RATES = ("local.learning_rate", "distillation.learning_rate", "local.proximal")
@@ -61,7 +61,8 @@ def gather(study: Study, prepared: Plan, request: Request, unfinished: Sequence[
 def describe(study: Study, numbers: Mapping[str, Any], tables: Sequence[Table]) -> str:
     """Return the whole text."""
     quick = numbers["quick"]
-    lines = [f"# {study.name}{', quick version' if quick else ''}: {study.shows}", ""]
+    title = f"# {study.name}{TITLES['quick'] if quick else ''}: {study.shows}"
+    lines = [f"{title} ({part(numbers)})", ""]
     judged = {**numbers, "rows": combinations(numbers["rows"])} if study.figure == "heat" else numbers
     lines += [f"- {finding}" for finding in findings(judged)]
     privacy = numbers["privacy"]
@@ -82,6 +83,26 @@ def describe(study: Study, numbers: Mapping[str, Any], tables: Sequence[Table]) 
         different.insert(0, f"Cut for the quick version: {numbers['cut']}.")
     lines += [DIFFERS, "", *(f"- {sentence(line)}" for line in different)]
     return "\n".join(lines) + "\n" + unfinished_section(numbers["unfinished"])
+
+
+MOST_NAMED = 8
+"""Values of an axis that a title names; more are counted."""
+
+
+def part(numbers: Mapping[str, Any]) -> str:
+    """Return in words what was run: how many methods, and which values of both axes."""
+    methods = len(numbers["methods"])
+    named = [f"{methods} method{'s' if methods > 1 else ''}"]
+    for labels in (numbers["blocks"], numbers["columns"]):
+        start = labels[0].rpartition(" = ")[0]
+        alike = bool(start) and all(label.rpartition(" = ")[0] == start for label in labels)
+        combined = any(", " in label for label in labels)
+        if combined or len(labels) > MOST_NAMED:
+            named.append(f"{len(labels)} {'combinations' if combined else 'columns'}")
+        else:
+            short = [label.rpartition(" = ")[2] for label in labels] if alike else labels
+            named.append((f"{start} = " if alike else "") + ", ".join(short))
+    return "; ".join(named)
 
 
 def combinations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from fedaux.certainty import MECHANISMS
 from fedaux.config import Certainty, Experiment
 from fedaux.report.figures import DASHES
 from fedaux.report.svg import STYLE
-from fedaux.reproduce import published
+from fedaux.reproduce import places, published
 from fedaux.reproduce.comparison import CLOSE
 from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.running import without_result
@@ -107,6 +107,7 @@ def run(
     numbers = {
         "base": base.to_dict(),
         "version": version,
+        "data": places.told(base),
         "method": method,
         "rounds": base.rounds,
         "seeds": list(base.seeds),
@@ -161,7 +162,7 @@ def describe(numbers: Mapping[str, Any]) -> str:
         "",
         *(f"- {finding}" for finding in findings(numbers)),
         "",
-        f"Test accuracy in %, last round / maximum of {numbers['rounds']} rounds, {over} "
+        f"{numbers['data']} Test accuracy in %, last round / maximum of {numbers['rounds']} rounds, {over} "
         f"{', '.join(map(str, numbers['seeds']))}. Without scores ({NO_SCORES}): {_shown(floor)}. `release` is not "
         "private: ε is what its authors claim.",
         "",
@@ -254,14 +255,14 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for axes, mechanism in zip(panels, mechanisms, strict=False):
         listed = [row for row in others if row["settings"]["mechanism"] == mechanism]
         epsilons = sorted({row["settings"]["epsilon"] for row in listed})
-        places = {epsilon: index for index, epsilon in enumerate(epsilons)}
+        ticks = {epsilon: index for index, epsilon in enumerate(epsilons)}
         own = list(dict.fromkeys(_line_name(row["settings"]).rpartition(", ")[0] for row in listed))
         deltas = list(dict.fromkeys(row["settings"]["delta"] for row in listed))
         for look, setting in enumerate(own):
             for dash, delta in enumerate(deltas):
                 # Without noise delta means nothing: the lines of all deltas end in the one ceiling.
                 line = sorted(
-                    (places[row["settings"]["epsilon"]], 100 * row["accuracy"])
+                    (ticks[row["settings"]["epsilon"]], 100 * row["accuracy"])
                     for row in listed
                     if row["accuracy"] is not None
                     and _line_name(row["settings"]).rpartition(", ")[0] == setting
@@ -281,7 +282,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
         if floor["accuracy"] is not None:
             _draw_floor(axes, 100 * floor["accuracy"])
         names = ["hardly\nany noise" if epsilon == ALMOST_NO_NOISE else f"{epsilon:g}" for epsilon in epsilons]
-        axes.set_xticks(list(places.values()), names)
+        axes.set_xticks(list(ticks.values()), names)
         axes.set_title(mechanism)
         axes.set_xlabel("ε")
         axes.grid(axis="y")

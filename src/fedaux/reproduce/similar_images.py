@@ -27,10 +27,11 @@ from fedaux.execute import Silent, Work, choose_device, split_for
 from fedaux.inference import Predictor
 from fedaux.report.figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.reproduce import places
 from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.scoring import Silence
 from fedaux.reproduce.study import quick_base
-from fedaux.reproduce.writing import Outcome, Version, epsilon_name, markdown_table, write
+from fedaux.reproduce.writing import TITLES, Outcome, Version, epsilon_name, markdown_table, write
 from fedaux.runs import RunDirectory
 from fedaux.task import build_models
 
@@ -127,14 +128,16 @@ def run(
                     continue
                 part = torch.from_numpy(parts[client]).to(device)
                 top = row.topk(min(num_images, len(row))).indices
-                places, similarities = nearest(distill[name][top], features[client], count=num_neighbours)
+                found_at, similarities = nearest(distill[name][top], features[client], count=num_neighbours)
                 _, closest = nearest(distill[name], features[client], count=1)
                 held = torch.bincount(data.labels[part], minlength=len(data.classes))
                 main_class = data.classes[int(held.argmax())]
-                shown.append(Shown(client, main_class, top, part[places], similarities, float(closest.mean())))
+                shown.append(Shown(client, main_class, top, part[found_at], similarities, float(closest.mean())))
     for shown in found.values():
         shown.sort(key=lambda entry: entry.client)
     numbers = {
+        "version": version,
+        "data": places.told(experiment),
         "seed": seed,
         "mechanism": section.mechanism,
         "epsilon": "inf" if np.isinf(epsilon) else epsilon,
@@ -210,7 +213,8 @@ def describe(numbers: Mapping[str, Any]) -> str:
     ]
     header = ["client", "main class", "top, no noise", "top, with noise", "all public images", "top in both"]
     return (
-        f"# Public images scored highest, and private images near them\n\n{WARNING}\n\nMechanism "
+        f"# similar-images{TITLES[numbers['version']]}: public images scored highest, and private images near them\n\n"
+        f"{WARNING}\n\n{numbers['data']} Mechanism "
         f"`{numbers['mechanism']}`, ε = {numbers['epsilon']}, δ = {numbers['delta']:g}, seed {numbers['seed']}. Mean "
         "cosine similarity to the nearest private image of the client, under h0:\n\n" + markdown_table(header, rows)
     )

@@ -13,9 +13,10 @@ from fedaux.config import Experiment
 from fedaux.data import load_labelled
 from fedaux.execute import split_table
 from fedaux.report.figures import split_bubbles
+from fedaux.reproduce import places
 from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.study import quick_base
-from fedaux.reproduce.writing import Outcome, Version, markdown_table, write
+from fedaux.reproduce.writing import TITLES, Outcome, Version, markdown_table, write
 
 ALPHAS = (0.01, 0.1, 1.0, 100.0)
 
@@ -42,6 +43,8 @@ def run(
         tables.append(split_table(experiment.model_copy(update={"split": changed}), data, seed))
     rows = [{"alpha": alpha, **describe_split(table)} for alpha, table in zip(alphas, tables, strict=True)]
     numbers = {
+        "version": version,
+        "data": places.told(experiment).partition(";")[0] + ".",
         "seed": seed,
         "classes": list(data.classes),
         "rows": rows,
@@ -89,7 +92,7 @@ def describe(numbers: Mapping[str, Any]) -> str:
     ]
     header = ["α", "share of a client's main class", "classes held", "examples a client"]
     return (
-        f"# split: {numbers['rows'][0]['clients']} clients, {len(numbers['classes'])} classes, from one class each to "
-        f"all alike\n\nMeans over clients, seed {numbers['seed']}. The area of a bubble is the number of examples.\n\n"
-        + markdown_table(header, rows)
+        f"# split{TITLES[numbers['version']]}: {numbers['rows'][0]['clients']} clients, {len(numbers['classes'])} "
+        f"classes, α = {', '.join(row[0] for row in rows)}\n\n{numbers['data']} Means over clients, seed "
+        f"{numbers['seed']}. The area of a bubble is the number of examples.\n\n" + markdown_table(header, rows)
     )

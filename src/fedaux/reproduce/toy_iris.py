@@ -307,7 +307,7 @@ def draw_mechanisms(toy: Toy, rows: Sequence[Mapping[str, Any]], *, seed: int) -
                 title = f"{row['setting'].replace(', ', chr(10))}\nno noise: {100 * reached:.0f} %"
             else:
                 claimed = "" if row["promise"] == "proved" else " (claimed)"
-                title = f"ε = {HONEST_EPSILON:g}{claimed}: {100 * reached:.0f} %"
+                title = f"ε = {HONEST_EPSILON:g}{claimed}\none draw: {100 * reached:.0f} %"
             line.append((title, shares, 0.5, np.arange(len(toy.points))))
     return _draw(toy, [*lines[0], *lines[1]], columns=len(noisy))
 
