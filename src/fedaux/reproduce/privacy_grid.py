@@ -192,7 +192,7 @@ def findings(numbers: Mapping[str, Any]) -> list[str]:
     paper = f"The paper prints {without:g} without noise and {private:g} at {PRINTED[1]}"
     if numbers["version"] != "paper":
         setting = "10 rounds, 40 clients, ResNet-8, CIFAR-10, STL-10, λ = 0.01"
-        return [*said, f"{paper} ({setting}); these are other data and settings, so it says nothing about them."]
+        return [*said, f"{paper} ({setting}); these are other data and settings, which cannot be held against that."]
     for mechanism in ("paper", "release"):
         at = [row for row in rows if row["settings"].get("mechanism") == mechanism and row["accuracy"] is not None]
         for (epsilon, delta), (noise, figure) in zip(PRINTED_AT, printed.items(), strict=True):

@@ -51,7 +51,7 @@ def run(
         "tables": {f"{alpha:g}": table.tolist() for alpha, table in zip(alphas, tables, strict=True)},
     }
     panels = [(f"α = {alpha:g}", table) for alpha, table in zip(alphas, tables, strict=True)]
-    caption = "Who holds what: a row a client, a column a class; the area of a bubble is the number of examples."
+    caption = "Who holds what: a column a client, a row a class; the area of a bubble is the number of examples."
     held = [
         [f"{alpha:g}", client, name, int(count)]
         for alpha, table in zip(alphas, tables, strict=True)
@@ -94,5 +94,5 @@ def describe(numbers: Mapping[str, Any]) -> str:
     return (
         f"# split{TITLES[numbers['version']]}: {numbers['rows'][0]['clients']} clients, {len(numbers['classes'])} "
         f"classes, α = {', '.join(row[0] for row in rows)}\n\n{numbers['data']} Means over clients, seed "
-        f"{numbers['seed']}. The area of a bubble is the number of examples.\n\n" + markdown_table(header, rows)
+        f"{numbers['seed']}.\n\n" + markdown_table(header, rows)
     )
