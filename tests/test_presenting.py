@@ -260,6 +260,8 @@ def test_every_kind_of_figure_can_be_drawn() -> None:
         assert len(figure.axes) == (2 if name == "heat" else 1)
         header, lines = drawing.figure_rows(name, {**numbers, "rows": rows})
         assert {len(line) for line in lines} == {len(header)}
+        assert ("over seeds" in drawing.drawn(name, {**numbers, "rows": rows}).caption) == (name != "heat")
+        assert "over seeds" not in drawing.drawn(name, {**numbers, "rows": rows, "seeds": [0]}).caption
         assert (len(lines), lines[0][-1]) == ((4, 30.0) if name == "curves" else (len(rows), 23.6))
         if name == "dots":
             assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["fedavg", "fedaux"]

@@ -229,9 +229,9 @@ def other_setting(method: str) -> str:
 
 FIGURES = {"dots": dots, "lines": lines, "curves": curves, "heat": heat}
 CAPTIONS = {
-    "dots": "Test accuracy of each method: best round with its deviation over seeds, last round{printed}.",
-    "lines": "Test accuracy in the best round of each method{printed}; bars are deviations over seeds.",
-    "curves": "Test accuracy over the rounds: means over seeds, bands from the worst to the best seed.",
+    "dots": "Test accuracy of each method: best round{deviation}{last}{printed}.",
+    "lines": "Test accuracy in the best round of each method{deviation}{printed}.",
+    "curves": "Test accuracy over the rounds{band}.",
     "heat": "Test accuracy in the best round, in %, over the settings that each method is tuned by.",
 }
 
@@ -239,7 +239,15 @@ CAPTIONS = {
 def drawn(kind: str, numbers: Numbers) -> Drawing:
     """Draw a figure of a study, with its caption and numbers."""
     printed = not numbers["quick"] and any(row["published"] for row in numbers["rows"])
-    caption = CAPTIONS[kind].format(printed=", and what the paper prints" if printed else "")
+    seeds = len(numbers["seeds"])
+    caption = CAPTIONS[kind].format(
+        printed=", and what the paper prints" if printed else "",
+        last=", last round" if numbers["rounds"] > 1 else "",
+        deviation=" with its standard deviation over seeds" if seeds > 1 else f", seed {numbers['seeds'][0]}",
+        band=", means over seeds, bands from the worst to the best seed"
+        if seeds > 1
+        else f", seed {numbers['seeds'][0]}",
+    )
     return Drawing(FIGURES[kind](numbers), caption, *figure_rows(kind, numbers))
 
 
