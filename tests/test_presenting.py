@@ -339,6 +339,7 @@ def test_what_stands_in_is_said_in_every_file(tmp_path: Path) -> None:
         if name == "qualitative":
             assert outcome.markdown.startswith("# qualitative: ")
             assert "Data: CIFAR-10; public data: CIFAR-100." in outcome.markdown
+            assert "- changed: `rounds=1`.\n" in outcome.markdown
         assert outcome.markdown.count("CIFAR-100 stands in for STL-10.") == 1
         for ending in ("md", "html", "tex"):
             assert "CIFAR-100 stands in for STL-10" in (asked.out / f"{name}.{ending}").read_text(), (name, ending)

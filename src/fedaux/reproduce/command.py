@@ -111,7 +111,8 @@ def reproduce(name: str, request: Request, *, recipe: str | None = None, options
     base, notes = base_of(name, entry, request, recipe)
     if base is not None:
         version = "own" if recipe else "quick" if request.quick or request.data_root is None else "paper"
-        arguments |= {"base": base, "version": version, "notes": notes}
+        changed = [f"changed: `{override}`" for override in request.overrides]
+        arguments |= {"base": base, "version": version, "notes": [*notes, *changed]}
         if version == "paper":
             arguments = dict(entry.options) | arguments
     if runs_cells:

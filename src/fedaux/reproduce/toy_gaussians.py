@@ -108,7 +108,7 @@ def run(
         "toy-gaussians": draw_weights(build(middle, seed=seed), changes, seed=seed),
         "toy-gaussians-errors": Drawing(
             draw_errors(numbers, size=middle),
-            f"Mean error of the weights over ε, {middle} examples a client (left), and of `mean` over its sharpness "
+            f"Mean error of the weights over ε, {middle} examples a client (left), and of mean over its sharpness "
             "without noise (right); dotted: equal weights, and the default.",
             *error_rows(numbers, size=middle),
         ),
