@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -43,3 +47,16 @@ def planned(name: str, root: Path, **options: Any) -> Plan:
 def settings(prepared: Plan) -> list[Experiment]:
     """Return the experiment of every run."""
     return [cell.experiment for cell in prepared.cells]
+
+
+def saved(page: str) -> dict[str, list[dict[str, str]]]:
+    """Return the numbers that a page offers with each of its figures; every figure has a caption and offers some."""
+    figures = re.findall(r"<figure>.*?</figure>", page, flags=re.DOTALL)
+    link = r'<figcaption>[^<]{30,} <a download="([^"]+)\.csv" href="data:text/csv;charset=utf-8,([^"]+)">'
+    found = {}
+    for figure in figures:
+        matched = re.search(link, figure)
+        assert matched, "a figure without caption or numbers"
+        found[matched[1]] = list(csv.DictReader(io.StringIO(unquote(matched[2]))))
+    assert len(found) == len(figures) > 0
+    return found

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from latex_checks import check_latex
+from study_data import saved
 
-from fedaux.reproduce import command, comparison, drawing, latex, page, presenting, tables
+from fedaux.reproduce import EXPERIMENTS, command, comparison, drawing, latex, page, presenting, published, tables
 from fedaux.reproduce.running import CENTRAL, Request
+from fedaux.reproduce.study import quick_base
 
 # From runs to tables
 
@@ -46,7 +48,17 @@ def test_a_study_measures_what_its_runs_measured(small: tuple[Path, Mapping[str,
     for row in rows.values():
         assert f"{row['best']['mean']:.1f}" in text
     assert "Cut for the quick version" in text
+    assert text.startswith(
+        "# table1, quick version: methods by participation rate, iid and not (2 methods; α = 0.01; C = "
+    )
     assert "cannot be held against its own" in text
+
+
+def test_the_page_of_a_study_offers_the_numbers_of_its_figure(small: tuple[Path, Mapping[str, Any]]) -> None:
+    out, numbers = small
+    (offered,) = saved((out / "table1.html").read_text()).values()
+    shown = {line["method"]: (float(line["best round"]), float(line["last round"])) for line in offered}
+    assert shown == {row["method"]: (row["best"]["mean"], row["last"]["mean"]) for row in numbers["rows"]}
 
 
 def test_finished_runs_are_not_run_again_and_more_can_be_added(small: tuple[Path, Mapping[str, Any]]) -> None:
@@ -87,6 +99,8 @@ def test_qualitative_counts_what_was_sent(tmp_path: Path) -> None:
     assert trained["examples trained"] == 1438, "all clients, all examples, one epoch"
     assert columns["fedavg", "a round"]["server"]["flops"] == 0
     assert "0.5, 1e-05" in outcome.markdown
+    assert outcome.markdown.startswith("# qualitative, quick version: ")
+    assert "Data: handwritten digits (embedded); public data: rendered letters (embedded)." in outcome.markdown
     assert check_latex((tmp_path / "qualitative.tex").read_text()) == [5]
 
 
@@ -101,6 +115,35 @@ def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
         assert np.array(table).shape == (20, 10)
         assert np.array(table).sum() == 1438
     assert check_latex((tmp_path / "split.tex").read_text()) == [4]
+    (held,) = saved((tmp_path / "split.html").read_text()).values()
+    tables_ = outcome.numbers["tables"]
+    assert len(held) == 4 * 20 * 10
+    assert all(
+        int(line["examples"]) == tables_[line["alpha"]][int(line["client"])][int(line["class"])] for line in held
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, entry in EXPERIMENTS.items() if entry.takes_base])
+def test_changes_apply_on_top_of_the_quick_version(name: str, tmp_path: Path) -> None:
+    entry, plain = EXPERIMENTS[name], quick_base(name).to_dict()
+    assert plain["seeds"] == (0,) or plain["seeds"] == [0]
+    changed, _ = command.base_of(name, entry, Request(tmp_path, quick=True, seeds=2), None)
+    assert changed is not None
+    assert changed.to_dict() == plain | {"seeds": changed.to_dict()["seeds"]}
+    assert list(changed.seeds) == [0, 1]
+    changed, _ = command.base_of(name, entry, Request(tmp_path, quick=True, overrides=["local.epochs=7"]), None)
+    assert changed is not None
+    assert changed.to_dict() == plain | {"local": plain["local"] | {"epochs": 7}}
+    assert {"split": plain["split"]["num_clients"] == 20, "privacy": plain["rounds"] == 3}.get(name, True)
+
+
+def test_a_seed_that_is_stated_changes_nothing_about_the_split(tmp_path: Path) -> None:
+    plain = command.reproduce("split", Request(tmp_path / "a", quick=True))
+    stated = command.reproduce("split", Request(tmp_path / "b", quick=True, seeds=1))
+    assert stated.numbers == plain.numbers
+    assert stated.markdown == plain.markdown
+    start = "# split, quick version: 20 clients, 10 classes, α = 0.01, 0.1, 1, 100"
+    assert plain.markdown.startswith(f"{start}\n\nData: handwritten digits (embedded). Means")
 
 
 # Words and tables
@@ -138,6 +181,30 @@ def test_findings_say_who_leads_and_how_far_figures_are_apart() -> None:
     assert not any("printed" in line for line in quick)
     close = comparison.findings(numbers_of({"fedavg": 24.0, "fedaux": 71.0}, {"fedavg": 23.6, "fedaux": 71.2}))
     assert close[-1].startswith("2 of 2 figures lie within 1 point")
+
+
+def test_findings_of_a_part_speak_of_what_was_run() -> None:
+    printed = {"fedavg": 23.6, "feddf": 30.0, "fedaux": 71.2}
+    without = comparison.findings(numbers_of({"fedavg": 30.0, "feddf": 20.0}, printed))
+    assert without[0] == "fedaux has no result here; best are fedavg in 1 of 1 columns."
+    assert without[1] == (
+        "The paper's best (fedaux) has no result here; its best of the others is best here too, or within 1 point of "
+        "it, in 0 of 1 columns; not in α = 0.01, C = 0.4: feddf is 10.0 points behind fedavg."
+    )
+    extra = comparison.findings(numbers_of({"fedavg": 30.0, "fedaux": 60.0, "fedaux+m": 65.0}, printed))
+    assert extra[0] == "fedaux is best in 0 of 1 columns."
+    assert extra[1] == "The paper's best method is best here too, or within 1 point of it, in 1 of 1 columns."
+    numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, printed)
+    other = numbers_of({"fedavg": 30.0, "feddf": 20.0}, printed)["rows"]
+    numbers["rows"] += [row | {"column": "C = 0.8"} for row in other]
+    assert comparison.findings(numbers)[0].startswith("fedaux is best in 1 of 1 columns where it has a result, by")
+
+
+def test_the_paper_s_order_is_of_all_methods_that_it_prints() -> None:
+    assert len(published.ranking("table1", "α = 0.01", "C = 0.4")) == 9
+    assert max(published.ranking("hpo", "α = 0.01", "best combination").values()) == 0.7501
+    assert published.ranking("architectures", "ResNet-8", "α = 0.01") == {"feddf": 18.2, "fedaux": 78.1}
+    assert published.ranking("table1", "α = 0.01", "C = 0.3") == {}
 
 
 def test_the_command_says_by_its_status_that_runs_are_missing(tmp_path: Path) -> None:
@@ -191,10 +258,25 @@ def test_every_kind_of_figure_can_be_drawn() -> None:
         rows = numbers["rows"] + ([central] if name == "lines" else [])
         figure = draw({**numbers, "rows": rows})
         assert len(figure.axes) == (2 if name == "heat" else 1)
+        header, lines = drawing.figure_rows(name, {**numbers, "rows": rows})
+        assert {len(line) for line in lines} == {len(header)}
+        assert ("over seeds" in drawing.drawn(name, {**numbers, "rows": rows}).caption) == (name != "heat")
+        assert "over seeds" not in drawing.drawn(name, {**numbers, "rows": rows, "seeds": [0]}).caption
+        assert (len(lines), lines[0][-1]) == ((4, 30.0) if name == "curves" else (len(rows), 23.6))
         if name == "dots":
             assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["fedavg", "fedaux"]
             shown = sorted(float(line.get_xdata()[0]) for line in figure.axes[0].lines)  # type: ignore[index,arg-type]
             assert {23.6, 71.2, 30.0, 60.0} <= set(shown)
+
+
+def test_titles_name_what_was_run() -> None:
+    numbers = {"methods": ["fedaux"], "blocks": ["α = 0.01", "α = 100"], "columns": ["C = 0.4", "C = 0.8"]}
+    assert presenting.part(numbers) == "1 method; α = 0.01, 100; C = 0.4, 0.8"
+    several = {"methods": ["fedavg", "fedaux"], "blocks": ["CNN", "MLP"], "columns": ["local 1, μ 2", "local 1, μ 3"]}
+    assert presenting.part(several) == "2 methods; CNN, MLP; 2 combinations"
+    said = {row[0]: row[1] for row in command.listing()}
+    assert said["table1"].endswith("(9 methods; α = 0.01, 100; C = 0.2, 0.4, 0.8)")
+    assert "64 combinations" in said["hpo"]
 
 
 def test_best_combinations_stand_beside_the_printed_ones() -> None:
@@ -227,3 +309,38 @@ def test_curves_of_a_block_have_one_scale_wherever_its_rows_are_broken() -> None
     assert limits[0] != limits[4]
     assert limits[0][0] <= 10
     assert limits[0][1] >= 49
+
+
+# What differs from the paper
+
+
+def paper_data(folder: Path) -> Path:
+    """Write a few images as CIFAR-10, and some that stand in for STL-10."""
+    generator = np.random.default_rng(0)
+    for file, count in (("data_batch_1", 60), ("test_batch", 20)):
+        rows = generator.integers(256, size=(count, 3073), dtype=np.uint8)
+        rows[:, 0] = np.arange(count) % 10
+        (folder / "cifar10").mkdir(parents=True, exist_ok=True)
+        (folder / "cifar10" / f"{file}.bin").write_bytes(rows.tobytes())
+    (folder / "cifar-100-binary").mkdir()
+    rows = generator.integers(20, size=(40, 3074), dtype=np.uint8)
+    for file in ("train", "test"):
+        (folder / "cifar-100-binary" / f"{file}.bin").write_bytes(rows.tobytes())
+    return folder
+
+
+def test_what_stands_in_is_said_in_every_file(tmp_path: Path) -> None:
+    root = paper_data(tmp_path / "data")
+    changes = ["rounds=1", "pretraining.epochs=1", "engine.device=cpu", 'prototypes=[{name="mlp",model="mlp"}]']
+    request = Request(tmp_path / "out", data_root=root, auxiliary="cifar100", overrides=changes)
+    limited = Request(tmp_path / "table", data_root=root, auxiliary="cifar100", sweeping={"time_limit": 1e-9})
+    for name, asked in (("qualitative", request), ("table1", limited)):
+        outcome = command.reproduce(name, asked)
+        if name == "qualitative":
+            assert outcome.markdown.startswith("# qualitative: ")
+            assert "Data: CIFAR-10; public data: CIFAR-100." in outcome.markdown
+            assert "- changed: `rounds=1`.\n" in outcome.markdown
+        assert outcome.markdown.count("CIFAR-100 stands in for STL-10.") == 1
+        for ending in ("md", "html", "tex"):
+            assert "CIFAR-100 stands in for STL-10" in (asked.out / f"{name}.{ending}").read_text(), (name, ending)
+        assert "CIFAR-100 stands in for STL-10" in json.loads((asked.out / f"{name}.json").read_text())["notes"]

@@ -15,6 +15,7 @@ import pytest
 import tomli_w
 import torch
 from conftest import tiny
+from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -25,8 +26,11 @@ from fedaux.config import Augmentation, Auxiliary, ConfigError, Data, Pretrainin
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain import Wanted, content_digest, pretrained, pretrained_extractor, shared_store
+from fedaux.pretrain.command import Watch, pretrain_prototypes
 from fedaux.pretrain.store import probe_line, read_card, weights_digest
 from fedaux.reading import find_recipe, load_experiment
+from fedaux.reproduce.command import reproduce
+from fedaux.reproduce.running import Request
 from fedaux.server import snapshot
 
 IMAGES = load_auxiliary(Auxiliary(size=60))
@@ -428,3 +432,45 @@ def test_the_benchmark_times_and_probes(
 def test_the_command_refuses_what_makes_no_sense(tmp_path: Path) -> None:
     assert "there is nothing to pretrain" in command(tmp_path, pretraining={"kind": "none"})
     assert "should end in .safetensors" in command(tmp_path, "--out", "h0.pt")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "demo", "--set", "method=fedaux", "--set", "seeds=[0]", "--set", "engine.device=cpu"],
+        ["pretrain", "demo"],
+        ["reproduce", "ensemble", "--quick"],
+        ["reproduce", "similar-images", "--quick"],
+    ],
+)
+def test_a_gpu_too_small_for_pretraining_is_explained(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def overflow(*_: Any, **__: Any) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the packages that the command line is made of
+        from fedaux import cli
+    monkeypatch.setattr("fedaux.pretrain.training.Training._step", overflow)
+    monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["fedaux", *words, "--out", str(tmp_path / "h0.safetensors")])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    said = " ".join(capsys.readouterr().err.split())
+    assert stopped.value.code == 2, said
+    assert "pretraining of cnn: the GPU's memory is not enough. Lower pretraining.batch_size (now 200)" in said
+    assert "clients_at_once" not in said
+
+
+def test_a_gpu_too_small_for_an_experiment_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow(*_: Any, **__: Any) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr("fedaux.reproduce.similar_images.Predictor", overflow)
+    monkeypatch.setattr("fedaux.reproduce.similar_images.Work.extractor", lambda *_: lambda *_: {})
+    with pytest.raises(ValueError, match=r"similar-images: the GPU's memory .* evaluation.batch_size \(now 4096\)"):
+        reproduce("similar-images", Request(tmp_path, quick=True))
+    monkeypatch.setattr("fedaux.pretrain.command.Predictor", overflow)
+    with pytest.raises(ValueError, match="probe of cnn: the GPU's memory is not enough; --no-probe"):
+        pretrain_prototypes(tiny(), seed=0, watch=Watch(Console()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import json
 import math
 import re
@@ -14,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 from report_runs import LEVELS, make_folder, make_run, read_downloads, read_metrics, read_table
+from rich.console import Console
 from scipy.stats import rankdata
 
 from fedaux.report import folder_figures, write_report
 from fedaux.report.comparison import Comparison, mean_ranks, value_text
 from fedaux.report.folder_figures import Mark
 from fedaux.report.records import differences, group, read_folder, read_records
+from fedaux.sweep.display import MOST_ROWS, result_table
 
 ALPHAS, RATES = (0.01, 0.1, 1.0), (0.4, 0.8)
 Values = dict[tuple[str, float, float], list[float]]
@@ -292,3 +295,37 @@ def test_labels_of_settings_stay_apart(folder: Path) -> None:
     assert comparison.short == {"participation_rate": "C", "split.alpha": "α"}
     settings: Mapping[str, None] = dict.fromkeys(comparison.settings)
     assert list(settings) == [f"C = {rate:g}, α = {alpha:g}" for rate in RATES for alpha in ALPHAS]
+
+
+def test_points_of_different_settings_can_be_told_apart(tmp_path: Path, text: str) -> None:
+    assert "All 6 settings have one look here; the numbers tell them apart." in text
+    few = make_folder(tmp_path / "few", alphas=(0.01, 1.0), rates=(0.4,), epsilons=(0.1, 1.0), clients=6)
+    page = write_report(few).read_text(encoding="utf-8")
+    privacy = page.partition('id="privacy"')[2].partition("</section>")[0]
+    assert "The size of a mark tells the setting. Methods stand side by side at each ε." in privacy
+    assert ">α = 0.01<" in privacy, "in the legend"
+    assert ">α = 1<" in privacy
+    marks = [Mark("fedaux", 1.0, 0.5, 0.0, "a", "α = 0.01"), Mark("fedaux", 1.0, 0.7, 0.0, "b", "α = 1")]
+    for draw in (folder_figures.against_privacy, folder_figures.against_bytes):
+        axes = draw(marks, settings=("α = 0.01", "α = 1")).axes[0]
+        drawn = {
+            float(np.asarray(line.get_ydata())[0]): line.get_markersize()
+            for line in axes.lines
+            if line.get_marker() == "o"
+        }
+        assert drawn[50.0] < drawn[70.0]
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_narrow_terminal_keeps_the_spread_of_the_last_round(folder: Path, width: int) -> None:
+    rows = group(read_records(folder))
+    for number, row in enumerate(rows):
+        row["pretraining.learning_rate"] = 1e-4 * number
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(result_table("grid", rows))
+    shown = captured.get()
+    assert max(map(len, shown.splitlines())) <= width
+    ranked = sorted(rows, key=lambda row: -row["accuracy_mean"])[:MOST_ROWS]
+    for row in ranked:
+        assert f" {100 * row['accuracy_mean']:.1f} ± {100 * row['accuracy_std']:.1f} " in shown

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import tiny
 from latex_checks import check_latex
+from study_data import saved
 
 from fedaux import execute
 from fedaux.certainty import MECHANISMS
@@ -78,6 +79,21 @@ def test_iris_comes_out_the_same_twice(iris: Outcome, tmp_path: Path) -> None:
         assert again.read_bytes() == files[again.name].read_bytes()
 
 
+def test_iris_offers_the_numbers_of_its_figures_and_says_what_is_one_draw(iris: Outcome) -> None:
+    (page,) = (file.read_text() for file in iris.files if file.suffix == ".html")
+    points, mechanisms = saved(page).values()
+    plain, weighted = iris.numbers["accuracy"].values()
+    for key, reached in (("plain mean", plain), ("weighted by density", weighted)):
+        assert sum(line[key] == line["class"] for line in points) / 150 == pytest.approx(reached)
+    measured = {(row["setting"], row["epsilon"]): row for row in iris.numbers["accuracy_by_mechanism"]}
+    for line in mechanisms:
+        row = measured[line["weights from"], line["epsilon"] if line["epsilon"] == "inf" else float(line["epsilon"])]
+        assert row["least"] - 1e-6 <= float(line["accuracy"]) <= row["largest"] + 1e-6, "one of the draws"
+    assert "One draw of noise; the table has means over 2." in page
+    (drawn,) = (file.read_text() for file in iris.files if file.name == "toy-iris-mechanisms.svg")
+    assert "one draw: " in drawn
+
+
 # Gaussians
 
 
@@ -127,6 +143,9 @@ def test_calibrated_sharpness_is_the_ratio_of_variances(spread: float) -> None:
         assert found["clipped"]["sharpness"] > 1.4 * spread**2, "clipped means are short, and want more sharpness"
 
 
+CLIPPED = ("clipped", "unclipped")
+
+
 def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
     options: dict[str, Any] = {"sizes": (20,), "epsilons": (1.0,), "draws": 1, "dimensions": (2,)}
     first = toy_gaussians.run(tmp_path / "a", **options)
@@ -135,6 +154,14 @@ def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
     assert {row["mechanism"] for row in first.numbers["errors"]} == set(MECHANISMS)
     assert json.loads((tmp_path / "a" / "toy-gaussians.json").read_text()) == json.loads(json.dumps(first.numbers))
     assert check_latex((tmp_path / "a" / "toy-gaussians.tex").read_text()) == [5, 7, 3]
+    weights, errors = saved((tmp_path / "a" / "toy-gaussians.html").read_text()).values()
+    toy = toy_gaussians.build(20, seed=0)
+    points = torch.tensor([[float(line["x"]), float(line["y"])] for line in weights[:400]], dtype=torch.float64)
+    true = toy_gaussians.true_weights(toy.means, toy.covariances, points)
+    assert [float(line["true weights"]) for line in weights] == pytest.approx(true.flatten().tolist(), abs=1e-3)
+    assert min(float(line["error"]) for line in errors if line["sharpness"]) == pytest.approx(
+        min(min(row[key]["curve"]) for row in first.numbers["calibration_without_noise"] for key in CLIPPED), abs=1e-6
+    )
 
 
 # The grid
@@ -156,6 +183,9 @@ def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
         assert stored["method"] == ("fedaux" if row["settings"] else "feddf+p")
         assert stored["epsilon"] == row["settings"].get("epsilon")
     assert check_latex((tmp_path / "privacy.tex").read_text()) == [3]
+    (offered,) = saved((tmp_path / "privacy.html").read_text()).values()
+    assert [f"{line['cell']}-seed0" for line in offered] == names
+    assert [float(line["accuracy"]) for line in offered] == [row["accuracy"] for row in outcome.numbers["rows"]]
     assert privacy_grid.run(tmp_path, base=base, grids=GRID).numbers == outcome.numbers
     assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
     more = privacy_grid.run(tmp_path, base=tiny(rounds=1, seeds=[0, 1]), grids=GRID)
@@ -175,16 +205,23 @@ def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
 def grid_numbers(*, mode: str = "full", seeds: Sequence[int] = (0,)) -> dict[str, Any]:
     """Return what a grid of the paper's size would measure: the more epsilon the better, best rounds 10 above."""
     rows = [
-        {"settings": chosen, "accuracy": accuracy, "accuracy_std": 0.02, "accuracy_max": accuracy + 0.1}
+        {
+            **{"cells": ["x-seed0"], "settings": chosen, "accuracy": accuracy, "accuracy_max": accuracy + 0.1},
+            **dict.fromkeys(("accuracy_std", "accuracy_max_std"), 0.02 if len(seeds) > 1 else None),
+        }
         for chosen in privacy_grid.cells(tiny(), privacy_grid.PAPER_GRIDS)
         for accuracy in [min(0.1 + chosen.get("epsilon", 0.0) / 2 + chosen.get("delta", 0.0) * 100, 0.7)]
     ]
-    return {"base": {"mode": mode}, "method": "fedaux", "rounds": 10, "seeds": list(seeds), "rows": rows}
+    return {
+        **{"base": {"mode": mode}, "method": "fedaux", "rounds": 10, "seeds": list(seeds), "rows": rows},
+        **{"unfinished": [], "version": "own", "data": ""},
+    }
 
 
 def test_grid_tells_the_last_and_the_best_round_of_every_line() -> None:
     text = privacy_grid.describe(grid_numbers())
-    assert "seed 0; last round / best round. Without scores (feddf+p): 10.0 / 20.0." in text
+    assert "last round / maximum of 10 rounds, seed 0" in text
+    assert "Without scores (feddf+p): 10.0 / 20.0." in text
     assert "74.6 without noise" in text
     assert "| mean | ε = 0.01 | ε = 0.04 | ε = 0.1 | ε = 0.5 | ε = 1 | hardly any noise |" in text
     ends = "35.0 / 45.0 | 60.0 / 70.0 | 70.0 / 80.0 |"
@@ -192,8 +229,8 @@ def test_grid_tells_the_last_and_the_best_round_of_every_line() -> None:
     assert text.count("| λ 0.01, δ = 1e-4 | 11.5 / 21.5 |") == 2, "paper and release"
     assert text.count("70.0 / 80.0 |\n") == 10, "without noise delta means nothing: every line ends in its ceiling"
     several = privacy_grid.describe(grid_numbers(seeds=(0, 1, 2)))
-    assert "means ± standard deviations of seeds 0, 1, 2" in several
-    assert "| δ = 1e-6 | 10.5 ± 2.0 / 20.5 |" in several
+    assert "mean ± standard deviation over seeds 0, 1, 2" in several
+    assert "| δ = 1e-6 | 10.5 ± 2.0 / 20.5 ± 2.0 |" in several
 
 
 def test_heads_alone_are_not_held_against_the_paper_s_privacy_analysis() -> None:
@@ -209,6 +246,57 @@ def test_three_mechanisms_fit_a_page() -> None:
     for axes in figure.axes:
         assert [tick.get_text() for tick in axes.get_xticklabels()][-1] == "hardly\nany\nnoise"
         assert {len(line.get_xdata()) for line, *_ in axes.containers} == {6}, "every line reaches its ceiling"
+
+
+def test_grid_shows_what_is_done_and_names_what_is_not(tmp_path: Path) -> None:
+    base = tiny(rounds=1)
+    nothing = privacy_grid.run(tmp_path, base=base, grids=GRID, sweeping={"time_limit": 1e-9})
+    assert len(nothing.numbers["unfinished"]) == 4
+    assert "- 0 of 4 cells are finished; the others are left out." in nothing.markdown
+    name = "mean-components2-epsilon0.5-delta1e-06-seed0"
+    (tmp_path / "cells" / name).write_text("a file where a run would have its directory")
+    some = privacy_grid.run(tmp_path, base=base, grids=GRID)
+    assert [line.partition(":")[0] for line in some.numbers["unfinished"]] == [name]
+    assert [row["cells"] for row in some.numbers["rows"] if row["accuracy"] is None] == [[name]]
+    assert "- 3 of 4 cells are finished; the others are left out." in some.markdown
+    assert f"- `{name}: " in (tmp_path / "privacy.md").read_text()
+    assert (tmp_path / "privacy.html").exists()
+
+
+def test_grid_says_how_far_the_papers_figures_are_where_the_settings_are_its_own() -> None:
+    def row(last: float, best: float, **settings: Any) -> dict[str, Any]:
+        return {
+            **{"cells": ["x-seed0"], "settings": settings, "accuracy": last, "accuracy_max": best},
+            **{"accuracy_std": None, "accuracy_max_std": None},
+        }
+
+    rows = [
+        row(0.2, 0.3),
+        row(0.6, 0.75, mechanism="paper", regularisation=0.01, epsilon=privacy_grid.ALMOST_NO_NOISE, delta=1e-6),
+        row(0.5, 0.616, mechanism="paper", regularisation=0.01, epsilon=0.04, delta=1e-6),
+        row(0.7, 0.8, mechanism="paper", regularisation=0.1, epsilon=0.04, delta=1e-6),
+        row(0.7, 0.9, mechanism="mean", epsilon=0.04, delta=1e-6),
+    ]
+    numbers = {
+        "base": {"mode": "full"},
+        "rows": rows,
+        "rounds": 10,
+        "seeds": [0],
+        "method": "fedaux",
+        "unfinished": [],
+        "version": "paper",
+        "data": "",
+    }
+    text = privacy_grid.describe(numbers)
+    assert "`paper`, λ = 0.01, no noise: maximum 75.0, the paper prints 74.6: as printed, within 1 point." in text
+    gap = "`paper`, λ = 0.01, ε = 0.04, δ = 1e-6: maximum 61.6, the paper prints 70.8: 9.2 points below."
+    assert gap in text
+    assert text.count("the paper prints") == 2, "only these two have a printed figure"
+    assert "| λ 0.01, δ = 1e-6 | 50.0 / 61.6 | 60.0 / 75.0 |" in text
+    quick = privacy_grid.describe(numbers | {"version": "quick"})
+    assert quick.startswith("# privacy, quick version")
+    assert "these are other data and settings" in quick
+    assert "points below" not in quick
 
 
 def test_grid_refuses_unknown_mechanisms(tmp_path: Path) -> None:
@@ -255,8 +343,20 @@ def test_similar_images_shows_private_images_and_says_so(tmp_path: Path, mechani
     base = tiny(certainty={"mechanism": mechanism})
     outcome = similar_images.run(tmp_path, base=base, num_clients=2, num_images=3, num_neighbours=2)
     assert "simulations only" in outcome.markdown
+    assert outcome.markdown.startswith("# similar-images: public images")
+    assert "Data: handwritten digits (embedded); public data: rendered letters (embedded)." in outcome.markdown
     assert check_latex((tmp_path / "similar-images.tex").read_text()) == [6]
     assert "simulations only" in (tmp_path / "similar-images.svg").read_text()
+    for side, offered in zip(
+        ("without_noise", "with_noise"), saved((tmp_path / "similar-images.html").read_text()).values(), strict=True
+    ):
+        own = [
+            (row["client"], index)
+            for row in outcome.numbers["clients"]
+            for line in row[side]["neighbours"]
+            for index in line
+        ]
+        assert [(int(line["client"]), int(line["private image"])) for line in offered] == own
     parts = execute.split_for(base, load_labelled(base.data), 0)
     assert len(outcome.numbers["clients"]) == 2
     for row in outcome.numbers["clients"]:

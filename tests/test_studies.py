@@ -190,6 +190,27 @@ def test_nlp_says_where_texts_cannot_be_read(root: Path, monkeypatch: pytest.Mon
     assert "not in this version" in next(row[1] for row in command.listing() if row[0] == "nlp")
 
 
+def test_nlp_is_listed_and_says_what_it_needs(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    with pytest.raises(ValueError, match="for --quick too: no texts are embedded") as error:
+        plan(STUDIES["nlp"], Request(tmp_path, quick=True))
+    assert "or give --quick" not in str(error.value)
+    for name, columns in (
+        ("ag_news", {"text": ["some words"] * 200, "label": [0, 1] * 100}),
+        ("book_sentences", {"text": ["a sentence"] * 30}),
+    ):
+        (tmp_path / name).mkdir()
+        for part in ("train", "test"):
+            pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / name / f"{part}-0.parquet")
+    with pytest.raises(ValueError, match="1 of 3 data sets missing") as error:
+        plan(STUDIES["nlp"], Request(tmp_path, data_root=tmp_path))
+    assert str(error.value).endswith("What is there is enough for --only 'data=[ag_news]'")
+    request = Request(tmp_path, data_root=tmp_path, only=["data=ag_news"])
+    assert command.part_line("nlp", request) == "nlp: 18 runs, 360 rounds; their time has not been measured"
+    assert "minutes a round" in next(row[4] for row in command.listing() if row[0] == "nlp")
+
+
 def test_another_set_takes_the_place_of_stl10(root: Path) -> None:
     prepared = planned("table1", root, auxiliary="tinyimagenet32", seeds=1)
     assert {e.auxiliary.source for e in settings(prepared)} == {"parquet"}
@@ -320,10 +341,9 @@ def test_every_page_can_say_what_the_command_line_changed(name: str) -> None:
 
 def test_what_the_command_line_changed_is_on_the_page(root: Path, tmp_path: Path) -> None:
     outcome = command.reproduce("split", Request(tmp_path, quick=True, overrides=["split.num_clients=5"]))
-    said = "- changed: `split.num_clients=5`.\n"
-    assert outcome.markdown.endswith(f"\n\n{said}")
+    assert outcome.markdown.endswith("\n\n- changed: `split.num_clients=5`.\n")
     assert outcome.markdown == (tmp_path / "split.md").read_text()
     assert "<li>changed: <code>split.num_clients=5</code>.</li>" in (tmp_path / "split.html").read_text()
     request = Request(tmp_path, data_root=root, auxiliary="tinyimagenet32", overrides=["mode=linear"])
     _, notes = command.base_of("privacy", EXPERIMENTS["privacy"], request, None)
-    assert notes == ["Tiny-ImageNet stands in for STL-10", "changed: `mode=linear`"]
+    assert notes == ["Tiny-ImageNet stands in for STL-10"]

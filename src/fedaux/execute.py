@@ -148,7 +148,8 @@ def carry_out(
                 try:
                     work.finish(method, seed)
                 except torch.cuda.OutOfMemoryError as error:
-                    raise ValueError(out_of_memory(experiment, method, seed)) from error
+                    said = out_of_memory(experiment, f"{method}, seed {seed}")
+                    raise ValueError(f"{said}; the first can be changed when going on with --resume") from error
         directory.write_metrics()
         summary = write_summary(directory)
         write_report(path)
@@ -341,13 +342,13 @@ def describe_scores(
     return {"weights_by_class": by_class.float()}, words | {"top_texts": json.dumps(texts)}
 
 
-def out_of_memory(experiment: Experiment, method: str, seed: int) -> str:
-    """Say which settings to lower where a GPU is too small, what they are, and that nothing is lost."""
+def out_of_memory(experiment: Experiment, what: str) -> str:
+    """Say which settings to lower where a GPU is too small, and what they are; pretraining says it of its own."""
     at_once, batch = experiment.engine.clients_at_once, experiment.evaluation.batch_size
     return (
-        f"{method}, seed {seed}: the GPU's memory is not enough. Lower engine.clients_at_once (now {at_once or 8}), "
+        f"{what}: the GPU's memory is not enough. Lower engine.clients_at_once (now {at_once or 8}), "
         f"evaluation.batch_size (now {batch or 4096}) or distillation.batch_size "
-        f"(now {experiment.distillation.batch_size}); the first can be changed when going on with --resume"
+        f"(now {experiment.distillation.batch_size})"
     )
 
 

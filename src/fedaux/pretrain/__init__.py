@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedaux import seeding
 from fedaux.clients import Weights
 from fedaux.pretrain.objectives import resolved
@@ -80,7 +82,8 @@ def pretrained(
 ) -> H0:
     """Return h0 from a store, or train it and keep it there; `pretrained_extractor` says where.
 
-    Without any store it is trained. What was interrupted goes on from what it last saved.
+    Without any store it is trained. What was interrupted goes on from what it last saved. Raises ValueError that names
+    the setting to lower where a GPU's memory is not enough.
     """
     wanted = _begun(wanted)
     settings = h0_settings(wanted)
@@ -102,8 +105,15 @@ def pretrained(
 
     def trained(folder: Path | None) -> H0:
         progress = None if folder is None else folder / f"{stem}.progress.safetensors"
-        training = _training(wanted)
-        pretrain(training, progress=progress, save_seconds=save_seconds, on_epoch=on_epoch)
+        try:
+            training = _training(wanted)
+            pretrain(training, progress=progress, save_seconds=save_seconds, on_epoch=on_epoch)
+        except torch.cuda.OutOfMemoryError as error:
+            raise ValueError(
+                f"pretraining of {wanted.prototype.name}: the GPU's memory is not enough. Lower "
+                f"pretraining.batch_size (now {wanted.section.batch_size}); that is another h0, so a run that was "
+                "begun starts anew in another directory"
+            ) from error
         weights = snapshot(wanted.model.features)
         card = make_card(wanted, settings=settings, losses=training.losses, seconds=training.seconds)
         if folder is not None:

@@ -84,7 +84,12 @@ def pretrain_prototypes(
         h0 = pretrained(wanted, shared=shared, on_epoch=watch)
         if probing and not about.items() <= (h0.card["probe"] or {}).items():
             watch.say(f"{prototype.name}: probing")
-            measured = probe_h0(Predictor(model.features, compute), h0.weights, data, seed=seed)
+            try:
+                measured = probe_h0(Predictor(model.features, compute), h0.weights, data, seed=seed)
+            except torch.cuda.OutOfMemoryError as error:
+                raise ValueError(
+                    f"probe of {prototype.name}: the GPU's memory is not enough; --no-probe leaves it out"
+                ) from error
             h0 = keep_probe(h0, asdict(measured) | about, wanted=wanted, shared=shared)
         outcomes.append(Outcome(prototype.name, h0, data.vocabulary))
     return outcomes

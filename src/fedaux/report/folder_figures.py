@@ -18,6 +18,8 @@ from fedaux.report.figures import BLUE, WIDTH, Style, draw_line, method_styles, 
 from fedaux.report.record import Array, Point
 from fedaux.report.svg import STYLE
 
+MOST_SIZES = 5
+"""Settings that sizes can tell apart."""
 # Never solid, so that the numbers written on it can be read on light and dark pages.
 TINT = ListedColormap([(*to_rgb(BLUE), 0.04 + 0.5 * step / 255) for step in range(256)])
 
@@ -31,6 +33,8 @@ class Mark(NamedTuple):
     spread: float
     line: str
     """Marks of one line are joined: what differs between them is the cost."""
+    setting: str = ""
+    """The settings besides what makes the cost, for people; the size of a mark tells them apart."""
 
 
 @matplotlib.rc_context(STYLE)
@@ -114,23 +118,26 @@ def heat_maps(
 
 
 @matplotlib.rc_context(STYLE)
-def against_privacy(marks: Sequence[Mark]) -> Figure:
+def against_privacy(marks: Sequence[Mark], *, settings: Sequence[str] = ()) -> Figure:
     """Accuracy against epsilon: the places of the x axis are the values there are, nothing released first, ∞ last.
 
-    A cost of NaN stands for nothing released.
+    A cost of NaN stands for nothing released. Methods stand side by side at a place. ``settings`` are those of the
+    marks, in order.
     """
     finite = sorted({mark.cost for mark in marks if not math.isnan(mark.cost)})
     places = {cost: index for index, cost in enumerate(finite, start=1)}
     names = {index: "∞" if math.isinf(cost) else f"{cost:.3g}" for cost, index in places.items()}
     if any(math.isnan(mark.cost) for mark in marks):
         names = {0: "nothing\nreleased"} | names
-    figure, axes, styles = _scatter(marks, xlabel="ε of the worst client", below=50)
+    sizes = mark_sizes(settings)
+    figure, axes, styles = _scatter(marks, xlabel="ε of the worst client", below=50, sizes=sizes)
     methods = list(styles)
     beside = {method: 0.5 * ((index + 0.5) / len(methods) - 0.5) for index, method in enumerate(methods)}
     for line in dict.fromkeys(mark.line for mark in marks):
         joined = sorted((mark for mark in marks if mark.line == line), key=lambda mark: places.get(mark.cost, 0))
         where = [places.get(mark.cost, 0) + beside[mark.method] for mark in joined]
-        _draw_marks(axes, where, joined, styles[joined[0].method], join=len(set(where)) > 1)
+        size = sizes.get(joined[0].setting, PLAIN_SIZE)
+        _draw_marks(axes, where, joined, styles[joined[0].method], join=len(set(where)) > 1, size=size)
     step = max(1, -(-len(names) // 8))
     axes.set_xticks(list(names)[::step], list(names.values())[::step])
     axes.set_xlim(min(names) - 0.5, max(names) + 0.5)
@@ -138,9 +145,13 @@ def against_privacy(marks: Sequence[Mark]) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def against_bytes(marks: Sequence[Mark]) -> Figure:
-    """Accuracy against the megabytes of a run; the stairs join what nothing else beats in both."""
-    figure, axes, styles = _scatter(marks, xlabel="megabytes up and down, a run", below=40)
+def against_bytes(marks: Sequence[Mark], *, settings: Sequence[str] = ()) -> Figure:
+    """Accuracy against the megabytes of a run; the stairs join what nothing else beats in both.
+
+    ``settings`` are those of the marks, in order.
+    """
+    sizes = mark_sizes(settings)
+    figure, axes, styles = _scatter(marks, xlabel="megabytes up and down, a run", below=40, sizes=sizes)
     costs = [mark.cost for mark in marks]
     if min(costs) > 0 and max(costs) / min(costs) > 8:
         axes.set_xscale("log")
@@ -160,7 +171,8 @@ def against_bytes(marks: Sequence[Mark]) -> Figure:
         zorder=1,
     )
     for mark in marks:
-        _draw_marks(axes, [mark.cost], [mark], styles[mark.method], join=False)
+        size = sizes.get(mark.setting, PLAIN_SIZE)
+        _draw_marks(axes, [mark.cost], [mark], styles[mark.method], join=False, size=size)
     return figure
 
 
@@ -173,9 +185,21 @@ def frontier(marks: Sequence[Mark]) -> list[Mark]:
     return kept
 
 
-def _scatter(marks: Sequence[Mark], *, xlabel: str, below: float) -> tuple[Figure, Axes, dict[str, Style]]:
+PLAIN_SIZE = 6.0
+
+
+def mark_sizes(settings: Sequence[str]) -> dict[str, float]:
+    """The size of a mark by its setting; none where there is one setting, or more than sizes can tell apart."""
+    if not 2 <= len(settings) <= MOST_SIZES:
+        return {}
+    return {setting: float(size) for setting, size in zip(settings, np.linspace(4, 11, len(settings)), strict=True)}
+
+
+def _scatter(
+    marks: Sequence[Mark], *, xlabel: str, below: float, sizes: Mapping[str, float]
+) -> tuple[Figure, Axes, dict[str, Style]]:
     styles = _styles(list(dict.fromkeys(mark.method for mark in marks)))
-    legend = _legend_height(list(styles))
+    legend = _legend_height(list(styles)) + (16 * len(_legend_rows(list(sizes))) if sizes else 0)
     height = legend + 230 + below
     figure = Figure(figsize=(WIDTH / 72, height / 72))
     axes = figure.add_axes((46 / WIDTH, below / height, 1 - 56 / WIDTH, 226 / height))
@@ -185,17 +209,22 @@ def _scatter(marks: Sequence[Mark], *, xlabel: str, below: float) -> tuple[Figur
     axes.grid(axis="y")
     axes.spines[["top", "right"]].set_visible(False)
     _legend(figure, styles, height=height, lines=False)
+    grey = {setting: Style("#777777", "o", "-") for setting in sizes}
+    _legend(figure, grey, height=height + 4 - _legend_height(list(styles)), lines=False, whole=height, sizes=sizes)
     return figure, axes, styles
 
 
-def _draw_marks(axes: Axes, where: Sequence[float], marks: Sequence[Mark], style: Style, *, join: bool) -> None:
+def _draw_marks(
+    axes: Axes, where: Sequence[float], marks: Sequence[Mark], style: Style, *, join: bool, size: float
+) -> None:
     axes.errorbar(
         where,
         [100 * mark.accuracy for mark in marks],
         yerr=[100 * mark.spread for mark in marks] if any(mark.spread for mark in marks) else None,
         color=style.colour,
         marker=style.marker,
-        markersize=6,
+        markersize=size,
+        zorder=2 + 1 / size,  # small marks lie on large ones
         markerfacecolor=style.colour if _solid(style) else "none",
         linestyle=style.dashes if join else "none",
         linewidth=1.2,
@@ -236,20 +265,29 @@ def _legend_height(methods: Sequence[str]) -> float:
     return 16.0 * len(_legend_rows(methods)) + 4
 
 
-def _legend(figure: Figure, styles: Mapping[str, Style], *, height: float, lines: bool = True) -> None:
-    """Names beside their looks, above everything, in as many lines as they need."""
-    for row, methods in enumerate(_legend_rows(list(styles))):
+def _legend(
+    figure: Figure,
+    styles: Mapping[str, Style],
+    *,
+    height: float,
+    lines: bool = True,
+    whole: float | None = None,
+    sizes: Mapping[str, float] | None = None,
+) -> None:
+    """Names beside their looks, down from a height, in as many lines as they need; ``whole`` is the figure's height."""
+    whole = whole or height
+    for row, names in enumerate(_legend_rows(list(styles))):
         x, y = 44.0, height - 16 * row - 10
-        for method in methods:
-            style = styles[method]
+        for name in names:
+            style = styles[name]
             look: dict[str, Any] = {
                 "color": style.colour,
                 "marker": style.marker,
-                "markersize": 5.5,
+                "markersize": (sizes or {}).get(name, 5.5),
                 "linestyle": style.dashes if lines else "none",
                 "markerfacecolor": style.colour if lines or _solid(style) else "none",
             }
             ends = [x / WIDTH, (x + 11) / WIDTH, (x + 22) / WIDTH] if lines else [(x + 14) / WIDTH]
-            figure.add_artist(Line2D(ends, [y / height] * len(ends), markevery=[len(ends) // 2], **look))
-            figure.text((x + 27) / WIDTH, y / height, shorten(method, length=22), va="center", fontsize=9.5)
-            x += _legend_width(method)
+            figure.add_artist(Line2D(ends, [y / whole] * len(ends), markevery=[len(ends) // 2], **look))
+            figure.text((x + 27) / WIDTH, y / whole, shorten(name, length=22), va="center", fontsize=9.5)
+            x += _legend_width(name)

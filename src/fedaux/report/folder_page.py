@@ -306,14 +306,15 @@ def _privacy(comparison: Comparison) -> str:
     costs = {row["key"]: math.nan if row["epsilon"] is None else row["epsilon"] for row in comparison.rows}
     if len({html.short(cost) for cost in costs.values()}) < 2:
         return ""
-    marks, header, data = _marks(comparison, costs, "epsilon", apart=("certainty.epsilon", "local.privacy."))
+    marks, settings, header, data = _marks(comparison, costs, "epsilon", apart=("certainty.epsilon", "local.privacy."))
     spread = ", with the standard deviation over seeds" if comparison.several_seeds else ""
     caption = (
         f"Test accuracy in the last round{spread} against the ε of the client that spent most, from the ledgers. "
-        "Points that differ in their budget alone are joined. What the ε covers, and what is not protected, says the "
-        "page of each run."
+        f"Points that differ in their budget alone are joined.{_told_apart(settings)}"
+        + (" Methods stand side by side at each ε." if len(comparison.methods) > 1 else "")
+        + " What the ε covers, and what is not protected, says the page of each run."
     )
-    svg = as_svg(folder_figures.against_privacy(marks), prefix="privacy", label=caption)
+    svg = as_svg(folder_figures.against_privacy(marks, settings=settings), prefix="privacy", label=caption)
     return html.section("privacy", "Accuracy against privacy", html.picture(svg, caption, "privacy", header, data))
 
 
@@ -330,32 +331,46 @@ def _bytes(comparison: Comparison) -> str:
             f"All methods and settings sent the same within 2 %: {html.megabytes(1e6 * max(costs.values()))} MB a run."
         )
         return html.section("bytes", "Accuracy against bytes", html.note(text)) if len(costs) > 1 else ""
-    marks, header, data = _marks(comparison, costs, "megabytes")
+    marks, settings, header, data = _marks(comparison, costs, "megabytes")
     caption = (
         "Test accuracy in the last round against what was sent in both directions, preparation included. The stairs "
-        "join what is not beaten by anything that sent less."
+        f"join what is not beaten by anything that sent less.{_told_apart(settings)}"
     )
-    svg = as_svg(folder_figures.against_bytes(marks), prefix="bytes", label=caption)
+    svg = as_svg(folder_figures.against_bytes(marks, settings=settings), prefix="bytes", label=caption)
     return html.section("bytes", "Accuracy against bytes", html.picture(svg, caption, "bytes", header, data))
+
+
+def _told_apart(settings: Sequence[str]) -> str:
+    """Say how the settings of marks can be told apart, where there are several."""
+    if len(settings) < 2:
+        return ""
+    if folder_figures.mark_sizes(settings):
+        return " The size of a mark tells the setting."
+    return f" All {len(settings)} settings have one look here; the numbers tell them apart."
 
 
 def _marks(
     comparison: Comparison, costs: Mapping[str, float], cost: str, *, apart: tuple[str, ...] = ()
-) -> tuple[list[Mark], tuple[str, ...], list[tuple[object, ...]]]:
-    """Every row with a cost as a mark, and as a line of numbers; those whose settings differ in ``apart`` alone are
-    of one line."""
+) -> tuple[list[Mark], list[str], tuple[str, ...], list[tuple[object, ...]]]:
+    """Every row with a cost as a mark, the settings of the marks in order, and every row as a line of numbers; those
+    whose settings differ in ``apart`` alone are of one line."""
     marks, data = [], []
+    places: dict[str, tuple[int, ...]] = {}
     for row in comparison.rows:
         if row["key"] in costs:
             other = {key: value for key, value in settings_of(row).items() if not key.startswith(apart or ("\0",))}
             line = group_key({"method": row["method"]} | other)
             price = costs[row["key"]]
-            marks.append(Mark(row["method"], price, row["accuracy_mean"], row["accuracy_std"], line))
+            shown = [key for key in comparison.keys if key in other]
+            setting = ", ".join(f"{comparison.short[key]} = {value_text(row[key])}" for key in shown)
+            texts = {key: list(map(value_text, comparison.values[key])) for key in shown}
+            places[setting] = tuple(texts[key].index(value_text(row[key])) for key in shown)
+            marks.append(Mark(row["method"], price, row["accuracy_mean"], row["accuracy_std"], line, setting))
             written = "" if math.isnan(price) else f"{price:.6g}"
             figures_ = (f"{row[name]:.6g}" for name in ("accuracy_mean", "accuracy_std", "accuracy_max_mean"))
             data.append((row["method"], comparison.setting(row), written, *figures_, row["seeds_done"]))
     header = ("method", "setting", cost, "accuracy_mean", "accuracy_std", "accuracy_max_mean", "seeds")
-    return marks, header, data
+    return marks, sorted(places, key=places.__getitem__), header, data
 
 
 def _runs(comparison: Comparison) -> str:

@@ -7,11 +7,14 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedaux.config import Experiment
+from fedaux.execute import out_of_memory
 from fedaux.mistakes import nearest
 from fedaux.reading import find_recipe, load_experiment, merged, parse_value
 from fedaux.reproduce import ALIASES, EXPERIMENTS, Outcome, Reproduction, costs, places
-from fedaux.reproduce.presenting import run_study
+from fedaux.reproduce.presenting import part, run_study
 from fedaux.reproduce.running import (
     Request,
     check_available,
@@ -23,11 +26,12 @@ from fedaux.reproduce.running import (
     without_places,
 )
 from fedaux.reproduce.studies import STUDIES
-from fedaux.reproduce.study import RECIPES
+from fedaux.reproduce.study import RECIPES, quick_base
 
+AXES = ("blocks", "columns")
 SHARED_RUNS = {"curves": "architectures"}
 """Studies whose runs are those of another, and lie in its folder."""
-HIDDEN = {"out", "base", "notes", "on_line", "sweeping"}
+HIDDEN = {"out", "base", "version", "notes", "on_line", "sweeping"}
 """Arguments of experiments that are not options of theirs."""
 
 
@@ -49,7 +53,12 @@ def listing() -> Iterator[tuple[str, str, str, str, str]]:
         said = costs.said(costs.estimate(study))
         if costs.is_linear(study):
             said = f"h0, then {said} on one core"
-        yield name, study.shows + missing, data, said, study.quick_time
+        grid = study.grid
+        labels = {
+            axis: [value.label for value in values.values] for axis, values in zip(AXES, grid.axes(), strict=True)
+        }
+        shows = f"{study.shows} ({part({'methods': read_base(grid.path(), ())['method'], **labels})})"
+        yield name, shows + missing, data, said, study.quick_time
     for name, entry in EXPERIMENTS.items():
         data = ", ".join(places.DATA_SETS[key].title for key in entry.data) or "comes with the package"
         yield name, entry.shows, data, entry.full_time or entry.time, entry.time
@@ -101,12 +110,17 @@ def reproduce(name: str, request: Request, *, recipe: str | None = None, options
     arguments = read_options(name, entry, options)
     base, notes = base_of(name, entry, request, recipe)
     if base is not None:
-        arguments |= {"base": base, "notes": notes}
-        if recipe is None and request.data_root is not None:
+        version = "own" if recipe else "quick" if request.quick or request.data_root is None else "paper"
+        changed = [f"changed: `{override}`" for override in request.overrides]
+        arguments |= {"base": base, "version": version, "notes": [*notes, *changed]}
+        if version == "paper":
             arguments = dict(entry.options) | arguments
     if runs_cells:
         arguments["sweeping"] = request.sweeping
-    return entry.run(request.out, **arguments)
+    try:
+        return entry.run(request.out, **arguments)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ValueError(out_of_memory(base or quick_base(name), name)) from error
 
 
 def read_options(name: str, entry: Reproduction, options: Sequence[str]) -> dict[str, Any]:
@@ -128,7 +142,7 @@ def read_options(name: str, entry: Reproduction, options: Sequence[str]) -> dict
 def base_of(
     name: str, entry: Reproduction, request: Request, recipe: str | None
 ) -> tuple[Experiment | None, list[str]]:
-    """Return what an experiment is based on, which data stand in for others, and which settings were changed.
+    """Return what an experiment is based on, and which data stand in for others.
 
     A recipe that was given, the paper's on --data-root, the quick one with changes, or none: then it takes its own.
     """
@@ -138,16 +152,15 @@ def base_of(
     if not entry.takes_base:
         raise ValueError(f"--recipe, --set, --data-root and --seeds: {name} is not based on a recipe")
     overrides = [*request.overrides]
-    changed = [f"changed: `{override}`" for override in overrides]
     if request.seeds is not None:
         overrides.append(f"seeds={list(range(request.seeds))}")
     if recipe is not None or request.quick or request.data_root is None:
-        quick = RECIPES / f"{name}-quick.toml"
-        path = find_recipe(recipe) if recipe else quick if quick.exists() else find_recipe("demo")
-        return load_experiment(path, overrides=overrides), changed
+        if recipe is None:
+            return quick_base(name, overrides), []
+        return load_experiment(find_recipe(recipe), overrides=overrides), []
     found, notes = locate_all(entry.data, request)
     settings = found[entry.data[0]].settings("data")
     raw = read_base(RECIPES / f"{name}.toml", overrides)
     if len(entry.data) > 1:
         settings |= public_settings(found[entry.data[1]], raw)
-    return Experiment(**merged(without_places(raw), nested(settings))), [*notes, *changed]
+    return Experiment(**merged(without_places(raw), nested(settings))), notes

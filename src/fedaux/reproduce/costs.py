@@ -102,10 +102,12 @@ def estimate_runs(experiments: Iterable[Experiment]) -> float | None:
         return seconds if first else 0.0
 
     for experiment in experiments:
+        if experiment.text is not None:  # before anything is counted: texts have no images
+            return None
         section = experiment.auxiliary
         key = section.model_dump_json()
         public = sizes[key] if key in sizes else sizes.setdefault(key, count_auxiliary(section))
-        if experiment.text is not None or public is None:
+        if public is None:
             return None
         settings = flatten(experiment.to_dict())
         examples = experiment.data.size or EXAMPLES

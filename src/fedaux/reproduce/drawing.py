@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedaux.methods import METHODS
 from fedaux.report.figures import BLUE, FADE, method_styles, shorten
 from fedaux.report.svg import INK, STYLE
+from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.running import CENTRAL
 
 Numbers = Mapping[str, Any]
@@ -227,3 +228,51 @@ def other_setting(method: str) -> str:
 
 
 FIGURES = {"dots": dots, "lines": lines, "curves": curves, "heat": heat}
+CAPTIONS = {
+    "dots": "Test accuracy of each method: best round{deviation}{last}{printed}.",
+    "lines": "Test accuracy in the best round of each method{deviation}{printed}.",
+    "curves": "Test accuracy over the rounds{band}.",
+    "heat": "Test accuracy in the best round, in %, over the settings that each method is tuned by.",
+}
+
+
+def drawn(kind: str, numbers: Numbers) -> Drawing:
+    """Draw a figure of a study, with its caption and numbers."""
+    printed = not numbers["quick"] and any(row["published"] for row in numbers["rows"])
+    seeds = len(numbers["seeds"])
+    caption = CAPTIONS[kind].format(
+        printed=", and what the paper prints" if printed else "",
+        last=", last round" if numbers["rounds"] > 1 else "",
+        deviation=" with its standard deviation over seeds" if seeds > 1 else f", seed {numbers['seeds'][0]}",
+        band=", means over seeds, bands from the worst to the best seed"
+        if seeds > 1
+        else f", seed {numbers['seeds'][0]}",
+    )
+    return Drawing(FIGURES[kind](numbers), caption, *figure_rows(kind, numbers))
+
+
+def figure_rows(kind: str, numbers: Numbers) -> tuple[Sequence[str], list[list[Any]]]:
+    """Return head and lines of the numbers that a figure shows, in %."""
+    place = ("block", "column", "method")
+    if kind == "curves":
+        header = (*place, "round", "mean", "least", "largest")
+        return header, [
+            [row[key] for key in place] + point for row in numbers["rows"] for point in row.get("curve", [])
+        ]
+    settings = list(dict.fromkeys(key for row in numbers["rows"] for key in row["settings"])) if kind == "heat" else []
+    rows = [
+        [
+            *(row[key] for key in place),
+            *(row["settings"].get(key, "") for key in settings),
+            *(_number(row["best"], key) for key in ("mean", "deviation")),
+            *(_number(row["last"], key) for key in ("mean", "deviation")),
+            "" if numbers["quick"] else _number(row["published"], "mean"),
+        ]
+        for row in numbers["rows"]
+    ]
+    figures = ("best round", "deviation of best round", "last round", "deviation of last round", "published")
+    return (*place, *settings, *figures), rows
+
+
+def _number(found: Mapping[str, Any] | None, key: str) -> Any:
+    return "" if found is None or found[key] is None else found[key]

@@ -24,8 +24,9 @@ from fedaux.ensemble import Ensemble, Member, certainty_teacher, mean_teacher, m
 from fedaux.execute import Silent, Work, choose_device, split_for
 from fedaux.inference import Predictor
 from fedaux.preparation import Scorer, prepare
-from fedaux.reproduce.privacy_grid import demo
-from fedaux.reproduce.writing import Outcome, markdown_table, write
+from fedaux.reproduce import places
+from fedaux.reproduce.study import quick_base
+from fedaux.reproduce.writing import TITLES, Outcome, Version, markdown_table, write
 from fedaux.runs import RunDirectory
 from fedaux.task import State, Task, build_models
 
@@ -39,6 +40,7 @@ def run(
     base: Experiment | None = None,
     alphas: Sequence[float] = ALPHAS,
     mechanisms: Sequence[str] = MECHANISMS,
+    version: Version = "own",
     notes: Sequence[str] = (),
     on_line: Callable[[str], None] = print,
 ) -> Outcome:
@@ -46,7 +48,7 @@ def run(
 
     Without ``base``, the embedded demo. Seeds, clients and privacy are those of the base.
     """
-    experiment = base or demo()
+    experiment, version = (quick_base("ensemble"), "quick") if base is None else (base, version)
     checks.check(experiment)
     device = choose_device(experiment.engine.device)
     data, auxiliary = load_both(experiment)
@@ -66,13 +68,16 @@ def run(
     seeds = ", ".join(map(str, experiment.seeds))
     over = f"mean ± standard deviation over seeds {seeds}" if len(experiment.seeds) > 1 else f"seed {seeds}"
     text = (
-        "# ensemble: the teacher itself over heterogeneity, by kind of weights\n\n"
+        f"# ensemble{TITLES[version]}: the teacher itself over heterogeneity, by kind of weights\n\n"
+        f"{places.told(experiment)} "
         f"Accuracy of the weighted ensemble of all {experiment.split.num_clients} clients on the test images after "
         f"{experiment.local.epochs} local epoch(s) from h0, in %, {over}. Private mechanisms at "
         f"({section.epsilon:g}, {section.delta:g}); `release` and "
         "`none` are not private.\n\n" + markdown_table(["weights", *(f"α = {alpha:g}" for alpha in alphas)], table)
     )
-    return write(Path(out), "ensemble", numbers={"rows": measured}, markdown=text, figures={}, notes=notes)
+    return write(
+        Path(out), "ensemble", numbers={"version": version, "rows": measured}, markdown=text, figures={}, notes=notes
+    )
 
 
 def _ensemble_rows(

@@ -28,8 +28,11 @@ class Titled:
     grid: Grid
 
 
-def render(markdown: str, *, label: str) -> str:
-    """Return every table of a document; neighbours with the same columns share a float. Empty where there is none."""
+def render(markdown: str, *, label: str, notes: Sequence[str] = ()) -> str:
+    """Return every table of a document; neighbours with the same columns share a float. Empty where there is none.
+
+    ``notes`` are what differs from the paper; the first caption tells them.
+    """
     blocks = list(read(markdown))
     title = title_of(blocks)
     tables: list[Titled] = []
@@ -43,7 +46,12 @@ def render(markdown: str, *, label: str) -> str:
             tables.append(Titled(heading, text, block))
             heading = text = ""
     floats = [
-        _float(group, title=title, label=label if not number else f"{label}-{number + 1}")
+        _float(
+            group,
+            title=title,
+            label=label if not number else f"{label}-{number + 1}",
+            notes=() if number else notes,
+        )
         for number, group in enumerate(_groups(tables))
     ]
     return "\n".join([PACKAGES, *floats, ""]) if floats else ""
@@ -67,11 +75,13 @@ def _groups(tables: Sequence[Titled]) -> list[list[Titled]]:
     return groups
 
 
-def _float(group: Sequence[Titled], *, title: str, label: str) -> str:
+def _float(group: Sequence[Titled], *, title: str, label: str, notes: Sequence[str]) -> str:
     """Return one float: the caption says what all its tables show, and the heading where there is one table."""
     said = [title, group[0].text]
     if len(group) == 1:
         said.insert(1, group[0].heading)
+    if notes:
+        said.append(f"What differs from the paper: {'; '.join(note.rstrip('.') for note in notes)}")
     caption = " ".join(_sentence(part) for part in said if part)
     columns, fits = _columns([table.grid for table in group])
     lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from matplotlib.figure import Figure
 
 from fedaux.report import svg
-from fedaux.report.html import CSS
+from fedaux.report.html import CSS, picture
 from fedaux.reproduce.document import LONG, Block, Grid, Heading, Items, inline, read, title_of
 
 EXTRA = """
@@ -19,15 +20,31 @@ td.wrap{min-width:8rem}thead th.wrap{white-space:normal;min-width:6rem}.scroll+.
 """
 
 
-def render(markdown: str, figures: Mapping[str, Figure]) -> str:
+@dataclass(frozen=True)
+class Drawing:
+    """A figure, what it shows in words, and its numbers, which the page lets one save."""
+
+    figure: Figure
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+def render(markdown: str, figures: Mapping[str, Drawing]) -> str:
     """Return the page; figures stand before the first section and the first table."""
     blocks = list(read(markdown))
     title = title_of(blocks)
     parts = list(map(_part, blocks))
     place = next((number for number, part in enumerate(parts) if part.startswith(("<h2", "<div"))), len(parts))
     drawn = [
-        f'<figure>\n<div class="scroll">{svg.as_svg(figure, prefix=f"figure{number}", label=name)}</div>\n</figure>\n'
-        for number, (name, figure) in enumerate(figures.items())
+        picture(
+            svg.as_svg(drawing.figure, prefix=f"figure{number}", label=drawing.caption),
+            drawing.caption,
+            name,
+            drawing.header,
+            drawing.rows,
+        )
+        for number, (name, drawing) in enumerate(figures.items())
     ]
     body = "".join([*parts[:place], *drawn, *parts[place:]])
     return (

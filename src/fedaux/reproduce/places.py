@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedaux.config import Auxiliary, Data, Experiment
+
 PARQUET = ("parquet", "train*.parquet")
 UNLABELED = ("parquet", "unlabeled*.parquet")
 
@@ -45,6 +47,10 @@ STAND_INS = {"imagenet32": "tinyimagenet32", "bookcorpus": "book_sentences"}
 """What is taken where a data set is not there, and said: subsets of ImageNet by WordNet id from Tiny-ImageNet."""
 
 
+EMBEDDED = {"digits": "handwritten digits (embedded)", "letters": "rendered letters (embedded)", "noise": "noise"}
+"""Data that come with the package, or are made."""
+
+
 @dataclass(frozen=True)
 class Found:
     """A data set on disk."""
@@ -64,6 +70,24 @@ class Found:
         return chosen
 
 
+def told(experiment: Experiment) -> str:
+    """Say in a sentence which data the clients and the server have."""
+    private, public = (_title(section) for section in (experiment.data, experiment.auxiliary))
+    return f"Data: {private}; public data: {public}."
+
+
+def _title(section: Data | Auxiliary) -> str:
+    """Return the name of a data set for people: that of an embedded one, or of the folder it lies in."""
+    if section.path is None:
+        return EMBEDDED.get(section.source, section.source)
+    path = Path(section.path)
+    for part in reversed(path.parts):
+        for known in DATA_SETS.values():
+            if part in known.folders:
+                return known.title
+    return f"`{path.name}`"
+
+
 class Missing(ValueError):
     """Data sets that are not there, a line each."""
 
@@ -73,7 +97,9 @@ def locate(root: Path | None, names: Iterable[str]) -> dict[str, Found]:
     wanted = list(dict.fromkeys(names))
     if root is None:
         titles = ", ".join(DATA_SETS[name].title for name in wanted)
-        raise ValueError(f"--data-root: missing; {titles} must lie below one folder, or give --quick for embedded data")
+        texts = any(DATA_SETS[name].text for name in wanted)
+        way = "for --quick too: no texts are embedded" if texts else "or give --quick for embedded data"
+        raise ValueError(f"--data-root: missing; {titles} must lie below one folder, {way}")
     if not root.is_dir():
         raise ValueError(f"--data-root {root}: there is no such folder")
     found: dict[str, Found] = {}

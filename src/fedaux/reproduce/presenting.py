@@ -7,11 +7,11 @@ from typing import Any
 
 from fedaux.reproduce import published
 from fedaux.reproduce.comparison import findings
-from fedaux.reproduce.drawing import FIGURES
+from fedaux.reproduce.drawing import drawn
 from fedaux.reproduce.running import CENTRAL, Plan, Request, carry_out, measure, plan
 from fedaux.reproduce.study import Study
 from fedaux.reproduce.tables import BEST, LAST, PRINTED, Line, Table, Text, block_tables, figure, markdown
-from fedaux.reproduce.writing import Outcome, write
+from fedaux.reproduce.writing import DIFFERS, TITLES, Outcome, sentence, unfinished_section, write
 
 BEST_COMBINATION = "best combination"
 RATES = ("local.learning_rate", "distillation.learning_rate", "local.proximal")
@@ -32,7 +32,8 @@ def run_study(study: Study, request: Request) -> Outcome:
         study.name,
         numbers=numbers,
         markdown=describe(study, numbers, tables),
-        figures={study.name: FIGURES[study.figure](numbers)},
+        figures={study.name: drawn(study.figure, numbers)},
+        notes=numbers["notes"],
     )
 
 
@@ -60,9 +61,10 @@ def gather(study: Study, prepared: Plan, request: Request, unfinished: Sequence[
 def describe(study: Study, numbers: Mapping[str, Any], tables: Sequence[Table]) -> str:
     """Return the whole text."""
     quick = numbers["quick"]
-    lines = [f"# {study.name}{', quick version' if quick else ''}: {study.shows}", ""]
+    title = f"# {study.name}{TITLES['quick'] if quick else ''}: {study.shows}"
+    lines = [f"{title} ({part(numbers)})", ""]
     judged = {**numbers, "rows": combinations(numbers["rows"])} if study.figure == "heat" else numbers
-    lines += [f"- {sentence}" for sentence in findings(judged)]
+    lines += [f"- {finding}" for finding in findings(judged)]
     privacy = numbers["privacy"]
     seeds = ", ".join(map(str, numbers["seeds"]))
     facts = [
@@ -79,10 +81,28 @@ def describe(study: Study, numbers: Mapping[str, Any], tables: Sequence[Table]) 
     different = [STANDING, *numbers["left_open"], *numbers["notes"]]
     if numbers["cut"]:
         different.insert(0, f"Cut for the quick version: {numbers['cut']}.")
-    lines += ["## What differs from the paper", "", *(f"- {_sentence(line)}" for line in different)]
-    if numbers["unfinished"]:
-        lines += ["", "## Runs without a result", "", *(f"- `{line}`" for line in numbers["unfinished"])]
-    return "\n".join(lines) + "\n"
+    lines += [DIFFERS, "", *(f"- {sentence(line)}" for line in different)]
+    return "\n".join(lines) + "\n" + unfinished_section(numbers["unfinished"])
+
+
+MOST_NAMED = 8
+"""Values of an axis that a title names; more are counted."""
+
+
+def part(numbers: Mapping[str, Any]) -> str:
+    """Return in words what was run: how many methods, and which values of both axes."""
+    methods = len(numbers["methods"])
+    named = [f"{methods} method{'s' if methods > 1 else ''}"]
+    for labels in (numbers["blocks"], numbers["columns"]):
+        start = labels[0].rpartition(" = ")[0]
+        alike = bool(start) and all(label.rpartition(" = ")[0] == start for label in labels)
+        combined = any(", " in label for label in labels)
+        if combined or len(labels) > MOST_NAMED:
+            named.append(f"{len(labels)} {'combinations' if combined else 'columns'}")
+        else:
+            short = [label.rpartition(" = ")[2] for label in labels] if alike else labels
+            named.append((f"{start} = " if alike else "") + ", ".join(short))
+    return "; ".join(named)
 
 
 def combinations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -132,7 +152,3 @@ def combination_tables(numbers: Mapping[str, Any]) -> list[Table]:
 
 def _combination(method: str, kind: str, cells: Sequence[str]) -> Line:
     return Line(method, kind, tuple(Text(cell) for cell in cells))
-
-
-def _sentence(text: str) -> str:
-    return text if text.endswith(".") else f"{text}."

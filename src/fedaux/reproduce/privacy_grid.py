@@ -9,21 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedaux.certainty import MECHANISMS
 from fedaux.config import Certainty, Experiment
-from fedaux.reading import load_experiment
 from fedaux.report.figures import DASHES
 from fedaux.report.svg import STYLE
-from fedaux.reproduce import published
-from fedaux.reproduce.writing import COLOURS, MARKERS, Outcome, markdown_table, spread, write
+from fedaux.reproduce import places, published
+from fedaux.reproduce.comparison import CLOSE
+from fedaux.reproduce.page import Drawing
+from fedaux.reproduce.running import without_result
+from fedaux.reproduce.study import quick_base
+from fedaux.reproduce.writing import (
+    COLOURS,
+    MARKERS,
+    TITLES,
+    Outcome,
+    Version,
+    markdown_table,
+    spread,
+    unfinished_section,
+    write,
+)
 from fedaux.sweep import cells_of, read_records, sweep
 
 Grid = Mapping[str, Mapping[str, Sequence[float]]]
@@ -45,6 +58,9 @@ ALMOST_NO_NOISE = 1e6
 NO_SCORES = "feddf+p"
 PRINTED = ("no noise", "ε = 0.04, δ = 1e-6")
 """The two points of the figure that the paper gives as numbers."""
+PRINTED_REGULARISATION = 0.01
+PRINTED_AT = ((ALMOST_NO_NOISE, None), (0.04, 1e-6))
+"""Epsilon and delta of these."""
 WHOLE = ("components",)
 """Settings that are whole numbers."""
 SYMBOLS = {"regularisation": "λ"}
@@ -53,28 +69,23 @@ PANEL = 220
 """Points that a mechanism has across: three of them fit a page."""
 
 
-def demo(*, rounds: int | None = None, seeds: Sequence[int] = (0,)) -> Experiment:
-    """Return the embedded demo with one method and few seeds: what the experiments here start from."""
-    recipe = load_experiment(Path(str(files("fedaux").joinpath("recipes", "demo.toml"))))
-    changes = {"method": ["fedaux"], "seeds": list(seeds), "rounds": rounds or recipe.rounds}
-    return Experiment(**(recipe.to_dict() | changes))
-
-
 def run(
     out: Path | str,
     *,
     base: Experiment | None = None,
     grids: Grid = GRIDS,
     method: str = "fedaux",
+    version: Version = "own",
     notes: Sequence[str] = (),
     sweeping: Mapping[str, Any] | None = None,
 ) -> Outcome:
     """Run every cell of the grids that is not finished yet under OUT/cells, and draw accuracy over epsilon.
 
-    Without ``base``, the embedded demo with one seed and 3 rounds. ``sweeping`` are further arguments of
-    `fedaux.sweep.sweep`. Raises ConfigError where OUT holds the cells of another base, ValueError where cells failed.
+    Without ``base``, the quick version: the embedded demo with one seed and 3 rounds. ``sweeping`` are further
+    arguments of `fedaux.sweep.sweep`. Cells that failed or were not started are named. Raises ConfigError where OUT
+    holds the cells of another base.
     """
-    base = base or demo(rounds=3)
+    base, version = (quick_base("privacy"), "quick") if base is None else (base, version)
     out = Path(out)
     settings = list(cells(base, grids))
     table = {key: value for key, value in base.to_dict().items() if key != "output"}
@@ -86,32 +97,37 @@ def run(
     }
     listed = cells_of(table, list(points.values()))
     named = [replace(cell, name=name) for cell, name in zip(listed, points, strict=True)]
-    outcome = sweep(named, out / "cells", name="privacy", resume=True, **(sweeping or {}))
-    if not outcome.complete:
-        reasons = [f"{name}: {reason}" for name, reason in outcome.failed.items()]
-        left = len(outcome.failed) + len(outcome.waiting)
-        raise ValueError(
-            "\n".join([f"{left} of {len(named)} cells are not finished; the same command goes on", *reasons])
-        )
-    records = {record["cell"]: record for record in read_records(out / "cells")}
+    unfinished = without_result(sweep(named, out / "cells", name="privacy", resume=True, **(sweeping or {})))
+    records = {record["cell"]: record for record in read_records(out / "cells") if record["complete"]}
     rows = []
     for chosen in settings:
         names = [run_name(chosen, seed) for seed in base.seeds]
-        last, best = (spread(records[name][key] for name in names) for key in ("accuracy", "accuracy_max"))
-        assert last is not None, "every cell is finished"
-        assert best is not None, "every cell is finished"
+        last, best = (
+            spread(records[name][key] for name in names if name in records) for key in ("accuracy", "accuracy_max")
+        )
         rows.append(
             {
                 "cells": names,
                 "settings": dict(chosen),
-                "accuracy": last["mean"],
-                "accuracy_std": last["deviation"] or 0.0,
-                "accuracy_max": best["mean"],
+                "accuracy": None if last is None else last["mean"],
+                "accuracy_std": None if last is None else last["deviation"],
+                "accuracy_max": None if best is None else best["mean"],
+                "accuracy_max_std": None if best is None else best["deviation"],
             }
         )
-    numbers = {"base": base.to_dict(), "method": method, "rounds": base.rounds, "seeds": list(base.seeds), "rows": rows}
-    figures = {"privacy": draw(rows)}
-    return write(out, "privacy", numbers=numbers, markdown=describe(numbers), figures=figures, notes=notes)
+    numbers = {
+        "base": base.to_dict(),
+        "version": version,
+        "data": places.told(base),
+        "method": method,
+        "rounds": base.rounds,
+        "seeds": list(base.seeds),
+        "rows": rows,
+        "unfinished": unfinished,
+    }
+    return write(
+        out, "privacy", numbers=numbers, markdown=describe(numbers), figures={"privacy": drawn(rows)}, notes=notes
+    )
 
 
 def cells(base: Experiment, grids: Grid) -> Iterator[dict[str, Any]]:
@@ -148,40 +164,74 @@ def _point(settings: Mapping[str, Any], *, method: str) -> dict[str, Any]:
 def describe(numbers: Mapping[str, Any]) -> str:
     """Return the tables: a row for delta and the mechanism's own settings, a column for epsilon."""
     floor, *others = numbers["rows"]
-    several = len(numbers["seeds"]) > 1
-    seeds = ("means ± standard deviations of seeds " if several else "seed ") + ", ".join(map(str, numbers["seeds"]))
-    text = (
-        f"# privacy: accuracy over (ε, δ), {numbers['method']}\n\n"
-        f"Test accuracy in %, {numbers['rounds']} rounds, {seeds}; last round / best round. Without scores "
-        f"({NO_SCORES}): {_accuracy(floor, several=several)}. {_printed(numbers['base'])} `release` is not "
-        "private: ε is what its authors claim.\n"
-    )
+    over = "mean ± standard deviation over seeds" if len(numbers["seeds"]) > 1 else "seed"
+    said = [
+        f"# privacy{TITLES[numbers['version']]}: accuracy over (ε, δ), {numbers['method']}",
+        "",
+        *(f"- {finding}" for finding in findings(numbers)),
+        "",
+        f"{numbers['data']} Test accuracy in %, last round / maximum of {numbers['rounds']} rounds, {over} "
+        f"{', '.join(map(str, numbers['seeds']))}. Without scores ({NO_SCORES}): {_shown(floor)}. `release` is not "
+        "private: ε is what its authors claim.",
+        "",
+    ]
+    text = "\n".join(said)
     for mechanism in dict.fromkeys(row["settings"]["mechanism"] for row in others):
         listed = [row for row in others if row["settings"]["mechanism"] == mechanism]
-        header = [mechanism, *map(_epsilon_name, _epsilons(listed))]
         lines = [
-            [_line_name(own, delta), *(_accuracy(row, several=several) if row else "" for row in line)]
+            [_line_name(own, delta), *(_shown(row) if row else "" for row in line)]
             for (own, delta), line in _lines(listed).items()
         ]
-        text += "\n" + markdown_table(header, lines)
-    return text
+        text += "\n" + markdown_table([mechanism, *map(_epsilon_name, _epsilons(listed))], lines)
+    return text + unfinished_section(numbers["unfinished"])
 
 
-def _accuracy(row: Mapping[str, Any], *, several: bool) -> str:
-    """Return the last round, with its deviation where there are several seeds, and the best round."""
-    deviation = f" ± {100 * row['accuracy_std']:.1f}" if several else ""
-    return f"{100 * row['accuracy']:.1f}{deviation} / {100 * row['accuracy_max']:.1f}"
+def findings(numbers: Mapping[str, Any]) -> list[str]:
+    """Return sentences: what is missing, and how far the paper's figures are from those of the same settings."""
+    rows = numbers["rows"]
+    missing = sum(row["accuracy"] is None for row in rows)
+    said = [f"{len(rows) - missing} of {len(rows)} cells are finished; the others are left out."] if missing else []
+    printed = {noise: float(published.tables()["claims"][f"privacy, λ = 0.01, {noise}"]["value"]) for noise in PRINTED}
+    without, private = printed.values()
+    paper = f"The paper prints {without:g} without noise and {private:g} at {PRINTED[1]}"
+    if numbers["base"]["mode"] != "full":
+        mode = numbers["base"]["mode"]
+        return [*said, f"Here mode = {mode!r}; the paper's figures are of whole networks, so they are not shown."]
+    if numbers["version"] != "paper":
+        setting = "10 rounds, 40 clients, ResNet-8, CIFAR-10, STL-10, λ = 0.01"
+        return [*said, f"{paper} ({setting}); these are other data and settings, which cannot be held against that."]
+    for mechanism in ("paper", "release"):
+        at = [row for row in rows if row["settings"].get("mechanism") == mechanism and row["accuracy"] is not None]
+        for (epsilon, delta), (noise, figure) in zip(PRINTED_AT, printed.items(), strict=True):
+            for row in at:
+                chosen = row["settings"]
+                same = chosen["epsilon"] == epsilon and (epsilon == ALMOST_NO_NOISE or chosen["delta"] == delta)
+                if same and chosen.get("regularisation") == PRINTED_REGULARISATION:
+                    reached = 100 * row["accuracy_max"]
+                    said.append(f"`{mechanism}`, λ = 0.01, {noise}: {apart(reached, figure)}.")
+    return said or [f"{paper}; no cell has these settings, or it is not finished."]
 
 
-def _printed(base: Mapping[str, Any]) -> str:
-    """Say what the paper prints, or why it cannot be held against this."""
-    if base["mode"] != "full":
-        return f"Here mode = {base['mode']!r}; the paper's figures are of whole networks, so they are not shown."
-    free, noisy = (published.tables()["claims"][f"privacy, λ = 0.01, {noise}"]["value"] for noise in PRINTED)
-    return (
-        f"The paper prints (10 rounds, 40 clients, ResNet-8, CIFAR-10, STL-10, λ = 0.01) {free} without noise and "
-        f"{noisy} at {PRINTED[1]}."
+def apart(measured: float, printed: float) -> str:
+    """Say how far the maximum over the rounds is from a printed figure."""
+    gap = measured - printed
+    word = (
+        "as printed, within 1 point"
+        if abs(gap) <= CLOSE
+        else f"{abs(gap):.1f} points {'below' if gap < 0 else 'above'}"
     )
+    return f"maximum {measured:.1f}, the paper prints {printed:g}: {word}"
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    """Return last round / maximum of a cell in %, with deviations where there are seeds."""
+    if row["accuracy"] is None:
+        return "–"
+    parts = [
+        f"{100 * row[key]:.1f}" + ("" if row[f"{key}_std"] is None else f" ± {100 * row[f'{key}_std']:.1f}")
+        for key in ("accuracy", "accuracy_max")
+    ]
+    return " / ".join(parts)
 
 
 def _epsilons(rows: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -217,6 +267,25 @@ def _epsilon_name(epsilon: float) -> str:
     return "hardly any noise" if epsilon == ALMOST_NO_NOISE else f"ε = {epsilon:g}"
 
 
+def drawn(rows: Sequence[Mapping[str, Any]]) -> Drawing:
+    """Draw the figure, with its caption and numbers."""
+    caption = (
+        "Test accuracy in the last round over ε, a panel a mechanism, a colour for its own settings, a dash for δ; "
+        f"dotted: without scores ({NO_SCORES})."
+    )
+    keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
+    measured = ("accuracy", "accuracy_std", "accuracy_max", "accuracy_max_std")
+    lines = [
+        [
+            row["cells"][0].rpartition("-seed")[0],
+            *(row["settings"].get(key, "") for key in keys),
+            *map(row.get, measured),
+        ]
+        for row in rows
+    ]
+    return Drawing(draw(rows), caption, ("cell", *keys, *measured), lines)
+
+
 @matplotlib.rc_context(STYLE)
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw a panel a mechanism: accuracy over epsilon, a colour for its own settings, a dash for delta."""
@@ -231,8 +300,10 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
         deltas = list(dict.fromkeys(row["settings"]["delta"] for row in listed))
         for (setting, delta), line in _lines(listed).items():
             look, dash = own.index(setting), deltas.index(delta)
-            known = [(place, row) for place, row in enumerate(line) if row]
-            errors = [100 * row["accuracy_std"] for _, row in known]
+            known = [(place, row) for place, row in enumerate(line) if row and row["accuracy"] is not None]
+            if not known:
+                continue
+            errors = [100 * (row["accuracy_std"] or 0.0) for _, row in known]
             axes.errorbar(
                 [place for place, _ in known],
                 [100 * row["accuracy"] for _, row in known],
@@ -245,23 +316,29 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 linestyle=DASHES[dash % len(DASHES)],
                 label=_line_name(setting, delta),
             )
-        axes.axhline(100 * floor["accuracy"], color="#777777", linewidth=1.2, linestyle=":")
-        axes.annotate(
-            "without scores",
-            (0.99, 100 * floor["accuracy"]),
-            (0, -11),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            ha="right",
-            fontsize=9,
-        )
+        if floor["accuracy"] is not None:
+            _draw_floor(axes, 100 * floor["accuracy"])
         names = [_epsilon_name(epsilon).removeprefix("ε = ").replace(" ", "\n") for epsilon in _epsilons(listed)]
         axes.set_xticks(range(len(names)), names)
         axes.set_title(mechanism)
         axes.set_xlabel("ε")
         axes.grid(axis="y")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8.5, handlelength=3.2)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8.5, handlelength=3.2)
     panels[0].set_ylabel("test accuracy in the last round, %")
     panels[0].set_ylim(0, 100)
     return figure
+
+
+def _draw_floor(axes: Axes, accuracy: float) -> None:
+    axes.axhline(accuracy, color="#777777", linewidth=1.2, linestyle=":")
+    axes.annotate(
+        "without scores",
+        (0.99, accuracy),
+        (0, -11),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha="right",
+        fontsize=9,
+    )

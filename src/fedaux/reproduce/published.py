@@ -47,6 +47,18 @@ def printed(study: str, block: str, column: str, method: str) -> Printed | None:
     return parse(table[method][table["columns"].index(column)])
 
 
+def ranking(study: str, block: str, column: str) -> dict[str, float]:
+    """Return what the paper prints for every method in one place of a study; of `hpo` the best combination of each."""
+    if study == "hpo":
+        best = tables()["hpo"]["blocks"].get(block, {})
+        return {method: float(row[-1]) for method, row in best.items() if method != "columns"}
+    start = f"{study}, {block}, {column}, "
+    named = {key.removeprefix(start) for key in tables()["claims"] if key.startswith(start)}
+    named |= tables().get(study, {}).get("blocks", {}).get(block, {}).keys() - {"columns"}
+    figures = {method: printed(study, block, column, method) for method in sorted(named)}
+    return {method: figure.mean for method, figure in figures.items() if figure is not None}
+
+
 def tuned_proximal(method: str, alpha: float) -> float | None:
     """Return the mu that the paper's search found best for a method; None where it prints none.
 

@@ -22,24 +22,27 @@ from fedaux.files import read_json
 from fedaux.methods import METHODS
 from fedaux.models import MODELS
 from fedaux.privacy import SCORES
-from fedaux.reading import load_experiment
-from fedaux.reproduce import published
-from fedaux.reproduce.study import RECIPES
-from fedaux.reproduce.writing import Outcome, markdown_table, write
+from fedaux.reproduce import places, published
+from fedaux.reproduce.study import quick_base
+from fedaux.reproduce.writing import TITLES, Outcome, Version, markdown_table, write
 
 TRAINING_PASSES = 3
 """A training step costs about a forward pass and twice as much backward."""
 LINES = ("operations, clients", "operations, server", "client → server", "server → client", "privacy", "assumes")
 
 
-def run(out: Path | str, *, base: Experiment | None = None, notes: Sequence[str] = ()) -> Outcome:
+def run(
+    out: Path | str, *, base: Experiment | None = None, version: Version = "own", notes: Sequence[str] = ()
+) -> Outcome:
     """Run every method of the base for its rounds under OUT/run, and count. Without ``base``, the embedded demo."""
-    experiment = base or load_experiment(RECIPES / "qualitative-quick.toml")
+    experiment, version = (quick_base("qualitative"), "quick") if base is None else (base, version)
     out = Path(out)
     run_experiment(experiment, out=out / "run", resume=True)
     shape = tuple(load_both(experiment)[1].shape)
     columns = [column for method in experiment.method for column in count(experiment, method, out / "run", shape=shape)]
     numbers = {
+        "version": version,
+        "data": places.told(experiment),
         "rounds": experiment.rounds,
         "clients": experiment.split.num_clients,
         "model": experiment.prototypes[0].model,
@@ -195,8 +198,9 @@ def describe(numbers: Mapping[str, Any]) -> str:
     heads = ["", *(f"{column['method']}, {column['phase']}" for column in columns)]
     grid = markdown_table(heads, [[name, *(_said(name, column) for column in columns)] for name in LINES])
     said = [
-        "# qualitative: what methods do, send and reveal",
+        f"# qualitative{TITLES[numbers['version']]}: what methods do, send and reveal",
         "",
+        f"{numbers['data']} "
         f"Counted in a run of {numbers['rounds']} rounds with {numbers['clients']} clients and {numbers['model']}; "
         "operations are multiplications and additions of forward passes, a training pass counted as three.",
         "",

@@ -15,6 +15,7 @@ from fedaux.reproduce import embedded, places, published
 from fedaux.reproduce.study import Choice, Grid, Study, Value, chosen_methods, concerning, narrowed
 from fedaux.reproduce.writing import spread
 from fedaux.sweep import Cell, cells_of, read_records, sweep
+from fedaux.sweep import Outcome as SweepOutcome
 
 CENTRAL = "centralised"
 """What training in one place is called among the methods; it is FedAVG from h0 with one client that holds all."""
@@ -191,15 +192,19 @@ def without_places(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _what_is_left(grid: Grid, request: Request) -> str:
-    """Say which columns could be run, where some could."""
-    there = []
-    for column in grid.columns.values:
-        try:
-            locate_all([name for block in grid.blocks.values for name in grid.data_of(block, column)], request)
-            there.append(column.key)
-        except places.Missing:
-            continue
-    return f"\nWhat is there is enough for --only '{grid.columns.name}=[{','.join(there)}]'" if there else ""
+    """Say which columns, or else which blocks, could be run, where some could."""
+    for axis, other in ((grid.columns, grid.blocks), (grid.blocks, grid.columns)):
+        there = []
+        for value in axis.values:
+            pairs = [(one, value) if axis is grid.columns else (value, one) for one in other.values]
+            try:
+                locate_all([name for pair in pairs for name in grid.data_of(*pair)], request)
+                there.append(value.key)
+            except places.Missing:
+                continue
+        if there:
+            return f"\nWhat is there is enough for --only '{axis.name}=[{','.join(there)}]'"
+    return ""
 
 
 def locate_all(names: Sequence[str], request: Request) -> tuple[dict[str, places.Found], list[str]]:
@@ -215,7 +220,11 @@ def locate_all(names: Sequence[str], request: Request) -> tuple[dict[str, places
 
 def carry_out(prepared: Plan, request: Request, *, name: str) -> list[str]:
     """Run what is not finished yet; return a line for each run that failed or was not started."""
-    outcome = sweep(prepared.cells, request.cells, name=name, resume=True, **(request.sweeping or {}))
+    return without_result(sweep(prepared.cells, request.cells, name=name, resume=True, **(request.sweeping or {})))
+
+
+def without_result(outcome: SweepOutcome) -> list[str]:
+    """Return a line for each run that failed or was not started."""
     failed = [f"{cell}: {reason}" for cell, reason in outcome.failed.items()]
     return failed + [f"{cell}: not started" for cell in outcome.waiting]
 

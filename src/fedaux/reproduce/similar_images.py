@@ -27,9 +27,11 @@ from fedaux.execute import Silent, Work, choose_device, split_for
 from fedaux.inference import Predictor
 from fedaux.report.figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
-from fedaux.reproduce.privacy_grid import demo
+from fedaux.reproduce import places
+from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.scoring import Silence
-from fedaux.reproduce.writing import Outcome, epsilon_name, markdown_table, write
+from fedaux.reproduce.study import quick_base
+from fedaux.reproduce.writing import TITLES, Outcome, Version, epsilon_name, markdown_table, write
 from fedaux.runs import RunDirectory
 from fedaux.task import build_models
 
@@ -59,13 +61,14 @@ def run(
     num_clients: int = 4,
     num_images: int = 5,
     num_neighbours: int = 4,
+    version: Version = "own",
     notes: Sequence[str] = (),
 ) -> Outcome:
     """Draw the highest-scored public images beside their nearest private neighbours, with and without noise.
 
     Without ``base``, the embedded demo; the first seed counts. Clients are the first that hold ``num_neighbours``.
     """
-    experiment = base or demo()
+    experiment, version = (quick_base("similar-images"), "quick") if base is None else (base, version)
     checks.check(experiment)
     if experiment.text is not None:
         raise ValueError("similar-images: draws images, and the recipe's data are texts")
@@ -125,14 +128,16 @@ def run(
                     continue
                 part = torch.from_numpy(parts[client]).to(device)
                 top = row.topk(min(num_images, len(row))).indices
-                places, similarities = nearest(distill[name][top], features[client], count=num_neighbours)
+                found_at, similarities = nearest(distill[name][top], features[client], count=num_neighbours)
                 _, closest = nearest(distill[name], features[client], count=1)
                 held = torch.bincount(data.labels[part], minlength=len(data.classes))
                 main_class = data.classes[int(held.argmax())]
-                shown.append(Shown(client, main_class, top, part[places], similarities, float(closest.mean())))
+                shown.append(Shown(client, main_class, top, part[found_at], similarities, float(closest.mean())))
     for shown in found.values():
         shown.sort(key=lambda entry: entry.client)
     numbers = {
+        "version": version,
+        "data": places.told(experiment),
         "seed": seed,
         "mechanism": section.mechanism,
         "epsilon": "inf" if np.isinf(epsilon) else epsilon,
@@ -142,8 +147,16 @@ def run(
     }
     price = f"ε = {epsilon_name(epsilon)}, δ = {section.delta:g}"
     figures = {
-        "similar-images": draw(found[False], task.distill_images, data.images, title="without noise"),
-        "similar-images-private": draw(found[True], task.distill_images, data.images, title=price),
+        name: Drawing(
+            draw(found[noisy], task.distill_images, data.images, title=title),
+            f"Public images that clients score highest, {title}, each beside the client's nearest private images.",
+            ("client", "main class", "public image", "rank of neighbour", "private image", "cosine similarity"),
+            neighbour_rows(found[noisy]),
+        )
+        for name, noisy, title in (
+            ("similar-images", False, "without noise"),
+            ("similar-images-private", True, f"as released at {price}"),
+        )
     }
     return write(out, "similar-images", numbers=numbers, markdown=describe(numbers), figures=figures, notes=notes)
 
@@ -174,6 +187,18 @@ def _numbers(quiet: Shown, noisy: Shown) -> dict[str, Any]:
     }
 
 
+def neighbour_rows(shown: Sequence[Shown]) -> list[list[object]]:
+    """Return a line for every pair of a public image and a private one that a figure shows, by their indices."""
+    return [
+        [entry.client, entry.main_class, public, rank + 1, private, round(similarity, 6)]
+        for entry in shown
+        for public, near, similarities in zip(
+            entry.top.tolist(), entry.neighbours.tolist(), entry.similarities.tolist(), strict=True
+        )
+        for rank, (private, similarity) in enumerate(zip(near, similarities, strict=True))
+    ]
+
+
 def describe(numbers: Mapping[str, Any]) -> str:
     """Return the table: how near the highest-scored images are to private ones, and how many survive the noise."""
     rows = [
@@ -188,7 +213,8 @@ def describe(numbers: Mapping[str, Any]) -> str:
     ]
     header = ["client", "main class", "top, no noise", "top, with noise", "all public images", "top in both"]
     return (
-        f"# Public images scored highest, and private images near them\n\n{WARNING}\n\nMechanism "
+        f"# similar-images{TITLES[numbers['version']]}: public images scored highest, and private images near them\n\n"
+        f"{WARNING}\n\n{numbers['data']} Mechanism "
         f"`{numbers['mechanism']}`, ε = {numbers['epsilon']}, δ = {numbers['delta']:g}, seed {numbers['seed']}. Mean "
         "cosine similarity to the nearest private image of the client, under h0:\n\n" + markdown_table(header, rows)
     )

@@ -13,11 +13,12 @@ from fedaux.config import Experiment
 from fedaux.data import load_labelled
 from fedaux.execute import split_table
 from fedaux.report.figures import split_bubbles
-from fedaux.reproduce.privacy_grid import demo
-from fedaux.reproduce.writing import Outcome, markdown_table, write
+from fedaux.reproduce import places
+from fedaux.reproduce.page import Drawing
+from fedaux.reproduce.study import quick_base
+from fedaux.reproduce.writing import TITLES, Outcome, Version, markdown_table, write
 
 ALPHAS = (0.01, 0.1, 1.0, 100.0)
-NUM_CLIENTS = 20
 
 
 def run(
@@ -25,16 +26,14 @@ def run(
     *,
     base: Experiment | None = None,
     alphas: Sequence[float] = ALPHAS,
+    version: Version = "own",
     notes: Sequence[str] = (),
 ) -> Outcome:
-    """Draw the split of the labelled data over 20 clients for each alpha; the first seed counts.
+    """Draw the split of the labelled data over the clients for each alpha; the first seed counts.
 
-    Without ``base``, the embedded digits.
+    Without ``base``, the embedded digits at 20 clients.
     """
-    experiment = base or demo()
-    settings = experiment.to_dict()
-    settings["split"]["num_clients"] = NUM_CLIENTS if base is None else experiment.split.num_clients
-    experiment = Experiment(**settings)
+    experiment, version = (quick_base("split"), "quick") if base is None else (base, version)
     checks.check(experiment)
     data = load_labelled(experiment.data)
     seed = experiment.seeds[0]
@@ -44,15 +43,26 @@ def run(
         tables.append(split_table(experiment.model_copy(update={"split": changed}), data, seed))
     rows = [{"alpha": alpha, **describe_split(table)} for alpha, table in zip(alphas, tables, strict=True)]
     numbers = {
+        "version": version,
+        "data": places.told(experiment).partition(";")[0] + ".",
         "seed": seed,
         "classes": list(data.classes),
         "rows": rows,
         "tables": {f"{alpha:g}": table.tolist() for alpha, table in zip(alphas, tables, strict=True)},
     }
     panels = [(f"α = {alpha:g}", table) for alpha, table in zip(alphas, tables, strict=True)]
-    figure = split_bubbles(panels, data.classes)
-    text, figures = describe(numbers), {"split": figure}
-    return write(Path(out), "split", numbers=numbers, markdown=text, figures=figures, notes=notes)
+    caption = "Who holds what: a column a client, a row a class; the area of a bubble is the number of examples."
+    held = [
+        [f"{alpha:g}", client, name, int(count)]
+        for alpha, table in zip(alphas, tables, strict=True)
+        for client, row in enumerate(table)
+        for name, count in zip(data.classes, row, strict=True)
+    ]
+    header = ("alpha", "client", "class", "examples")
+    figure = Drawing(split_bubbles(panels, data.classes), caption, header, held)
+    return write(
+        Path(out), "split", numbers=numbers, markdown=describe(numbers), figures={"split": figure}, notes=notes
+    )
 
 
 def describe_split(table: np.ndarray) -> dict[str, Any]:
@@ -82,7 +92,7 @@ def describe(numbers: Mapping[str, Any]) -> str:
     ]
     header = ["α", "share of a client's main class", "classes held", "examples a client"]
     return (
-        f"# split: {numbers['rows'][0]['clients']} clients, {len(numbers['classes'])} classes, from one class each to "
-        f"all alike\n\nMeans over clients, seed {numbers['seed']}. The area of a bubble is the number of examples.\n\n"
-        + markdown_table(header, rows)
+        f"# split{TITLES[numbers['version']]}: {numbers['rows'][0]['clients']} clients, {len(numbers['classes'])} "
+        f"classes, α = {', '.join(row[0] for row in rows)}\n\n{numbers['data']} Means over clients, seed "
+        f"{numbers['seed']}.\n\n" + markdown_table(header, rows)
     )

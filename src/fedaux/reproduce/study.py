@@ -8,11 +8,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from fedaux.config import Experiment
 from fedaux.methods import METHODS
 from fedaux.mistakes import nearest
-from fedaux.reading import parse_value
+from fedaux.reading import load_experiment, parse_value
 
 RECIPES = Path(__file__).parent / "recipes"
+
+
+def quick_base(name: str, overrides: Sequence[str] = ()) -> Experiment:
+    """Return what the quick version of an experiment is based on, with --set applied."""
+    return load_experiment(RECIPES / f"{name}-quick.toml", overrides=overrides)
 
 
 @dataclass(frozen=True)

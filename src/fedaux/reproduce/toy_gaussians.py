@@ -29,6 +29,7 @@ from fedaux.certainty.mean import PrivateMean
 from fedaux.config import Certainty
 from fedaux.report.figures import FADE
 from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.scoring import drawn, homogeneous, log_scores, promise, silent, variants
 from fedaux.reproduce.writing import COLOURS, MARKERS, Outcome, epsilon_name, markdown_table, write
 
@@ -47,6 +48,8 @@ NUM_NEGATIVES = 2000
 NUM_POINTS = 2000
 SHARPNESSES = np.logspace(-2, 2, 81)
 FIGURE_EPSILON = 1.0
+EVERY = 4
+"""Of the points across a drawn plane, which ones the numbers beside the figure have."""
 
 
 class Toy(NamedTuple):
@@ -103,7 +106,12 @@ def run(
     }
     figures = {
         "toy-gaussians": draw_weights(build(middle, seed=seed), changes, seed=seed),
-        "toy-gaussians-errors": draw_errors(numbers, size=middle),
+        "toy-gaussians-errors": Drawing(
+            draw_errors(numbers, size=middle),
+            f"Mean error of the weights over ε, {middle} examples a client (left), and of mean over its sharpness "
+            "without noise (right); dotted: equal weights, and the default.",
+            *error_rows(numbers, size=middle),
+        ),
     }
     return write(Path(out), "toy-gaussians", numbers=numbers, markdown=describe(numbers, epsilons), figures=figures)
 
@@ -303,8 +311,20 @@ def describe(numbers: Mapping[str, Any], epsilons: Sequence[float]) -> str:
     return text + markdown_table(["n", *(f"ε = {epsilon_name(epsilon)}" for epsilon in columns)], rows)
 
 
+def error_rows(numbers: Mapping[str, Any], *, size: int) -> tuple[Sequence[str], list[list[object]]]:
+    """Return head and lines of what `draw_errors` shows: over epsilon, then over the sharpness."""
+    header = ("weights from", "epsilon", "spread of public data", "clipped", "sharpness", "error")
+    listed = [row for row in numbers["errors"] if (row["case"], row["examples"]) == (MAIN, size)]
+    rows: list[list[object]] = [[row["setting"], row["epsilon"], SPREAD, "", "", row["error"]] for row in listed]
+    for row in numbers["calibration_without_noise"]:
+        for key in ("unclipped", "clipped") if row["dimension"] == 2 else ():
+            curve = zip(SHARPNESSES.tolist(), row[key]["curve"], strict=True)
+            rows += [["mean", "inf", row["spread"], key == "clipped", round(x, 6), round(y, 6)] for x, y in curve]
+    return header, rows
+
+
 @matplotlib.rc_context(STYLE)
-def draw_weights(toy: Toy, changes: Sequence[Mapping[str, float]], *, seed: int) -> Figure:
+def draw_weights(toy: Toy, changes: Sequence[Mapping[str, float]], *, seed: int) -> Drawing:
     """Draw the data, the true weights, and those of every mechanism: a row a client, a column a mechanism.
 
     Private mechanisms are drawn with noise; contours show where the data is.
@@ -341,7 +361,21 @@ def draw_weights(toy: Toy, changes: Sequence[Mapping[str, float]], *, seed: int)
     for axes in panels.flat:
         axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
         axes.spines[:].set_alpha(0.5)
-    return figure
+    some = [up * side + right for up in range(0, side, EVERY) for right in range(0, side, EVERY)]
+    numbers = [
+        [client + 1, *(round(place, 3) for place in grid[index].tolist()), *(round(w, 4) for w in weights)]
+        for client in range(3)
+        for index, weights in zip(
+            some, torch.stack([column[client, some] for _, column in columns], dim=1).tolist(), strict=True
+        )
+    ]
+    caption = (
+        "The data of each client, its true weight at every point, and the weight that each mechanism gives it, from 0 "
+        f"(white) to 1; in the titles the mean error. One draw of noise. The numbers are those of every {EVERY}th "
+        "point across and up."
+    )
+    header = ("client", "x", "y", *(" ".join(title.split()) for title, _ in columns))
+    return Drawing(figure, caption, header, numbers)
 
 
 def _defaults_and_best(

@@ -28,6 +28,7 @@ from torch.nn import functional
 from fedaux import seeding
 from fedaux.config import Certainty
 from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.reproduce.page import Drawing
 from fedaux.reproduce.scoring import drawn, homogeneous, log_scores, promise, silent, variants
 from fedaux.reproduce.writing import COLOURS, MARKERS, Outcome, epsilon_name, markdown_table, write
 
@@ -105,8 +106,25 @@ def run(
         "controls": controls,
     }
     figures = {
-        "toy-iris": draw_panels(toy, accuracies),
-        "toy-iris-mechanisms": draw_mechanisms(toy, rows, seed=seed),
+        "toy-iris": Drawing(
+            draw_panels(toy, accuracies),
+            "What each client alone, their plain mean and their density-weighted mean say; opacity is a client's "
+            "certainty, points are those it holds.",
+            ("first component", "second component", "class", "client", "plain mean", "weighted by density"),
+            point_rows(toy),
+        ),
+        "toy-iris-mechanisms": Drawing(
+            draw_mechanisms(toy, rows, seed=seed),
+            f"What the weighted mean says under every mechanism: above without noise, below at ε = {HONEST_EPSILON:g}. "
+            f"One draw of noise; the table has means over {draws}.",
+            ("weights from", "epsilon", "accuracy"),
+            [
+                [row["setting"], name, round(reached, 6)]
+                for row in rows
+                if row["epsilon"] == HONEST_EPSILON
+                for name, (_, reached) in zip(("inf", HONEST_EPSILON), both_lines(toy, row, seed=seed), strict=True)
+            ],
+        ),
     }
     return write(Path(out), "toy-iris", numbers=numbers, markdown=describe(numbers, epsilons), figures=figures)
 
@@ -282,17 +300,40 @@ def draw_mechanisms(toy: Toy, rows: Sequence[Mapping[str, Any]], *, seed: int) -
     lines: list[list[Panel]] = [[], []]
     noisy = [row for row in rows if row["epsilon"] == HONEST_EPSILON]  # without noise, `none` is `mean`
     for row in noisy:
-        section = Certainty(**row["certainty"], epsilon=HONEST_EPSILON)
-        noises: list[Any] = [silent, drawn(seed, draw=0)]
-        for line, noise in zip(lines, noises, strict=True):
+        section = _at_stated(row)
+        for line, (noise, reached) in zip(lines, both_lines(toy, row, seed=seed), strict=True):
             shares = predictions(toy, grid, private_weights(section, toy, grid, noise=noise))
-            reached = 100 * accuracy(toy, private_weights(section, toy, toy.points, noise=noise))
             if noise is silent:
-                title = f"{row['setting'].replace(', ', chr(10))}\nno noise: {reached:.0f} %"
+                title = f"{row['setting'].replace(', ', chr(10))}\nno noise: {100 * reached:.0f} %"
             else:
-                title = f"ε = {HONEST_EPSILON:g}{'' if row['promise'] == 'proved' else ' (claimed)'}: {reached:.0f} %"
+                claimed = "" if row["promise"] == "proved" else " (claimed)"
+                title = f"ε = {HONEST_EPSILON:g}{claimed}\none draw: {100 * reached:.0f} %"
             line.append((title, shares, 0.5, np.arange(len(toy.points))))
     return _draw(toy, [*lines[0], *lines[1]], columns=len(noisy))
+
+
+def both_lines(toy: Toy, row: Mapping[str, Any], *, seed: int) -> list[tuple[Any, float]]:
+    """Return the two noises that a mechanism is drawn with, none and one draw, each with the accuracy it leaves."""
+    noises = [silent, drawn(seed, draw=0)]
+    section = _at_stated(row)
+    return [(noise, accuracy(toy, private_weights(section, toy, toy.points, noise=noise))) for noise in noises]
+
+
+def _at_stated(row: Mapping[str, Any]) -> Certainty:
+    return Certainty(**row["certainty"], epsilon=HONEST_EPSILON)
+
+
+def point_rows(toy: Toy) -> list[list[object]]:
+    """Return a line a point: where it is, its class, who holds it, and what the two means say."""
+    said = [
+        predictions(toy, toy.points, weights(toy.points)).argmax(dim=1).tolist()
+        for weights in (uniform_weights, lambda points: density_weights(toy, points))
+    ]
+    holder = {int(index): client + 1 for client, part in enumerate(toy.parts) for index in part}
+    return [
+        [round(x, 4), round(y, 4), CLASSES[label], holder[index], *(CLASSES[kind[index]] for kind in said)]
+        for index, ((x, y), label) in enumerate(zip(toy.points.tolist(), toy.labels.tolist(), strict=True))
+    ]
 
 
 def _grid(points: Tensor) -> Tensor:

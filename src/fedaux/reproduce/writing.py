@@ -7,17 +7,21 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
+from typing import Any, Literal
 
 from fedaux.files import save_json, save_text
 from fedaux.report import svg
 from fedaux.reproduce import latex, page
+from fedaux.reproduce.page import Drawing
 
 # Okabe and Ito's palette, in the order in which the eye tells its colours apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
+DIFFERS = "## What differs from the paper"
+Version = Literal["quick", "paper", "own"]
+"""What an experiment is based on: embedded data, the paper's recipe on your data, or a recipe of one's own."""
+TITLES: Mapping[Version, str] = {"quick": ", quick version", "paper": "", "own": ""}
+"""What a title says of it."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +39,26 @@ def write(
     *,
     numbers: Mapping[str, Any],
     markdown: str,
-    figures: Mapping[str, Figure],
+    figures: Mapping[str, Drawing],
     notes: Sequence[str] = (),
 ) -> Outcome:
     """Write NAME.html, NAME.md, NAME.json, the tables as NAME.tex, and each figure as PNG and SVG into ``out``.
 
-    ``notes`` say at the end of the text what the command line changed: data that stand in for others, settings.
+    ``notes`` are what differs from the paper in what was run; they stand in all of them but the figures.
     """
+    if notes and DIFFERS not in markdown:
+        markdown = "\n".join([markdown, DIFFERS, "", *(f"- {sentence(note)}" for note in notes), ""])
+    numbers = {**numbers, "notes": list(notes)}
     out.mkdir(parents=True, exist_ok=True)
-    if notes:
-        markdown = markdown.rstrip("\n") + "\n\n" + "".join(f"- {note}.\n" for note in notes)
     written = [out / f"{name}.html", out / f"{name}.md", out / f"{name}.json"]
-    for title, figure in figures.items():
+    for title, drawing in figures.items():
         for ending in ("png", "svg"):
             written.append(out / f"{title}.{ending}")
-            svg.save(figure, written[-1])
+            svg.save(drawing.figure, written[-1])
     save_text(written[0], page.render(markdown, figures))  # last: drawing a figure again moves it by a hair
     save_text(written[1], markdown)
     save_json(written[2], numbers)
-    if tables := latex.render(markdown, label=f"tab:{name}"):
+    if tables := latex.render(markdown, label=f"tab:{name}", notes=notes):
         written.append(out / f"{name}.tex")
         save_text(written[-1], tables)
     return Outcome(numbers, markdown, tuple(written))
@@ -63,6 +68,16 @@ def markdown_table(header: Sequence[object], rows: Iterable[Sequence[object]]) -
     """Return a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(str(cell) for cell in line) + " |\n" for line in lines)
+
+
+def sentence(text: str) -> str:
+    """Return a text that ends like a sentence."""
+    return text if text.endswith(".") else f"{text}."
+
+
+def unfinished_section(lines: Sequence[str]) -> str:
+    """Return the section that names the runs without a result; nothing where there are none."""
+    return "\n".join(["", "## Runs without a result", "", *(f"- `{line}`" for line in lines), ""]) if lines else ""
 
 
 def epsilon_name(epsilon: float) -> str:

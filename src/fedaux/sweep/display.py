@@ -133,8 +133,11 @@ def result_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     keys = list(dict.fromkeys(key for row in rows for key in settings_of(row)))
     for column in ("method", *(key.rpartition(".")[2] for key in keys)):
         table.add_column(column, no_wrap=True)
-    for column in ("last round", "best round", "seeds", "ε", "MB up / down"):
-        table.add_column(column, justify="right", no_wrap=True)
+    # On a narrow terminal others are broken into lines before the figures that rows are ranked by lose anything.
+    whole = max((len(_spread(row, "accuracy")) for row in rows), default=0)
+    table.add_column("last round", justify="right", no_wrap=True, min_width=whole)
+    for column in ("best round", "seeds", "ε", "MB up / down"):
+        table.add_column(column, justify="right")
     ranked = sorted(rows, key=lambda row: -(row["accuracy_mean"] if row["accuracy_mean"] is not None else -1))
     for row in ranked[:MOST_ROWS]:
         table.add_row(
