@@ -275,4 +275,4 @@ def test_dropped_answers_are_told_at_the_end(tmp_path: Path) -> None:
     fedaux.run(tiny(method="fedavg", rounds=1, local={"learning_rate": 1e30}), out=tmp_path / "run")
     dropped, kept = dropped_lines(tmp_path / "run")
     assert dropped.startswith("Warning: 4 of 4 answers to fedavg were dropped, first: tensor ")
-    assert kept == "Warning: in 1 of 1 rounds of fedavg nobody answered; the model stayed as it was"
+    assert kept == "Warning: in 1 of 1 rounds of fedavg no answer was of use; the model stayed as it was"

@@ -109,7 +109,7 @@ class Display:
         elapsed = time.monotonic() - self._began
         remaining = elapsed / max(1, self._done - self._done_before) * (self._total - self._done)
         dropped = f"  dropped {', '.join(row['clients_dropped'])}" if row["clients_dropped"] else ""
-        dropped += "  nobody answered, the model stays as it was" if row["model_kept"] else ""
+        dropped += "  no answer was of use, the model stays as it was" if row["model_kept"] else ""
         self._say(
             f"seed {row['seed']}  {row['method']:<10} round {row['round']}/{self._rounds}"
             f"{_percent(row['accuracy'], width=9)}{dropped}  {self._done}/{self._total} rounds, ETA {remaining:.0f} s",
@@ -175,7 +175,7 @@ def dropped_lines(directory: Path) -> list[str]:
             lines.append(f"Warning: {len(reasons)} of {asked} answers to {method} were dropped, first: {reasons[0]}")
         if kept := sum(row["model_kept"] for row in own):
             lines.append(
-                f"Warning: in {kept} of {len(own)} rounds of {method} nobody answered; the model stayed as it was"
+                f"Warning: in {kept} of {len(own)} rounds of {method} no answer was of use; the model stayed as it was"
             )
     return lines
 

@@ -28,6 +28,9 @@ from fedaux.task import Clock, Preparation, State, Task, Watcher, trained_models
 from fedaux.teaching import NO_NUMBERS, Unteachable, teach, teacher_of_rows, teaches_by_rows
 
 
+DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
+
+
 class Federation:
     """The server of one task: what a round needs besides its state."""
 
@@ -138,7 +141,7 @@ class Federation:
                         name: student.with_public_statistics(weights[name]) for name, student in self.students.items()
                     }
             if not self._can_go_on(weights):
-                dropped |= dict.fromkeys((member.client for member in members), "the round came to a model of no use")
+                dropped |= dict.fromkeys((member.client for member in members), DIVERGED)
                 weights, members = dict(state.weights), []
             memory |= {
                 member.client: remembered(member, predictions, task.method, number)
