@@ -27,7 +27,6 @@ from fedaux.student import Student
 from fedaux.task import Clock, Preparation, State, Task, Watcher, trained_models
 from fedaux.teaching import NO_NUMBERS, Unteachable, teach, teacher_of_rows, teaches_by_rows
 
-
 DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
 
 
