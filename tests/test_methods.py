@@ -395,6 +395,9 @@ def test_one_shot_is_one_round_of_everybody(tmp_path: Path) -> None:
     ("labels", "message"),
     [
         (lambda: torch.zeros(160), r"teacher own: returned \[160\], should be \[160, 10\]: public examples, classes"),
+        (lambda: None, "teacher own: returned NoneType, should be a torch.Tensor"),
+        (lambda: torch.full((161, 10), 0.1), r"teacher own: returned \[161, 10\], should be \[160, 10\]"),
+        (lambda: torch.full((160, 5), 0.2), r"teacher own: returned \[160, 5\], should be \[160, 10\]"),
         (lambda: torch.full((160, 10), 0.2), "teacher own: returned rows that are no distributions"),
         (lambda: torch.full((160, 10), float("nan")), "teacher own: returned rows that are no distributions"),
     ],

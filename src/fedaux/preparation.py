@@ -15,6 +15,7 @@ from fedaux.certainty.mechanism import SimulatedNoise
 from fedaux.clients import Certificate, CertifyRequest, Clients, Weights, num_bytes, problem_of_release
 from fedaux.frozen import extract
 from fedaux.models import SplitModel
+from fedaux.privacy import LedgerEntry
 from fedaux.server import snapshot
 from fedaux.task import Clock, Preparation, State, Task, Watcher, build_models, trained_models
 
@@ -37,6 +38,7 @@ def prepare(
     extractors: dict[str, Weights] = {}
     public: dict[str, Public] = {}
     certificates: dict[int, Certificate] = {}
+    wasted: list[LedgerEntry] = []
     bytes_up = bytes_down = 0
     if task.method.start == "pretrained":
         with clock.phase("pretrain"):
@@ -54,12 +56,14 @@ def prepare(
             for name in models:
                 public[name] = mechanism.publish(extract(task, name, extractors[name], task.negatives))
             public = settle(public)
-            certificates, bytes_down, bytes_up = certify(task, clients, present, extractors=extractors, public=public)
+            certificates, wasted, bytes_down, bytes_up = certify(
+                task, clients, present, extractors=extractors, public=public
+            )
     elif linear:  # whoever scores has been sent h0 for that already
         bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
     state = State(round=0, weights={name: snapshot(model) for name, model in trained.items()})
     preparation = Preparation(extractors, public, dict(clock.seconds), bytes_up, bytes_down)
-    return replace(state, certificates=certificates), preparation
+    return replace(state, certificates=certificates, ledger=tuple(wasted)), preparation
 
 
 def certify(
@@ -69,14 +73,15 @@ def certify(
     *,
     extractors: Mapping[str, Weights],
     public: Mapping[str, Public],
-) -> tuple[dict[int, Certificate], int, int]:
-    """Ask clients for their releases; return the usable ones, by rising id, and the bytes down and up.
+) -> tuple[dict[int, Certificate], list[LedgerEntry], int, int]:
+    """Ask clients for their releases; return the usable ones, by rising id, what others cost, and bytes down and up.
 
     Whose release is of no use is named in a warning, and asked again when its turn to train comes.
     """
     request = CertifyRequest(extractors, public, task.experiment.certainty, task.seed)
     widths = {name: release_width(task, name, public[name]) for name in {task.prototype_of[one] for one in chosen}}
     answers: dict[int, Certificate] = {}
+    wasted: list[LedgerEntry] = []
     bytes_up = 0
     for answer in clients.certify(chosen, request):
         if answer.client not in chosen:
@@ -86,9 +91,10 @@ def certify(
         if problem is None:
             answers[answer.client] = answer
         else:
+            wasted.append(answer.entry)  # whatever is wrong with it, it has left the client
             warnings.warn(f"client {answer.client}: {problem}; it is left out", stacklevel=2)
     bytes_down = sum(request.num_bytes(task.prototype_of[client]) for client in chosen)
-    return dict(sorted(answers.items())), bytes_down, bytes_up
+    return dict(sorted(answers.items())), wasted, bytes_down, bytes_up
 
 
 def release_width(task: Task, prototype: str, public: Public) -> int:

@@ -75,10 +75,11 @@ class Federation:
         )
         certificates = dict(state.certificates)
         dropped: dict[int, str] = {}
+        wasted: list[LedgerEntry] = []
         newcomers = [client for client in chosen if task.method.scores and client not in certificates]
         if newcomers:
             with clock.phase("certify"):
-                late, bytes_down, bytes_up = certify(
+                late, wasted, bytes_down, bytes_up = certify(
                     task,
                     self._clients,
                     newcomers,
@@ -172,7 +173,7 @@ class Federation:
                 row |= self.evaluate(weights)
         row["seconds"] = dict(clock.seconds)
         self._watcher.round(row)
-        return State(number, weights, certificates, (*state.ledger, *spent), memory), row
+        return State(number, weights, certificates, (*state.ledger, *wasted, *spent), memory), row
 
     def _without_numbers(self, members: Sequence[Member]) -> list[int]:
         """Return the clients whose models predict NaN or infinity on a few public examples."""
