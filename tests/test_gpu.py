@@ -22,7 +22,7 @@ from fedaux.data.vocabulary import Vocabulary
 from fedaux.engines.streams import StreamTraining
 from fedaux.engines.training import Job, Workplace, one_by_one
 from fedaux.inference import FusedInference, Predictor
-from fedaux.models import MODELS, SplitModel
+from fedaux.models import MODELS, SplitModel, depthwise
 from fedaux.pretrain.training import Training, pretrain
 from fedaux.server import snapshot
 
@@ -175,6 +175,24 @@ def test_fused_predictions_are_those_of_the_module_to_half_precision(name: str) 
         prepared = fused.prepared(to_float(images), dtype=torch.float32)
         own = fused(fused.fold(snapshot(module), dtype=torch.float32), prepared)
     assert float((exact - own).norm() / exact.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("channels", "size"), [(50, 16), (96, 7), (3, 1)])
+def test_depthwise_kernels_are_the_convolution_and_its_gradients(channels: int, size: int, stride: int) -> None:
+    images = torch.randn(9, channels, size, size, device="cuda", requires_grad=True)
+    weight = torch.randn(channels, 1, 3, 3, device="cuda", requires_grad=True)
+    exact = nn.functional.conv2d(images.double(), weight.double(), stride=stride, padding=1, groups=channels)
+    quick = depthwise.depthwise(images, weight, stride)
+    gradient = torch.randn_like(quick)
+    torch.testing.assert_close(quick, exact.float(), rtol=1e-5, atol=1e-4)
+    expected = torch.autograd.grad(exact, (images, weight), gradient.double())
+    for got, right in zip(torch.autograd.grad(quick, (images, weight), gradient), expected, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-4)
+    torch.library.opcheck(depthwise.depthwise, (images, weight, stride))
+    bias = torch.randn(channels, device="cuda")
+    cut = depthwise.joined(images.detach(), weight.detach(), bias, stride=stride, most=6.0)
+    torch.testing.assert_close(cut, (exact.detach().float() + bias[:, None, None]).clamp(0, 6), rtol=1e-5, atol=1e-4)
 
 
 def test_prediction_does_not_disturb_training() -> None:

@@ -87,7 +87,9 @@ def test_shortcuts_are_joined_where_a_network_has_them() -> None:
     assert sum(one.shortcut is not None for one in joined) == 4
     assert sum(one.relu for one in joined) == 9
     joined = FusedInference(model("mobilenetv2"))._joined.values()
-    assert not any(one.relu or one.shortcut is not None for one in joined)  # ReLU6, and nothing after the sum
+    assert not any(one.shortcut is not None for one in joined)  # nothing comes after its sums
+    assert {one.most for one in joined if one.relu} == {6.0}
+    assert sum(one.relu for one in joined) == 35
 
 
 class Parts(nn.Module):

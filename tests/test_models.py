@@ -12,7 +12,7 @@ from torch.nn import functional
 from fedaux import seeding
 from fedaux.clients import num_bytes
 from fedaux.models import MODELS, SplitModel, model_options, split_model
-from fedaux.models.convolutional import ImageConvolution, group_norm
+from fedaux.models.convolutional import ImageConvolution, PointwiseConvolution, group_norm
 from fedaux.models.mobilenet import make_divisible
 from fedaux.models.shufflenet import ShuffleUnit, channel_shuffle
 
@@ -367,3 +367,11 @@ def test_patches_times_the_matrix_are_the_convolution(channels: int, stride: int
     assert patches.shape[-1] % 8 == 0
     product = functional.linear(patches, layer.matrix(layer.weight), layer.bias).permute(0, 3, 1, 2)
     torch.testing.assert_close(product, layer(images))
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_the_matrix_with_groups_as_blocks_is_the_convolution(groups: int) -> None:
+    layer = PointwiseConvolution(12, 6, groups=groups)
+    images = images_of(2, 12, 5, 4)
+    product = images.permute(0, 2, 3, 1) @ layer.matrix(layer.weight, groups=groups).t()
+    torch.testing.assert_close(product.permute(0, 3, 1, 2), layer(images))

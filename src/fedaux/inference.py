@@ -7,6 +7,7 @@ shortcut and ReLU are one kernel. No image ever sees its batch.
 from __future__ import annotations
 
 import copy
+import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +21,11 @@ from torch.nn import functional
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.data.batches import inference_batch
-from fedaux.models.convolutional import ImageConvolution
+from fedaux.models import depthwise
+from fedaux.models.convolutional import DepthwiseConvolution, ImageConvolution, PointwiseConvolution
 from fedaux.steps import statistics_of
+
+CONVOLUTIONS = (nn.Conv2d, ImageConvolution, DepthwiseConvolution, PointwiseConvolution)
 
 
 class Predictor:
@@ -124,7 +128,7 @@ class _Tracer(fx.Tracer):
     """Lists the network's own kinds of layers as one operation each, as it does with torch's."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, ImageConvolution) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, nn.Conv2d) or super().is_leaf_module(m, module_qualified_name)
 
 
 class FusedInference:
@@ -151,7 +155,7 @@ class FusedInference:
         uses = Counter(str(node.target) for node in self._nodes if node.op == "call_module")
         for node in self._nodes:
             # One that is used twice has two normalisations behind it; the weights of both cannot be in one place.
-            convolves = self._is_module(node, nn.Conv2d, ImageConvolution)
+            convolves = self._is_module(node, *CONVOLUTIONS)
             if convolves and uses[str(node.target)] == 1 and self._is_plain_convolution(node):
                 self._join(node)
         self._first = self._first_layer()
@@ -173,6 +177,9 @@ class FusedInference:
             biases[joined] = torch.zeros(len(weight), device=weight.device) if bias is None else bias
             if joined is self._first and _by_patches(weight, dtype):
                 weight = ImageConvolution.matrix(weight)
+            layer = self._modules[joined.convolution]
+            if isinstance(layer, PointwiseConvolution) and _by_patches(weight, dtype):
+                weight = layer.matrix(weight, groups=layer.groups)
             layout = torch.channels_last if weight.is_cuda and weight.ndim == 4 else torch.contiguous_format
             folded[f"{joined.convolution}.weight"] = weight.to(dtype).contiguous(memory_format=layout)
         for joined, bias in biases.items():
@@ -220,8 +227,8 @@ class FusedInference:
             joined.normalisation = str(following.target)
             chain.append(following)
             following = self._only_user(following)
-        if following is not None and self._is_module(following, nn.ReLU):
-            joined.relu = True
+        if following is not None and self._is_module(following, nn.ReLU, nn.ReLU6):
+            joined.relu, joined.most = True, 6.0 if self._is_module(following, nn.ReLU6) else math.inf
             chain.append(following)
         elif following is not None and _is_addition(following):
             others = [argument for argument in following.args if argument is not chain[-1]]
@@ -273,19 +280,23 @@ class FusedInference:
         assert isinstance(layer, nn.Conv2d)
         weight, bias = folded[f"{joined.convolution}.weight"], folded.get(f"{joined.convolution}.bias")
         inputs = values[joined.inputs].to(weight.dtype)
-        if weight.ndim == 2:
-            return _multiplied(inputs, weight, bias, relu=joined.relu)
-        how: Any = (layer.stride, layer.padding, layer.dilation, layer.groups)
         shortcut = None if joined.shortcut is None else values[joined.shortcut].to(weight.dtype)
+        if weight.ndim == 2:
+            rows = inputs.permute(0, 2, 3, 1) if isinstance(layer, PointwiseConvolution) else inputs
+            in_product = joined.relu and shortcut is None and joined.most == math.inf
+            outputs = _multiplied(rows, weight, bias, relu=in_product)
+            return outputs if in_product else _finished(outputs, shortcut, joined)
+        if isinstance(layer, DepthwiseConvolution) and depthwise.takes(inputs):
+            cut = joined.most if joined.relu and shortcut is None else None
+            outputs = depthwise.joined(inputs, weight, bias, stride=layer.stride[0], most=cut)
+            return outputs if shortcut is None else _finished(outputs, shortcut, joined)
+        how: Any = (layer.stride, layer.padding, layer.dilation, layer.groups)
         one_kernel = inputs.is_cuda and layer.groups == 1 and not isinstance(layer.padding, str)
         if one_kernel and shortcut is not None:
             return torch.cudnn_convolution_add_relu(inputs, weight, shortcut, 1.0, bias, *how)
-        if one_kernel and joined.relu:
+        if one_kernel and joined.relu and joined.most == math.inf:
             return torch.cudnn_convolution_relu(inputs, weight, bias, *how)
-        outputs = functional.conv2d(inputs, weight, bias, *how)
-        if shortcut is not None:
-            outputs = outputs + shortcut
-        return functional.relu(outputs) if joined.relu else outputs
+        return _finished(functional.conv2d(inputs, weight, bias, *how), shortcut, joined)
 
     def _plain(self, node: fx.Node, folded: Weights, values: Mapping[fx.Node, Any]) -> Any:
         arguments, keywords = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
@@ -317,6 +328,8 @@ class _Joined:
         self.normalisation: str | None = None
         self.shortcut: Any = None
         self.relu = False
+        self.most = math.inf
+        """Where the ReLU ends: at 6 for ReLU6."""
         self.bias_from: _Joined | None = None
         """The convolution on the shortcut, whose bias is added here."""
         self.gives_bias = False
@@ -336,6 +349,13 @@ def _multiplied(patches: Tensor, matrix: Tensor, bias: Tensor | None, *, relu: b
         outputs = functional.linear(rows, matrix, bias)
         outputs = functional.relu(outputs) if relu else outputs
     return outputs.view(*patches.shape[:3], -1).permute(0, 3, 1, 2)
+
+
+def _finished(outputs: Tensor, shortcut: Tensor | None, joined: _Joined) -> Tensor:
+    """Add the shortcut and cut, in place, where no kernel has done so."""
+    if shortcut is not None:
+        outputs += shortcut
+    return outputs.clamp_(0.0, joined.most) if joined.relu else outputs
 
 
 def _is_addition(node: fx.Node) -> bool:

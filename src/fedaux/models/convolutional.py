@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedaux.models import depthwise
+
 MOST_GROUPS = 32
 MATRIX_MULTIPLE = 8
 """Half-precision kernels for the matrix units of a GPU take rows of so many numbers, or a multiple."""
@@ -26,7 +28,7 @@ class ImageConvolution(nn.Conv2d):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map [N, C, H, W] to [N, C', H', W']."""
-        if not (inputs.is_cuda and torch.is_autocast_enabled("cuda") and self.has_patches):
+        if not (in_half_precision(inputs) and self.has_patches):
             return super().forward(inputs)
         output: Tensor = functional.linear(self.patches(inputs), self.matrix(self.weight), self.bias)
         return output.permute(0, 3, 1, 2)
@@ -48,6 +50,49 @@ class ImageConvolution(nn.Conv2d):
     def matrix(weight: Tensor) -> Tensor:
         """Return a weight [C', C, h, w] as the matrix that patches are multiplied with, [C', C h w filled up]."""
         return _filled(weight.flatten(1))
+
+
+class DepthwiseConvolution(nn.Conv2d):
+    """A 3x3 convolution of each channel on its own; on a GPU in half precision by kernels made for it."""
+
+    def __init__(self, channels: int, *, stride: int = 1) -> None:
+        super().__init__(channels, channels, 3, stride=stride, padding=1, groups=channels, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map [N, C, H, W] to [N, C, H', W']."""
+        if not (in_half_precision(inputs) and depthwise.takes(inputs)):
+            return super().forward(inputs)
+        dtype = torch.get_autocast_dtype("cuda")
+        output: Tensor = depthwise.depthwise(inputs.to(dtype), self.weight.to(dtype), self.stride[0])
+        return output
+
+
+class PointwiseConvolution(nn.Conv2d):
+    """A 1x1 convolution, in groups or not; on a GPU in half precision a product with a matrix that has them as blocks.
+
+    The zeros between few groups cost less than what convolution kernels make of groups whose size they do not like.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, groups: int = 1) -> None:
+        super().__init__(in_channels, out_channels, 1, groups=groups, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map [N, C, H, W] to [N, C', H, W]."""
+        if not in_half_precision(inputs):
+            return super().forward(inputs)
+        output: Tensor = functional.linear(inputs.permute(0, 2, 3, 1), self.matrix(self.weight, groups=self.groups))
+        return output.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def matrix(weight: Tensor, *, groups: int) -> Tensor:
+        """Return a weight [C', C / groups, 1, 1] as the matrix [C', C] that does the same."""
+        rows = weight.flatten(1)
+        return rows if groups == 1 else torch.block_diag(*rows.chunk(groups))
+
+
+def in_half_precision(inputs: Tensor) -> bool:
+    """Whether operations on these inputs are computed in half precision on a GPU."""
+    return inputs.is_cuda and torch.is_autocast_enabled("cuda")
 
 
 def _filled(rows: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedaux.models.convolutional import (
     MATRIX_MULTIPLE,
+    DepthwiseConvolution,
     ImageConvolution,
     Normalisation,
     group_norm,
@@ -52,7 +53,7 @@ class InvertedResidual(nn.Module):
         if expansion != 1:
             layers.append(_convolution(in_channels, hidden, kernel=1, norm=norm))
         layers += [
-            _convolution(hidden, hidden, kernel=3, stride=stride, groups=hidden, norm=norm),
+            nn.Sequential(DepthwiseConvolution(hidden, stride=stride), norm(hidden), nn.ReLU6()),
             nn.Conv2d(hidden, out_channels, 1, bias=False),
             norm(out_channels),
         ]
@@ -99,13 +100,11 @@ def _mobilenetv2(
     return SplitModel(features, nn.Linear(feature_width, num_classes), feature_width=feature_width)
 
 
-def _convolution(
-    in_channels: int, out_channels: int, *, kernel: int, norm: Normalisation, stride: int = 1, groups: int = 1
-) -> nn.Sequential:
+def _convolution(in_channels: int, out_channels: int, *, kernel: int, norm: Normalisation) -> nn.Sequential:
     """Convolve, normalise and cut to between 0 and 6."""
     make = ImageConvolution if in_channels < MATRIX_MULTIPLE else nn.Conv2d
     return nn.Sequential(
-        make(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=False),
+        make(in_channels, out_channels, kernel, padding=kernel // 2, bias=False),
         norm(out_channels),
         nn.ReLU6(),
     )

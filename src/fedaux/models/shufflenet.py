@@ -9,7 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx, nn
 
-from fedaux.models.convolutional import ImageConvolution, Normalisation, group_norm, initialise_convolutions
+from fedaux.models.convolutional import (
+    DepthwiseConvolution,
+    ImageConvolution,
+    Normalisation,
+    PointwiseConvolution,
+    group_norm,
+    initialise_convolutions,
+)
 from fedaux.models.split import SplitModel
 
 GROUPS = 2
@@ -43,11 +50,11 @@ class ShuffleUnit(nn.Module):
         hidden = out_channels // 4
         residual = out_channels if stride == 1 else out_channels - in_channels
         first_groups = 1 if in_channels == STEM else GROUPS
-        self.conv1 = nn.Conv2d(in_channels, hidden, 1, groups=first_groups, bias=False)
+        self.conv1 = PointwiseConvolution(in_channels, hidden, groups=first_groups)
         self.bn1 = norm(hidden)
-        self.conv2 = nn.Conv2d(hidden, hidden, 3, stride=stride, padding=1, groups=hidden, bias=False)
+        self.conv2 = DepthwiseConvolution(hidden, stride=stride)
         self.bn2 = norm(hidden)
-        self.conv3 = nn.Conv2d(hidden, residual, 1, groups=GROUPS, bias=False)
+        self.conv3 = PointwiseConvolution(hidden, residual, groups=GROUPS)
         self.bn3 = norm(residual)
         self.relu = nn.ReLU()
         self.pool = None if stride == 1 else nn.AvgPool2d(3, stride=stride, padding=1)
