@@ -27,6 +27,7 @@ TINY: dict[str, Any] = {
     "pretraining": {"epochs": 1, "batch_size": 64, "augmentation": {"flip": 0.0}},
     "certainty": {"epsilon": 1.0, "components": 4},
     "distillation": {"learning_rate": 0.001},
+    "data": {"source": "digits"},
     "engine": {"device": "cpu", "threads": 1},
 }
 
