@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 import torch
 from conftest import IMAGE_MODELS, merged, tiny
-from corpus import texts_of, write_corpus
+from corpus import texts_of
 from safetensors.torch import load_file, save_file
 from test_pretrain import equal, invoked
 
@@ -74,11 +74,11 @@ def test_h0_of_images_is_the_same_without_labelled_data(tmp_path: Path, pictures
     assert taken.summary["rows"][0]["accuracy_mean"] == own.summary["rows"][0]["accuracy_mean"]
 
 
-def test_h0_of_texts_is_the_same_without_labelled_data(tmp_path: Path) -> None:
+def test_h0_of_texts_is_the_same_without_labelled_data(corpus: Path, tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
-    labelled = texts_of(write_corpus(tmp_path / "corpus"), rounds=1)
+    labelled = texts_of(corpus, rounds=1)
     _, with_labels = pretrained(tmp_path / "with", labelled)
-    (tmp_path / "corpus" / "news.csv").rename(tmp_path / "elsewhere.csv")
+    (corpus / "news.csv").rename(tmp_path / "elsewhere.csv")
     said, without = pretrained(tmp_path / "without", labelled, without=("data", "split"))
     assert said.count(UNMEASURED) == 1
     assert weights_digest(load_file(without)) == weights_digest(load_file(with_labels))
@@ -86,7 +86,7 @@ def test_h0_of_texts_is_the_same_without_labelled_data(tmp_path: Path) -> None:
     assert card["vocabulary"]["size"] > 50
     assert card_of(with_labels)["probe"] is not None
     assert card == card_of(with_labels) | {"probe": None}
-    (tmp_path / "elsewhere.csv").rename(tmp_path / "corpus" / "news.csv")
+    (tmp_path / "elsewhere.csv").rename(corpus / "news.csv")
     given = merged(labelled.to_dict(), {"pretraining": {"checkpoint": str(without)}})
     assert fedaux.run(Experiment(**given), out=tmp_path / "run").summary["complete"]
 
