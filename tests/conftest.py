@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from fedaux.config import Experiment
+from fedaux.data.vocabulary import Vocabulary
 from fedaux.models import MODELS, model_input
 
 os.environ["FEDAUX_CACHE"] = ""  # no test reads or writes what other runs of the user share
@@ -27,6 +29,7 @@ TINY: dict[str, Any] = {
     "pretraining": {"epochs": 1, "batch_size": 64, "augmentation": {"flip": 0.0}},
     "certainty": {"epsilon": 1.0, "components": 4},
     "distillation": {"learning_rate": 0.001},
+    "data": {"source": "digits"},
     "engine": {"device": "cpu", "threads": 1},
 }
 
@@ -47,3 +50,27 @@ def tiny(**changes: Any) -> Experiment:
 @pytest.fixture
 def experiment() -> Experiment:
     return tiny()
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder with private and public texts."""
+    from corpus import write_corpus  # which takes what is above from here
+
+    return write_corpus(tmp_path / "corpus")
+
+
+@pytest.fixture(scope="session")
+def words() -> Vocabulary:
+    """A vocabulary that was learned on such texts."""
+    from corpus import learned_words
+
+    return learned_words()
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT as transformers writes it, with that vocabulary; to be read, or copied and changed."""
+    from corpus import write_checkpoint
+
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
 
-from corpus import BERT, learned_words, news, write_checkpoint
+from corpus import BERT, news
 
 from fedaux import checkpoints, seeding
 from fedaux.compute import Compute
@@ -26,16 +26,6 @@ from fedaux.models import MODELS, SplitModel, model_input
 from fedaux.server import snapshot
 
 
-@pytest.fixture(scope="module")
-def words() -> Vocabulary:
-    return learned_words()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
 def model(name: str = "bert", *, size: int = 300, classes: int = 3, **options: Any) -> SplitModel:
     with seeding.initialisation(0, part=name):
         return MODELS[name]((16, size), classes, **(BERT | options if name == "bert" else options))
@@ -45,13 +35,13 @@ def ids_of(words: Vocabulary, count: int = 12, *, length: int = 16) -> Tensor:
     return torch.from_numpy(words.encode([text for text, _ in news(count)], length=length))
 
 
-def test_features_are_those_of_transformers(folder: Path, words: Vocabulary) -> None:
+def test_features_are_those_of_transformers(checkpoint: Path, words: Vocabulary) -> None:
     transformers = pytest.importorskip("transformers")
-    ours = model(size=words.size, checkpoint=str(folder)).eval()
+    ours = model(size=words.size, checkpoint=str(checkpoint)).eval()
     assert ours.given is not None
     assert ours.feature_width == 32
     ours.features.load_state_dict(ours.given())
-    theirs = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
+    theirs = transformers.BertModel.from_pretrained(checkpoint, attn_implementation="eager").eval()
     ids = ids_of(words, 20)
     present = (ids != 0).long()
     with torch.no_grad():
@@ -60,7 +50,7 @@ def test_features_are_those_of_transformers(folder: Path, words: Vocabulary) -> 
         mean = (hidden * present[:, :, None]).sum(dim=1) / present.sum(dim=1, keepdim=True)
         assert torch.allclose(found[present.bool()], hidden[present.bool()], atol=1e-5)
         assert torch.allclose(ours.features(ids), mean, atol=1e-5)
-        first = model(size=words.size, checkpoint=str(folder), pooling="cls").eval()
+        first = model(size=words.size, checkpoint=str(checkpoint), pooling="cls").eval()
         first.features.load_state_dict(ours.features.state_dict())
         assert torch.allclose(first.features(ids), hidden[:, 0], atol=1e-5)
 
@@ -118,10 +108,10 @@ def test_minilm_is_the_packages(words: Vocabulary) -> None:
         assert torch.allclose(made.features(ids), mean, atol=1e-4)
 
 
-def test_checkpoints_of_other_kinds_are_refused(folder: Path, tmp_path: Path, words: Vocabulary) -> None:
+def test_checkpoints_of_other_kinds_are_refused(checkpoint: Path, tmp_path: Path, words: Vocabulary) -> None:
     def changed(name: str, **changes: Any) -> str:
         place = tmp_path / name
-        shutil.copytree(folder, place)
+        shutil.copytree(checkpoint, place)
         config = json.loads((place / "config.json").read_text()) | changes
         (place / "config.json").write_text(json.dumps(config))
         return str(place)
@@ -147,13 +137,13 @@ def test_checkpoints_of_other_kinds_are_refused(folder: Path, tmp_path: Path, wo
 
 
 def test_a_hub_id_is_taken_from_the_hubs_own_cache(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = pytest.importorskip("huggingface_hub")
     place = tmp_path / "models--owner--name"
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text("0" * 40)
-    shutil.copytree(folder, place / "snapshots" / ("0" * 40))
+    shutil.copytree(checkpoint, place / "snapshots" / ("0" * 40))
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
     assert checkpoints.locate("owner/name", key="x") == place / "snapshots" / ("0" * 40)

@@ -15,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
 
 import tomli_w
-from corpus import BERT, sentences, texts_of, write_corpus, write_csv
+from corpus import BERT, sentences, texts_of, write_csv
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -304,8 +304,7 @@ def invoked(*words: str) -> Any:
         return CliRunner().invoke(app, words)
 
 
-def test_the_command_pretrains_probes_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    corpus = write_corpus(tmp_path / "corpus")
+def test_the_command_pretrains_probes_and_writes(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
     experiment = texts_of(corpus, pretraining={"epochs": 3})
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(experiment.to_dict()))
@@ -333,8 +332,7 @@ def test_the_command_pretrains_probes_and_writes(tmp_path: Path, monkeypatch: py
     assert "has no table [text]" in str(done.exception)
 
 
-def test_several_text_prototypes_share_a_file(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "corpus")
+def test_several_text_prototypes_share_a_file(corpus: Path, tmp_path: Path) -> None:
     prototypes = [
         {"name": "one", "model": "bert", "options": BERT},
         {"name": "two", "model": "bert", "options": BERT | {"causal": True}},

@@ -14,6 +14,7 @@ from test_formats import image_folder, pixels, png, write_csv
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data import load_auxiliary, load_labelled
+from fedaux.data.lines import open_csv, open_jsonl
 from fedaux.data.sources import count_auxiliary
 from fedaux.data.tables import number_labels
 
@@ -164,3 +165,69 @@ def test_what_lies_beyond_the_size_is_not_read(tmp_path: Path, capsys: pytest.Ca
     assert (data.test_images.numpy() == held[:4]).all()
     with pytest.raises(ValueError, match=r"auxiliary\.size = 8: the file has 7 examples"):
         load_auxiliary(public.model_copy(update={"skip_bad": True, "size": 8}))
+
+
+@pytest.mark.parametrize("source", ["csv", "jsonl"])
+def test_rows_of_a_table_beyond_the_size_are_not_parsed(
+    tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"{number}.png" for number in range(7)]
+    for name, image in zip(names, pixels(7, side=6), strict=True):
+        (tmp_path / name).write_bytes(png(image))
+    texts = ["a" * (number + 1) for number in range(7)]
+    rows = [json.dumps({"file": name, "text": text}) for name, text in zip(names, texts, strict=True)]
+    if source == "csv":
+        rows = ["file,text", *(f"{name},{text}" for name, text in zip(names, texts, strict=True))]
+    (tmp_path / f"train-0.{source}").write_text("\n".join(["", *rows, ""]) if source == "jsonl" else "\n".join(rows))
+    second = tmp_path / f"train-1.{source}"
+    second.write_bytes(b"\xff\xfe\n[1]\n{oops\n")
+    section = Auxiliary(source=source, path=str(tmp_path), split="train")
+    opened = open_csv if source == "csv" else open_jsonl
+    every = section.model_copy(update={"skip_bad": True, "size": 7})
+    if source == "jsonl":
+        whole = load_auxiliary(every).numpy()
+        with pytest.raises(ValueError, match=r"train-1\.jsonl, row 0: not UTF-8"):
+            load_auxiliary(section)
+    else:
+        with pytest.raises(ValueError, match=r"train-1\.csv: its header is not UTF-8"):
+            load_auxiliary(every)
+        second.unlink()
+        whole = load_auxiliary(section).numpy()
+        second.write_bytes(b"\xff\xfe\n")
+    assert (whole == pixels(7, side=6)).all()
+    for size in (1, 3, 7):
+        few = section.model_copy(update={"size": size})
+        assert (load_auxiliary(few).numpy() == whole[:size]).all()
+        assert count_auxiliary(few) == size
+        table = opened(str(tmp_path), "train", few, True)
+        assert table is not None
+        assert [content for _, content in table.cells()] == texts[:size]
+        pictures = opened(str(tmp_path), "train", few, False)
+        assert pictures is not None
+        assert [file.name for file in pictures.files if file.suffix == ".png"] == names[:size]
+    second.unlink()
+    (tmp_path / "2.png").write_bytes(b"rubbish")
+    skipping = section.model_copy(update={"size": 3, "skip_bad": True})
+    assert (load_auxiliary(skipping).numpy() == whole[[0, 1, 3]]).all(), "a later row takes the place of a bad one"
+    assert "skipped 1 of 4 rows" in capsys.readouterr().err
+    (tmp_path / "2.png").write_bytes(png(whole[2]))
+    with pytest.raises(ValueError, match=r"auxiliary\.size = 8: the file has 7 examples"):
+        load_auxiliary(section.model_copy(update={"size": 8}))
+
+
+def test_classes_are_those_of_all_rows_whatever_the_size(tmp_path: Path) -> None:
+    rows = [{"image": cell, "label": name} for cell, name in zip(encoded_rows(6), "ccbbaa", strict=True)]
+    write_csv(tmp_path / "train.csv", rows)
+    write_csv(tmp_path / "test.csv", rows[:2])
+    data = load_labelled(Data(source="csv", path=str(tmp_path), size=3))
+    assert data.classes == ("a", "b", "c")
+    assert data.labels.tolist() == [2, 2, 1]
+
+
+def test_a_column_may_begin_after_the_size(tmp_path: Path) -> None:
+    rows = [{"title": "one"}, {"title": "two"}, {"body": "three"}]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    section = Auxiliary(source="jsonl", path=str(tmp_path / "own.jsonl"), text_column=("title", "body"), size=2)
+    table = open_jsonl(str(tmp_path / "own.jsonl"), "train", section, True)
+    assert table is not None
+    assert [content for _, content in table.cells()] == ["one", "two"]

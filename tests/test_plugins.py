@@ -155,6 +155,7 @@ def test_a_file_that_fails_is_named_with_its_line(content: str, said: str, write
         ('SOURCES["x"] = Source()', "SOURCES['x']: loads nothing"),
         ('SOURCES["x"] = Source(load_labelled=print)', "SOURCES['x'].count_labelled: missing"),
         ('SOURCES["x"] = print', "should be a fedaux.data.Source"),
+        ('SOURCES["none"] = Source(load_auxiliary=print)', "SOURCES['none']: says in a recipe that there are no data"),
     ],
 )
 def test_rows_that_cannot_be_are_refused(line: str, said: str, write: Write) -> None:

@@ -9,6 +9,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from scipy.stats import rankdata
 from fedaux.report import folder_figures, write_report
 from fedaux.report.comparison import Comparison, mean_ranks, value_text
 from fedaux.report.folder_figures import Mark
-from fedaux.report.records import differences, group, read_folder, read_records
+from fedaux.report.records import differences, group, read_folder, read_records, tuned_keys
 from fedaux.sweep.display import MOST_ROWS, result_table
 
 ALPHAS, RATES = (0.01, 0.1, 1.0), (0.4, 0.8)
@@ -235,6 +236,55 @@ def test_runs_differ_in_what_their_configurations_say() -> None:
     keys, settings = differences({"one": common, "two": other})
     assert keys == ("split.alpha", "rounds")
     assert settings == {"one": {"split.alpha": 1, "rounds": None}, "two": {"split.alpha": 3, "rounds": 2}}
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_what_is_tuned_for_one_method_is_no_setting_of_all(tmp_path: Path, planned: bool) -> None:
+    cells: list[dict[str, Any]] = []
+    for alpha, method, mu in product((0.01, 1.0), ("fedavg", "fedprox", "fedaux"), (0.01, 0.5)):
+        if mu == (0.5 if (method, alpha) == ("fedprox", 1.0) else 0.01):
+            directory = make_run(tmp_path / f"{method}-{alpha:g}", levels={method: 0.3 + 0.1 * len(cells)}, alpha=alpha)
+            with (directory / "config.toml").open("a") as config:
+                config.write(f"\n[local]\nproximal = {mu}\n")
+            settings = {"method": [method], "split.alpha": alpha} | ({"local.proximal": mu} if "prox" in method else {})
+            cells.append({"name": directory.name, "settings": settings, "failed": None})
+    keys = ["method", "split.alpha", "local.proximal"]
+    if planned:
+        plan = {"format": 1, "name": "grid", "keys": keys, "cells": cells}
+        (tmp_path / "sweep.json").write_text(json.dumps(plan))
+    folder = read_folder(tmp_path)
+    assert folder.keys == ("split.alpha",)
+    assert folder.tuned == {"local.proximal": {"fedprox": [0.01, 0.5]}}
+    assert all("local.proximal" not in record for record in folder.records)
+    text = write_report(tmp_path).read_text()
+    assert {len(row) for row in read_table(text, "ranking").values()} == {3}, "two settings and the mean rank"
+    assert "fedaux is best in 2 of 2 settings (mean rank 1.00 of 3)" in text
+    assert "local.proximal of fedprox 0.01, 0.5" in text
+    if planned:  # what is to come counts, too
+        more = {"method": ["fedprox"], "split.alpha": 1.0, "local.proximal": 0.1}
+        plan["cells"] = [*cells, {"name": "later", "settings": more, "failed": None}]
+        (tmp_path / "sweep.json").write_text(json.dumps(plan))
+        assert read_folder(tmp_path).keys == ("split.alpha", "local.proximal")
+
+
+def test_a_setting_is_tuned_where_it_follows_from_method_and_setting() -> None:
+    def found(*cells: tuple[str, float, float]) -> list[str]:
+        keys = ("split.alpha", "local.proximal")
+        settings = [(method, {"split.alpha": alpha, "local.proximal": mu}) for method, alpha, mu in cells]
+        return list(tuned_keys(keys, settings))
+
+    mu = ["local.proximal"]
+    assert found(("fedavg", 1, 0.1), ("fedprox", 1, 0.2)) == mu
+    assert found(("fedavg", 1, 0.1), ("fedprox", 1, 0.2), ("fedprox", 2, 0.3)) == mu
+    assert found(("fedavg", 1, 0.1), ("fedprox", 1, 0.2), ("fedprox+p", 1, 0.3)) == mu
+    assert found(("fedavg", 1, 0.1), ("fedprox", 1, 0.2), ("fedprox", 1, 0.3)) == [], "swept over"
+    assert found(("fedavg", 1, 0.1), ("fedavg", 2, 0.2), ("fedprox", 1, 0.2)) == [], "idle methods differ, too"
+    assert found(("fedprox", 1, 0.1), ("fedprox+p", 1, 0.2)) == [], "all methods look at it"
+    assert found(("own", 1, 0.1), ("fedprox", 1, 0.2)) == [], "nobody knows what a method of others looks at"
+    steps = "distillation.steps"
+    cells = [("feddf", {"rounds": 1, steps: 10}), ("fedavg", {"rounds": 1, steps: 20}), ("fedaux", {"rounds": 2})]
+    assert tuned_keys(("rounds", steps), cells) == {steps: {"feddf": [10]}}
+    assert tuned_keys(("rounds", "local.epochs"), [("feddf", {"local.epochs": 1}), ("x", {"local.epochs": 2})]) == {}
 
 
 def test_mean_ranks_leave_out_settings_that_not_all_have() -> None:

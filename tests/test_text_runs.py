@@ -11,23 +11,13 @@ import torch
 
 pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
 
-from corpus import TOPICS, news, texts_of, write_checkpoint, write_corpus, write_csv
+from corpus import TOPICS, news, texts_of, write_csv
 
 import fedaux
 from fedaux.config import ConfigError, Experiment
 from fedaux.data import load_both
 from fedaux.data.loading import vocabulary_of
 from fedaux.data.tokens import save_tokens
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    return write_corpus(tmp_path / "corpus")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
@@ -100,10 +90,10 @@ def test_linear_mode_and_pretokenised_files_give_what_texts_give(corpus: Path, t
     assert rows_of(tmp_path / "tokens") == rows_of(tmp_path / "texts")
 
 
-def test_a_run_begins_with_the_checkpoints_weights(folder: Path, corpus: Path, tmp_path: Path) -> None:
-    prototype = {"name": "given", "model": "bert", "options": {"checkpoint": str(folder)}}
+def test_a_run_begins_with_the_checkpoints_weights(checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
+    prototype = {"name": "given", "model": "bert", "options": {"checkpoint": str(checkpoint)}}
     experiment = texts_of(corpus, prototypes=[prototype], method=["fedavg+p", "fedavg"], rounds=1)
-    assert vocabulary_of(experiment).origin == str(folder / "tokenizer.json")
+    assert vocabulary_of(experiment).origin == str(checkpoint / "tokenizer.json")
     fedaux.run(experiment, out=tmp_path / "run")
     assert not (tmp_path / "run" / "pretrained").exists()  # nothing was trained
     with pytest.raises(ConfigError, match=r"begins with .*, which was trained with another; should be its own"):

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
 
-from corpus import TOPICS, learned_words, news, sentences, texts_of, write_checkpoint, write_corpus, write_csv
+from corpus import TOPICS, news, sentences, texts_of, write_csv
 from safetensors.torch import load_file, save_file
 
 from fedaux.config import Auxiliary, Data
@@ -22,22 +22,6 @@ from fedaux.data import LabelledData, load_auxiliary, load_both, load_labelled, 
 from fedaux.data.texts import Texts, trimmed
 from fedaux.data.tokens import save_tokens
 from fedaux.data.vocabulary import BEGIN, END, MASK, PAD, UNKNOWN, Vocabulary
-
-
-@pytest.fixture(scope="module")
-def words() -> Vocabulary:
-    return learned_words()
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    return write_corpus(tmp_path / "corpus")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
 
 # Vocabularies
 
@@ -60,11 +44,11 @@ def test_token_ids_are_marked_cut_and_padded(words: Vocabulary) -> None:
     assert words.encode(["☃"], length=4).tolist() == [[2, words.mark(UNKNOWN), 3, 0]]
 
 
-def test_ids_are_those_of_the_tokenizer_of_transformers(folder: Path, words: Vocabulary) -> None:
+def test_ids_are_those_of_the_tokenizer_of_transformers(checkpoint: Path, words: Vocabulary) -> None:
     transformers = pytest.importorskip("transformers")
-    own = vocabulary.of_folder(folder, key="x")
+    own = vocabulary.of_folder(checkpoint, key="x")
     theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), pad_token=PAD, unk_token=UNKNOWN
+        tokenizer_file=str(checkpoint / "tokenizer.json"), pad_token=PAD, unk_token=UNKNOWN
     )
     texts = [text for text, _ in news(60)] + ["Naïve ZÜRICH's 3.5% — 中文 \t tab", "a" * 300]
     expected = theirs(texts, padding="max_length", truncation=True, max_length=16)["input_ids"]

@@ -12,6 +12,7 @@ from fedaux.certainty import MECHANISMS
 from fedaux.checkpoints import checkpoint_of, locate, read_tokenizer
 from fedaux.config import ConfigError, Data, ExperimentFields, Prototype
 from fedaux.data import SOURCES, LabelledData, count_labelled
+from fedaux.data.labelled import input_shape
 from fedaux.data.sources import WORDNET_ROWS, size_missing
 from fedaux.data.splits import split_auxiliary
 from fedaux.data.vocabulary import Vocabulary, of_folder
@@ -23,9 +24,15 @@ from fedaux.models import MODELS, SHIPPED, SplitModel, model_input, model_option
 from fedaux.pretrain import fitting_weights
 from fedaux.pretrain.objectives import resolved
 
+ANY_CLASSES = 2
+"""Of models whose head nobody looks at."""
 
-def problems_of(experiment: ExperimentFields, *, federated: bool = False) -> list[str]:
-    """Return a line for each unknown name, missing file and impossible size; `federated`: clients bring their data."""
+
+def problems_of(experiment: ExperimentFields, *, federated: bool = False, unlabelled: bool = False) -> list[str]:
+    """Return a line for each unknown name, missing file and impossible size.
+
+    `federated`: clients bring their data; `unlabelled`: it can do without labelled data.
+    """
     problems: list[str] = []
 
     def known(key: str, value: str, names: list[str]) -> bool:
@@ -50,7 +57,10 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False) -> lis
     known("certainty.mechanism", experiment.certainty.mechanism, list(MECHANISMS))
     labelled = [name for name, source in SOURCES.items() if source.load_labelled]
     public = [name for name, source in SOURCES.items() if source.load_auxiliary]
-    if known("data.source", experiment.data.source, labelled) and federated:
+    if not experiment.data.given:
+        able = f"data.source should be {', '.join(labelled)}"
+        problems += [] if unlabelled else [f"data: none given, and only `fedaux pretrain` can do without; {able}"]
+    elif known("data.source", experiment.data.source, labelled) and federated:
         problems += _missing_test(experiment.data)
         if experiment.text is not None:
             problems.append("text: nodes of a federation hold images so far; texts are for the simulator")
@@ -139,9 +149,9 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
     return problems
 
 
-def check(experiment: ExperimentFields, *, federated: bool = False) -> None:
+def check(experiment: ExperimentFields, *, federated: bool = False, unlabelled: bool = False) -> None:
     """Raise ConfigError with everything `problems_of` finds."""
-    if problems := problems_of(experiment, federated=federated):
+    if problems := problems_of(experiment, federated=federated, unlabelled=unlabelled):
         raise ConfigError(problems)
 
 
@@ -153,10 +163,7 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
     if len(data.test_labels) == 0:
         few = "clients of one example each have none to hold out" if data.clients else "there is nothing to hold out"
         problems.append(f"data: no test examples; {few}, so data.test should name a file or folder with some")
-    channels = data.images.shape[1]
-    for key in ("channel_mean", "channel_deviation") if data.vocabulary is None else ():
-        if len(numbers := getattr(experiment.data, key)) not in (0, channels):
-            problems.append(f"data.{key} = {list(numbers)}: should be {channels} numbers, one a channel")
+    problems += _channel_problems(experiment.data, data.images) if data.vocabulary is None else []
     try:
         _, public = split_auxiliary(
             len(auxiliary),
@@ -168,45 +175,72 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
             check_averaging(experiment.distillation.averaging, total=total)
     except ValueError as error:
         problems.append(str(error))
+    problems += _model_problems(experiment, data.images, num_classes=len(data.classes), vocabulary=data.vocabulary)
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_public(experiment: ExperimentFields, auxiliary: Tensor, vocabulary: Vocabulary | None) -> None:
+    """Raise ConfigError for what public data alone can tell: models and numbers of channels that do not fit."""
+    problems = _channel_problems(experiment.data, auxiliary) if vocabulary is None else []
+    problems += _model_problems(experiment, auxiliary, num_classes=ANY_CLASSES, vocabulary=vocabulary)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _channel_problems(section: Data, images: Tensor) -> list[str]:
+    channels = images.shape[1]
+    return [
+        f"data.{key} = {list(numbers)}: should be {channels} numbers, one a channel"
+        for key in ("channel_mean", "channel_deviation")
+        if len(numbers := getattr(section, key)) not in (0, channels)
+    ]
+
+
+def _model_problems(
+    experiment: ExperimentFields, examples: Tensor, *, num_classes: int, vocabulary: Vocabulary | None
+) -> list[str]:
+    """Return a line for each prototype that cannot be built for such examples, trained, or begun as h0."""
+    problems: list[str] = []
+    shape = input_shape(examples, vocabulary)
     pretrained = any(METHODS[name].start == "pretrained" for name in experiment.method)
     for prototype in experiment.prototypes:
         try:
             with seeding.initialisation(0, part=prototype.name):
-                model = MODELS[prototype.model](data.input_shape, len(data.classes), **prototype.options)
+                model = MODELS[prototype.model](shape, num_classes, **prototype.options)
         except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
             problems.append(f"prototypes.options = {prototype.options}: {prototype.model} cannot be built ({error})")
             continue
         try:
             if prototype.model not in SHIPPED:
-                _check_outputs(model, prototype, data)
+                _check_outputs(model, prototype, examples, num_classes=num_classes)
             if experiment.local.privacy is not None:
                 check_ready([model])
             if pretrained and experiment.pretraining.checkpoint is None:
                 given = model.given is not None
-                resolved(experiment.pretraining, model.features, texts=data.vocabulary is not None, given=given)
-                _check_words(prototype, data.vocabulary)
+                resolved(experiment.pretraining, model.features, texts=vocabulary is not None, given=given)
+                _check_words(prototype, vocabulary)
             elif pretrained and experiment.pretraining.checkpoint is not None:
                 fitting_weights(
                     Path(experiment.pretraining.checkpoint),
                     model,
                     key="pretraining.checkpoint",
                     prototype=prototype,
-                    image_shape=data.input_shape if data.vocabulary is None else None,
-                    vocabulary=data.vocabulary,
+                    image_shape=shape if vocabulary is None else None,
+                    vocabulary=vocabulary,
                 )
         except ValueError as error:
             problems.append(str(error))
-    if problems:
-        raise ConfigError(problems)
+    return problems
 
 
-def _check_outputs(model: SplitModel, prototype: Prototype, data: LabelledData) -> None:
+def _check_outputs(model: SplitModel, prototype: Prototype, examples: Tensor, *, num_classes: int) -> None:
     """Raise ValueError where somebody's own model does not return features and logits of the widths it should."""
-    example = torch.zeros(2, *data.images.shape[1:], dtype=data.images.dtype)
+    example = torch.zeros(2, *examples.shape[1:], dtype=examples.dtype)
     model.eval()
     with torch.no_grad():
         try:
-            features = model.features(example if data.vocabulary is not None else example.float())
+            features = model.features(example.float() if example.dtype is torch.uint8 else example)
             logits = model.head(features)
         except (RuntimeError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(
@@ -214,7 +248,7 @@ def _check_outputs(model: SplitModel, prototype: Prototype, data: LabelledData) 
             ) from error
     for what, found, width in (
         ("features", features, model.feature_width),
-        ("logits", logits, len(data.classes)),
+        ("logits", logits, num_classes),
     ):
         if tuple(found.shape) != (2, width):
             line = f"returns {what} {list(found.shape)} for two examples, should be {[2, width]}"

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+NO_DATA = "none"
+"""The source of labelled data where there are none."""
 NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
 PATTERN_MEANING = {
@@ -62,7 +64,8 @@ class Data(Section):
     """The clients' labelled data."""
 
     source: str = "digits"
-    """Where the data comes from: a row of `fedaux.data.SOURCES`."""
+    """Where the data comes from: a row of `fedaux.data.SOURCES`; `none` where there are none, which is enough for
+    `fedaux pretrain`. When not given, it is `none` where `auxiliary.path` is given and no place of labelled data is."""
     path: str | None = None
     """A file or folder, for sources that read one; for `huggingface` the data set's name on the hub."""
     split: str | None = None
@@ -100,6 +103,11 @@ class Data(Section):
     """By which every image is then divided, a number a channel; by 1 when not given."""
     server_validation: Annotated[int, Field(ge=0)] = 0
     """Training examples that the server holds with their labels, to stop distillation early; the paper has none."""
+
+    @property
+    def given(self) -> bool:
+        """Whether there are labelled data at all."""
+        return self.source != NO_DATA
 
 
 class Auxiliary(Section):
@@ -491,6 +499,17 @@ class ExperimentFields(Section):
         if not isinstance(silos, tuple) or not silos or "num_clients" in split:
             return values
         return {**values, "split": {**split, "num_clients": len(silos)}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_labels(cls, values: Any) -> Any:
+        """Where public data are named and labelled ones are not, there are none: nobody wants digits with those."""
+        data, public = (values.get(key, {}) if isinstance(values, dict) else None for key in ("data", "auxiliary"))
+        if not isinstance(data, dict) or not isinstance(public, dict):
+            return values  # what is wrong with them is told where they are validated
+        if public.get("path") is None or data.keys() & {"source", "path", "clients", "test"}:
+            return values
+        return {**values, "data": {**data, "source": NO_DATA}}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved configuration as TOML can hold it: no None, lists for tuples."""

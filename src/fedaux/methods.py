@@ -33,6 +33,12 @@ class Method:
         if "predictions" in self.memory and self.teacher is None:
             raise ValueError(f"method {self.name}: remembers predictions and has no teacher that would use them")
 
+    def looks_at(self, key: str) -> bool:
+        """Whether a setting can matter: without a teacher there is no distillation, without a term no mu."""
+        return not (key.startswith("distillation.") and self.teacher is None) and not (
+            key == "local.proximal" and not self.proximal
+        )
+
 
 METHODS: dict[str, Method] = {
     "fedavg": Method("fedavg", start="scratch"),

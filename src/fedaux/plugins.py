@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from fedaux.certainty import MECHANISMS
+from fedaux.config import NO_DATA
 from fedaux.data.sources import SOURCES, Source
 from fedaux.ensemble import TEACHERS
 from fedaux.files import read_json
@@ -158,6 +159,8 @@ def _method_problems(name: str, row: object) -> list[str]:
 def _source_problems(name: str, row: object) -> list[str]:
     if not isinstance(row, Source):
         return [f" = {row!r}: should be a fedaux.data.Source"]
+    if name == NO_DATA:
+        return [": says in a recipe that there are no data; a source should have another name"]
     if row.load_labelled is None and row.load_auxiliary is None:
         return [": loads nothing; it should have load_labelled, load_auxiliary or both"]
     if row.load_labelled is not None and row.count_labelled is None:

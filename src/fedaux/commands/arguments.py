@@ -38,8 +38,13 @@ def load_plugins(plugins: list[Path] | None) -> None:
             load_plugin(plugin)
 
 
-def load(recipe: str, overrides: list[str], *, plugins: list[Path] | None = None) -> Experiment:
-    """Read a recipe by path or by the name of one that ships with the package; all problems are told at once."""
+def load(
+    recipe: str, overrides: list[str], *, plugins: list[Path] | None = None, unlabelled: bool = False
+) -> Experiment:
+    """Read a recipe by path or by the name of one that ships with the package; all problems are told at once.
+
+    `unlabelled`: it can do without labelled data.
+    """
     load_plugins(plugins)
     path = find_recipe(recipe)
     raw, problems = read_recipe(path, overrides=overrides)
@@ -47,7 +52,7 @@ def load(recipe: str, overrides: list[str], *, plugins: list[Path] | None = None
     from fedaux.checks import problems_of
 
     # Names that were wrong already stand at their defaults in `fields`, so nothing is told twice.
-    problems += found + [line for line in problems_of(fields) if line not in found]
+    problems += found + [line for line in problems_of(fields, unlabelled=unlabelled) if line not in found]
     if problems:
         raise ConfigError(hinted(problems), origin=str(path))
     return Experiment(**raw)

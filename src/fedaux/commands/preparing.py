@@ -80,7 +80,8 @@ def pretrain(
         int | None, typer.Option("--seed", help="The seed of h0.", show_default="the recipe's first")
     ] = None,
     probing: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Whether h0 is measured on the recipe's labelled data.")
+        bool,
+        typer.Option("--probe/--no-probe", help="Whether h0 is measured on the recipe's labelled data, if it has any."),
     ] = True,
     half: Annotated[
         bool, typer.Option("--half", help="Write h0 in half precision: half the bytes, to carry it elsewhere.")
@@ -90,10 +91,13 @@ def pretrain(
 ) -> None:
     """Pretrain every prototype of a recipe on its public data, and measure how good the features are.
 
+    Labelled data are for measuring alone: who has none leaves the table `data` out, or adds --set data.source=none, and
+    gets the same h0.
+
     The result is kept in a store that all runs share (~/.cache/fedaux, or FEDAUX_CACHE), so `fedaux run` of the same
     recipe and seed takes it from there; what is interrupted goes on when the same command is given again.
     """
-    experiment = load(recipe, overrides or [], plugins=plugins)
+    experiment = load(recipe, overrides or [], plugins=plugins, unlabelled=True)
     if seed is not None and seed < 0:
         raise ValueError(f"--seed {seed}: should be at least 0")
     if out is not None and out.suffix != ".safetensors":
@@ -111,6 +115,8 @@ def pretrain(
         console.print("\nStopped. The same command goes on from what was last saved.")
         raise typer.Exit(130) from None
     console.print(command.outcome_table(outcomes, name=experiment.name, seed=chosen))
+    if probing and not experiment.data.given:
+        console.print(command.unmeasured_line(outcomes), highlight=False, soft_wrap=True)
     if out is not None:
         command.write_outcomes(out, outcomes, half=half)
         console.print(f"h0: {out}, its card: {out.with_suffix('.json')}", highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
 """Data: sources, the split over clients, the split of the auxiliary data, batches and views."""
 
 from fedaux.data.labelled import LabelledData
-from fedaux.data.loading import load_both, load_private
+from fedaux.data.loading import load_both, load_private, load_public
 from fedaux.data.sources import (
     SOURCES,
     Source,
@@ -23,6 +23,7 @@ __all__ = [
     "load_labelled",
     "load_own",
     "load_private",
+    "load_public",
     "load_test",
     "split_auxiliary",
     "split_dirichlet",

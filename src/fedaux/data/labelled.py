@@ -36,9 +36,7 @@ class LabelledData:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """What models are made for: (channels, height, width) of images, (tokens, vocabulary) of texts."""
-        if self.vocabulary is not None:
-            return self.images.shape[1], self.vocabulary.size
-        return tuple(self.images.shape[1:])
+        return input_shape(self.images, self.vocabulary)
 
     def to(self, device: torch.device) -> LabelledData:
         """Return the data on a device."""
@@ -71,6 +69,11 @@ class LabelledData:
             validation=(self.images[held], self.labels[held]),
             clients=clients,
         )
+
+
+def input_shape(examples: Tensor, vocabulary: Vocabulary | None) -> tuple[int, ...]:
+    """Return what models of images [N, C, H, W] are made for, (C, H, W), or of token ids [N, L], (L, vocabulary)."""
+    return tuple(examples.shape[1:]) if vocabulary is None else (examples.shape[1], vocabulary.size)
 
 
 def union_of_classes(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

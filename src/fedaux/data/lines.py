@@ -7,8 +7,9 @@ import binascii
 import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,14 @@ class Row:
 def open_csv(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open comma-separated files with a header."""
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a field can be a whole image
-    rows: list[Row] = []
     columns: list[str] = []
     files = part_files(path, part, section, suffix=".csv")
+    rows = list(islice(_csv_rows(files, columns), enough_rows(section)))
+    return _open_rows(files, columns, rows, section, texts=texts)
+
+
+def _csv_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
+    """Yield the rows of all files; put the header of the first one into `columns`."""
     for file in files:
         # What is not UTF-8 is told by row, which a strict decoder, reading ahead, could not.
         with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
@@ -45,24 +51,43 @@ def open_csv(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Ta
                 header = list(reader.fieldnames or [])
                 if not all(map(_is_unicode, header)):
                     raise ValueError(f"{file}: its header is {NOT_UNICODE}")
-                columns = columns or header
+                columns += header if not columns else []
                 for number, values in enumerate(reader):
                     row = Row(f"{file}, row {number}", file, values)
-                    rows.append(row if _is_unicode(_spelled(values)) else replace(row, values={}, problem=NOT_UNICODE))
+                    yield row if _is_unicode(_spelled(values)) else replace(row, values={}, problem=NOT_UNICODE)
             except csv.Error as error:
                 raise ValueError(f"{file}, line {reader.line_num}: not valid CSV ({error})") from error
-    return _open_rows(files, columns, rows, section, texts=texts)
 
 
 def open_jsonl(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open files with a JSON object a line."""
-    rows: list[Row] = []
     files = part_files(path, part, section, suffix=".jsonl")
+    stream = _jsonl_rows(files)
+    rows = list(islice(stream, enough_rows(section)))
+    columns = dict.fromkeys(column for row in rows for column in row.values)
+    asked = section.text_column if texts else ()
+    while not columns.keys() >= set(asked) and (row := next(stream, None)) is not None:
+        columns |= dict.fromkeys(row.values)  # one of several columns may be there in later rows alone
+    return _open_rows(files, list(columns), rows, section, texts=texts)
+
+
+def _jsonl_rows(files: Sequence[Path]) -> Iterator[Row]:
     for file in files:
-        lines = [line for line in file.read_bytes().split(b"\n") if line.strip()]
-        rows += [_of_line(line, where=f"{file}, row {number}", file=file) for number, line in enumerate(lines)]
-    columns = list(dict.fromkeys(column for row in rows for column in row.values))
-    return _open_rows(files, columns, rows, section, texts=texts)
+        with file.open("rb") as stream:
+            lines = (line.removesuffix(b"\n") for line in stream if line.strip())
+            for number, line in enumerate(lines):
+                yield _of_line(line, where=f"{file}, row {number}", file=file)
+
+
+def enough_rows(section: Data | Auxiliary) -> int | None:
+    """Return after how many rows nothing more is asked of a table; None where all of them have their say.
+
+    The classes of labelled data are those of all rows; rows of a noun may lie anywhere; and for each bad row that is
+    skipped a later one is taken.
+    """
+    if isinstance(section, Data) or section.wordnet is not None or section.skip_bad:
+        return None
+    return section.size
 
 
 def _of_line(line: bytes, *, where: str, file: Path) -> Row:

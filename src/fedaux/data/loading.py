@@ -36,10 +36,18 @@ def load_both(experiment: ExperimentFields) -> tuple[LabelledData, Tensor]:
     if experiment.text is None:
         private = load_labelled(experiment.data)
         return private, load_auxiliary(experiment.auxiliary, shape=private.input_shape)
+    public, found = load_public(experiment)
+    assert found is not None, "texts have a vocabulary"
+    return load_labelled(experiment.data, texts=Texts(found, experiment.text.length)), public
+
+
+def load_public(experiment: ExperimentFields) -> tuple[Tensor, Vocabulary | None]:
+    """Load the public data alone, which is all that h0 needs; texts with their vocabulary."""
+    if experiment.text is None:
+        return load_auxiliary(experiment.auxiliary), None
     found, section = vocabulary_of(experiment), experiment.text
-    data = load_labelled(experiment.data, texts=Texts(found, section.length))
     length = section.auxiliary_length or section.length
-    return data, load_auxiliary(experiment.auxiliary, texts=Texts(found, length))
+    return load_auxiliary(experiment.auxiliary, texts=Texts(found, length)), found
 
 
 def vocabulary_of(experiment: ExperimentFields) -> Vocabulary:

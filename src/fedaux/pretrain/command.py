@@ -20,7 +20,8 @@ from fedaux.checkpoints import checkpoint_of
 from fedaux.clients import Weights
 from fedaux.compute import compute_for
 from fedaux.config import Data, Experiment
-from fedaux.data import LabelledData, load_both
+from fedaux.data import LabelledData, load_both, load_public
+from fedaux.data.labelled import input_shape
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.display import QUIET_SECONDS, live_bar
 from fedaux.execute import choose_device
@@ -49,26 +50,35 @@ def pretrain_prototypes(
 
     The probe uses the labels of all clients' training data, which a federation has in no one place: it measures h0 and
     changes nothing about it. Its figures go onto the card in the store, too, and are not measured again on the same
-    data.
+    data. Without labelled data nothing is measured.
     """
     section = experiment.pretraining
     own = all(checkpoint_of(prototype) is not None for prototype in experiment.prototypes)
     if section.checkpoint is not None or (section.kind == "none" and not own):
         found = "checkpoint is given" if section.checkpoint is not None else "kind = 'none'"
         raise ValueError(f"pretraining.{found}: there is nothing to pretrain; should be left out")
-    checks.check(experiment)
+    checks.check(experiment, unlabelled=True)
     device = choose_device(experiment.engine.device)
     if experiment.engine.threads is not None:
         torch.set_num_threads(experiment.engine.threads)
-    data, images = load_both(experiment)
-    data, images = data.to(device), images.to(device)
-    checks.check_data(experiment, data, images)
+    data: LabelledData | None = None
+    if experiment.data.given:
+        data, images = load_both(experiment)
+        checks.check_data(experiment, data, images)
+        data, vocabulary = data.to(device), data.vocabulary
+    else:
+        images, vocabulary = load_public(experiment)
+        checks.check_public(experiment, images, vocabulary)
+    images = images.to(device)
+    shape = input_shape(images, vocabulary) if data is None else data.input_shape
+    num_classes = checks.ANY_CLASSES if data is None else len(data.classes)
     compute = compute_for(experiment.engine, device, experiment.data)
-    content, about = content_digest(images), about_data(experiment.data, data)
+    content = content_digest(images)
+    about = about_data(experiment.data, data) if data is not None and probing else {}
     outcomes = []
     for prototype in experiment.prototypes:
         with seeding.initialisation(seed, part=prototype.name):
-            model = MODELS[prototype.model](data.input_shape, len(data.classes), **prototype.options)
+            model = MODELS[prototype.model](shape, num_classes, **prototype.options)
         model = compute.place(model)
         watch.begin(prototype.name, epochs=section.epochs)
         wanted = Wanted(
@@ -79,10 +89,10 @@ def pretrain_prototypes(
             content=content,
             seed=seed,
             compute=compute,
-            vocabulary=data.vocabulary,
+            vocabulary=vocabulary,
         )
         h0 = pretrained(wanted, shared=shared, on_epoch=watch)
-        if probing and not about.items() <= (h0.card["probe"] or {}).items():
+        if data is not None and probing and not about.items() <= (h0.card["probe"] or {}).items():
             watch.say(f"{prototype.name}: probing")
             try:
                 measured = probe_h0(Predictor(model.features, compute), h0.weights, data, seed=seed)
@@ -91,7 +101,7 @@ def pretrain_prototypes(
                     f"probe of {prototype.name}: the GPU's memory is not enough; --no-probe leaves it out"
                 ) from error
             h0 = keep_probe(h0, asdict(measured) | about, wanted=wanted, shared=shared)
-        outcomes.append(Outcome(prototype.name, h0, data.vocabulary))
+        outcomes.append(Outcome(prototype.name, h0, vocabulary))
     return outcomes
 
 
@@ -154,6 +164,13 @@ def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> Table
     return table
 
 
+def unmeasured_line(outcomes: Sequence[Outcome]) -> str:
+    """Say why h0 has no figures, or where they come from if it has some nevertheless."""
+    why = "no labelled data given, so h0 is not measured"
+    before = any(outcome.h0.card["probe"] for outcome in outcomes)
+    return f"{why} again: the figures are those of its card in the store" if before else why
+
+
 class Watch:
     """What a person sees meanwhile: a bar on a terminal, a line now and then elsewhere."""
 
@@ -195,4 +212,12 @@ class Watch:
             self._console.print(line, highlight=False, soft_wrap=True)
 
 
-__all__ = ["Outcome", "Watch", "outcome_table", "pretrain_prototypes", "shared_store", "write_outcomes"]
+__all__ = [
+    "Outcome",
+    "Watch",
+    "outcome_table",
+    "pretrain_prototypes",
+    "shared_store",
+    "unmeasured_line",
+    "write_outcomes",
+]

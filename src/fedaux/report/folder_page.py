@@ -83,6 +83,11 @@ def _header(comparison: Comparison) -> str:
             f"{_named(comparison, key)} {', '.join(map(value_text, values))}"
             for key, values in comparison.values.items()
         ),
+        *(
+            f"{key} of {method} {', '.join(map(value_text, values))}"
+            for key, methods in folder.tuned.items()
+            for method, values in methods.items()
+        ),
     ]
     missing = []
     if folder.failed:

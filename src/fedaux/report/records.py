@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedaux.methods import METHODS
 from fedaux.reading import flatten
 from fedaux.report.record import REQUIRED, Run, as_number, read_run
 
@@ -25,6 +26,8 @@ class Folder:
     name: str
     keys: tuple[str, ...]
     """The keys in which they differ, besides method and seeds."""
+    tuned: Mapping[str, Mapping[str, Sequence[Any]]]
+    """Others in which they differ, and the values of each method: `tuned_keys`."""
     runs: Mapping[str, Run]
     """By the name of their directory; those that have not begun are missing."""
     settings: Mapping[str, Mapping[str, Any]]
@@ -63,7 +66,7 @@ def read_folder(directory: Path) -> Folder:
             raise ValueError(f"{directory} holds no run directories, and is none itself")
         runs = {child.name: read_run(child) for child in present}
         keys, settings = differences({name: run.config for name, run in runs.items()})
-        return Folder(directory.resolve().name, keys, runs, settings, {}, ())
+        return _folder(directory.resolve().name, keys, runs, settings, planned=settings, failed={}, waiting=())
     there = {child.name for child in present}
     names = [str(cell["name"]) for cell in plan["cells"]]
     runs = {name: read_run(directory / name) for name in names if name in there}
@@ -74,7 +77,35 @@ def read_folder(directory: Path) -> Folder:
     }
     failed = {str(cell["name"]): str(cell["failed"]) for cell in plan["cells"] if cell.get("failed")}
     waiting = tuple(name for name in names if name not in there and name not in failed)
-    return Folder(str(plan["name"]), keys, runs, settings, failed, waiting)
+    return _folder(str(plan["name"]), keys, runs, settings, planned=given | settings, failed=failed, waiting=waiting)
+
+
+def _folder(
+    name: str,
+    keys: tuple[str, ...],
+    runs: Mapping[str, Run],
+    settings: Mapping[str, Mapping[str, Any]],
+    *,
+    planned: Mapping[str, Mapping[str, Any]],
+    failed: Mapping[str, str],
+    waiting: tuple[str, ...],
+) -> Folder:
+    """Return the folder without the keys that are tuned for methods; `planned` has the cells without a run, too."""
+    all_methods = list(dict.fromkeys(method for run in runs.values() for method in _methods(run.config)))
+    cells = [
+        (method, values)
+        for cell, values in planned.items()
+        for method in (_methods(runs[cell].config if cell in runs else values) or all_methods)
+    ]
+    tuned = tuned_keys(keys, cells)
+    kept = tuple(key for key in keys if key not in tuned)
+    settings = {cell: {key: values[key] for key in kept} for cell, values in settings.items()}
+    return Folder(name, kept, tuned, runs, settings, failed, waiting)
+
+
+def _methods(values: Mapping[str, Any]) -> list[str]:
+    found = values.get("method", [])
+    return [str(method) for method in found] if isinstance(found, list) else [str(found)]
 
 
 def read_records(directory: Path | str) -> list[dict[str, Any]]:
@@ -121,6 +152,32 @@ def differences(configs: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, ..
         and len({json.dumps(table.get(key), default=str) for table in flat.values()}) > 1
     )
     return differing, {name: {key: table.get(key) for key in differing} for name, table in flat.items()}
+
+
+def tuned_keys(keys: Sequence[str], cells: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, dict[str, list[Any]]]:
+    """Return the keys that are tuned for methods, rather than swept over, and the values of each such method.
+
+    `cells` are methods with what they have for the keys. A key is tuned where some methods do not look at it and never
+    differ in it, and where for each of the others it follows from the other keys: as mu of FedPROX, one for each alpha.
+    """
+    tuned: dict[str, dict[str, list[Any]]] = {}
+    for key in keys:
+        idle: set[str] = set()
+        values: dict[str, dict[str, Any]] = {}
+        chosen: dict[tuple[str, str], set[str]] = {}
+        for method, settings in cells:
+            if key not in settings:
+                continue
+            text = json.dumps(settings[key], default=str)
+            if method in METHODS and not METHODS[method].looks_at(key):
+                idle.add(text)
+                continue
+            rest = [settings.get(other) for other in keys if other != key and other not in tuned]
+            chosen.setdefault((method, json.dumps(rest, default=str)), set()).add(text)
+            values.setdefault(method, {})[text] = settings[key]
+        if len(idle) == 1 and all(len(texts) == 1 for texts in chosen.values()):
+            tuned[key] = {method: list(own.values()) for method, own in values.items()}
+    return tuned
 
 
 FIELDS = (

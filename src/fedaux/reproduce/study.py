@@ -149,14 +149,8 @@ def chosen_methods(recipe: Sequence[str], choice: Choice, also: Sequence[str]) -
 
 
 def concerning(method: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes that a method looks at: without a teacher there is no distillation, without a term no mu."""
-    row = METHODS[method]
-    return {
-        key: value
-        for key, value in changes.items()
-        if not (key.startswith("distillation.") and row.teacher is None)
-        and not (key == "local.proximal" and not row.proximal)
-    }
+    """Return the changes that a method looks at."""
+    return {key: value for key, value in changes.items() if METHODS[method].looks_at(key)}
 
 
 def _known_methods(names: Sequence[str], *, option: str) -> tuple[str, ...]:
