@@ -21,6 +21,7 @@ from fedaux import seeding
 from fedaux.clients import TrainRequest, Update
 from fedaux.composition import ledger_lines, tight_composition
 from fedaux.config import Local
+from fedaux.data.batches import to_float
 from fedaux.dpsgd import refusal_of, schedule, train_privately
 from fedaux.local import train_locally
 from fedaux.models import MODELS
@@ -194,8 +195,24 @@ def test_training_refuses_batch_normalisation_and_empty_clients() -> None:
 
 
 @needs_opacus
-def test_the_group_normalised_resnet8_trains() -> None:
-    assert train(small_model("resnet8-gn"), 4, batch_size=2).steps == 2
+@pytest.mark.parametrize("name", ["resnet8-gn", "mobilenetv2-gn", "shufflenet-gn"])
+def test_gradients_of_single_examples_are_those_of_a_loop(name: str) -> None:
+    from opacus.grad_sample import GradSampleModule
+
+    model = small_model(name)
+    assert train(model, 4, batch_size=2).steps == 2
+    model = model.double()  # groups of few numbers make much of rounding
+    images, labels = examples(3)
+    inputs = to_float(images).double()
+    expected = []
+    for image, label in zip(inputs, labels, strict=True):
+        model.zero_grad()
+        functional.cross_entropy(model(image[None]), label[None]).backward()
+        expected.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    wrapped = GradSampleModule(model)
+    functional.cross_entropy(wrapped(inputs.requires_grad_()), labels).backward()
+    for parameter, *gradients in zip(model.parameters(), *expected, strict=True):
+        torch.testing.assert_close(parameter.grad_sample, torch.stack(gradients), rtol=1e-8, atol=1e-10)
 
 
 def test_without_opacus_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
