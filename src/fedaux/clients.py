@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from fedaux import many
 from fedaux.certainty.mechanism import Public
 from fedaux.config import Certainty, Local
 from fedaux.privacy import LedgerEntry
@@ -170,9 +171,11 @@ def problem_of(update: Update, *, expected: Weights) -> str | None:
                 f"tensor {name} is {tensor.dtype} {list(tensor.shape)}, "
                 f"should be {expected[name].dtype} {list(expected[name].shape)}"
             )
-    finite = {name: torch.isfinite(t).all() for name, t in update.weights.items() if t.is_floating_point()}
-    if finite and not bool(torch.stack(list(finite.values())).all()):  # one wait for the device, not one a tensor
-        return f"tensor {next(name for name, flag in finite.items() if not flag)} holds NaN or infinity"
+    floats = {name: tensor for name, tensor in update.weights.items() if tensor.is_floating_point()}
+    if not many.surely_finite(list(floats.values())):
+        for name, tensor in floats.items():
+            if not bool(torch.isfinite(tensor).all()):
+                return f"tensor {name} holds NaN or infinity"
     if update.loss is not None and not math.isfinite(update.loss):
         return f"training came to a loss of {update.loss}"
     return None

@@ -18,7 +18,7 @@ from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.config import Averaging, Distillation, Stopping
 from fedaux.local import OPTIMIZERS, epoch_orders
-from fedaux.server import snapshot
+from fedaux.server import load, snapshot
 from fedaux.steps import CapturedSteps, Steps, batch_sizes, release_generator, reset
 
 
@@ -46,7 +46,7 @@ def distill(
         raise ValueError("distillation.stopping: needs labels at the server; data.server_validation should be above 0")
     total = number_of_steps(len(images), section=section)
     compute = Compute(images.device) if compute is None else compute
-    model.load_state_dict(weights)
+    load(model, weights)
     mean = None if section.averaging is None else MeanWeights(model, section.averaging, total=total)
     student = _started(model, images, sharpen(targets, temperature=section.sharpening), section, compute, steps)
     best = (

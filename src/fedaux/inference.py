@@ -23,6 +23,7 @@ from fedaux.compute import Compute
 from fedaux.data.batches import inference_batch
 from fedaux.models import depthwise
 from fedaux.models.convolutional import DepthwiseConvolution, ImageConvolution, PointwiseConvolution
+from fedaux.server import load
 from fedaux.steps import statistics_of
 
 CONVOLUTIONS = (nn.Conv2d, ImageConvolution, DepthwiseConvolution, PointwiseConvolution)
@@ -101,7 +102,7 @@ class Predictor:
     def _load(self, weights: Weights) -> None:
         """Give the module weights; on a CPU where they lie, for copying them takes as long as a few images do."""
         if self._compute.device.type != "cpu":
-            self._module.load_state_dict(weights)
+            load(self._module, weights)
             return
         for name, tensor in self._module.state_dict(keep_vars=True).items():
             tensor.data = weights[name]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedaux import many
 from fedaux.clients import Weights
 
 
@@ -18,16 +19,17 @@ def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
     buffers (counters) the largest is kept.
     """
     total = float(sum(sizes))
-    averaged: Weights = {}
-    for name, first in weights[0].items():
-        if first.is_floating_point():
-            result = torch.zeros_like(first)
-            for client_weights, size in zip(weights, sizes, strict=True):
-                result.add_(client_weights[name], alpha=size / total)
-            averaged[name] = result
-        else:
-            averaged[name] = torch.stack([client_weights[name] for client_weights in weights]).amax(dim=0)
-    return averaged
+    first = weights[0]
+    floats = [name for name, tensor in first.items() if tensor.is_floating_point()]
+    shares = [size / total for size in sizes]
+    sums = list(torch._foreach_mul([first[name] for name in floats], shares[0])) if floats else []
+    for own, share in zip(weights[1:], shares[1:], strict=True) if floats else ():
+        torch._foreach_add_(sums, [own[name] for name in floats], alpha=share)
+    averaged = dict(zip(floats, sums, strict=True))
+    return {
+        name: averaged[name] if name in averaged else torch.stack([own[name] for own in weights]).amax(dim=0)
+        for name in first
+    }
 
 
 def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:
@@ -38,4 +40,12 @@ def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:
 
 def snapshot(model: nn.Module) -> Weights:
     """Return a copy of the model's weights that later training does not change."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return many.clones(model.state_dict())
+
+
+def load(model: nn.Module, weights: Weights) -> None:
+    """Give a model weights, in place, as `load_state_dict` does. Raises RuntimeError where they are another model's."""
+    own = model.state_dict()
+    if own.keys() != weights.keys() or any(tensor.shape != weights[name].shape for name, tensor in own.items()):
+        model.load_state_dict(weights)  # which says what is missing, unknown or of another shape
+    many.copy_into(list(own.values()), [weights[name] for name in own])

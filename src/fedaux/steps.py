@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedaux import many
 from fedaux.compute import Compute
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -249,10 +250,7 @@ def statistics_of(model: nn.Module, *, batch_size: int) -> Iterator[None]:
 
 def reset(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer start anew, in place: its moments and its count of steps are zero."""
-    for state in optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, Tensor):
-                value.zero_()
+    many.zero(value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

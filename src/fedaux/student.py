@@ -23,7 +23,7 @@ from fedaux.distillation import captured_steps, distill, number_of_steps, recomp
 from fedaux.inference import Predictor
 from fedaux.local import epoch_orders
 from fedaux.models import SplitModel
-from fedaux.server import evaluate, snapshot
+from fedaux.server import evaluate, load, snapshot
 from fedaux.steps import CapturedSteps
 
 STATISTICS_BATCH = 512
@@ -210,7 +210,7 @@ class Student:
         """Return the weights with the statistics of batch normalisation that they have on public images."""
         if not self._normalised:
             return weights
-        self._model.load_state_dict(weights)
+        load(self._model, weights)
         recompute_statistics(
             self._model,
             self._distill_inputs[: self._experiment.batch_normalisation.images],

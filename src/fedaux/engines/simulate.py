@@ -22,7 +22,7 @@ from fedaux.engines.streams import StreamTraining
 from fedaux.engines.training import Job, Training, Workplace, one_by_one
 from fedaux.frozen import extract
 from fedaux.privacy import SCORES, entry_of
-from fedaux.server import snapshot
+from fedaux.server import load, snapshot
 from fedaux.task import Task, trained_models
 
 
@@ -157,7 +157,7 @@ class SimulatedClients:
         place = self._place(prototype, request)
         for client in clients:
             job = self._job(client, request)
-            place.model.load_state_dict(request.weights[prototype])
+            load(place.model, request.weights[prototype])
             _, entry = train_privately(  # the loss stays at the client: it has no noise
                 place.model,
                 place.inputs[job.rows],

@@ -17,7 +17,7 @@ from torch.nn import functional
 from fedaux.clients import Weights
 from fedaux.engines.training import Job, Training, Workplace, one_by_one
 from fedaux.local import OPTIMIZERS, Trained, epoch_orders
-from fedaux.server import snapshot
+from fedaux.server import load, snapshot
 from fedaux.steps import CapturedSteps, batch_sizes, optimizer_state, release_generator, reset, restore_optimizer
 
 
@@ -85,7 +85,7 @@ class StreamTraining:
             for job in wave
         ]
         for slot, job in zip(slots, wave, strict=True):
-            slot.model.load_state_dict(weights)
+            load(slot.model, weights)
             reset(slot.optimizer)
             if job.state:
                 restore_optimizer(slot.optimizer, slot.model, dict(job.state))

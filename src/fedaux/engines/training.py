@@ -13,7 +13,7 @@ from fedaux.compute import Compute
 from fedaux.config import Local
 from fedaux.local import Trained, train_locally
 from fedaux.models import SplitModel
-from fedaux.server import snapshot
+from fedaux.server import load, snapshot
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def one_by_one(place: Workplace) -> Training:
 
     def train(jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
         for job in jobs:
-            place.model.load_state_dict(weights)
+            load(place.model, weights)
             trained = train_locally(
                 place.model,
                 place.inputs[job.rows],
