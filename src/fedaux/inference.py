@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from fedaux import many
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.data.batches import inference_batch
@@ -170,28 +171,70 @@ class FusedInference:
     def fold(self, weights: Weights, *, dtype: torch.dtype) -> Weights:
         """Return the weights as the list of operations uses them: convolutions with their normalisation inside."""
         folded = dict(weights)
-        biases: dict[_Joined, Tensor] = {}
-        for joined in self._joined.values():
-            weight, bias = weights[f"{joined.convolution}.weight"], weights.get(f"{joined.convolution}.bias")
-            if joined.normalisation is not None:
-                weight, bias = self._with_normalisation(weight, bias, joined.normalisation, weights)
-            biases[joined] = torch.zeros(len(weight), device=weight.device) if bias is None else bias
-            if joined is self._first and _by_patches(weight, dtype):
-                weight = ImageConvolution.matrix(weight)
-            layer = self._modules[joined.convolution]
-            if isinstance(layer, PointwiseConvolution) and _by_patches(weight, dtype):
-                weight = layer.matrix(weight, groups=layer.groups)
-            layout = torch.channels_last if weight.is_cuda and weight.ndim == 4 else torch.contiguous_format
-            folded[f"{joined.convolution}.weight"] = weight.to(dtype).contiguous(memory_format=layout)
-        for joined, bias in biases.items():
-            name = f"{joined.convolution}.bias"
+        scaled, offsets = self._with_normalisation(weights)
+        sums = {joined: offsets[joined] for joined in offsets if not joined.gives_bias}
+        for joined in sums:
             if joined.bias_from is not None:
-                bias = bias + biases[joined.bias_from]
-            if joined.gives_bias:
-                folded.pop(name, None)
-            else:
-                folded[name] = bias.to(dtype)
-        return folded
+                sums[joined] = sums[joined] + offsets[joined.bias_from]
+        for joined in self._joined.values():
+            folded.pop(f"{joined.convolution}.bias", None)
+        matrices = {
+            f"{joined.convolution}.weight": self._as_used(joined, weight, dtype) for joined, weight in scaled.items()
+        }
+        biases = {f"{joined.convolution}.bias": bias for joined, bias in sums.items()}
+        return folded | _in_type(matrices, dtype) | _in_type(biases, dtype)
+
+    def _with_normalisation(self, weights: Weights) -> tuple[dict[_Joined, Tensor], dict[_Joined, Tensor]]:
+        """Return weight and bias of each convolution that also does the normalisation after it.
+
+        All layers at a time, as far as that goes: a client's weights are many small tensors.
+        """
+        scaled = {joined: weights[f"{joined.convolution}.weight"] for joined in self._joined.values()}
+        offsets = {joined: weights.get(f"{joined.convolution}.bias") for joined in scaled}
+        layers = {
+            joined: layer
+            for joined in scaled
+            if joined.normalisation is not None
+            and isinstance(layer := self._modules[joined.normalisation], nn.BatchNorm2d)
+        }
+        if layers:
+            parts = {
+                kind: [weights[f"{joined.normalisation}.{kind}"] for joined in layers]
+                for kind in ("running_mean", "running_var")
+            }
+            gains = list(torch._foreach_add(parts["running_var"], [layer.eps for layer in layers.values()]))
+            torch._foreach_sqrt_(gains)
+            torch._foreach_reciprocal_(gains)
+            affine = [place for place, layer in enumerate(layers.values()) if layer.affine]
+            own = {
+                kind: [weights[f"{joined.normalisation}.{kind}"] for joined, layer in layers.items() if layer.affine]
+                for kind in ("weight", "bias")
+            }
+            if affine:
+                torch._foreach_mul_([gains[place] for place in affine], own["weight"])
+            means = list(torch._foreach_neg(parts["running_mean"]))
+            for mean, joined in zip(means, layers, strict=True):
+                if (bias := offsets[joined]) is not None:
+                    mean += bias
+            torch._foreach_mul_(means, gains)
+            if affine:
+                torch._foreach_add_([means[place] for place in affine], own["bias"])
+            for joined, gain, offset in zip(layers, gains, means, strict=True):
+                scaled[joined] = scaled[joined] * gain[:, None, None, None]
+                offsets[joined] = offset
+        return scaled, {
+            joined: torch.zeros(len(scaled[joined]), device=scaled[joined].device) if offset is None else offset
+            for joined, offset in offsets.items()
+        }
+
+    def _as_used(self, joined: _Joined, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a weight as the matrix that rows are multiplied with, where they are."""
+        layer = self._modules[joined.convolution]
+        if not _by_patches(weight, dtype):
+            return weight
+        if joined is self._first:
+            return ImageConvolution.matrix(weight)
+        return layer.matrix(weight, groups=layer.groups) if isinstance(layer, PointwiseConvolution) else weight
 
     def prepared(self, inputs: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Return inputs [N, ...] as calls take them, whatever the weights: on a GPU in half precision as patches."""
@@ -263,19 +306,6 @@ class FusedInference:
     def _has_statistics(self, node: fx.Node) -> bool:
         return self._modules[str(node.target)].running_var is not None
 
-    def _with_normalisation(
-        self, weight: Tensor, bias: Tensor | None, name: str, weights: Weights
-    ) -> tuple[Tensor, Tensor]:
-        """Return the weight and bias of a convolution that also does the batch normalisation after it."""
-        layer = self._modules[name]
-        assert isinstance(layer, nn.BatchNorm2d)
-        gain = torch.rsqrt(weights[f"{name}.running_var"] + layer.eps)
-        offset = -weights[f"{name}.running_mean"] if bias is None else bias - weights[f"{name}.running_mean"]
-        if layer.affine:
-            gain = gain * weights[f"{name}.weight"]
-            return weight * gain[:, None, None, None], offset * gain + weights[f"{name}.bias"]
-        return weight * gain[:, None, None, None], offset * gain
-
     def _convolve(self, joined: _Joined, folded: Weights, values: Mapping[fx.Node, Any]) -> Tensor:
         layer = self._modules[joined.convolution]
         assert isinstance(layer, nn.Conv2d)
@@ -334,6 +364,20 @@ class _Joined:
         self.bias_from: _Joined | None = None
         """The convolution on the shortcut, whose bias is added here."""
         self.gives_bias = False
+
+
+def _in_type(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weights:
+    """Return tensors in another type, those of convolutions with the channels last on a GPU."""
+    cast = {
+        name: torch.empty(tensor.shape, dtype=dtype, device=tensor.device, memory_format=_layout(tensor))
+        for name, tensor in tensors.items()
+    }
+    many.copy_into(list(cast.values()), list(tensors.values()))
+    return cast
+
+
+def _layout(tensor: Tensor) -> torch.memory_format:
+    return torch.channels_last if tensor.is_cuda and tensor.ndim == 4 else torch.contiguous_format
 
 
 def _by_patches(tensor: Tensor, dtype: torch.dtype) -> bool:
