@@ -255,21 +255,27 @@ def reset(optimizer: torch.optim.Optimizer) -> None:
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """Return copies of the optimizer's tensors by "parameter/moment", empty before its first step."""
-    return {
-        f"{name}/{key}": value.detach().clone()
+    own = {
+        f"{name}/{key}": value
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
+    return many.clones(own)
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:
     """Give an optimizer the tensors that `optimizer_state` returned; in place where it already has some."""
-    for name, parameter in model.named_parameters():
-        for key in {path.rpartition("/")[2] for path in state if path.rpartition("/")[0] == name}:
-            value = state[f"{name}/{key}"]
-            present = optimizer.state[parameter].get(key)
-            if isinstance(present, Tensor):
-                present.copy_(value)
-            else:
-                optimizer.state[parameter][key] = value.detach().clone()
+    parameters = dict(model.named_parameters())
+    present, values = [], []
+    for path, value in state.items():
+        name, _, key = path.rpartition("/")
+        if name not in parameters:
+            continue
+        moments = optimizer.state[parameters[name]]
+        if isinstance(moments.get(key), Tensor):
+            present.append(moments[key])
+            values.append(value)
+        else:
+            moments[key] = value.detach().clone()
+    many.copy_into(present, values)

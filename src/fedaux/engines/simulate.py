@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedaux import seeding
+from fedaux import many, seeding
 from fedaux.certainty import MECHANISMS
 from fedaux.certainty.mechanism import Noise
 from fedaux.certainty.secure import noise_for
@@ -106,7 +106,8 @@ class SimulatedClients:
     def _keep(self, client: int, state: Stamped) -> None:
         """Keep what a client's optimizer has learned; one that has come to NaN or infinity starts anew instead."""
         self._kept[client] = state
-        if not bool(torch.stack([torch.isfinite(tensor).all() for tensor in state.tensors.values()]).all()):
+        tensors = list(state.tensors.values())
+        if not many.surely_finite(tensors) and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
             del self._kept[client]
 
     def _by_prototype(self, clients: Sequence[int]) -> dict[str, list[int]]:
