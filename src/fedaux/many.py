@@ -41,5 +41,8 @@ def surely_finite(tensors: Sequence[Tensor]) -> bool:
     """
     if not tensors:
         return True
-    norms = torch.stack([norm.float() for norm in torch._foreach_norm(list(tensors))])
-    return bool(torch.isfinite(norms).all())
+    device = next(
+        (tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device
+    )  # a counter may lie elsewhere
+    norms = torch._foreach_norm(list(tensors))
+    return bool(torch.isfinite(torch.stack([norm.to(device, torch.float32) for norm in norms])).all())
