@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from fedaux.clients import Weights
@@ -90,14 +91,26 @@ class StreamTraining:
             if job.state:
                 restore_optimizer(slot.optimizer, slot.model, dict(job.state))
             slot.start()
-        for slot, rows in zip(slots, orders, strict=True):
+        for slot in slots:
             slot.stream.wait_stream(here)
-            with torch.cuda.stream(slot.stream):
-                for epoch in rows:
-                    slot.run(epoch, batch_size=section.batch_size)
+        # In turn, for whoever is launched to the end first has long begun before the last one does.
+        running = [_steps(slot, rows, batch_size=section.batch_size) for slot, rows in zip(slots, orders, strict=True)]
+        while running:
+            running = [steps for steps in running if next(steps, False)]
         for slot in slots:
             here.wait_stream(slot.stream)
         losses = torch.stack([slot.total for slot in slots]).tolist()  # one wait for the device a wave
         for slot, job, loss in zip(slots, wave, losses, strict=True):
             kept = optimizer_state(slot.optimizer, slot.model) if section.optimizer_state == "kept" else {}
             yield job, snapshot(slot.model), Trained(loss / (section.epochs * len(job.rows)), kept)
+
+
+def _steps(slot: CapturedSteps, epochs: Sequence[Tensor], *, batch_size: int) -> Iterator[bool]:
+    """Launch a client's next step on its own stream whenever asked; yield True for each."""
+    for rows in epochs:
+        for number, size in enumerate(batch_sizes(len(rows), batch_size)):
+            with torch.cuda.stream(slot.stream):
+                if number == 0:
+                    slot.begin(rows)
+                slot.step(size)
+            yield True
