@@ -180,6 +180,8 @@ def test_fused_predictions_are_those_of_the_module_to_half_precision(name: str) 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(("channels", "size"), [(50, 16), (96, 7), (3, 1)])
 def test_depthwise_kernels_are_the_convolution_and_its_gradients(channels: int, size: int, stride: int) -> None:
+    depthwise.prepare(torch.device("cuda"))
+    assert depthwise.takes(torch.zeros(1, 1, 1, 1, device="cuda")), "Triton comes with torch here"
     images = torch.randn(9, channels, size, size, device="cuda", requires_grad=True)
     weight = torch.randn(channels, 1, 3, 3, device="cuda", requires_grad=True)
     exact = nn.functional.conv2d(images.double(), weight.double(), stride=stride, padding=1, groups=channels)
@@ -193,6 +195,13 @@ def test_depthwise_kernels_are_the_convolution_and_its_gradients(channels: int, 
     bias = torch.randn(channels, device="cuda")
     cut = depthwise.joined(images.detach(), weight.detach(), bias, stride=stride, most=6.0)
     torch.testing.assert_close(cut, (exact.detach().float() + bias[:, None, None]).clamp(0, 6), rtol=1e-5, atol=1e-4)
+    half = depthwise.depthwise(images.bfloat16(), weight.bfloat16(), stride)
+    assert half.dtype is torch.bfloat16
+    torch.testing.assert_close(half.float(), exact.detach().float(), rtol=0.02, atol=0.1)
+    spoilt = images.detach().clone().index_fill_(1, torch.tensor([0], device="cuda"), float("nan"))
+    cut = depthwise.joined(spoilt, weight.detach(), bias, stride=stride, most=6.0)
+    assert bool(cut[:, 0].isnan().all())
+    assert bool(cut[:, 1:].isfinite().all())
 
 
 def test_prediction_does_not_disturb_training() -> None:

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from fedaux.config import Data, Engine
 from fedaux.data.batches import to_float
+from fedaux.models import depthwise
+from fedaux.models.convolutional import DepthwiseConvolution
 
 CLIENTS_AT_ONCE = 8
 
@@ -54,6 +56,8 @@ class Compute:
         """Move a module to the device, convolutions in the layout that is fastest there."""
         layout = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
         placed: Model = module.to(self.device, memory_format=layout)  # type: ignore[call-overload]
+        if self.device.type == "cuda" and any(isinstance(part, DepthwiseConvolution) for part in module.modules()):
+            depthwise.prepare(self.device)
         return placed
 
     def place_inputs(self, inputs: Tensor) -> Tensor:

@@ -399,7 +399,7 @@ def _multiplied(patches: Tensor, matrix: Tensor, bias: Tensor | None, *, relu: b
 def _finished(outputs: Tensor, shortcut: Tensor | None, joined: _Joined) -> Tensor:
     """Add the shortcut and cut, in place, where no kernel has done so."""
     if shortcut is not None:
-        outputs += shortcut
+        outputs = outputs.add_(shortcut) if outputs.shape == shortcut.shape else outputs + shortcut
     return outputs.clamp_(0.0, joined.most) if joined.relu else outputs
 
 

@@ -1,18 +1,19 @@
 """Depthwise 3x3 convolutions on a GPU in half precision, channels last, as three kernels of their own.
 
-cuDNN's kernels for one channel a group are made for other layouts; their gradients of weights, above all, take many
-times what reading the input does. These read each number from memory once and from the cache nine times.
+cuDNN's kernels for one channel a group are slow in this layout, those for the gradients of weights above all. Where
+Triton is missing, or cannot compile, they are used all the same.
 """
 
 from __future__ import annotations
 
+import warnings
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-AVAILABLE = find_spec("triton") is not None
+INSTALLED = find_spec("triton") is not None
 MOST_CHANNELS = 64
 """Channels a program works on, at most."""
 POSITIONS = 32
@@ -22,7 +23,7 @@ MOST_NUMBERS = 2**31 - 1
 PROGRAMS = 1024
 """About as many programs share the sums of a weight's gradient: enough to fill a GPU several times."""
 
-if AVAILABLE:
+if INSTALLED:
     import triton
     import triton.language as tl
 
@@ -52,7 +53,8 @@ if AVAILABLE:
                 w = tl.load(weight + channel * 9 + i * 3 + j, mask=real, other=0.0)
                 total += x.to(tl.float32) * w.to(tl.float32)[None, :]
         if CUTS:
-            total = tl.minimum(tl.maximum(total, 0.0), most)
+            total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            total = tl.minimum(total, most, propagate_nan=tl.PropagateNan.ALL)
         goal = outputs + (place * CHANNELS)[:, None] + channel[None, :]
         tl.store(goal, total.to(outputs.dtype.element_ty), mask=(place < positions)[:, None] & real[None, :])
 
@@ -174,9 +176,31 @@ def _out_shape(inputs: Tensor, stride: int) -> tuple[int, int, int, int]:
     return count, channels, _out_size(height, stride), _out_size(width, stride)
 
 
+_working: dict[torch.device, bool] = {}
+
+
+def prepare(device: torch.device) -> None:
+    """Find out whether the kernels can be compiled for a device, which takes more than Triton; once, and say so if not.
+
+    Before this, and where it fails, `takes` says no.
+    """
+    device = torch.zeros(0, device=device).device  # with its number
+    if device in _working or device.type != "cuda":
+        return
+    try:
+        if not INSTALLED:
+            raise RuntimeError("Triton is not installed")
+        example = torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16, device=device)
+        _working[device] = bool(joined(example, example.new_zeros(1, 1, 3, 3), None, stride=1).eq(0).all())
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        warnings.warn(f"depthwise convolutions: no kernels of our own here, slower ({reason[0]})", stacklevel=2)
+        _working[device] = False
+
+
 def takes(inputs: Tensor) -> bool:
     """Whether these kernels can convolve such inputs here."""
-    return AVAILABLE and inputs.is_cuda and inputs.numel() <= MOST_NUMBERS
+    return inputs.is_cuda and _working.get(inputs.device, False) and 0 < inputs.numel() <= MOST_NUMBERS
 
 
 def joined(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, most: float | None = None) -> Tensor:
@@ -185,17 +209,18 @@ def joined(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, 
     outputs = _made(_out_shape(inputs, stride), inputs)
     sizes = _sizes(inputs.shape, stride)
     positions = outputs.numel() // outputs.shape[1]
-    _convolve[_grid(positions, sizes)](
-        inputs,
-        weight,
-        weight if bias is None else bias,
-        outputs,
-        positions,
-        0.0 if most is None else float(most),
-        HAS_BIAS=bias is not None,
-        CUTS=most is not None,
-        **sizes,
-    )
+    with torch.cuda.device_of(inputs):  # Triton launches on the current one
+        _convolve[_grid(positions, sizes)](
+            inputs,
+            weight,
+            weight if bias is None else bias,
+            outputs,
+            positions,
+            0.0 if most is None else float(most),
+            HAS_BIAS=bias is not None,
+            CUTS=most is not None,
+            **sizes,
+        )
     return outputs
 
 
@@ -216,15 +241,16 @@ def depthwise_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, stride:
     gradient, inputs, weight = _last(gradient), _last(inputs), weight.contiguous()
     sizes = _sizes(inputs.shape, stride)
     to_inputs = _made(tuple(inputs.shape), inputs)
-    positions = inputs.numel() // inputs.shape[1]
-    _back_to_inputs[_grid(positions, sizes)](gradient, weight, to_inputs, positions, **sizes)
+    back = inputs.numel() // inputs.shape[1]
     positions = gradient.numel() // gradient.shape[1]
-    sizes |= {"BLOCK": POSITIONS // 2}
-    blocks, strips = _grid(positions, sizes)
-    share = triton.cdiv(blocks, max(1, PROGRAMS // strips)) * sizes["BLOCK"]
+    fewer = sizes | {"BLOCK": POSITIONS // 2}
+    blocks, strips = _grid(positions, fewer)
+    share = triton.cdiv(blocks, max(1, PROGRAMS // strips)) * fewer["BLOCK"]
     programs = triton.cdiv(positions, share)
     parts = torch.empty((programs, *weight.shape), dtype=torch.float32, device=weight.device)
-    _back_to_weight[(programs, strips)](gradient, inputs, parts, positions, share, **sizes)
+    with torch.cuda.device_of(inputs):
+        _back_to_inputs[_grid(back, sizes)](gradient, weight, to_inputs, back, **sizes)
+        _back_to_weight[(programs, strips)](gradient, inputs, parts, positions, share, **fewer)
     return to_inputs, parts.sum(dim=0).to(weight.dtype)
 
 
