@@ -140,6 +140,12 @@ class ShortcutLast(Parts):
         return output
 
 
+class ShortcutLarger(Parts):
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.relu(self.one(self.first(inputs.mean(dim=(2, 3), keepdim=True))) + inputs)
+        return output
+
+
 class ShortcutInterleaved(Parts):
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.first(inputs)
@@ -211,6 +217,7 @@ ARRANGEMENTS: dict[str, Callable[[], nn.Module]] = {
     "called twice": CalledTwice,
     "shortcut first": ShortcutFirst,
     "shortcut last": ShortcutLast,
+    "shortcut larger": ShortcutLarger,
     "shortcut interleaved": ShortcutInterleaved,
     "in place": InPlace,
     "sum used twice": SumKept,

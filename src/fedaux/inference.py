@@ -323,9 +323,9 @@ class FusedInference:
             return outputs if shortcut is None else _finished(outputs, shortcut, joined)
         how: Any = (layer.stride, layer.padding, layer.dilation, layer.groups)
         one_kernel = inputs.is_cuda and layer.groups == 1 and not isinstance(layer.padding, str)
-        if one_kernel and shortcut is not None:
+        if one_kernel and shortcut is not None and shortcut.shape == _out_shape(layer, inputs):
             return torch.cudnn_convolution_add_relu(inputs, weight, shortcut, 1.0, bias, *how)
-        if one_kernel and joined.relu and joined.most == math.inf:
+        if one_kernel and shortcut is None and joined.relu and joined.most == math.inf:
             return torch.cudnn_convolution_relu(inputs, weight, bias, *how)
         return _finished(functional.conv2d(inputs, weight, bias, *how), shortcut, joined)
 
@@ -364,6 +364,16 @@ class _Joined:
         self.bias_from: _Joined | None = None
         """The convolution on the shortcut, whose bias is added here."""
         self.gives_bias = False
+
+
+def _out_shape(layer: nn.Conv2d, inputs: Tensor) -> torch.Size:
+    """Return the shape of a convolution's output; its padding is in numbers."""
+    sizes = zip(inputs.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)
+    maps = [
+        (size + 2 * int(padding) - dilation * (kernel - 1) - 1) // stride + 1
+        for size, kernel, stride, padding, dilation in sizes
+    ]
+    return torch.Size((len(inputs), layer.out_channels, *maps))
 
 
 def _in_type(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weights:
