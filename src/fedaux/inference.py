@@ -368,9 +368,10 @@ class _Joined:
 
 def _out_shape(layer: nn.Conv2d, inputs: Tensor) -> torch.Size:
     """Return the shape of a convolution's output; its padding is in numbers."""
+    assert not isinstance(layer.padding, str)
     sizes = zip(inputs.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)
     maps = [
-        (size + 2 * int(padding) - dilation * (kernel - 1) - 1) // stride + 1
+        (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
         for size, kernel, stride, padding, dilation in sizes
     ]
     return torch.Size((len(inputs), layer.out_channels, *maps))
