@@ -19,7 +19,8 @@ from fedaux import checkpoints, seeding
 from fedaux.compute import Compute
 from fedaux.config import Local
 from fedaux.data import vocabulary
-from fedaux.data.vocabulary import Vocabulary
+from fedaux.data.texts import token_lengths
+from fedaux.data.vocabulary import PAD_ID, Vocabulary
 from fedaux.dpsgd import train_privately
 from fedaux.inference import FusedInference, Predictor, Untraceable
 from fedaux.models import MODELS, SplitModel, model_input
@@ -214,3 +215,24 @@ def test_private_training_takes_texts(words: Vocabulary) -> None:
     assert entry.epsilon > 0
     moved = {name for name, tensor in made.state_dict().items() if not torch.equal(tensor, before[name])}
     assert moved == set(before)
+
+
+def test_predictions_do_not_work_on_padding(words: Vocabulary) -> None:
+    text_model = model(size=words.size)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, words.size, (30, 16), generator=generator, dtype=torch.int32)
+    lengths = torch.randint(0, 17, (30,), generator=generator)
+    lengths[3] = 0  # a text of nothing at all
+    ids[torch.arange(16) >= lengths[:, None]] = PAD_ID
+    assert torch.equal(token_lengths(ids), lengths)
+    predictor = Predictor(text_model, Compute())
+    widths: list[int] = []
+    predictor._module.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[1]))
+    found = predictor(snapshot(text_model), ids, batch_size=8)
+    assert widths == sorted(widths, reverse=True)
+    assert len(widths) == 4
+    assert widths[-1] == 8
+    with torch.no_grad():
+        torch.testing.assert_close(found, text_model.eval()(ids), rtol=1e-4, atol=1e-5)
+    rows = torch.tensor([7, 3, 29, 3])
+    torch.testing.assert_close(predictor(snapshot(text_model), ids, rows=rows), found[rows], rtol=1e-4, atol=1e-5)

@@ -22,6 +22,7 @@ from fedaux import many
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.data.batches import inference_batch
+from fedaux.data.texts import WIDTH_STEP, token_lengths
 from fedaux.models import depthwise
 from fedaux.models.convolutional import DepthwiseConvolution, ImageConvolution, PointwiseConvolution
 from fedaux.server import load
@@ -39,6 +40,7 @@ class Predictor:
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.momentum = 0.0  # `by_batch` looks at batches and learns nothing from them
         self._compute = compute
+        self._trims = any(getattr(part, "ignores_padding", False) for part in self._module.modules())
         self._fused: FusedInference | None = None
         if compute.device.type == "cuda" and compute.precision is not torch.float32:
             try:
@@ -64,6 +66,8 @@ class Predictor:
         if rows is not None and len(rows) == 0:
             return self(weights, inputs[:1], batch_size=1)[:0]
         forward = self._forward_by_batch(weights) if by_batch else self._forward(weights)
+        if self._trims and not by_batch:
+            return _by_length(forward, inputs, batch_size=batch_size, rows=rows)
         picked = inputs.split(batch_size) if rows is None else (inputs[part] for part in rows.split(batch_size))
         return torch.cat([forward(batch).float() for batch in picked])
 
@@ -120,6 +124,18 @@ class Predictor:
             return outputs
 
         return forward
+
+
+def _by_length(forward: Callable[[Tensor], Tensor], texts: Tensor, *, batch_size: int, rows: Tensor | None) -> Tensor:
+    """Return outputs on token ids [N, L], long ones first: batches are then no wider than their texts."""
+    chosen = torch.arange(len(texts), device=texts.device) if rows is None else rows
+    lengths = token_lengths(texts)[chosen]
+    order = lengths.argsort(descending=True, stable=True)
+    longest = lengths[order[::batch_size]].tolist()
+    widths = [max(1, -(-length // WIDTH_STEP)) * WIDTH_STEP for length in longest]
+    parts = zip(order.split(batch_size), widths, strict=True)
+    outputs = torch.cat([forward(texts[chosen[part], :width]).float() for part, width in parts])
+    return torch.empty_like(outputs).index_copy_(0, order, outputs)
 
 
 class Untraceable(Exception):

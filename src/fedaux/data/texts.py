@@ -72,3 +72,9 @@ def trimmed(ids: Numbers) -> Numbers:
 def padded(ids: Tensor, *, width: int) -> Tensor:
     """Return token ids [N, L] filled up to [N, width]."""
     return torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=PAD_ID)
+
+
+def token_lengths(ids: Tensor) -> Tensor:
+    """Return how many tokens texts [N, L] have, without the padding behind them: [N]."""
+    places = torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    return ((ids != PAD_ID) * places).amax(dim=1)

@@ -85,6 +85,9 @@ class BertFeatures(nn.Module):
     A causal one lets tokens see only those before them, for next-token prediction. Padding is never seen.
     """
 
+    ignores_padding = True
+    """So batches of texts can be cut to the longest of them."""
+
     def __init__(
         self,
         vocabulary: int,
