@@ -55,11 +55,10 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False, unlabe
     problems += _text_problems(experiment)
     problems += _contradictions(experiment)
     known("certainty.mechanism", experiment.certainty.mechanism, list(MECHANISMS))
-    labelled = [name for name, source in SOURCES.items() if source.load_labelled]
+    labelled = labelled_sources()
     public = [name for name, source in SOURCES.items() if source.load_auxiliary]
     if not experiment.data.given:
-        able = f"data.source should be {', '.join(labelled)}"
-        problems += [] if unlabelled else [f"data: none given, and only `fedaux pretrain` can do without; {able}"]
+        problems += [] if unlabelled else [none_given()]
     elif known("data.source", experiment.data.source, labelled) and federated:
         problems += _missing_test(experiment.data)
         if experiment.text is not None:
@@ -78,6 +77,17 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False, unlabe
     if checkpoint is not None and not Path(checkpoint).is_file():
         problems.append(f"pretraining.checkpoint = {checkpoint!r}: there is no such file")
     return problems
+
+
+def labelled_sources() -> list[str]:
+    """Return the names of the sources that have labelled data."""
+    return [name for name, source in SOURCES.items() if source.load_labelled]
+
+
+def none_given() -> str:
+    """Say that labelled data are missing where they are needed."""
+    able = ", ".join(labelled_sources())
+    return f"data: none given, and only `fedaux pretrain` can do without; data.source should be {able}"
 
 
 def _option_problem(default: object, value: object) -> str | None:
