@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -24,6 +26,7 @@ from fedaux import seeding
 from fedaux.clients import Weights
 from fedaux.config import Augmentation, Auxiliary, ConfigError, Data, Pretraining, Prototype
 from fedaux.data import load_auxiliary, load_labelled
+from fedaux.files import save_tensors
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain import Wanted, content_digest, pretrained, pretrained_extractor, shared_store
 from fedaux.pretrain.command import Watch, pretrain_prototypes
@@ -432,6 +435,68 @@ def test_the_benchmark_times_and_probes(
 def test_the_command_refuses_what_makes_no_sense(tmp_path: Path) -> None:
     assert "there is nothing to pretrain" in command(tmp_path, pretraining={"kind": "none"})
     assert "should end in .safetensors" in command(tmp_path, "--out", "h0.pt")
+
+
+SYSTEM = Path("/sys")  # where nobody, not even root, can make a file
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("recipe.toml/h0.safetensors", r"/recipe\.toml is a file; should be a folder, to hold h0\.safetensors"),
+        ("recipe.toml/deeper/h0.safetensors", r"/recipe\.toml is a file; should be a folder"),
+        ("folder.safetensors", "is a folder; should be a file in it"),
+        (f"{'x' * 300}.safetensors", "cannot be written in .* too long"),
+        pytest.param(
+            f"{SYSTEM}/h0.safetensors",
+            r"cannot be written in /sys \((Permission denied|Read-only file system)\); should be a file in",
+            marks=pytest.mark.skipif(not SYSTEM.is_dir(), reason="needs a folder in which nobody can make files"),
+        ),
+    ],
+)
+def test_a_place_for_h0_is_tried_before_anything_is_trained(tmp_path: Path, place: str, message: str) -> None:
+    (tmp_path / "folder.safetensors").mkdir()
+    output = command(tmp_path, "--out", str(tmp_path / place))
+    assert re.match(rf"--out {re.escape(str(tmp_path / place))}: .*{message}", output)
+    assert not (tmp_path / "cache").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.safetensors", "recipe.toml"]
+
+
+def test_a_place_for_h0_is_made_only_in_the_end(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "deeper" / "h0.safetensors"
+    assert "there is nothing to pretrain" in command(tmp_path, "--out", str(out), pretraining={"kind": "none"})
+    assert not (tmp_path / "new").exists()
+    command(tmp_path, "--out", str(out))
+    assert out.exists()
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_h0_that_cannot_be_written_in_the_end_is_told_with_its_place_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: bool
+) -> None:
+    begin = Watch.begin
+
+    def taken(watch: Watch, name: str, *, epochs: int) -> None:
+        (tmp_path / "place").touch()  # by somebody else, meanwhile
+        begin(watch, name, epochs=epochs)
+
+    monkeypatch.setattr(Watch, "begin", taken)
+    if not store:
+        monkeypatch.setattr("fedaux.pretrain.command.shared_store", lambda: None)
+    output = command(tmp_path, "--out", str(tmp_path / "place" / "h0.safetensors"), "--no-probe")
+    assert f"could not be written ({os.strerror(errno.EEXIST)}); " in output
+    assert output.endswith(f"'--out {tmp_path / 'place' / 'h0.safetensors'}'")
+    files = list((tmp_path / "cache").rglob("cnn-*.safetensors"))
+    assert len(files) == store
+    left = f"h0 lies in the store ({files[0]}): the same" if store else "without a store (FEDAUX_CACHE) h0 is kept now"
+    assert left in output
+
+
+@pytest.mark.skipif(not SYSTEM.is_dir(), reason="needs a folder in which nobody can make files")
+def test_tensors_that_cannot_be_written_are_an_error_of_the_system() -> None:
+    with pytest.raises(OSError, match=r"'/sys/h0\.safetensors'") as told:
+        save_tensors(SYSTEM / "h0.safetensors", {"a": torch.zeros(1)})
+    assert told.value.errno in {errno.EACCES, errno.EROFS, errno.EPERM}
 
 
 @pytest.mark.parametrize(

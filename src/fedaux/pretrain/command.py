@@ -144,6 +144,16 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcome], *, half: bool = Fals
         path.chmod(card.stat().st_mode & 0o777)
 
 
+def unwritten(error: OSError, path: Path, outcomes: Sequence[Outcome], *, shared: Path | None) -> OSError:
+    """Return an error of the same kind that names the option and says where h0 lies all the same."""
+    files = [] if shared is None else [shared / f"{outcome.h0.stem}.safetensors" for outcome in outcomes]
+    if stored := ", ".join(str(file) for file in files if file.exists()):
+        left = f"h0 lies in the store ({stored}): the same command with another --out takes it from there"
+    else:
+        left = "h0 is kept nowhere else" if shared else "without a store (FEDAUX_CACHE) h0 is kept nowhere else"
+    return OSError(error.errno, f"could not be written ({error.strerror or error}); {left}", f"--out {path}")
+
+
 def _halved(tensor: Tensor) -> Tensor:
     return tensor.half() if tensor.is_floating_point() else tensor
 
@@ -219,5 +229,6 @@ __all__ = [
     "pretrain_prototypes",
     "shared_store",
     "unmeasured_line",
+    "unwritten",
     "write_outcomes",
 ]
