@@ -111,11 +111,13 @@ def pretrain(
     console = Console()
     chosen = experiment.seeds[0] if seed is None else seed
     shared = command.shared_store()
+    watch = command.Watch(console)
     try:
-        with command.Watch(console) as watch:
+        with watch:
             outcomes = command.pretrain_prototypes(experiment, seed=chosen, watch=watch, probing=probing, shared=shared)
-    except KeyboardInterrupt:
-        console.print("\nStopped. The same command goes on from what was last saved.")
+    except KeyboardInterrupt as stop:
+        line = command.stopped_line(stop, prototype=watch.name, shared=shared)
+        console.print(f"\n{line}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     console.print(command.outcome_table(outcomes, name=experiment.name, seed=chosen))
     if probing and not experiment.data.given:
