@@ -109,6 +109,20 @@ def test_nothing_is_overwritten_and_names_are_checked(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["used"]
 
 
+@pytest.mark.parametrize("trial", [False, True])
+def test_nodes_need_to_know_what_kind_of_data_they_have(tmp_path: Path, trial: bool) -> None:
+    recipe = tmp_path / "public.toml"
+    recipe.write_text('[auxiliary]\nsource = "folder"\npath = "public"\n')
+    words = ["init", "hospitals", "--recipe", "public.toml", *(["--trial"] if trial else [])]
+    done = federate_command(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "data: none given, and only `fedaux pretrain` can do without; data.source should be digits" in done.stderr
+    assert not (tmp_path / "hospitals").exists()
+    recipe.write_text(recipe.read_text() + '[data]\nsource = "folder"\ntest = "tests"\n')
+    write_folder(tmp_path / "hospitals", recipe=str(recipe), clients=None, trial=trial)
+    assert tomllib.loads((tmp_path / "hospitals/nodes/node-0.toml").read_text())["data"]["source"] == "folder"
+
+
 def test_the_server_listens_where_flower_will_look(tmp_path: Path) -> None:
     write_folder(tmp_path / "hospitals", recipe="demo", clients=2, trial=True, port=8123)
     assert port_of(tmp_path / "hospitals", simulation=False) == 8123

@@ -163,7 +163,7 @@ def test_what_lies_beyond_the_size_is_not_read(tmp_path: Path, capsys: pytest.Ca
     data = load_labelled(section)
     assert (data.images.numpy() == made[:1]).all()
     assert (data.test_images.numpy() == held[:4]).all()
-    with pytest.raises(ValueError, match=r"auxiliary\.size = 8: the file has 7 examples"):
+    with pytest.raises(ValueError, match=r"auxiliary\.size = 8: there are 7 examples; should be at most 7"):
         load_auxiliary(public.model_copy(update={"skip_bad": True, "size": 8}))
 
 
@@ -211,7 +211,7 @@ def test_rows_of_a_table_beyond_the_size_are_not_parsed(
     assert (load_auxiliary(skipping).numpy() == whole[[0, 1, 3]]).all(), "a later row takes the place of a bad one"
     assert "skipped 1 of 4 rows" in capsys.readouterr().err
     (tmp_path / "2.png").write_bytes(png(whole[2]))
-    with pytest.raises(ValueError, match=r"auxiliary\.size = 8: the file has 7 examples"):
+    with pytest.raises(ValueError, match=r"auxiliary\.size = 8: there are 7 examples; should be at most 7"):
         load_auxiliary(section.model_copy(update={"size": 8}))
 
 

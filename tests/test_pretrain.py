@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -24,10 +26,11 @@ from fedaux import seeding
 from fedaux.clients import Weights
 from fedaux.config import Augmentation, Auxiliary, ConfigError, Data, Pretraining, Prototype
 from fedaux.data import load_auxiliary, load_labelled
+from fedaux.files import save_tensors
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain import Wanted, content_digest, pretrained, pretrained_extractor, shared_store
 from fedaux.pretrain.command import Watch, pretrain_prototypes
-from fedaux.pretrain.store import probe_line, read_card, weights_digest
+from fedaux.pretrain.store import MAKE_ONE, probe_line, read_card, weights_digest
 from fedaux.reading import find_recipe, load_experiment
 from fedaux.reproduce.command import reproduce
 from fedaux.reproduce.running import Request
@@ -94,10 +97,10 @@ def test_a_checkpoint_that_does_not_fit_is_explained(tmp_path: Path) -> None:
     weights = snapshot(model().features)
     path = tmp_path / "h0.safetensors"
     save_file({name: tensor for name, tensor in weights.items() if name != "0.weight"}, path)
-    with pytest.raises(ValueError, match=r"h0.safetensors: holds no tensor 0\.weight"):
+    with pytest.raises(ValueError, match=rf"h0.safetensors: holds no tensor 0\.weight, .*; {MAKE_ONE}$"):
         extractor(tmp_path, checkpoint=str(path))
     save_file(weights | {"0.weight": torch.zeros(2, 2)}, path)
-    with pytest.raises(ValueError, match=r"shape \[2, 2\], the model's has \[4, 1, 3, 3\]"):
+    with pytest.raises(ValueError, match=rf"shape \[2, 2\], the model's has \[4, 1, 3, 3\]; {MAKE_ONE}$"):
         extractor(tmp_path, checkpoint=str(path))
     save_file(weights | {"0.weight": torch.full((4, 1, 3, 3), float("nan"))}, path)
     with pytest.raises(ValueError, match="NaN"):
@@ -345,10 +348,13 @@ def test_cards_of_others_say_nothing_or_what_they_know() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prototypes": [{"name": "mlp", "model": "mlp"}]}, "its card says model cnn, the prototype mlp is mlp"),
+        (
+            {"prototypes": [{"name": "mlp", "model": "mlp"}]},
+            f"its card says model cnn, the prototype mlp is mlp; {MAKE_ONE}, or prototypes.model cnn",
+        ),
         (
             {"prototypes": [{"name": "cnn", "model": "cnn", "options": {"width": 8}}]},
-            "its card says cnn with width = 4, the prototype cnn has width = 8",
+            f"its card says cnn with width = 4, the prototype cnn has width = 8; {MAKE_ONE}, or prototypes.options as",
         ),
     ],
 )
@@ -366,7 +372,10 @@ def test_a_card_of_other_images_is_refused(commanded: tuple[Path, str], tmp_path
     card = json.loads((folder / "h0.json").read_text()) | {"image_shape": [1, 9, 9]}
     (tmp_path / "h0.safetensors").write_bytes((folder / "h0.safetensors").read_bytes())
     (tmp_path / "h0.json").write_text(json.dumps(card))
-    with pytest.raises(ValueError, match=r"its card says images of \[1, 9, 9\], those here are \[1, 8, 8\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"its card says images of \[1, 9, 9\], those here are \[1, 8, 8\]; should be what .*, or image_s",
+    ):
         extractor(tmp_path, checkpoint=str(tmp_path / "h0.safetensors"))
     (tmp_path / "h0.json").write_text("[1]")
     with pytest.raises(ValueError, match=r"h0.json: the card should be a table, is \[1\]"):
@@ -382,7 +391,7 @@ def test_several_prototypes_share_a_file(tmp_path: Path) -> None:
     result = fedaux.run(tiny(prototypes=two, rounds=1, pretraining=checkpoint), out=tmp_path / "run")
     assert result.summary["complete"]
     lone = [{"name": "other", "model": "cnn", "options": {"width": 4}}]
-    with pytest.raises(ConfigError, match="holds h0 of the prototypes small, flat, none for other"):
+    with pytest.raises(ConfigError, match=f"small, flat, none for other; {MAKE_ONE}, or prototypes.name one"):
         fedaux.run(tiny(prototypes=lone, pretraining=checkpoint), out=tmp_path / "refused")
 
 
@@ -432,6 +441,68 @@ def test_the_benchmark_times_and_probes(
 def test_the_command_refuses_what_makes_no_sense(tmp_path: Path) -> None:
     assert "there is nothing to pretrain" in command(tmp_path, pretraining={"kind": "none"})
     assert "should end in .safetensors" in command(tmp_path, "--out", "h0.pt")
+
+
+SYSTEM = Path("/sys")  # where nobody, not even root, can make a file
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("recipe.toml/h0.safetensors", r"/recipe\.toml is a file; should be a folder, to hold h0\.safetensors"),
+        ("recipe.toml/deeper/h0.safetensors", r"/recipe\.toml is a file; should be a folder"),
+        ("folder.safetensors", "is a folder; should be a file in it"),
+        (f"{'x' * 300}.safetensors", "cannot be written in .* too long"),
+        pytest.param(
+            f"{SYSTEM}/h0.safetensors",
+            r"cannot be written in /sys \((Permission denied|Read-only file system)\); should be a file in",
+            marks=pytest.mark.skipif(not SYSTEM.is_dir(), reason="needs a folder in which nobody can make files"),
+        ),
+    ],
+)
+def test_a_place_for_h0_is_tried_before_anything_is_trained(tmp_path: Path, place: str, message: str) -> None:
+    (tmp_path / "folder.safetensors").mkdir()
+    output = command(tmp_path, "--out", str(tmp_path / place))
+    assert re.match(rf"--out {re.escape(str(tmp_path / place))}: .*{message}", output)
+    assert not (tmp_path / "cache").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.safetensors", "recipe.toml"]
+
+
+def test_a_place_for_h0_is_made_only_in_the_end(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "deeper" / "h0.safetensors"
+    assert "there is nothing to pretrain" in command(tmp_path, "--out", str(out), pretraining={"kind": "none"})
+    assert not (tmp_path / "new").exists()
+    command(tmp_path, "--out", str(out))
+    assert out.exists()
+
+
+@pytest.mark.parametrize("store", [True, False])
+def test_h0_that_cannot_be_written_in_the_end_is_told_with_its_place_in_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: bool
+) -> None:
+    begin = Watch.begin
+
+    def taken(watch: Watch, name: str, *, epochs: int) -> None:
+        (tmp_path / "place").touch()  # by somebody else, meanwhile
+        begin(watch, name, epochs=epochs)
+
+    monkeypatch.setattr(Watch, "begin", taken)
+    if not store:
+        monkeypatch.setattr("fedaux.pretrain.command.shared_store", lambda: None)
+    output = command(tmp_path, "--out", str(tmp_path / "place" / "h0.safetensors"), "--no-probe")
+    assert f"could not be written ({os.strerror(errno.EEXIST)}); " in output
+    assert output.endswith(f"'--out {tmp_path / 'place' / 'h0.safetensors'}'")
+    files = list((tmp_path / "cache").rglob("cnn-*.safetensors"))
+    assert len(files) == store
+    left = f"h0 lies in the store ({files[0]}): the same" if store else "without a store (FEDAUX_CACHE) h0 is kept now"
+    assert left in output
+
+
+@pytest.mark.skipif(not SYSTEM.is_dir(), reason="needs a folder in which nobody can make files")
+def test_tensors_that_cannot_be_written_are_an_error_of_the_system() -> None:
+    with pytest.raises(OSError, match=r"'/sys/h0\.safetensors'") as told:
+        save_tensors(SYSTEM / "h0.safetensors", {"a": torch.zeros(1)})
+    assert told.value.errno in {errno.EACCES, errno.EROFS, errno.EPERM}
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,13 @@ from fedaux import seeding
 from fedaux.checks import check_public, problems_of
 from fedaux.config import Auxiliary, ConfigError, Experiment
 from fedaux.data import load_auxiliary
+from fedaux.federate.folder import write_folder
+from fedaux.mistakes import inspect
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain.store import weights_digest
 
 UNMEASURED = "no labelled data given, so h0 is not measured"
+DO_WITHOUT = "--set data.source=none does without labelled data"
 LEFT_OUT = "data: none given, and only `fedaux pretrain` can do without; data.source should be digits, tensors, folder"
 
 
@@ -95,7 +98,8 @@ def test_a_recipe_whose_labelled_data_is_elsewhere_is_told_so(tmp_path: Path, pi
     normal = {"channel_mean": [0.3], "channel_deviation": [0.5]}
     private = {"source": "folder", "path": "clients/only", "test": "held/out", "test_fraction": 0.1, **normal}
     said, h0 = pretrained(tmp_path / "there", tiny(data=private, auxiliary=pictures))
-    assert "data.path = 'clients/only': there is no such file or folder" in said
+    assert f"data.path = 'clients/only': there is no such file or folder; {DO_WITHOUT}" in said
+    assert f"data.test = 'held/out': there is no such file or folder; {DO_WITHOUT}" in said
     assert not h0.exists()
     said, h0 = pretrained(tmp_path / "there", tiny(data=private, auxiliary=pictures), "--set", "data.source=none")
     assert UNMEASURED in said
@@ -103,6 +107,52 @@ def test_a_recipe_whose_labelled_data_is_elsewhere_is_told_so(tmp_path: Path, pi
     _, plain = pretrained(tmp_path / "plain", tiny(auxiliary=pictures))
     digests = [weights_digest(load_file(path)) for path in (h0, with_labels, plain)]
     assert digests[0] == digests[1] != digests[2], "what is taken from every image holds for public ones alone, too"
+
+
+def test_a_misspelt_source_is_told_that_none_is_one_too(tmp_path: Path, pictures: dict[str, Any]) -> None:
+    for name, guess in (("foldr", "; did you mean folder?"), ("qqq", "; there are digits, tensors, ")):
+        private = {"source": name, "path": "clients"}
+        said, _ = pretrained(tmp_path / "misspelt", tiny(data=private, auxiliary=pictures))
+        assert f"data.source = {name!r}: not known{guess}" in said
+        assert DO_WITHOUT in said
+        assert DO_WITHOUT not in str(problems_of(tiny(data=private)))
+
+
+@pytest.mark.parametrize("places", [{"test": "held/out"}, {"path": "mine"}, {"clients": ["a", "b"]}])
+def test_a_place_without_a_source_is_told_so(tmp_path: Path, pictures: dict[str, Any], places: dict[str, Any]) -> None:
+    fields, wrong = inspect({"data": places, "auxiliary": pictures})
+    assert wrong == []
+    (key,) = places
+    line = f"data.source: missing, while data.{key} is given; should be tensors, folder, parquet, csv, jsonl, hugg"
+    for federated in (False, True):
+        (said,) = problems_of(fields, federated=federated)
+        assert said.startswith(line)
+        assert "digits" not in said
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(tomli_w.dumps({"data": places, "auxiliary": pictures}))
+    assert line in invoked(tmp_path, "run", str(recipe))
+    said = invoked(tmp_path, "pretrain", str(recipe))
+    assert line in said
+    assert DO_WITHOUT in said
+    with pytest.raises(ConfigError, match=r"data\.source: missing, while"):
+        write_folder(tmp_path / "hospitals", recipe=str(recipe), clients=None, trial=False)
+
+
+def test_nothing_else_of_labelled_data_is_looked_at_where_there_are_none(
+    tmp_path: Path, pictures: dict[str, Any]
+) -> None:
+    private = {"clients": ["a", "b", "c"], "server_validation": 50, "path": "x", "split": "y", "test": "z"}
+    recipe = tmp_path / "recipe.toml"
+    table = tiny(auxiliary=pictures).to_dict() | {"data": private | {"source": "folder"}, "split": {"num_clients": 7}}
+    recipe.write_text(tomli_w.dumps(table))
+    words = ["pretrain", str(recipe), "--out", str(tmp_path / "h0.safetensors")]
+    said = invoked(tmp_path, *words)
+    assert "split.num_clients = 7: data.clients names 3" in said
+    assert "data.server_validation: would take examples out" in said
+    said = invoked(tmp_path, *words, "--set", "data.source=none")
+    assert UNMEASURED in said
+    _, plain = pretrained(tmp_path / "plain", tiny(auxiliary=pictures))
+    assert equal(load_file(tmp_path / "h0.safetensors"), load_file(plain))
 
 
 def test_what_was_measured_before_is_not_called_unmeasured(tmp_path: Path) -> None:

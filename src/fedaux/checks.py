@@ -26,6 +26,8 @@ from fedaux.pretrain.objectives import resolved
 
 ANY_CLASSES = 2
 """Of models whose head nobody looks at."""
+DO_WITHOUT = "; --set data.source=none does without labelled data"
+"""What `fedaux pretrain` adds to what is wrong with labelled data."""
 
 
 def problems_of(experiment: ExperimentFields, *, federated: bool = False, unlabelled: bool = False) -> list[str]:
@@ -55,11 +57,11 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False, unlabe
     problems += _text_problems(experiment)
     problems += _contradictions(experiment)
     known("certainty.mechanism", experiment.certainty.mechanism, list(MECHANISMS))
-    labelled = [name for name, source in SOURCES.items() if source.load_labelled]
+    labelled = labelled_sources()
     public = [name for name, source in SOURCES.items() if source.load_auxiliary]
-    if not experiment.data.given:
-        able = f"data.source should be {', '.join(labelled)}"
-        problems += [] if unlabelled else [f"data: none given, and only `fedaux pretrain` can do without; {able}"]
+    so_far = len(problems)
+    if missing := source_problems(experiment.data):
+        problems += missing if experiment.data.given or not unlabelled else []
     elif known("data.source", experiment.data.source, labelled) and federated:
         problems += _missing_test(experiment.data)
         if experiment.text is not None:
@@ -69,6 +71,8 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False, unlabe
             problems += _size_problems(experiment)
     elif experiment.data.source in labelled:
         problems += missing
+    if unlabelled:
+        problems[so_far:] = [line + DO_WITHOUT for line in problems[so_far:]]
     if known("auxiliary.source", experiment.auxiliary.source, public):
         problems += _missing_file("auxiliary", experiment.auxiliary.source, experiment.auxiliary.path)
         if SOURCES[experiment.auxiliary.source].is_made and experiment.auxiliary.size is None:
@@ -78,6 +82,24 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False, unlabe
     if checkpoint is not None and not Path(checkpoint).is_file():
         problems.append(f"pretraining.checkpoint = {checkpoint!r}: there is no such file")
     return problems
+
+
+def labelled_sources() -> list[str]:
+    """Return the names of the sources that have labelled data."""
+    return [name for name, source in SOURCES.items() if source.load_labelled]
+
+
+def source_problems(section: Data) -> list[str]:
+    """Say that labelled data are missing where they are needed, or that nobody can tell what kind of data they are."""
+    able = labelled_sources()
+    if not section.given:
+        line = f"none given, and only `fedaux pretrain` can do without; data.source should be {', '.join(able)}"
+        return [f"data: {line}"]
+    places = [key for key in ("path", "clients", "test") if getattr(section, key)]
+    if places and "source" not in section.model_fields_set:
+        read = ", ".join(name for name in able if SOURCES[name].needs_path)
+        return [f"data.source: missing, while data.{places[0]} is given; should be {read}"]
+    return []
 
 
 def _option_problem(default: object, value: object) -> str | None:
@@ -142,7 +164,7 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
         )
     if experiment.distillation.stopping is not None and experiment.data.server_validation == 0:
         problems.append("distillation.stopping: measures on labelled data at the server; set data.server_validation")
-    if experiment.data.clients and experiment.data.server_validation > 0:
+    if experiment.data.given and experiment.data.clients and experiment.data.server_validation > 0:
         problems.append("data.server_validation: would take examples out of the clients' own folders; should be 0")
     if experiment.local.privacy is not None and experiment.local.optimizer_state == "kept":
         problems.append("local.optimizer_state = 'kept': not together with local.privacy; should be 'reset'")

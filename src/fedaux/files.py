@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -33,17 +36,43 @@ def read_json(path: Path) -> Any:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file atomically."""
+    """Write a safetensors file atomically. Raises OSError where it cannot be written."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with _replacing(path) as temporary:
-        save_file(on_cpu, temporary, metadata=dict(metadata or {}))
+        try:
+            save_file(on_cpu, temporary, metadata=dict(metadata or {}))
+        except SafetensorError as error:  # which has what the system said in its text alone
+            said = re.search(r"os error (\d+)", str(error))
+            number = int(said.group(1)) if said else errno.EIO
+            raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def refuse_unwritable(path: Path, *, key: str) -> None:
+    """Raise ValueError that names the option where a file could not be written; nothing is left of the trial.
+
+    Folders that are not there yet are not made: the nearest one that is there is tried.
+    """
+    folder = path.absolute().parent
+    try:
+        if path.is_dir():
+            raise ValueError(f"{key} {path}: is a folder; should be a file in it")
+        folder = next(place for place in path.absolute().parents if place.exists())
+        if not folder.is_dir():
+            raise ValueError(f"{key} {path}: {folder} is a file; should be a folder, to hold {path.name}")
+        trial = folder / _temporary_name(path)
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"{key} {path}: cannot be written in {folder} ({error.strerror}); should be a file in a folder of yours"
+        ) from error
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """Give a temporary name to write to; on success its content is forced to disk and takes the path's place."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(_temporary_name(path))
     try:
         yield temporary
         _force_to_disk(temporary)
@@ -51,6 +80,10 @@ def _replacing(path: Path) -> Iterator[Path]:
         _force_to_disk(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _temporary_name(path: Path) -> str:
+    return f".{path.name}.{os.getpid()}.part"
 
 
 def _force_to_disk(path: Path) -> None:

@@ -83,7 +83,8 @@ def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
     """Return the problems that lie between keys, each with the keys it joins."""
     found: list[tuple[set[str], str]] = []
     clients = experiment.split.num_clients
-    if (silos := len(experiment.data.clients)) and clients != silos:
+    silos = len(experiment.data.clients) if experiment.data.given else 0
+    if silos and clients != silos:
         line = f"split.num_clients = {clients}: data.clients names {silos}; should be {silos}, or left out"
         found.append(({"split.num_clients", "data.clients"}, line))
     for key in ("method", "seeds"):

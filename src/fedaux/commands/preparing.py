@@ -102,23 +102,31 @@ def pretrain(
         raise ValueError(f"--seed {seed}: should be at least 0")
     if out is not None and out.suffix != ".safetensors":
         raise ValueError(f"--out {out}: should end in .safetensors")
+    from fedaux.files import refuse_unwritable
     from fedaux.pretrain import command
+
+    for file in () if out is None else (out, out.with_suffix(".json")):
+        refuse_unwritable(file, key="--out")
 
     console = Console()
     chosen = experiment.seeds[0] if seed is None else seed
+    shared = command.shared_store()
+    watch = command.Watch(console)
     try:
-        with command.Watch(console) as watch:
-            outcomes = command.pretrain_prototypes(
-                experiment, seed=chosen, watch=watch, probing=probing, shared=command.shared_store()
-            )
-    except KeyboardInterrupt:
-        console.print("\nStopped. The same command goes on from what was last saved.")
+        with watch:
+            outcomes = command.pretrain_prototypes(experiment, seed=chosen, watch=watch, probing=probing, shared=shared)
+    except KeyboardInterrupt as stop:
+        line = command.stopped_line(stop, prototype=watch.name, shared=shared)
+        console.print(f"\n{line}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     console.print(command.outcome_table(outcomes, name=experiment.name, seed=chosen))
     if probing and not experiment.data.given:
         console.print(command.unmeasured_line(outcomes), highlight=False, soft_wrap=True)
     if out is not None:
-        command.write_outcomes(out, outcomes, half=half)
+        try:
+            command.write_outcomes(out, outcomes, half=half)
+        except OSError as error:
+            raise command.unwritten(error, out, outcomes, shared=shared) from error
         console.print(f"h0: {out}, its card: {out.with_suffix('.json')}", highlight=False, soft_wrap=True)
 
 

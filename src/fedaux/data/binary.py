@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Cell
-from fedaux.data.tables import Table, key_of
+from fedaux.data.tables import Table
 
 CIFAR_PIXELS = 3 * 32 * 32
 STL_PIXELS = 3 * 96 * 96
@@ -21,7 +21,7 @@ def open_cifar10(path: str, part: str, section: Data | Auxiliary, texts: bool) -
     """Open data_batch_*.bin or test_batch.bin: a byte for the label, then red, green and blue, row by row."""
     patterns = {"train": "data_batch_*.bin", "test": "test_batch.bin"}
     folder = _below(path, "cifar-10-batches-bin")
-    files = _files(folder, path, patterns[part], part=part, key=key_of(section))
+    files = _files(folder, path, patterns[part], part=part)
     return _open_cifar(files, label_bytes=1, label_at=0, names="batches.meta.txt", num_classes=10)
 
 
@@ -31,7 +31,7 @@ def open_cifar100(path: str, part: str, section: Data | Auxiliary, texts: bool) 
     if wanted not in (None, "fine", "coarse"):
         raise ValueError(f"data.label_column = {wanted!r}: cifar100-binary has fine and coarse")
     folder = _below(path, "cifar-100-binary")
-    files = _files(folder, path, f"{part}.bin", part=part, key=key_of(section))
+    files = _files(folder, path, f"{part}.bin", part=part)
     if wanted == "coarse":
         return _open_cifar(files, label_bytes=2, label_at=0, names="coarse_label_names.txt", num_classes=20)
     return _open_cifar(files, label_bytes=2, label_at=1, names="fine_label_names.txt", num_classes=100)
@@ -66,7 +66,7 @@ def open_stl10(path: str, part: str, section: Data | Auxiliary, texts: bool) -> 
     """Open train_X.bin and train_y.bin, or test_*; public data is unlabeled_X.bin. Pixels stand column by column."""
     unlabeled = not isinstance(section, Data)
     folder = _below(path, "stl10_binary")
-    files = _files(folder, path, f"{'unlabeled' if unlabeled else part}_X.bin", part=part, key=key_of(section))
+    files = _files(folder, path, f"{'unlabeled' if unlabeled else part}_X.bin", part=part)
     if not files:
         return None
     (file,) = files
@@ -99,7 +99,7 @@ def _counted_from_one(labels: NDArray[np.uint8]) -> list[object]:
 
 def open_svhn(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open train_32x32.mat or test_32x32.mat (or a file by name, such as extra_32x32.mat): label 10 stands for 0."""
-    files = _files(Path(path), path, f"{part}_32x32.mat", part=part, key=key_of(section))
+    files = _files(Path(path), path, f"{part}_32x32.mat", part=part)
     if not files:
         return None
     (file,) = files
@@ -146,12 +146,12 @@ def _below(path: str, usual: str) -> Path:
     return Path(path) / usual if (Path(path) / usual).is_dir() else Path(path)
 
 
-def _files(folder: Path, path: str, pattern: str, *, part: str, key: str) -> list[Path]:
+def _files(folder: Path, path: str, pattern: str, *, part: str) -> list[Path]:
     if folder.is_file():
         return [folder] if part == "train" else []
     files = sorted(folder.glob(pattern))
     if not files and part == "train":
-        raise ValueError(f"{key}.path = {path}: has no {pattern}")
+        raise ValueError(f"{Path(path)}: has no {pattern}")
     return files
 
 

@@ -69,7 +69,7 @@ def _beginning(file: Path) -> str:
 def _none_found(path: str, part: str, *, suffix: str, key: str) -> list[Path]:
     if part == "train":
         raise ValueError(
-            f"{key}: no {suffix} files found in {path}; a folder should hold train*{suffix} (and test*{suffix}), or "
+            f"{Path(path)}: no {suffix} files found; a folder should hold train*{suffix} (and test*{suffix}), or "
             f"{key}.split names what else they begin with"
         )
     return []
@@ -93,7 +93,7 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
     if not place.is_dir():
         if part == "test":
             return None
-        raise ValueError(f"{key_of(section)}.path = {path}: should be a folder, with a folder {part} if it has others")
+        raise ValueError(f"{Path(path)}: should be a folder, with a folder {part} if it has others")
     if not isinstance(section, Data):
         images = _files_below(place, texts=texts)
         return Table(files=tuple(images), size=len(images), cells=lambda: ((str(file), file) for file in images))

@@ -120,6 +120,9 @@ def _open_rows(
     bad = {number: row.problem for number, row in enumerate(rows) if row.problem is not None}
     if rows and len(bad) == len(rows):  # then no column would be found either, which is not what is wrong
         raise ValueError(f"{rows[0].where}: {rows[0].problem}")
+    if not rows:
+        found = "has a header and no rows" if columns else "is empty"
+        raise ValueError(f"{files[0]}: {found}; should have a row for each example")
     content = find_content(columns, section, texts=texts, where=files[0])
     label = None
     if isinstance(section, Data):

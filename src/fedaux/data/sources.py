@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
 from fedaux.data.lines import open_csv, open_jsonl
 from fedaux.data.parquet import open_parquet
 from fedaux.data.silos import client_sections, joined
-from fedaux.data.tables import Examples, Opener, Table, read, refuse_gaps
+from fedaux.data.tables import Examples, Opener, Table, found_by, read, refuse_gaps
 from fedaux.data.texts import Texts
 from fedaux.data.tokens import load_public_tokens, load_tokens
 
@@ -58,7 +59,8 @@ def count_labelled(section: Data, *, texts: bool = False) -> int:
     count = SOURCES[section.source].count_labelled
     assert count is not None, "a source of labelled data can count it"
     wanted = (True,) if texts else ()
-    counts = (count(own, *wanted) for own in client_sections(section))
+    with _called("data.clients" if section.clients else "data.path"):
+        counts = [count(own, *wanted) for own in client_sections(section)]
     return sum(min(counted, section.size or counted) for counted in counts)
 
 
@@ -66,10 +68,11 @@ def load_labelled(section: Data, *, texts: Texts | None = None) -> LabelledData:
     """Load the clients' data and the test data; where each client has its own, all in one with who holds what."""
     load = SOURCES[section.source].load_labelled
     assert load is not None, "checked before a run"
-    if texts is None:
-        loaded = [_converted(load(own), section) for own in client_sections(section)]
-    else:
-        loaded = [replace(load(own, texts), vocabulary=texts.vocabulary) for own in client_sections(section)]
+    with _called("data.clients" if section.clients else "data.path"):
+        if texts is None:
+            loaded = [_converted(load(own), section) for own in client_sections(section)]
+        else:
+            loaded = [replace(load(own, texts), vocabulary=texts.vocabulary) for own in client_sections(section)]
     loaded = [_shortened(data, section) for data in loaded]
     if not section.clients:
         return loaded[0].with_validation(section.server_validation)
@@ -90,11 +93,24 @@ def load_test(section: Data) -> LabelledData:
     """Load what a server without training data holds: test images, their labels, and the names of the classes."""
     source = SOURCES[section.source]
     if section.path is None and section.test is not None and source.needs_path:
-        own = load_own(section.model_copy(update={"path": section.test, "test": None, "split": None}))
+        with _called("data.test"):
+            own = load_own(section.model_copy(update={"path": section.test, "test": None, "split": None}))
         data = replace(own, test_images=own.images, test_labels=own.labels)
     else:
         data = load_labelled(section)
     return replace(data, images=data.test_images[:0], labels=data.test_labels[:0], clients=None)
+
+
+@contextmanager
+def _called(setting: str) -> Iterator[None]:
+    """Let errors name the setting that the user has given, where the source was given it as `data.path`."""
+    try:
+        yield
+    except ValueError as error:
+        rest = str(error).removeprefix("data.path = ")
+        if rest == str(error):
+            raise
+        raise ValueError(f"{setting} = {rest}") from error
 
 
 def load_auxiliary(section: Auxiliary, *, texts: Texts | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -127,9 +143,8 @@ def _shortened(data: LabelledData, section: Data) -> LabelledData:
         ("test_size", section.test_size, len(data.test_labels)),
     ):
         if wanted is not None and wanted > held:
-            raise ValueError(
-                f"data.{key} = {wanted}: there are {held} {'training' if key == 'size' else 'test'} examples"
-            )
+            kind = "training" if key == "size" else "test"
+            raise ValueError(f"data.{key} = {wanted}: there are {held} {kind} examples; should be at most {held}")
     return replace(
         data,
         images=data.images[: section.size],
@@ -276,13 +291,15 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
     def pair(section: Data, texts: bool) -> tuple[Table, Table | None]:
         """Open training and test data; the latter lies at `data.test`, beside the former, or nowhere."""
         assert section.path is not None, "checked before a run"
-        train = open_part(section.path, "train", section, texts)
-        assert train is not None, "openers raise where there is no training data"
-        if section.test is None or not path_on_disk:
-            return train, open_part(section.path, "test", section, texts)
+        with found_by("data.path", section.path):
+            train = open_part(section.path, "train", section, texts)
+            assert train is not None, "openers raise where there is no training data"
+            if section.test is None or not path_on_disk:
+                return train, open_part(section.path, "test", section, texts)
         elsewhere = section.model_copy(update={"split": None})  # which is the training data's
-        tested = open_part(section.test, "test", elsewhere, texts)
-        return train, tested or open_part(section.test, "train", elsewhere, texts)
+        with found_by("data.test", section.test):
+            tested = open_part(section.test, "test", elsewhere, texts)
+            return train, tested or open_part(section.test, "train", elsewhere, texts)
 
     def count(section: Data, texts: bool = False) -> int:
         train, test = pair(section, texts)
@@ -290,14 +307,16 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
 
     def load(section: Data, texts: Texts | None = None) -> LabelledData:
         train, test = pair(section, texts is not None)
+        assert section.path is not None, "checked before a run"
         own = f"data.path = {section.path}"
+        size = section.size if test is not None else None  # all of it: anything may be held out
+        with found_by("data.path", section.path):
+            examples = read(train, section, name=own, texts=texts, size=size)
         if test is not None:
+            setting, path = ("data.test", section.test) if section.test else ("data.path", section.path)
             name = f"data.test = {section.test}" if section.test else "data, its test part"
-            return _assembled(
-                read(train, section, name=own, texts=texts, size=section.size),
-                read(test, section, name=name, texts=texts, size=section.test_size),
-            )
-        examples = read(train, section, name=own, texts=texts)  # all of it: anything may be held out
+            with found_by(setting, path):
+                return _assembled(examples, read(test, section, name=name, texts=texts, size=section.test_size))
         chosen, rest = _hold_out(len(examples.labels), fraction=section.test_fraction)
         images, labels, classes = examples.images, examples.labels, examples.classes
         return _assembled(
@@ -306,14 +325,17 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
 
     def open_public(section: Auxiliary, texts: bool = True) -> Table:
         assert section.path is not None, "checked before a run"
-        table = open_part(section.path, "train", section, texts)
+        with found_by("auxiliary.path", section.path):
+            table = open_part(section.path, "train", section, texts)
         assert table is not None, "openers raise where there is nothing"
         return table
 
     def load_public(section: Auxiliary, texts: Texts | None = None) -> Tensor:
         table = open_public(section, texts is not None)
         size = section.size if section.wordnet is None else None  # how far its rows reach, nobody knows
-        examples = read(table, section, name=f"auxiliary.path = {section.path}", texts=texts, size=size)
+        assert section.path is not None, "checked before a run"
+        with found_by("auxiliary.path", section.path):
+            examples = read(table, section, name=f"auxiliary.path = {section.path}", texts=texts, size=size)
         images = examples.images
         if section.wordnet is not None:
             assert examples.rows is not None, "what was read has its rows"
@@ -355,7 +377,7 @@ def _assembled(train: Examples, test: Examples) -> LabelledData:
 
 def _first(images: Tensor, size: int | None) -> Tensor:
     if size is not None and size > len(images):
-        raise ValueError(f"auxiliary.size = {size}: the file has {len(images)} examples")
+        raise ValueError(f"auxiliary.size = {size}: there are {len(images)} examples; should be at most {len(images)}")
     return images[:size]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -71,6 +72,19 @@ def key_of(section: Data | Auxiliary) -> str:
     return "data" if isinstance(section, Data) else "auxiliary"
 
 
+@contextmanager
+def found_by(setting: str, path: str) -> Iterator[None]:
+    """Let what is said about a file at a path begin with the setting that led there; the rest is left as it is."""
+    try:
+        yield
+    except ValueError as error:
+        said = str(error)
+        behind = said.removeprefix(str(Path(path)))[:1] if said.startswith(str(Path(path))) else ""
+        if behind not in {":", ",", "/"}:
+            raise
+        raise ValueError(f"{setting} = {path}: {said}" if behind == "/" else f"{setting} = {said}") from error
+
+
 def read(
     table: Table, section: Data | Auxiliary, *, name: str, texts: Texts | None = None, size: int | None = None
 ) -> Examples:
@@ -126,7 +140,7 @@ def read(
         if size is not None:
             blocks = _first(blocks, size)
         expected = min(table.size, size or table.size)
-        found = cache.store(place, _watched(blocks, expected=expected, name=name, skip_bad=section.skip_bad))
+        found = cache.store(place, _watched(blocks, section, expected=expected, name=name))
     if found.reasons:
         if not section.skip_bad:
             raise ValueError(_advice(found.reasons[0], key))
@@ -230,16 +244,15 @@ def find_column(
     columns: Sequence[str], *, given: str | None, names: Sequence[str], setting: str, where: Path | str
 ) -> str:
     """Return the column that a setting gives, or the first that has one of the usual names."""
+    held = ", ".join(columns) or "none"
     if given is not None:
         if given not in columns:
-            raise ValueError(f"{setting} = {given!r}: {where} has no such column; it has {', '.join(columns)}")
+            raise ValueError(f"{setting} = {given!r}: {where} has no such column; it has {held}")
         return given
     for name in names:
         if name in columns:
             return name
-    raise ValueError(
-        f"{where}: has no column {names[0]}; it has {', '.join(columns)}; say with {setting} which one it is"
-    )
+    raise ValueError(f"{where}: has no column {names[0]}; it has {held}; say with {setting} which one it is")
 
 
 def _first(blocks: Iterator[Block], size: int) -> Iterator[Block]:
@@ -254,13 +267,13 @@ def _first(blocks: Iterator[Block], size: int) -> Iterator[Block]:
         yield block
 
 
-def _watched(blocks: Iterator[Block], *, expected: int, name: str, skip_bad: bool) -> Iterator[Block]:
+def _watched(blocks: Iterator[Block], section: Data | Auxiliary, *, expected: int, name: str) -> Iterator[Block]:
     """Pass blocks on, stop at the first bad row unless these are skipped, and say how far it is."""
     began = spoke = time.monotonic()
     done = 0
     for block in blocks:
-        if block.reasons and not skip_bad:
-            raise ValueError(_advice(next(iter(block.reasons.values())), name.partition(".")[0]))
+        if block.reasons and not section.skip_bad:
+            raise ValueError(_advice(next(iter(block.reasons.values())), key_of(section)))
         done += len(block.rows) + len(block.reasons)
         now = time.monotonic()
         if now - spoke >= QUIET_SECONDS and done < expected:

@@ -13,6 +13,7 @@ from typing import Any
 
 import tomli_w
 
+from fedaux.checks import source_problems
 from fedaux.config import ConfigError, ExperimentFields
 from fedaux.methods import METHODS
 from fedaux.mistakes import inspect
@@ -156,7 +157,7 @@ def _recipe(recipe: str, *, name: str, clients: int | None) -> tuple[dict[str, A
     elif not named:
         raw = merged(raw, {"split": {"num_clients": clients or stated or FEWEST}})
     fields, found = inspect(raw)
-    if problems := [*problems, *found]:
+    if problems := [*problems, *found, *source_problems(fields.data)]:
         raise ConfigError(problems, origin=str(path))
     # Nodes name their own data, so the recipe that is written must say how many they are.
     return merged(raw, {"split": {"num_clients": fields.split.num_clients}}), fields

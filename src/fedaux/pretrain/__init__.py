@@ -27,12 +27,13 @@ from fedaux.pretrain.store import (
     shared_store,
     stored_card,
 )
-from fedaux.pretrain.training import SAVE_SECONDS, OnEpoch, Passed, Training, pretrain
+from fedaux.pretrain.training import SAVE_SECONDS, OnEpoch, Passed, Stopped, Training, pretrain
 from fedaux.server import snapshot
 
 __all__ = [
     "H0",
     "Passed",
+    "Stopped",
     "Wanted",
     "content_digest",
     "fitting_weights",
@@ -83,7 +84,7 @@ def pretrained(
     """Return h0 from a store, or train it and keep it there; `pretrained_extractor` says where.
 
     Without any store it is trained. What was interrupted goes on from what it last saved. Raises ValueError that names
-    the setting to lower where a GPU's memory is not enough.
+    the setting to lower where a GPU's memory is not enough, and on Ctrl-C `Stopped`.
     """
     wanted = _begun(wanted)
     settings = h0_settings(wanted)

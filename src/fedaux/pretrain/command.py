@@ -30,7 +30,7 @@ from fedaux.models import MODELS
 from fedaux.pretrain import H0, Wanted, content_digest, keep_probe, pretrained
 from fedaux.pretrain.probe import Probe, probe
 from fedaux.pretrain.store import save_h0, save_several, shared_store
-from fedaux.pretrain.training import Passed
+from fedaux.pretrain.training import Passed, Stopped
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,16 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcome], *, half: bool = Fals
         path.chmod(card.stat().st_mode & 0o777)
 
 
+def unwritten(error: OSError, path: Path, outcomes: Sequence[Outcome], *, shared: Path | None) -> OSError:
+    """Return an error of the same kind that names the option and says where h0 lies all the same."""
+    files = [] if shared is None else [shared / f"{outcome.h0.stem}.safetensors" for outcome in outcomes]
+    if stored := ", ".join(str(file) for file in files if file.exists()):
+        left = f"h0 lies in the store ({stored}): the same command with another --out takes it from there"
+    else:
+        left = "h0 is kept nowhere else" if shared else "without a store (FEDAUX_CACHE) h0 is kept nowhere else"
+    return OSError(error.errno, f"could not be written ({error.strerror or error}); {left}", f"--out {path}")
+
+
 def _halved(tensor: Tensor) -> Tensor:
     return tensor.half() if tensor.is_floating_point() else tensor
 
@@ -171,13 +181,28 @@ def unmeasured_line(outcomes: Sequence[Outcome]) -> str:
     return f"{why} again: the figures are those of its card in the store" if before else why
 
 
+def stopped_line(stop: KeyboardInterrupt, *, prototype: str, shared: Path | None) -> str:
+    """Say from where the same command goes on after Ctrl-C; `prototype` is the one that was at work, if any was."""
+    if not prototype:
+        return "Stopped before anything was trained: the same command begins anew."
+    if shared is None:
+        return "Stopped. Without a store (FEDAUX_CACHE) nothing is saved: the same command begins anew."
+    if not isinstance(stop, Stopped):
+        return "Stopped while nothing was in training. The same command finds in the store what was trained before."
+    if stop.saved == 0:
+        return f"Stopped. Nothing of {prototype} is saved, no epoch was over: the same command begins it anew."
+    where = f"after epoch {stop.saved} of {stop.epochs}"
+    return f"Stopped. {prototype} is saved as it was {where}: the same command goes on from there."
+
+
 class Watch:
     """What a person sees meanwhile: a bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._spoke = 0.0
-        self._name = ""
+        self.name = ""
+        """Of the prototype whose turn it is; nothing before the first."""
         columns = MofNCompleteColumn(), TextColumn("epochs  {task.fields[said]}"), TimeElapsedColumn()
         self._live = live_bar(console, *columns)
         self._bar = self._live.add_task("starting", total=1, said="")
@@ -193,7 +218,7 @@ class Watch:
 
     def begin(self, name: str, *, epochs: int) -> None:
         """Turn to another prototype."""
-        self._name = name
+        self.name = name
         self._live.reset(self._bar, total=epochs, description=name, said="")
 
     def __call__(self, passed: Passed) -> None:
@@ -203,7 +228,7 @@ class Watch:
         last = passed.epoch == passed.epochs
         if not self._console.is_terminal and (last or time.monotonic() - self._spoke >= QUIET_SECONDS):
             self._spoke = time.monotonic()
-            self.say(f"{self._name}: epoch {passed}")
+            self.say(f"{self.name}: epoch {passed}")
 
     def say(self, line: str) -> None:
         """Say a line where there is no bar, and beside the bar where there is one."""
@@ -218,6 +243,8 @@ __all__ = [
     "outcome_table",
     "pretrain_prototypes",
     "shared_store",
+    "stopped_line",
     "unmeasured_line",
+    "unwritten",
     "write_outcomes",
 ]

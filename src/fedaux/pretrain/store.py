@@ -30,6 +30,8 @@ from fedaux.models import MODELS, SplitModel, model_options
 PROCEDURE = 2
 """Raised whenever the same settings come to give another h0."""
 CARD_FORMAT = 1
+MAKE_ONE = "should be what `fedaux pretrain` makes of this recipe when pretraining.checkpoint is left out"
+"""What to do about a checkpoint that does not fit."""
 TOLD = {"epochs": (int,), "seconds": (int, float), "loss": (int, float, type(None)), "probe": (dict, type(None))}
 """What cards in the shared store are asked for, and what it may be."""
 
@@ -247,14 +249,20 @@ def fitting_weights(
         if isinstance(several, dict):
             if prototype.name not in several:
                 raise ValueError(
-                    f"{key} = {path}: holds h0 of the prototypes {', '.join(several)}, none for {prototype.name}"
+                    f"{key} = {path}: holds h0 of the prototypes {', '.join(several)}, none for {prototype.name}; "
+                    f"{MAKE_ONE}, or prototypes.name one of those"
                 )
             card = several[prototype.name]
             prefix = f"{prototype.name}/"
             loaded = {name.removeprefix(prefix): value for name, value in loaded.items() if name.startswith(prefix)}
         assert card is not None
         _refuse_other_card(card, f"{key} = {path}", prototype=prototype, image_shape=image_shape, vocabulary=vocabulary)
-    return fitted(loaded, model, where=f"{key} = {path}")
+    try:
+        return fitted(loaded, model, where=f"{key} = {path}")
+    except ValueError as error:
+        if prototype is None:
+            raise
+        raise ValueError(f"{error}; {MAKE_ONE}") from error
 
 
 def fitted(loaded: Mapping[str, Tensor], model: SplitModel, *, where: str) -> Weights:
@@ -288,14 +296,20 @@ def _refuse_other_card(
     """Raise ValueError where a card tells of another model, other options, another shape of images or other words."""
     model = card.get("model", prototype.model)
     if model != prototype.model:
-        raise ValueError(f"{where}: its card says model {model}, the prototype {prototype.name} is {prototype.model}")
+        raise ValueError(
+            f"{where}: its card says model {model}, the prototype {prototype.name} is {prototype.model}; {MAKE_ONE}, "
+            f"or prototypes.model {model}"
+        )
     defaults = model_options(model) if model in MODELS else {}
     options, own = defaults | dict(card.get("options", prototype.options)), defaults | prototype.options
     different = sorted(name for name in options.keys() | own.keys() if options.get(name) != own.get(name))
     if different:
         said = ", ".join(f"{name} = {options.get(name)}" for name in different)
         found = ", ".join(f"{name} = {own.get(name)}" for name in different)
-        raise ValueError(f"{where}: its card says {model} with {said}, the prototype {prototype.name} has {found}")
+        raise ValueError(
+            f"{where}: its card says {model} with {said}, the prototype {prototype.name} has {found}; {MAKE_ONE}, or "
+            "prototypes.options as the card has them"
+        )
     words = card.get("vocabulary")
     if vocabulary is not None and words is not None and words.get("digest") != vocabulary.digest:
         raise ValueError(
@@ -304,7 +318,10 @@ def _refuse_other_card(
         )
     shape = card.get("image_shape")
     if image_shape is not None and shape is not None and list(shape) != list(image_shape):
-        raise ValueError(f"{where}: its card says images of {list(shape)}, those here are {list(image_shape)}")
+        raise ValueError(
+            f"{where}: its card says images of {list(shape)}, those here are {list(image_shape)}; {MAKE_ONE}, or "
+            "image_size and channels of data and auxiliary such that images are as the card has them"
+        )
 
 
 @contextmanager

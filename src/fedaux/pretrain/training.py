@@ -11,6 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,15 @@ class Passed:
 
 
 OnEpoch = Callable[[Passed], None]
+
+
+class Stopped(KeyboardInterrupt):
+    """Somebody has stopped training; it can go on after `saved` of its `epochs`."""
+
+    def __init__(self, *, saved: int, epochs: int) -> None:
+        super().__init__()
+        self.saved = saved
+        self.epochs = epochs
 
 
 class Training:
@@ -303,28 +313,54 @@ def pretrain(
 ) -> None:
     """Train for all epochs that are left.
 
-    With `progress`, a file, training goes on from what is saved there, and saves itself there while it lasts: whoever
-    names the file answers for its belonging to the same images, features and settings.
+    With `progress`, a file, training goes on from what is saved there, and saves itself there while it lasts, and when
+    it is stopped: whoever names the file answers for its belonging to the same images, features and settings.
+
+    Raises:
+        Stopped: on Ctrl-C; an epoch that is not over is lost.
     """
     features, epochs = training.features, training.section.epochs
     was_training = features.training
     if progress is not None and progress.exists():
         _continue(training, progress)
-    began = saved = time.monotonic()
-    before = len(training.losses)
-    for epoch in range(before, epochs):
-        loss = training.epoch()
-        now = time.monotonic()
-        if progress is not None and epoch + 1 < epochs and now - saved >= save_seconds:
-            said = {"losses": training.losses, "seconds": training.seconds}
-            save_tensors(progress, training.state(), metadata={key: json.dumps(value) for key, value in said.items()})
-            saved = time.monotonic()
-        if on_epoch is not None:
-            left = (now - began) / (epoch + 1 - before) * (epochs - epoch - 1)
-            on_epoch(Passed(epoch + 1, epochs, loss, left))
+    began = written = time.monotonic()
+    before = saved = len(training.losses)
+    finished: Finished | None = None
+    try:
+        for epoch in range(before, epochs):
+            loss = training.epoch()
+            now = time.monotonic()
+            if progress is not None:
+                finished = Finished(training.state(), list(training.losses), training.seconds)
+                if epoch + 1 < epochs and now - written >= save_seconds:
+                    saved = finished.save(progress)
+                    written = time.monotonic()
+            if on_epoch is not None:
+                left = (now - began) / (epoch + 1 - before) * (epochs - epoch - 1)
+                on_epoch(Passed(epoch + 1, epochs, loss, left))
+    except KeyboardInterrupt as stop:
+        if progress is not None and finished is not None and len(finished.losses) > saved:
+            with suppress(OSError, KeyboardInterrupt):  # then it goes on from what was saved before
+                saved = finished.save(progress)
+        raise Stopped(saved=saved, epochs=epochs) from stop
     features.train(was_training)
     for parameter in features.parameters():
         parameter.grad = None  # it may lie in the memory of a graph, which would be kept for it
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Training as it was at the end of an epoch; weights in the middle of the next one are others."""
+
+    state: dict[str, Tensor]
+    losses: list[float]
+    seconds: float
+
+    def save(self, progress: Path) -> int:
+        """Write it to a file that training can go on from; return after how many epochs that is."""
+        said = {"losses": self.losses, "seconds": self.seconds}
+        save_tensors(progress, self.state, metadata={key: json.dumps(value) for key, value in said.items()})
+        return len(self.losses)
 
 
 def _continue(training: Training, progress: Path) -> None:
