@@ -123,3 +123,18 @@ def test_ctrl_c_says_from_which_epoch_the_same_command_goes_on(tmp_path: Path) -
     assert said is not None, told[0]
     assert int(said.group(1)) == len(losses_in(progress)) > 0
     assert "Without a store (FEDAUX_CACHE) nothing is saved: the same command begins anew." in told[1]
+
+
+def test_an_h0_that_the_store_cannot_take_is_not_lost(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+
+    def spoil(passed: Passed) -> None:
+        if passed.epoch == passed.epochs:
+            store.rename(tmp_path / "elsewhere")
+            store.write_text("a file where the folder was")
+
+    with pytest.warns(UserWarning, match=r"store: h0 cannot be kept there"):
+        found = pretrained(wanted(model(), SECTION), shared=store, on_epoch=spoil)
+    assert equal(found.weights, pretrained(wanted(model(), SECTION)).weights)
+    with pytest.raises(OSError, match="store"):  # a run's own directory has to take it
+        pretrained(wanted(model(), SECTION), store=store)

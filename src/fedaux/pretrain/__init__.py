@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,7 +119,13 @@ def pretrained(
         weights = snapshot(wanted.model.features)
         card = make_card(wanted, settings=settings, losses=training.losses, seconds=training.seconds)
         if folder is not None:
-            save_h0(folder / name, weights, card, beside=folder == shared, vocabulary=wanted.vocabulary)
+            try:
+                save_h0(folder / name, weights, card, beside=folder == shared, vocabulary=wanted.vocabulary)
+            except OSError as error:
+                if folder != shared:
+                    raise
+                warnings.warn(f"{folder}: h0 cannot be kept there, going on with it ({error})", stacklevel=2)
+                return H0(weights, card, stem, stored=False)
         if progress is not None:
             progress.unlink(missing_ok=True)
         return H0(weights, card, stem, stored=False)
