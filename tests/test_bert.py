@@ -24,7 +24,7 @@ from fedaux.data.vocabulary import PAD_ID, Vocabulary
 from fedaux.dpsgd import train_privately
 from fedaux.inference import FusedInference, Predictor, Untraceable
 from fedaux.models import MODELS, SplitModel, model_input
-from fedaux.server import snapshot
+from fedaux.server import load, snapshot
 
 
 def model(name: str = "bert", *, size: int = 300, classes: int = 3, **options: Any) -> SplitModel:
@@ -236,3 +236,7 @@ def test_predictions_do_not_work_on_padding(words: Vocabulary) -> None:
         torch.testing.assert_close(found, text_model.eval()(ids), rtol=1e-4, atol=1e-5)
     rows = torch.tensor([7, 3, 29, 3])
     torch.testing.assert_close(predictor(snapshot(text_model), ids, rows=rows), found[rows], rtol=1e-4, atol=1e-5)
+    again = {name: 0.5 * tensor for name, tensor in snapshot(text_model).items()}
+    load(text_model, again)
+    with torch.no_grad():  # other weights, the same texts, whose lengths are known by now
+        torch.testing.assert_close(predictor(again, ids, batch_size=8), text_model(ids), rtol=1e-4, atol=1e-5)

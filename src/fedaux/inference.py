@@ -40,6 +40,7 @@ class Predictor:
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.momentum = 0.0  # `by_batch` looks at batches and learns nothing from them
         self._compute = compute
+        self._by_length = ByLength()
         self._trims = any(getattr(part, "ignores_padding", False) for part in self._module.modules())
         self._fused: FusedInference | None = None
         if compute.device.type == "cuda" and compute.precision is not torch.float32:
@@ -67,7 +68,7 @@ class Predictor:
             return self(weights, inputs[:1], batch_size=1)[:0]
         forward = self._forward_by_batch(weights) if by_batch else self._forward(weights)
         if self._trims and not by_batch:
-            return _by_length(forward, inputs, batch_size=batch_size, rows=rows)
+            return self._by_length(forward, inputs, batch_size=batch_size, rows=rows)
         picked = inputs.split(batch_size) if rows is None else (inputs[part] for part in rows.split(batch_size))
         return torch.cat([forward(batch).float() for batch in picked])
 
@@ -126,16 +127,40 @@ class Predictor:
         return forward
 
 
-def _by_length(forward: Callable[[Tensor], Tensor], texts: Tensor, *, batch_size: int, rows: Tensor | None) -> Tensor:
-    """Return outputs on token ids [N, L], long ones first: batches are then no wider than their texts."""
-    chosen = torch.arange(len(texts), device=texts.device) if rows is None else rows
-    lengths = token_lengths(texts)[chosen]
-    order = lengths.argsort(descending=True, stable=True)
-    longest = lengths[order[::batch_size]].tolist()
-    widths = [max(1, -(-length // WIDTH_STEP)) * WIDTH_STEP for length in longest]
-    parts = zip(order.split(batch_size), widths, strict=True)
-    outputs = torch.cat([forward(texts[chosen[part], :width]).float() for part, width in parts])
-    return torch.empty_like(outputs).index_copy_(0, order, outputs)
+class ByLength:
+    """Batches of token ids [N, L], long texts first, so that none is wider than its texts.
+
+    To know the widths takes a wait for the device; it is had once for inputs that come again, as a round's do.
+    """
+
+    REMEMBERED = 2
+    """The distill set and the test set."""
+
+    def __init__(self) -> None:
+        self._plans: list[tuple[Tensor, int, list[tuple[Tensor, int]]]] = []
+
+    def __call__(
+        self, forward: Callable[[Tensor], Tensor], texts: Tensor, *, batch_size: int, rows: Tensor | None
+    ) -> Tensor:
+        """Return outputs [N, ...], or on some rows of the texts, in the order that was asked for."""
+        chosen = texts if rows is None else texts[rows]
+        parts = self._parts(chosen, batch_size, again=rows is None and len(texts) > batch_size)
+        outputs = torch.cat([forward(chosen[part, :width]).float() for part, width in parts])
+        return torch.empty_like(outputs).index_copy_(0, torch.cat([part for part, _ in parts]), outputs)
+
+    def _parts(self, texts: Tensor, batch_size: int, *, again: bool) -> list[tuple[Tensor, int]]:
+        """Return the rows of each batch and its width; `again`: the same texts will be asked about once more."""
+        for known, size, parts in self._plans:
+            if known is texts and size == batch_size:
+                return parts
+        lengths = token_lengths(texts)
+        order = lengths.argsort(descending=True, stable=True)
+        longest = lengths[order[::batch_size]].tolist()
+        widths = [max(1, -(-length // WIDTH_STEP)) * WIDTH_STEP for length in longest]
+        parts = list(zip(order.split(batch_size), widths, strict=True))
+        if again:
+            self._plans = [(texts, batch_size, parts), *self._plans][: self.REMEMBERED]
+        return parts
 
 
 class Untraceable(Exception):
