@@ -16,7 +16,7 @@ from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.config import Averaging, Distillation, Stopping
 from fedaux.data.batches import to_float
-from fedaux.distillation import SCHEDULES, captured_steps, distill, distillation_loss, set_rate, sharpen
+from fedaux.distillation import SCHEDULES, distill, distillation_loss, prepared_steps, sharpen
 from fedaux.inference import Predictor
 from fedaux.server import snapshot
 from fedaux.steps import CapturedSteps, Steps
@@ -203,9 +203,17 @@ def test_constant_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rates_change_tensors_in_place() -> None:
     held = torch.tensor(0.1)
-    optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(1))], lr=held, capturable=False, foreach=False)
+    steps = Steps(
+        classifier(bias=False),
+        IMAGES,
+        TARGETS,
+        loss=distillation_loss,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=held, capturable=False, foreach=False),
+        compute=Compute(),
+    )
+    optimizer = steps.optimizer
     held = optimizer.param_groups[0]["lr"]
-    set_rate(optimizer, 0.25)
+    steps.set_rate(0.25)
     assert optimizer.param_groups[0]["lr"] is held
     assert float(held) == 0.25
     assert set(SCHEDULES) == {"constant", "cosine", "cyclic"}
@@ -405,7 +413,7 @@ def test_captured_steps_equal_eager_ones(values: dict[str, Any]) -> None:
     images, targets = IMAGES.cuda(), TARGETS.cuda()
     compute = Compute(torch.device("cuda"))
     expected = distill(model, weights, images, targets, section=section, generator=seeding.generator(0, "x"))
-    steps = captured_steps(model, images, targets, section=section, compute=compute, key="classifier")
+    steps = prepared_steps(model, images, targets, section=section, compute=compute, key="classifier")
     assert steps is not None
     for _ in range(2):
         generator = seeding.generator(0, "x")

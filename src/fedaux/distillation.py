@@ -6,7 +6,6 @@ Schedules, averages and measurements happen between steps; without stopping, not
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
@@ -14,12 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedaux import kernels
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.config import Averaging, Distillation, Stopping
 from fedaux.local import OPTIMIZERS, epoch_orders
+from fedaux.models import SplitModel
 from fedaux.server import load, snapshot
-from fedaux.steps import CapturedSteps, Steps, batch_sizes, release_generator, reset
+from fedaux.steps import CapturedSteps, PreparedStepping, Stepping, Steps, attempt, batch_sizes
 
 
 def distill(
@@ -32,13 +33,13 @@ def distill(
     generator: np.random.Generator,
     compute: Compute | None = None,
     validate: Callable[[nn.Module], float] | None = None,
-    steps: CapturedSteps | None = None,
+    steps: PreparedStepping | None = None,
     until: Callable[[int], None] | None = None,
 ) -> Weights:
     """Return the weights after minimising D_KL(targets || softmax f(x)) over inputs [N, ...] with targets [N, C].
 
     `validate` measures a model on the server's labelled data, more is better. `steps` are the model's own captured ones
-    (`captured_steps`); without them, steps are eager. `until` is called before each step with the number of rows that
+    (`prepared_steps`); without them, steps are eager. `until` is called before each step with the number of rows that
     have been looked at after it, and returns when their targets are there. Raises ValueError where the section asks for
     stopping and nothing validates, or for an average of weights that no step reaches.
     """
@@ -58,29 +59,74 @@ def distill(
     for number, size in zip(range(1, total + 1), sizes, strict=False):
         previous, rate = rate, SCHEDULES[section.schedule](number, total, section)
         if rate != previous:
-            set_rate(student.optimizer, rate)
+            student.set_rate(rate)
         seen += size
         if until is not None:
             until(seen)
         student.step(size)
+        if mean is not None or best is not None:
+            student.settle()
         if mean is not None:
             mean.look(number)
         if best is not None and best.is_final(number):
             break
+    student.settle()
     if mean is not None:
         mean.load()
         recompute_statistics(model, images, batch_size=section.batch_size, compute=compute)
     return snapshot(model) if best is None else best.weights
 
 
-def captured_steps(
+def prepared_steps(
     model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: Hashable
-) -> CapturedSteps | None:
+) -> PreparedStepping | None:
     """Return the model's distillation steps as CUDA graphs, or None, with a warning, where they cannot be captured.
 
-    The learning rate is a tensor on the device, so that `set_rate` reaches the graphs. The model's weights are in
-    disorder afterwards; `distill` loads them.
+    The model's weights are in disorder afterwards; `distill` loads them.
     """
+    if section.clip is None and kernels.possible(
+        model, images, optimizer=section.optimizer, batch_size=section.batch_size, clients=1, compute=compute
+    ):
+        made = attempt(
+            lambda: _kernel_steps(model, images, targets, section=section, compute=compute),
+            device=compute.device,
+            otherwise=f"{key}: no kernels of our own here, distillation is slower",
+            errors=Exception,
+        )
+        if made is not None:
+            return made
+    return attempt(
+        lambda: _captured_steps(model, images, targets, section=section, compute=compute, key=key),
+        device=compute.device,
+        otherwise=f"{key}: steps cannot be captured, distillation is slower",
+    )
+
+
+def _kernel_steps(
+    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute
+) -> PreparedStepping:
+    from fedaux.kernels.steps import BatchedSteps, StudentSteps  # which needs Triton
+
+    assert isinstance(model, SplitModel)
+    batched = BatchedSteps(
+        model,
+        images,
+        targets.clone(),
+        clients=1,
+        learning_rate=section.learning_rate,
+        weight_decay=section.weight_decay,
+        compute=compute,
+        capacity=len(images),
+        batch_size=section.batch_size,
+    )
+    batched.prepare()
+    return StudentSteps(model, batched)
+
+
+def _captured_steps(
+    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: Hashable
+) -> CapturedSteps:
+    """The learning rate is a tensor on the device, so that `set_rate` reaches the graphs."""
 
     def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})
@@ -102,15 +148,7 @@ def captured_steps(
         clip=section.clip,
     )
     model.train()
-    try:
-        steps.prepare(sorted(set(batch_sizes(len(images), section.batch_size)), reverse=True))
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        warnings.warn(f"{key}: steps cannot be captured, distillation is slower ({reason})", stacklevel=2)
-        release_generator(compute.device)
-        return None
+    steps.prepare(sorted(set(batch_sizes(len(images), section.batch_size)), reverse=True))
     return steps
 
 
@@ -120,10 +158,10 @@ def _started(
     targets: Tensor,
     section: Distillation,
     compute: Compute,
-    captured: CapturedSteps | None,
-) -> Steps:
+    captured: PreparedStepping | None,
+) -> Stepping:
     """Return steps that begin at the model's present weights with an optimizer that starts anew."""
-    steps: Steps
+    steps: Stepping
     if captured is None:
         steps = Steps(
             model,
@@ -137,7 +175,7 @@ def _started(
     else:
         assert captured.model is model, "captured steps change the model that they were captured with"
         captured.set_targets(targets)
-        reset(captured.optimizer)
+        captured.reset()
         steps = captured
     steps.start()
     return steps
@@ -149,7 +187,7 @@ def number_of_steps(size: int, *, section: Distillation) -> int:
 
 
 def _batch_sizes(
-    steps: Steps, images: Tensor, *, section: Distillation, generator: np.random.Generator
+    steps: Stepping, images: Tensor, *, section: Distillation, generator: np.random.Generator
 ) -> Iterator[int]:
     """Yield the size of every batch; at the start of an epoch, tell the steps its random order."""
     size = len(images)
@@ -191,15 +229,6 @@ SCHEDULES: dict[str, Callable[[int, int, Distillation], float]] = {
     "cyclic": cyclic_rate,
 }
 """The learning rate of step `number`, from 1 to `total`."""
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Change the learning rate; where it is a tensor, in place, so that whoever holds the tensor sees it."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 class MeanWeights:

@@ -5,8 +5,10 @@ Local training and distillation both are sequences of such steps; schedules, val
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,40 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """The mean loss of logits [B, C] against targets [B, ...]."""
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 WARM_UP_STEPS = 3
+Made = TypeVar("Made")
+
+
+class Stepping(Protocol):
+    """Steps of one model, whoever takes them."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, which has its weights when they are settled."""
+
+    def start(self) -> None:
+        """Begin at the model's present weights."""
+
+    def begin(self, rows: Tensor) -> None:
+        """Say which rows come next, [n]."""
+
+    def step(self, size: int) -> None:
+        """Take a step on the next so many rows."""
+
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate."""
+
+    def settle(self) -> None:
+        """Let the model have the weights as they are now."""
+
+
+class PreparedStepping(Stepping, Protocol):
+    """Steps that stay where they are in memory, to be taken again and again."""
+
+    def set_targets(self, targets: Tensor) -> None:
+        """Replace the targets of all rows."""
+
+    def reset(self) -> None:
+        """Let the optimizer start anew."""
 
 
 class Steps:
@@ -67,6 +103,21 @@ class Steps:
         batch = self._rows[self._cursor : self._cursor + size]
         self._cursor += size
         self._update(self._compute.floats(self._inputs[batch]), self._targets[batch], self._forward)
+
+    def set_rate(self, rate: float) -> None:
+        """Change the learning rate; where it is a tensor, in place, so that whoever holds the tensor sees it."""
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def reset(self) -> None:
+        """Let the optimizer start anew."""
+        reset(self.optimizer)
+
+    def settle(self) -> None:
+        """Let the model have the weights as they are now: here it always has."""
 
     def run(self, rows: Tensor, *, batch_size: int) -> None:
         """Take a step on each batch of rows in turn; the last one can be smaller."""
@@ -209,6 +260,24 @@ class CapturedSteps(Steps):
         with statistics_of(self.model, batch_size=self._batch_size):
             result: Tensor = compute.compiled(self._key, forward)(*self._named, inputs, targets)
         return result
+
+
+def attempt(
+    make: Callable[[], Made], *, device: torch.device, otherwise: str, errors: type[Exception] = RuntimeError
+) -> Made | None:
+    """Return what is captured or compiled, or None, with one line that says what happens otherwise.
+
+    Out of memory is no reason to go on in another way, which would take more.
+    """
+    try:
+        return make()
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except errors as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        warnings.warn(f"{otherwise} ({reason[0]})", stacklevel=3)
+        release_generator(device)
+        return None
 
 
 def release_generator(device: torch.device) -> None:

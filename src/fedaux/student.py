@@ -19,12 +19,12 @@ from fedaux.compute import Compute
 from fedaux.config import ExperimentFields
 from fedaux.data.batches import inference_batch
 from fedaux.dictation import Dictation, TeachRows
-from fedaux.distillation import captured_steps, distill, number_of_steps, recompute_statistics
+from fedaux.distillation import distill, number_of_steps, prepared_steps, recompute_statistics
 from fedaux.inference import Predictor
 from fedaux.local import epoch_orders
 from fedaux.models import SplitModel
 from fedaux.server import evaluate, load, snapshot
-from fedaux.steps import CapturedSteps
+from fedaux.steps import PreparedStepping
 
 STATISTICS_BATCH = 512
 LOOKED_AT = 16
@@ -55,7 +55,7 @@ class Student:
         self._test_inputs = test_inputs
         self._validation = validation
         self._predictors = [Predictor(model, compute) for _ in range(compute.workers)]
-        self._steps: CapturedSteps | None = None
+        self._steps: PreparedStepping | None = None
         self._captures = compute.captures
         self._normalised = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
         alone = isinstance(model, SplitModel) and isinstance(model.features, nn.Identity)
@@ -157,7 +157,7 @@ class Student:
         section = self._experiment.distillation
         if self._captures and self._steps is None:
             self._captures = False  # tried once; what cannot be captured stays eager
-            self._steps = captured_steps(
+            self._steps = prepared_steps(
                 self._model,
                 self._distill_inputs,
                 targets,

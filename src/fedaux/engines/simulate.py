@@ -17,6 +17,7 @@ from fedaux.certainty.secure import noise_for
 from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, as_received
 from fedaux.config import Local
 from fedaux.dpsgd import check_ready, train_privately
+from fedaux.engines.batched import BatchedTraining
 from fedaux.engines.stacked import StackedTraining, can_stack
 from fedaux.engines.streams import StreamTraining
 from fedaux.engines.training import Job, Training, Workplace, one_by_one
@@ -147,7 +148,8 @@ class SimulatedClients:
                 self._training[key] = one_by_one(place)
             elif place.compute.captures:
                 capacity = max(len(part) for part in self._parts)
-                self._training[key] = StreamTraining(place, capacity=capacity)
+                fastest = BatchedTraining if BatchedTraining.possible(place) else StreamTraining
+                self._training[key] = fastest(place, capacity=capacity)
             elif can_stack(place.model):
                 self._training[key] = StackedTraining(place)
             else:

@@ -8,7 +8,6 @@ not be of one size: each stream goes through its own batches, and the rest of an
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -19,7 +18,7 @@ from fedaux.clients import Weights
 from fedaux.engines.training import Job, Training, Workplace, one_by_one
 from fedaux.local import OPTIMIZERS, Trained, epoch_orders
 from fedaux.server import load, snapshot
-from fedaux.steps import CapturedSteps, batch_sizes, optimizer_state, release_generator, reset, restore_optimizer
+from fedaux.steps import CapturedSteps, attempt, batch_sizes, optimizer_state, restore_optimizer
 
 
 class StreamTraining:
@@ -44,20 +43,19 @@ class StreamTraining:
     def _prepared(self, wave: Sequence[Job]) -> bool:
         """Capture the steps that a wave needs, and say whether it was possible."""
         batch_size = self._place.section.batch_size
-        try:
+
+        def capture() -> bool:
             while len(self._slots) < len(wave):
                 self._slots.append(self._slot())
             for slot, job in zip(self._slots, wave, strict=False):
                 slot.prepare(sorted(set(batch_sizes(len(job.rows), batch_size)), reverse=True))
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"{self._place.key}: steps cannot be captured, training is slower ({reason})", stacklevel=2)
+            return True
+
+        otherwise = f"{self._place.key}: steps cannot be captured, training is slower"
+        possible = attempt(capture, device=self._place.compute.device, otherwise=otherwise) is not None
+        if not possible:
             self._slots.clear()
-            release_generator(self._place.compute.device)
-            return False
-        return True
+        return possible
 
     def _slot(self) -> CapturedSteps:
         place, section = self._place, self._place.section
@@ -87,7 +85,7 @@ class StreamTraining:
         ]
         for slot, job in zip(slots, wave, strict=True):
             load(slot.model, weights)
-            reset(slot.optimizer)
+            slot.reset()
             if job.state:
                 restore_optimizer(slot.optimizer, slot.model, dict(job.state))
             slot.start()

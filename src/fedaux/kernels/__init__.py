@@ -1,0 +1,59 @@
+"""Training steps of ResNet-8 as few kernels, each of which does the same work for several clients at once.
+
+A small model on small batches is a long row of small operations. Here a convolution also makes the sums that batch
+normalisation needs, the head includes its loss, and Adam takes all parameters at once: 53 kernels a step, for one
+client (a distillation) or for several side by side, in place of about 200 for each.
+
+They are for bf16 on GPUs with bulk tensor copies (compute capability 9 and above), written in Triton. Sums are added in
+any order, so that two runs can differ in the last bits.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+
+from fedaux.compute import Compute
+from fedaux.models import SplitModel
+from fedaux.models.resnet import ResNetFeatures, resnet8
+
+INSTALLED = find_spec("triton") is not None
+CAPABILITY = (9, 0)
+"""Of the first GPUs with bulk tensor copies."""
+IMAGE_SIZE = 32
+MOST_CHANNELS = 3
+"""Of an image: the nine taps of the first convolution share 32 places."""
+MOST_CLASSES = 256
+MOST_IMAGES = 8192
+"""Of all clients in a step, since kernels count in 32 bits."""
+
+
+def possible(
+    model: nn.Module, inputs: Tensor, *, optimizer: str, batch_size: int, clients: int, compute: Compute
+) -> bool:
+    """Say whether the kernels can train a model on such inputs here, with so many clients at a time."""
+    return (
+        INSTALLED
+        and compute.compile
+        and compute.device.type == "cuda"
+        and torch.cuda.get_device_capability(compute.device) >= CAPABILITY
+        and compute.precision is torch.bfloat16
+        and optimizer == "adam"
+        and clients * batch_size <= MOST_IMAGES
+        and fits(model, inputs)
+    )
+
+
+def fits(model: nn.Module, inputs: Tensor) -> bool:
+    """Say whether a model is the ResNet-8 that the kernels are written for, part by part, and images have its size."""
+    if inputs.ndim != 4 or tuple(inputs.shape[2:]) != (IMAGE_SIZE, IMAGE_SIZE) or inputs.shape[1] > MOST_CHANNELS:
+        return False
+    if not isinstance(model, SplitModel) or type(model.features) is not ResNetFeatures:
+        return False
+    if type(model.head) is not nn.Linear or model.head.out_features > MOST_CLASSES:
+        return False
+    with torch.device("meta"):
+        expected = resnet8((inputs.shape[1], IMAGE_SIZE, IMAGE_SIZE), model.head.out_features)
+    return str(model) == str(expected) and all(parameter.requires_grad for parameter in model.parameters())
