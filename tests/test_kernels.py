@@ -72,7 +72,7 @@ def near(found, right, start):
         far.append(float((found[name] - values).double().norm() / moved))
     far.sort()
     # Adam divides by a gradient's size, so that rounding shows in single weights.
-    assert far[len(far) // 2] < 1e-3 and far[-1] < 0.02, far
+    assert far[len(far) // 2] < 5e-3 and far[-1] < 0.03, far
 
 
 if "training" in PARTS:
