@@ -26,8 +26,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_estimate_starts_from_the_measured_rounds() -> None:
     settings = {"participation_rate": 0.4, "split.num_clients": 20, "prototypes": [{"model": "resnet8"}]}
-    assert costs.round_seconds("fedaux", settings, 100_000) == pytest.approx(1.89, rel=0.03)
-    assert costs.round_seconds("fedavg", settings, 100_000) == pytest.approx(0.35, rel=0.03)
+    assert costs.round_seconds("fedaux", settings, 100_000) == pytest.approx(1.32, rel=0.03)
+    assert costs.round_seconds("fedavg", settings, 100_000) == pytest.approx(0.17, rel=0.03)
+    mobile = {"participation_rate": 0.4, "split.num_clients": 100, "prototypes": [{"model": "mobilenetv2"}]}
+    assert costs.round_seconds("fedaux", mobile, 100_000) == pytest.approx(16.7, rel=0.03)
+    both = mobile | {"prototypes": [{"model": "mobilenetv2"}, {"model": "resnet8"}]}
+    small = mobile | {"prototypes": [{"model": "resnet8"}]}
+    alone = [costs.round_seconds("fedavg", each, 100_000) - 0.06 for each in (mobile, small | {"mode": "full"})]
+    assert costs.round_seconds("fedavg", both, 100_000) == pytest.approx(0.06 + (alone[0] + alone[1] + 0.03) / 2)
     cell = 100 * costs.round_seconds("fedaux", settings, 100_000)
     assert 162 * 35 < (costs.estimate(STUDIES["table1"]) or 0) < 162 * 2.5 * cell
     assert costs.estimate(STUDIES["nlp"]) is None
@@ -43,7 +49,7 @@ def test_a_part_s_time_is_estimated_from_the_data_that_is_there(root: Path, tmp_
     only = ["alpha=0.01", "auxiliary=[Dogs,Noise]", "method=fedaux"]
     cells = settings(planned("table2", root, only=only, seeds=2, overrides=["rounds=10"]))
     a_round = {size: costs.round_seconds("fedaux", TABLE2_ROUND, size) for size in (3, 100_000)}
-    h0 = 2 * 100 * costs.PRETRAINING * 100_003
+    h0 = 2 * 100 * costs.PRETRAINING["resnet8"] * 100_003
     assert costs.estimate_runs(cells) == pytest.approx(2 * 10 * sum(a_round.values()) + h0)
     given = settings(
         planned("table2", root, only=only, seeds=2, overrides=["rounds=10", f"pretraining.checkpoint={checkpoint}"])

@@ -1,9 +1,9 @@
 """How long a study takes on an NVIDIA H200, or with heads alone on one core: an estimate from measured rounds.
 
-Measured (CIFAR-10, 20 clients, 8 a round, 2,500 examples each, ResNet-8, 80,000 distill images, bf16, compiled): a
-round of 1.89 s, of which training 0.33, teachers 0.67, distillation 0.86 (docs/performance.md), and 1.20 s for an epoch
-of SimCLR on 100,000 images (docs/pretraining.md). The rest follows from numbers of examples.
-Other networks have not been timed, and count as ResNet-8.
+Measured (CIFAR-10, 80,000 distill images, bf16, compiled; docs/performance.md): ResNet-8, 8 of 20 clients with 2,500
+examples each, a round of 1.32 s; MobileNetV2, 40 of 100 clients with 500 examples each, 16.7 s. An epoch of SimCLR on
+100,000 images: 1.20 s, 2.83 s, and ShuffleNet 2.63 s (docs/pretraining.md). The rest follows from numbers of examples;
+rounds of ShuffleNet have not been timed and count as MobileNetV2's, and whatever else as ResNet-8's.
 Heads alone need no GPU, so their time is that of one core: about 2 s a round (32 clients, 20,000 examples, 80,000
 distill images: docs/results.md; its parts: docs/log.md) and, once, the features of h0, 190 images a second in single
 precision and 480 in bf16 (docs/performance.md). Pretraining h0 on a CPU has not been timed.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from fedaux.config import Experiment
@@ -38,12 +39,13 @@ class Pace:
     """Averages, evaluation."""
 
 
-PACES = {
-    "full": Pace(training=0.33 / 20_000, teaching=0.67 / (8 * 80_000), distilling=0.86 / 80_000, overhead=0.03),
-    "linear": Pace(training=0.2 / 20_000, teaching=1.2 / (32 * 80_000), distilling=0.5 / 80_000, overhead=0.0),
-}
-"""By mode: whole networks on an H200, heads on one core."""
-PRETRAINING = 1.2 / 100_000
+RESNET8 = Pace(training=0.14 / 20_000, teaching=0.66 / (8 * 80_000), distilling=0.49 / 80_000, overhead=0.03)
+MOBILENETV2 = Pace(training=1.52 / 20_000, teaching=12.78 / (40 * 80_000), distilling=2.36 / 80_000, overhead=0.06)
+NETWORKS = {"resnet8": RESNET8, "mobilenetv2": MOBILENETV2, "shufflenet": MOBILENETV2}
+"""Whole networks on an H200."""
+HEADS = Pace(training=0.2 / 20_000, teaching=1.2 / (32 * 80_000), distilling=0.5 / 80_000, overhead=0.0)
+"""Heads alone, on one core."""
+PRETRAINING = {"resnet8": 1.2 / 100_000, "mobilenetv2": 2.83 / 100_000, "shufflenet": 2.63 / 100_000}
 """Seconds an image and epoch, on an H200."""
 FEATURES = {"fp32": 1 / 190, "bf16": 1 / 480}
 """Seconds an image on one core by precision: the features of h0, once for all runs that share it."""
@@ -80,7 +82,7 @@ def estimate(study: Study) -> float | None:
                 if (model, wanted := f"{public}") not in prepared:
                     prepared.add((model, wanted))
                     images = EXAMPLES + TESTED + public
-                    h0 = FEATURES["fp32"] * images if linear else 100 * PRETRAINING * public
+                    h0 = FEATURES["fp32"] * images if linear else 100 * an_epoch(model) * public
                     total += len(raw.get("seeds", [0])) * h0
     return total
 
@@ -127,7 +129,7 @@ def estimate_runs(experiments: Iterable[Experiment]) -> float | None:
                         total += once(an_image * held, h0, experiment.data.model_dump_json())
                         total += once(an_image * public, h0, key)
                     elif pretraining.checkpoint is None:
-                        total += once(pretraining.epochs * PRETRAINING * public, h0)
+                        total += once(pretraining.epochs * an_epoch(prototype.model) * public, h0)
     return total
 
 
@@ -138,16 +140,25 @@ def is_linear(study: Study) -> bool:
 
 def round_seconds(method: str, settings: Mapping[str, Any], public: int, *, examples: int = EXAMPLES) -> float:
     """Return the seconds of a round of a method with these settings and so many public and private examples."""
-    row, pace = METHODS[method], PACES[settings.get("mode", "full")]
+    row = METHODS[method]
+    students = [
+        HEADS if settings.get("mode") == "linear" else NETWORKS.get(str(prototype["model"]), RESNET8)
+        for prototype in settings["prototypes"]
+    ]
     clients = max(1, round(settings["participation_rate"] * settings["split.num_clients"]))
     trained = clients * examples / settings["split.num_clients"] * settings.get("local.epochs", 1)
-    seconds = pace.overhead + pace.training * trained
+    # Of every network as many clients as of any other.
+    seconds = max(pace.overhead for pace in students) + trained * fmean(pace.training for pace in students)
     if row.teacher is not None:
-        distill = 0.8 * public
         teachers = clients + (11 if row.teacher == "bayesian" else 0)
-        students = len(settings["prototypes"])
-        seconds += distill * (pace.teaching * teachers + pace.distilling * students)
+        taught = teachers * fmean(pace.teaching for pace in students)
+        seconds += 0.8 * public * (taught + sum(pace.distilling for pace in students))
     return float(seconds)
+
+
+def an_epoch(model: str) -> float:
+    """Return the seconds an image of an epoch of SimCLR."""
+    return PRETRAINING.get(model, PRETRAINING["resnet8"])
 
 
 def _public(grid: Grid, changes: Mapping[str, Any], name: str) -> int:
