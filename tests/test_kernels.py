@@ -182,6 +182,20 @@ def test_without_a_gpu_no_kernel_is_asked_for() -> None:
     assert not kernels.possible(model, IMAGES, optimizer="adam", batch_size=32, clients=8, compute=compute)
 
 
+@pytest.mark.parametrize(
+    ("clients", "batch_size", "possible"),
+    [(8, 32, True), (1, 8192, True), (256, 32, True), (257, 1, False), (8, 1025, False), (1, 8193, False)],
+)
+def test_what_32_bits_cannot_count_is_left_to_others(clients: int, batch_size: int, possible: bool) -> None:
+    assert kernels.countable(clients, batch_size=batch_size) == possible
+    room = kernels.room_for(batch_size)
+    assert batch_size <= room < batch_size + 8
+    if possible:
+        weights = sum(values.numel() for values in MODELS["resnet8"]((3, 32, 32), 256).parameters())
+        assert clients * weights < 2**31
+        assert clients * room * 32 * 32 * WIDTHS[0] < 2**31
+
+
 @pytest.mark.parametrize("clients", [1, 2, 3, 8, 40])
 @pytest.mark.parametrize("room", [8, 16, 24, 32, 128, 136, 512])
 def test_every_product_is_cut_into_whole_tiles(clients: int, room: int) -> None:

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from fedaux.kernels import ends, normalisation, stem
+from fedaux.kernels import ends, normalisation, room_for, stem
 from fedaux.kernels.layers import Convolution, Normalisation, Stack, Tail, divided, launch
 from fedaux.models import SplitModel
 
@@ -61,7 +61,7 @@ class Network:
         features: Any = model.features
         self.device = targets.device
         self.clients, self.batch_size, self.capacity = clients, batch_size, capacity
-        self.room = divided(batch_size, 8) * 8
+        self.room = room_for(batch_size)
         self.precision, self.weight_decay, self.proximal = precision, weight_decay, proximal
         self.inputs, self.targets = inputs, targets
         channels = inputs.shape[1]
