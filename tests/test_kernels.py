@@ -108,8 +108,8 @@ if "distillation" in PARTS:
     section = Distillation(batch_size=4, learning_rate=1e-3, schedule="cosine", weight_decay=1e-3)
     twin = copy.deepcopy(model)
     batched = BatchedSteps(
-        twin, images[:7], torch.zeros_like(targets), clients=1, learning_rate=1.0, weight_decay=1e-3, compute=Compute(),
-        capacity=7, batch_size=4,
+        twin, images[:7], torch.zeros(10, 7, dtype=torch.float64).T, clients=1, learning_rate=1.0, weight_decay=1e-3,
+        compute=Compute(), capacity=7, batch_size=4,
     )
     found, right = (
         distill(

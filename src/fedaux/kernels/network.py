@@ -63,7 +63,9 @@ class Network:
         self.clients, self.batch_size, self.capacity = clients, batch_size, capacity
         self.room = room_for(batch_size)
         self.precision, self.weight_decay, self.proximal = precision, weight_decay, proximal
-        self.inputs, self.targets = inputs, targets
+        self.inputs = inputs
+        # Soft labels are read as they lie; a teacher may have left them transposed, or in another precision.
+        self.targets = (targets.float() if targets.is_floating_point() else targets).contiguous()
         channels = inputs.shape[1]
         none, one = torch.zeros(channels, device=self.device), torch.ones(channels, device=self.device)
         self.mean = none if mean is None else mean.flatten().float().contiguous()
