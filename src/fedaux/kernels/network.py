@@ -341,9 +341,9 @@ class Network:
         """What follows runs on the other stream, if there is one."""
         if self._side is None:
             return nullcontext()
-        self._side.wait_stream(torch.cuda.current_stream())
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self._side)
 
     def _join(self) -> None:
         if self._side is not None:
-            torch.cuda.current_stream().wait_stream(self._side)
+            torch.cuda.current_stream(self.device).wait_stream(self._side)
