@@ -33,7 +33,8 @@ pytestmark = [
 
 
 def place(precision: torch.dtype, *, compile: bool = True, **settings: Any) -> Workplace:
-    compute = Compute(torch.device("cuda"), precision, compile=compile, clients_at_once=3)
+    at_once = settings.pop("clients_at_once", 3)
+    compute = Compute(torch.device("cuda"), precision, compile=compile, clients_at_once=at_once)
     generator = np.random.default_rng(0)
     images = torch.from_numpy(generator.integers(0, 256, (500, 3, 32, 32), dtype=np.uint8))
     proximal = settings.pop("proximal", 0.0)
@@ -57,7 +58,14 @@ def exactly(settings: dict[str, Any], **more: Any) -> dict[int, tuple[Weights, T
     return done
 
 
-@pytest.mark.parametrize("settings", [{}, {"proximal": 0.3, "epochs": 2, "weight_decay": 1e-3}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"proximal": 0.3, "epochs": 2, "weight_decay": 1e-3},
+        {"clients_at_once": 8, "batch_size": 32},  # the defaults, whose products are cut otherwise
+    ],
+)
 def test_clients_by_kernels_are_as_near_the_exact_ones_as_the_plain_loop_in_half_precision(
     settings: dict[str, Any],
 ) -> None:
@@ -113,7 +121,12 @@ def test_a_client_on_its_own_is_the_same_to_rounding_whoever_is_beside_it() -> N
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"schedule": "cosine", "weight_decay": 1e-3, "epochs": 2}, {"averaging": Averaging(start=4, every=2)}],
+    [
+        {},
+        {"schedule": "cosine", "weight_decay": 1e-3, "epochs": 2},
+        {"averaging": Averaging(start=4, every=2)},
+        {"batch_size": 128},  # the default
+    ],
 )
 def test_distillation_by_kernels_is_as_near_the_exact_one_as_captured_steps(settings: dict[str, Any]) -> None:
     section = Distillation(**{"batch_size": 64, "learning_rate": 1e-3} | settings)
