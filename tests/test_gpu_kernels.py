@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_gpu import CLASSES, difference, jobs, model
+from test_gpu import CLASSES, difference, jobs
 
 from fedaux import kernels, seeding
 from fedaux.clients import Weights
@@ -17,6 +17,7 @@ from fedaux.distillation import distill, prepared_steps
 from fedaux.engines.batched import BatchedTraining
 from fedaux.engines.training import Workplace, one_by_one
 from fedaux.local import Trained
+from fedaux.models import MODELS
 from fedaux.server import snapshot
 from fedaux.steps import CapturedSteps
 
@@ -36,12 +37,15 @@ def place(precision: torch.dtype, *, compile: bool = True, **settings: Any) -> W
     at_once = settings.pop("clients_at_once", 3)
     compute = Compute(torch.device("cuda"), precision, compile=compile, clients_at_once=at_once)
     generator = np.random.default_rng(0)
-    images = torch.from_numpy(generator.integers(0, 256, (500, 3, 32, 32), dtype=np.uint8))
+    channels, classes = settings.pop("channels", 3), settings.pop("classes", CLASSES)
+    images = torch.from_numpy(generator.integers(0, 256, (500, channels, 32, 32), dtype=np.uint8))
     proximal = settings.pop("proximal", 0.0)
+    with seeding.initialisation(0, part="resnet8"):
+        model = MODELS["resnet8"]((channels, 32, 32), classes)
     return Workplace(
-        model=compute.place(model("resnet8")),
+        model=compute.place(model),
         inputs=compute.place_inputs(images),
-        labels=torch.from_numpy(generator.integers(0, CLASSES, 500)).cuda(),
+        labels=torch.from_numpy(generator.integers(0, classes, 500)).cuda(),
         section=Local(**({"batch_size": 16, "learning_rate": 1e-3} | settings)),
         proximal=proximal,
         compute=compute,
@@ -64,6 +68,7 @@ def exactly(settings: dict[str, Any], **more: Any) -> dict[int, tuple[Weights, T
         {},
         {"proximal": 0.3, "epochs": 2, "weight_decay": 1e-3},
         {"clients_at_once": 8, "batch_size": 32},  # the defaults, whose products are cut otherwise
+        {"channels": 1, "classes": 100},
     ],
 )
 def test_clients_by_kernels_are_as_near_the_exact_ones_as_the_plain_loop_in_half_precision(

@@ -18,6 +18,8 @@ from fedaux.compute import Compute
 from fedaux.kernels.tiling import Shape, split_of, tile_of
 from fedaux.models import MODELS
 from fedaux.models.resnet import WIDTHS
+from fedaux.server import snapshot
+from fedaux.steps import optimizer_state
 
 IMAGES = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
 
@@ -141,6 +143,31 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Tri
 @needs_triton
 def test_a_distillation_by_kernels_is_the_plain_one() -> None:
     interpreted("distillation")
+
+
+@needs_triton
+def test_what_a_client_is_given_is_what_it_has_and_nobody_else() -> None:
+    from fedaux.kernels.steps import BatchedSteps
+
+    model = MODELS["resnet8"]((1, 32, 32), 7)
+    steps = BatchedSteps(
+        model, IMAGES[:, :1], torch.zeros(4, dtype=torch.int64), clients=3, learning_rate=1e-3, compute=Compute(),
+        capacity=4, batch_size=5,
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.rand(3, 1, 32, 32)).sum().backward()
+    optimizer.step()
+    weights, state = snapshot(model), optimizer_state(optimizer, model)
+    steps.load(weights)
+    for own in steps.weights():
+        assert list(own) == list(weights)
+        assert all(torch.equal(own[name], value) for name, value in weights.items())
+    steps.restore_optimizer(1, state)
+    assert steps.optimizer_state(1).keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in steps.optimizer_state(1).items())
+    assert not any(bool(value.any()) for client in (0, 2) for value in steps.optimizer_state(client).values())
+    steps.reset()
+    assert not any(bool(value.any()) for value in steps.optimizer_state(1).values())
 
 
 @needs_triton
