@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any, cast
 
@@ -395,6 +396,69 @@ def test_steps_that_are_held_give_the_same_again_and_see_every_image_once() -> N
             generator=seeding.generator(0, "x"),
             steps=cast(CapturedSteps, held),
         )
+
+
+class Elsewhere:
+    """Steps that train another model, which the student hears of when they are settled, as kernels do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.settled: list[int] = []
+        self._taken = 0
+        self._own = Held(
+            copy.deepcopy(model),
+            IMAGES,
+            torch.zeros_like(TARGETS),
+            loss=distillation_loss,
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=7.0, fused=True),
+            compute=Compute(),
+        )
+        self._own.orders, self._own.sizes = [], []
+        self.set_targets, self.set_rate = self._own.set_targets, self._own.set_rate
+        self.reset, self.begin = self._own.reset, self._own.begin
+
+    def start(self) -> None:
+        self._own.model.load_state_dict(self.model.state_dict())
+        self._own.start()
+
+    def step(self, size: int) -> None:
+        self._taken += 1
+        self._own.step(size)
+
+    def settle(self) -> None:
+        self.settled.append(self._taken)
+        self.model.load_state_dict(self._own.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("values", "settled"),
+    [
+        ({}, [9]),
+        ({"averaging": Averaging(start=1, every=3)}, [3, 6, 9, 9]),
+        ({"stopping": Stopping(every=2, patience=4, include_start=True)}, [2, 4, 6, 6]),
+    ],
+)
+def test_a_student_trained_elsewhere_is_settled_whenever_it_is_looked_at(
+    values: dict[str, Any], settled: list[int]
+) -> None:
+    section = Distillation(**{"batch_size": 8, "learning_rate": 0.01, "epochs": 3} | values)
+    results = []
+    steps = Elsewhere(model := classifier(bias=False))
+    for held in (None, steps):
+        results.append(
+            distill(
+                model,
+                snapshot(classifier(bias=False)),
+                IMAGES,
+                TARGETS,
+                section=section,
+                generator=seeding.generator(0, "x"),
+                validate=Script(0.2, 0.9, 0.1, 0.1, 0.95),  # at the start, and after every two steps
+                steps=held,
+            )
+        )
+    assert equal(*results)
+    assert steps.settled == settled
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_gpu import CLASSES, difference, jobs, model
+from test_gpu import CLASSES, difference, jobs
 
 from fedaux import kernels, seeding
 from fedaux.clients import Weights
@@ -17,6 +17,7 @@ from fedaux.distillation import distill, prepared_steps
 from fedaux.engines.batched import BatchedTraining
 from fedaux.engines.training import Workplace, one_by_one
 from fedaux.local import Trained
+from fedaux.models import MODELS
 from fedaux.server import snapshot
 from fedaux.steps import CapturedSteps
 
@@ -33,14 +34,18 @@ pytestmark = [
 
 
 def place(precision: torch.dtype, *, compile: bool = True, **settings: Any) -> Workplace:
-    compute = Compute(torch.device("cuda"), precision, compile=compile, clients_at_once=3)
+    at_once = settings.pop("clients_at_once", 3)
+    compute = Compute(torch.device("cuda"), precision, compile=compile, clients_at_once=at_once)
     generator = np.random.default_rng(0)
-    images = torch.from_numpy(generator.integers(0, 256, (500, 3, 32, 32), dtype=np.uint8))
+    channels, classes = settings.pop("channels", 3), settings.pop("classes", CLASSES)
+    images = torch.from_numpy(generator.integers(0, 256, (500, channels, 32, 32), dtype=np.uint8))
     proximal = settings.pop("proximal", 0.0)
+    with seeding.initialisation(0, part="resnet8"):
+        model = MODELS["resnet8"]((channels, 32, 32), classes)
     return Workplace(
-        model=compute.place(model("resnet8")),
+        model=compute.place(model),
         inputs=compute.place_inputs(images),
-        labels=torch.from_numpy(generator.integers(0, CLASSES, 500)).cuda(),
+        labels=torch.from_numpy(generator.integers(0, classes, 500)).cuda(),
         section=Local(**({"batch_size": 16, "learning_rate": 1e-3} | settings)),
         proximal=proximal,
         compute=compute,
@@ -57,7 +62,15 @@ def exactly(settings: dict[str, Any], **more: Any) -> dict[int, tuple[Weights, T
     return done
 
 
-@pytest.mark.parametrize("settings", [{}, {"proximal": 0.3, "epochs": 2, "weight_decay": 1e-3}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"proximal": 0.3, "epochs": 2, "weight_decay": 1e-3},
+        {"clients_at_once": 8, "batch_size": 32},  # the defaults, whose products are cut otherwise
+        {"channels": 1, "classes": 100},
+    ],
+)
 def test_clients_by_kernels_are_as_near_the_exact_ones_as_the_plain_loop_in_half_precision(
     settings: dict[str, Any],
 ) -> None:
@@ -113,7 +126,12 @@ def test_a_client_on_its_own_is_the_same_to_rounding_whoever_is_beside_it() -> N
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"schedule": "cosine", "weight_decay": 1e-3, "epochs": 2}, {"averaging": Averaging(start=4, every=2)}],
+    [
+        {},
+        {"schedule": "cosine", "weight_decay": 1e-3, "epochs": 2},
+        {"averaging": Averaging(start=4, every=2)},
+        {"batch_size": 128},  # the default
+    ],
 )
 def test_distillation_by_kernels_is_as_near_the_exact_one_as_captured_steps(settings: dict[str, Any]) -> None:
     section = Distillation(**{"batch_size": 64, "learning_rate": 1e-3} | settings)

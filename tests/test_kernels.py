@@ -18,6 +18,8 @@ from fedaux.compute import Compute
 from fedaux.kernels.tiling import Shape, split_of, tile_of
 from fedaux.models import MODELS
 from fedaux.models.resnet import WIDTHS
+from fedaux.server import snapshot
+from fedaux.steps import optimizer_state
 
 IMAGES = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
 
@@ -108,8 +110,8 @@ if "distillation" in PARTS:
     section = Distillation(batch_size=4, learning_rate=1e-3, schedule="cosine", weight_decay=1e-3)
     twin = copy.deepcopy(model)
     batched = BatchedSteps(
-        twin, images[:7], torch.zeros_like(targets), clients=1, learning_rate=1.0, weight_decay=1e-3, compute=Compute(),
-        capacity=7, batch_size=4,
+        twin, images[:7], torch.zeros(10, 7, dtype=torch.float64).T, clients=1, learning_rate=1.0, weight_decay=1e-3,
+        compute=Compute(), capacity=7, batch_size=4,
     )
     found, right = (
         distill(
@@ -141,6 +143,31 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Tri
 @needs_triton
 def test_a_distillation_by_kernels_is_the_plain_one() -> None:
     interpreted("distillation")
+
+
+@needs_triton
+def test_what_a_client_is_given_is_what_it_has_and_nobody_else() -> None:
+    from fedaux.kernels.steps import BatchedSteps
+
+    model = MODELS["resnet8"]((1, 32, 32), 7)
+    steps = BatchedSteps(
+        model, IMAGES[:, :1], torch.zeros(4, dtype=torch.int64), clients=3, learning_rate=1e-3, compute=Compute(),
+        capacity=4, batch_size=5,
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.rand(3, 1, 32, 32)).sum().backward()
+    optimizer.step()
+    weights, state = snapshot(model), optimizer_state(optimizer, model)
+    steps.load(weights)
+    for own in steps.weights():
+        assert list(own) == list(weights)
+        assert all(torch.equal(own[name], value) for name, value in weights.items())
+    steps.restore_optimizer(1, state)
+    assert steps.optimizer_state(1).keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in steps.optimizer_state(1).items())
+    assert not any(bool(value.any()) for client in (0, 2) for value in steps.optimizer_state(client).values())
+    steps.reset()
+    assert not any(bool(value.any()) for value in steps.optimizer_state(1).values())
 
 
 @needs_triton
@@ -180,6 +207,20 @@ def test_without_a_gpu_no_kernel_is_asked_for() -> None:
     model = MODELS["resnet8"]((3, 32, 32), 10)
     compute = Compute(precision=torch.bfloat16, compile=True, clients_at_once=8)
     assert not kernels.possible(model, IMAGES, optimizer="adam", batch_size=32, clients=8, compute=compute)
+
+
+@pytest.mark.parametrize(
+    ("clients", "batch_size", "possible"),
+    [(8, 32, True), (1, 8192, True), (256, 32, True), (257, 1, False), (8, 1025, False), (1, 8193, False)],
+)
+def test_what_32_bits_cannot_count_is_left_to_others(clients: int, batch_size: int, possible: bool) -> None:
+    assert kernels.countable(clients, batch_size=batch_size) == possible
+    room = kernels.room_for(batch_size)
+    assert batch_size <= room < batch_size + 8
+    if possible:
+        weights = sum(values.numel() for values in MODELS["resnet8"]((3, 32, 32), 256).parameters())
+        assert clients * weights < 2**31
+        assert clients * room * 32 * 32 * WIDTHS[0] < 2**31
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 8, 40])

@@ -64,12 +64,13 @@ def distill(
         if until is not None:
             until(seen)
         student.step(size)
-        if mean is not None or best is not None:
+        if mean is not None and mean.counts(number):
             student.settle()
-        if mean is not None:
-            mean.look(number)
-        if best is not None and best.is_final(number):
-            break
+            mean.look()
+        if best is not None and best.measures(number):
+            student.settle()
+            if best.is_final(number):
+                break
     student.settle()
     if mean is not None:
         mean.load()
@@ -241,13 +242,16 @@ class MeanWeights:
         self._means = [torch.zeros_like(parameter) for parameter in self._parameters]
         self._count = 0
 
+    def counts(self, number: int) -> bool:
+        """Say whether the weights after step `number` count."""
+        return number > self._section.start and number % self._section.every == 0
+
     @torch.no_grad()
-    def look(self, number: int) -> None:
-        """Take the weights after step `number` in, if they count: mean_n = mean_(n-1) + (theta - mean_(n-1)) / n."""
-        if number > self._section.start and number % self._section.every == 0:
-            self._count += 1
-            for mean, parameter in zip(self._means, self._parameters, strict=True):
-                mean.lerp_(parameter, 1.0 / self._count)
+    def look(self) -> None:
+        """Take the present weights in: mean_n = mean_(n-1) + (theta - mean_(n-1)) / n."""
+        self._count += 1
+        for mean, parameter in zip(self._means, self._parameters, strict=True):
+            mean.lerp_(parameter, 1.0 / self._count)
 
     @torch.no_grad()
     def load(self) -> None:
@@ -281,10 +285,12 @@ class Best:
         if section.include_start:
             self._measure(0)
 
+    def measures(self, number: int) -> bool:
+        """Say whether it is time to measure after step `number`."""
+        return number % self._section.every == 0 or number == self._total
+
     def is_final(self, number: int) -> bool:
-        """Measure after step `number` if it is time to, and say whether patience has come to its end."""
-        if number % self._section.every != 0 and number != self._total:
-            return False
+        """Measure the weights after step `number`, and say whether patience has come to its end."""
         self._measure(number)
         return number - self._number >= self._section.patience
 

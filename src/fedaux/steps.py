@@ -224,8 +224,9 @@ class CapturedSteps(Steps):
             self._update(self._compute.floats(self._inputs[rows]), self._targets[rows], forward)
             self._position += size
 
+        device = self.stream.device  # which need not be the current one
         self._position.zero_()
-        self.stream.wait_stream(torch.cuda.current_stream())
+        self.stream.wait_stream(torch.cuda.current_stream(device))
         # Trying out convolutions pays for the full batch; the rests of epochs come in many sizes.
         try_out = torch.backends.cudnn.benchmark and size == self._batch_size
         with (
@@ -235,8 +236,8 @@ class CapturedSteps(Steps):
             for _ in range(WARM_UP_STEPS):  # choices of algorithms and first allocations must not be captured
                 self._position.zero_()
                 step()
-        torch.cuda.current_stream().wait_stream(self.stream)
-        torch.cuda.synchronize()
+        torch.cuda.current_stream(device).wait_stream(self.stream)
+        torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         self._position.zero_()

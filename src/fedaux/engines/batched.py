@@ -91,12 +91,12 @@ class BatchedTraining:
         rows = [job.rows[order.to(job.rows.device, non_blocking=True)] for job, order in zip(wave, orders, strict=True)]
         steps.load(weights)
         steps.reset()
-        for place, job in enumerate(wave):
+        for number, job in enumerate(wave):
             if job.state:
-                steps.restore_optimizer(place, job.state)
+                steps.restore_optimizer(number, job.state)
         steps.start()
         steps.run(rows, epochs=section.epochs)
         losses, trained = steps.total.tolist(), steps.weights()  # one wait for the device a wave
-        for place, job in enumerate(wave):
-            kept = steps.optimizer_state(place) if section.optimizer_state == "kept" else {}
-            yield job, trained[place], Trained(losses[place] / (section.epochs * len(job.rows)), kept)
+        for number, job in enumerate(wave):
+            kept = steps.optimizer_state(number) if section.optimizer_state == "kept" else {}
+            yield job, trained[number], Trained(losses[number] / (section.epochs * len(job.rows)), kept)

@@ -74,7 +74,7 @@ class StreamTraining:
         )
 
     def _wave(self, wave: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
-        section, here = self._place.section, torch.cuda.current_stream()
+        section, here = self._place.section, torch.cuda.current_stream(self._place.compute.device)
         slots = self._slots[: len(wave)]
         orders = [
             [

@@ -10,6 +10,7 @@ any order, so that two runs can differ in the last bits.
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 
 import torch
@@ -27,7 +28,11 @@ MOST_CHANNELS = 3
 """Of an image: the nine taps of the first convolution share 32 places."""
 MOST_CLASSES = 256
 MOST_IMAGES = 8192
-"""Of all clients in a step, since kernels count in 32 bits."""
+"""For which there is room in a step of all clients, since kernels count in 32 bits."""
+MOST_CLIENTS = 256
+"""For the same reason: each has 4.9 million weights."""
+IMAGES_TOGETHER = 8
+"""Batches have room for a multiple of so many images: where maps are smallest, a tile is eight of them."""
 
 
 def possible(
@@ -41,9 +46,19 @@ def possible(
         and torch.cuda.get_device_capability(compute.device) >= CAPABILITY
         and compute.precision is torch.bfloat16
         and optimizer == "adam"
-        and clients * batch_size <= MOST_IMAGES
+        and countable(clients, batch_size=batch_size)
         and fits(model, inputs)
     )
+
+
+def countable(clients: int, *, batch_size: int) -> bool:
+    """Say whether 32 bits are enough for where the weights and activations of so many clients lie."""
+    return clients <= MOST_CLIENTS and clients * room_for(batch_size) <= MOST_IMAGES
+
+
+def room_for(batch_size: int) -> int:
+    """Return for how many images of a client there is room in a step."""
+    return math.ceil(batch_size / IMAGES_TOGETHER) * IMAGES_TOGETHER
 
 
 def fits(model: nn.Module, inputs: Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from fedaux.kernels import ends, normalisation, stem
+from fedaux.kernels import ends, normalisation, room_for, stem
 from fedaux.kernels.layers import Convolution, Normalisation, Stack, Tail, divided, launch
 from fedaux.models import SplitModel
 
@@ -61,9 +61,11 @@ class Network:
         features: Any = model.features
         self.device = targets.device
         self.clients, self.batch_size, self.capacity = clients, batch_size, capacity
-        self.room = divided(batch_size, 8) * 8
+        self.room = room_for(batch_size)
         self.precision, self.weight_decay, self.proximal = precision, weight_decay, proximal
-        self.inputs, self.targets = inputs, targets
+        self.inputs = inputs
+        # Soft labels are read as they lie; a teacher may have left them transposed, or in another precision.
+        self.targets = (targets.float() if targets.is_floating_point() else targets).contiguous()
         channels = inputs.shape[1]
         none, one = torch.zeros(channels, device=self.device), torch.ones(channels, device=self.device)
         self.mean = none if mean is None else mean.flatten().float().contiguous()
@@ -339,9 +341,9 @@ class Network:
         """What follows runs on the other stream, if there is one."""
         if self._side is None:
             return nullcontext()
-        self._side.wait_stream(torch.cuda.current_stream())
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
         return torch.cuda.stream(self._side)
 
     def _join(self) -> None:
         if self._side is not None:
-            torch.cuda.current_stream().wait_stream(self._side)
+            torch.cuda.current_stream(self.device).wait_stream(self._side)

@@ -145,17 +145,15 @@ class BatchedSteps:
         """Compile the kernels and capture the step; nothing is trained by it."""
         if self.stream is None or self._graph is not None:
             return
+        device = self.stream.device  # which need not be the current one, where Triton launches
         self.begin([])
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with (
-            torch.cuda.device(self.stream.device),
-            torch.cuda.stream(self.stream),
-        ):  # Triton launches on the current one
+        self.stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.device(device), torch.cuda.stream(self.stream):
             self.network.step()  # without rows, kernels change nothing
-        torch.cuda.current_stream().wait_stream(self.stream)
-        torch.cuda.synchronize()
+        torch.cuda.current_stream(device).wait_stream(self.stream)
+        torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self.stream.device), torch.cuda.graph(graph, stream=self.stream):
+        with torch.cuda.device(device), torch.cuda.graph(graph, stream=self.stream):
             self.network.step()
         self._graph = graph
 
