@@ -141,6 +141,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Tri
 
 
 @needs_triton
+@pytest.mark.slow
 def test_a_distillation_by_kernels_is_the_plain_one() -> None:
     interpreted("distillation")
 

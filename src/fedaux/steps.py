@@ -275,8 +275,8 @@ def attempt(
     except torch.cuda.OutOfMemoryError:
         raise
     except errors as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        warnings.warn(f"{otherwise} ({reason[0]})", stacklevel=3)
+        reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+        warnings.warn(f"{otherwise} ({type(error).__name__}: {reason})", stacklevel=3)
         release_generator(device)
         return None
 

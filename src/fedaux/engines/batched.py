@@ -96,7 +96,7 @@ class BatchedTraining:
                 steps.restore_optimizer(number, job.state)
         steps.start()
         steps.run(rows, epochs=section.epochs)
-        losses, trained = steps.total.tolist(), steps.weights()  # one wait for the device a wave
+        losses, trained = steps.total.tolist(), steps.weights(len(wave))  # one wait for the device a wave
         for number, job in enumerate(wave):
             kept = steps.optimizer_state(number) if section.optimizer_state == "kept" else {}
             yield job, trained[number], Trained(losses[number] / (section.epochs * len(job.rows)), kept)

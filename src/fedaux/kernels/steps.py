@@ -79,10 +79,10 @@ class BatchedSteps:
         lines = [line for name in own for line in own[name]]
         many.copy_into(lines, [weights[name] for name in own for _ in range(self.clients)])
 
-    def weights(self) -> list[dict[str, Tensor]]:
-        """Return copies of the clients' weights and statistics, each as a model's state_dict."""
-        own = self._values(self.network.master)
-        return [many.clones({name: values[client] for name, values in own.items()}) for client in range(self.clients)]
+    def weights(self, count: int | None = None) -> list[dict[str, Tensor]]:
+        """Return copies of the weights and statistics of the first clients, or all, each as a model's state_dict."""
+        own, count = self._values(self.network.master), self.clients if count is None else count
+        return [many.clones({name: values[client] for name, values in own.items()}) for client in range(count)]
 
     def reset(self) -> None:
         """Let the optimizers start anew."""
