@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 EXTRAS := $(VENV)/.extras
 SITE   := $(VENV)/.docs
+TRITON := .venv-kernels
 
-.PHONY: demo test test-federation test-cluster test-gpu benchmark docs check format clean
+.PHONY: demo test test-federation test-cluster test-gpu test-kernels benchmark docs check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, about a minute
 	rm -rf runs/demo
@@ -23,6 +24,9 @@ test-cluster: $(EXTRAS) ## sweeps on a Ray cluster of two nodes on this machine,
 
 test-gpu: $(EXTRAS)     ## what needs a CUDA GPU: the fast ways equal the plain loop there
 	$(BIN)/python -m pytest -m gpu
+
+test-kernels: $(TRITON)/.ready ## the kernels for GPUs without one, in Triton's interpreter; some minutes
+	$(TRITON)/bin/python -m pytest -m 'slow or not slow' tests/test_kernels.py tests/test_depthwise.py
 
 benchmark: $(EXTRAS)    ## a round against a plain loop, and its growth; a minute or two on a CPU
 	$(BIN)/python benchmarks/round.py
@@ -45,7 +49,7 @@ format: $(EXTRAS)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRITON) runs build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -58,4 +62,11 @@ $(EXTRAS): $(READY)
 
 $(SITE): $(READY)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[docs]'
+	touch $@
+
+# Triton's interpreter does not go with NumPy 2.4.
+$(TRITON)/.ready: pyproject.toml constraints.txt
+	test -x $(TRITON)/bin/python || $(PYTHON) -m venv $(TRITON)
+	grep -v '^numpy==' constraints.txt > $(TRITON)/constraints.txt
+	$(TRITON)/bin/python -m pip install --disable-pip-version-check --quiet -c $(TRITON)/constraints.txt -e '.[dev]' 'triton==3.6.0' 'numpy<2.4'
 	touch $@
