@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-
-import pytest
 import torch
+from interpreting import interpreted, needs_triton
 from torch import nn
 
 from fedaux.compute import Compute
@@ -47,18 +42,9 @@ print("compared")
 """
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which comes with torch for GPUs")
+@needs_triton
 def test_kernels_are_the_convolution_and_its_gradients() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", COMPARE],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "only 0-dimensional arrays can be converted" in run.stderr:
-        pytest.skip("Triton's interpreter does not go with this NumPy")
-    assert run.stdout == "compared\n", run.stderr
+    interpreted(COMPARE)
 
 
 def test_without_a_gpu_nothing_is_compiled_and_torch_convolves() -> None:

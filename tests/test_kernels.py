@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from itertools import pairwise
 
 import pytest
 import torch
 from conftest import IMAGE_MODELS
+from interpreting import interpreted, needs_triton
 from torch import nn
 
 from fedaux import kernels
@@ -124,26 +121,14 @@ print("compared")
 """
 
 
-def interpreted(parts: str, *, rounds: int = 1) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", f"PARTS, ROUNDS = {parts!r}, {rounds}\n{COMPARE}"],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "only 0-dimensional arrays can be converted" in run.stderr:
-        pytest.skip("Triton's interpreter does not go with this NumPy")
-    assert run.stdout == "compared\n", run.stderr
-
-
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which comes with torch for GPUs")
+def compared(parts: str, *, rounds: int = 1) -> None:
+    interpreted(f"PARTS, ROUNDS = {parts!r}, {rounds}\n{COMPARE}")
 
 
 @needs_triton
 @pytest.mark.slow
 def test_a_distillation_by_kernels_is_the_plain_one() -> None:
-    interpreted("distillation")
+    compared("distillation")
 
 
 @needs_triton
@@ -174,7 +159,7 @@ def test_what_a_client_is_given_is_what_it_has_and_nobody_else() -> None:
 @needs_triton
 @pytest.mark.slow
 def test_clients_trained_by_kernels_are_those_of_the_plain_loop() -> None:
-    interpreted("training", rounds=2)
+    compared("training", rounds=2)
 
 
 def test_kernels_are_for_resnet8_as_it_is_and_images_of_its_size() -> None:
