@@ -12,7 +12,8 @@ import torch
 from conftest import IMAGE_MODELS, merged, tiny
 from corpus import texts_of
 from safetensors.torch import load_file, save_file
-from test_pretrain import equal, invoked
+from test_pretrain import equal
+from test_pretrain_command import invoked
 
 import fedaux
 from fedaux import seeding
