@@ -59,7 +59,7 @@ for module in model.modules():  # a scale of one, a shift of zero and fresh stat
 weights = snapshot(model)
 
 
-def near(found, right, start):
+def near(found, right, start, *, middle=1e-3, largest=0.02):
     assert found.keys() == right.keys()
     far = []
     for name, values in right.items():
@@ -71,7 +71,7 @@ def near(found, right, start):
         far.append(float((found[name] - values).double().norm() / moved))
     far.sort()
     # Adam divides by a gradient's size, so that rounding shows in single weights.
-    assert far[len(far) // 2] < 5e-3 and far[-1] < 0.03, far
+    assert far[len(far) // 2] < middle and far[-1] < largest, far
 
 
 if "training" in PARTS:
@@ -96,8 +96,9 @@ if "training" in PARTS:
     for fast, plain in zip(*results):
         assert fast.keys() == plain.keys()
         for client, (own, trained) in plain.items():
-            near(fast[client][0], own, weights)
-            near(dict(fast[client][1].optimizer_state), dict(trained.optimizer_state), {})
+            wide = {"middle": 5e-3, "largest": 0.03}  # after several steps; 2e-3 and 6e-3 were seen
+            near(fast[client][0], own, weights, **wide)
+            near(dict(fast[client][1].optimizer_state), dict(trained.optimizer_state), {}, **wide)
             assert abs(fast[client][1].loss / trained.loss - 1) < 1e-4
 
 if "distillation" in PARTS:

@@ -75,24 +75,24 @@ class BatchedSteps:
 
     def load(self, weights: Weights) -> None:
         """Give all clients these weights and statistics; `start` lets steps see them."""
-        own = self._values(self.network.master)
+        own = self._values()
         lines = [line for name in own for line in own[name]]
         many.copy_into(lines, [weights[name] for name in own for _ in range(self.clients)])
 
     def weights(self, count: int | None = None) -> list[dict[str, Tensor]]:
         """Return copies of the weights and statistics of the first clients, or all, each as a model's state_dict."""
-        own, count = self._values(self.network.master), self.clients if count is None else count
+        own, count = self._values(), self.clients if count is None else count
         return [many.clones({name: values[client] for name, values in own.items()}) for client in range(count)]
 
     def reset(self) -> None:
         """Let the optimizers start anew."""
         many.zero((self.network.first, self.network.second, self.network.steps))
 
-    def _values(self, master: Tensor) -> dict[str, Tensor]:
+    def _values(self) -> dict[str, Tensor]:
         """Return everything in a model's state_dict, in its order, [clients, ...] each."""
         network = self.network
         return {
-            name: network.statistics[name] if name in network.statistics else network.stack.of(master, name)
+            name: network.statistics[name] if name in network.statistics else network.stack.of(network.master, name)
             for name in self._names
         }
 
@@ -178,10 +178,6 @@ class StudentSteps:
     def __init__(self, model: SplitModel, batched: BatchedSteps) -> None:
         self.model = model
         self._batched = batched
-
-    def prepare(self) -> None:
-        """Compile the kernels and capture the step."""
-        self._batched.prepare()
 
     def set_targets(self, targets: Tensor) -> None:
         """Replace the targets of all rows."""
