@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -46,17 +47,20 @@ PEER_WARMUP = 2
 """Other simulators start processes and evaluate in their first rounds."""
 
 
-def measure(players: Mapping[str, Player], *, warmup: int, rounds: int) -> dict[str, list[Seconds]]:
-    """Play all rounds with every variant, each time another one first; return the seconds of every round."""
+def measure(players: Mapping[str, Player], *, warmup: int, rounds: int) -> Iterator[dict[str, list[Seconds]]]:
+    """Play all rounds with every variant, each time another one first.
+
+    Yields the seconds so far after each round that counts, so that a run that is cut off has said what it knew.
+    """
     names = list(players)
     seconds: dict[str, list[Seconds]] = {name: [] for name in names}
     for number in range(1, warmup + rounds + 1):
         first = number % len(names)
         for name in names[first:] + names[:first]:
             seconds[name].append(players[name](number)[1])
-            # As it goes, so that a run that is cut off has said what it knew.
             print(f"round {number}: {name} {seconds[name][-1]['all']:.3f} s", file=sys.stderr, flush=True)
-    return seconds
+        if number > warmup:
+            yield seconds
 
 
 def images_of_round(fast: Fast, experiment: Experiment, number: int) -> dict[str, int]:
@@ -79,13 +83,11 @@ def result_of(
     *,
     warmup: int,
     precisions: Mapping[str, str],
+    peaks: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return medians over the rounds after the warm-up: seconds, ratios, images a second, share of the limit."""
     task = fast.federation.task
     operations = operations_of_image(build_models(task)[PROTOTYPE], task.distill_images[:64])
-    peaks = {
-        precision: peak_operations(task.device, precision=precision) for precision in sorted(set(precisions.values()))
-    }
     images = [images_of_round(fast, experiment, warmup + 1 + index) for index in range(len(seconds["fast"]) - warmup)]
     medians: dict[str, Seconds] = {}
     rates: dict[str, dict[str, float]] = {}
@@ -120,6 +122,12 @@ def result_of(
         "fraction_of_limit": fractions,
         "peak_tflops": {precision: peak / 1e12 for precision, peak in peaks.items()},
     }
+
+
+def write(result: Mapping[str, Any], path: Path | None) -> None:
+    """Write the result as JSON, where that was asked for."""
+    if path is not None:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 def profile(play: Player, number: int, *, device: torch.device) -> str:
@@ -215,24 +223,23 @@ def main(words: Sequence[str] | None = None) -> None:
         "plain_bf16": plain_player(fast, experiment, data, precision="bf16"),
         "fast": fast_player(fast),
     }
-    seconds = measure(players, warmup=arguments.warmup, rounds=arguments.rounds)
-    result = result_of(
-        fast,
-        experiment,
-        seconds,
-        warmup=arguments.warmup,
-        precisions={"plain_fp32": "fp32", "plain_bf16": "bf16", "fast": fast.precision},
-    )
-    result |= found
-    result["settings"] = {
-        **asdict(settings),
-        "rounds": arguments.rounds,
-        "warmup": arguments.warmup,
-        "fast_precision": fast.precision,
-        "engine": experiment.engine.model_dump(),
-        "order": "each round another variant first",
-    }
-    result["machine"] = machine_of(device)
+    precisions = {"plain_fp32": "fp32", "plain_bf16": "bf16", "fast": fast.precision}
+    peaks = {kind: peak_operations(device, precision=kind) for kind in sorted(set(precisions.values()))}
+    result: dict[str, Any] = {}
+    for seconds in measure(players, warmup=arguments.warmup, rounds=arguments.rounds):
+        result = result_of(fast, experiment, seconds, warmup=arguments.warmup, precisions=precisions, peaks=peaks)
+        result |= found
+        result["settings"] = {
+            **asdict(settings),
+            "rounds": len(seconds["fast"]) - arguments.warmup,
+            "warmup": arguments.warmup,
+            "fast_precision": fast.precision,
+            "engine": experiment.engine.model_dump(),
+            "order": "each round another variant first",
+        }
+        result["machine"] = machine_of(device)
+        result["peers"] = {}
+        write(result, arguments.json)
     if arguments.profile:
         print(profile(players["fast"], arguments.warmup + arguments.rounds + 1, device=device))
     own = result["seconds"]["fast"]["train"] + result["seconds"]["fast"]["average"]
@@ -240,8 +247,7 @@ def main(words: Sequence[str] | None = None) -> None:
         name: time_peer(name, fast, experiment, data, rounds=arguments.rounds, own=own) for name in arguments.peer
     }
     print_round(result)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write(result, arguments.json)
     if arguments.plot:
         draw_round(result, arguments.plot)
 

@@ -16,6 +16,8 @@ sys.path.insert(0, str(FOLDER))
 import limits  # noqa: E402
 import peers  # noqa: E402
 import plain  # noqa: E402
+import players  # noqa: E402
+import round as one_round  # noqa: E402
 import scale  # noqa: E402
 import showing  # noqa: E402
 
@@ -48,6 +50,29 @@ def test_round_ends_with_the_weights_of_the_plain_loop_and_tells_all_it_measured
     assert result["settings"]["participants"] == 3
     assert result["machine"]["device"] == "cpu"
     assert (tmp_path / "round.svg").read_text().startswith("<?xml")
+
+
+def test_a_run_that_is_cut_off_leaves_the_rounds_it_had_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = players.fast_player
+
+    def interrupted(fast: Any) -> Any:
+        play = real(fast)
+
+        def until_the_third(number: int) -> Any:
+            if number == 3:
+                raise KeyboardInterrupt
+            return play(number)
+
+        return until_the_third
+
+    monkeypatch.setattr(one_round, "fast_player", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one_round.main([*TINY.split(), "--no-check", "--json", str(tmp_path / "round.json")])
+    result = json.loads((tmp_path / "round.json").read_text())
+    assert result["settings"]["rounds"] == 1
+    assert result["ratio"] > 0
 
 
 def test_scale_measures_every_point(tmp_path: Path) -> None:
