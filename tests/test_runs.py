@@ -180,7 +180,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 def killable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("kill")
     recipe = folder / "recipe.toml"
-    experiment = tiny(method=["feddf", "fedaux"], rounds=30, participation_rate=0.5, local={"epochs": 4})
+    experiment = tiny(method=["feddf", "fedaux"], rounds=16, participation_rate=0.5, local={"epochs": 4})
     recipe.write_text(tomli_w.dumps(experiment.to_dict()))
     finish(start(recipe, folder / "whole"))
     return recipe, folder
@@ -196,7 +196,7 @@ def test_sigkill_at_random_moments_loses_nothing(killable: tuple[Path, Path]) ->
         deadline = time.monotonic() + 60
         while progress(directory) == before and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)  # until it does something that was not there before
-        time.sleep(generator.uniform(0.0, 0.5))
+        time.sleep(generator.uniform(0.0, 0.25))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
     assert len(rows_of(directory)) < len(rows_of(folder / "whole"))  # or the kills came too late to mean anything
