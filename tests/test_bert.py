@@ -22,7 +22,8 @@ from fedaux.data import vocabulary
 from fedaux.data.texts import token_lengths
 from fedaux.data.vocabulary import PAD_ID, Vocabulary
 from fedaux.dpsgd import train_privately
-from fedaux.inference import FusedInference, Predictor, Untraceable
+from fedaux.fusion import FusedInference, Untraceable
+from fedaux.inference import Predictor
 from fedaux.models import MODELS, SplitModel, model_input
 from fedaux.server import load, snapshot
 

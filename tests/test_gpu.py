@@ -21,7 +21,8 @@ from fedaux.data.batches import to_float
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.engines.streams import StreamTraining
 from fedaux.engines.training import Job, Workplace, one_by_one
-from fedaux.inference import FusedInference, Predictor
+from fedaux.fusion import FusedInference
+from fedaux.inference import Predictor
 from fedaux.models import MODELS, SplitModel, depthwise
 from fedaux.pretrain.training import Training, pretrain
 from fedaux.server import snapshot

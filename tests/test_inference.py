@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from fedaux import seeding
 from fedaux.clients import Weights
 from fedaux.compute import Compute
-from fedaux.inference import FusedInference, Predictor, Untraceable
+from fedaux.fusion import FusedInference, Untraceable
+from fedaux.inference import Predictor
 from fedaux.models import MODELS
 from fedaux.server import snapshot
 
