@@ -1,24 +1,42 @@
 """Predictions of many models of one architecture on many examples: teachers, features, evaluation.
 
-On a GPU in half precision, batch normalisation is folded into the convolution before it, and convolution, bias,
-shortcut and ReLU are one kernel. No image ever sees its batch.
+On a GPU in half precision, batch normalisation is folded into the convolution before it, and operations are joined:
+by kernels of our own for some networks (`fedaux.kernels.predictions`), as far as cuDNN does it for others
+(`fedaux.fusion`). No image ever sees its batch.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fedaux import kernels
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.data.batches import inference_batch
 from fedaux.data.texts import WIDTH_STEP, token_lengths
 from fedaux.fusion import FusedInference, Untraceable
+from fedaux.kernels import predictions
+from fedaux.kernels.predictions.networks import StepInference
 from fedaux.server import load
-from fedaux.steps import statistics_of
+from fedaux.steps import attempt, statistics_of
+
+
+class Inference(Protocol):
+    """A network as few operations: weights are prepared once for many batches, and batches once for many weights."""
+
+    def fold(self, weights: Weights, *, dtype: torch.dtype) -> Any:
+        """Return the weights as calls take them."""
+
+    def prepared(self, inputs: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Return inputs [N, ...] as calls take them."""
+
+    def __call__(self, folded: Any, inputs: Tensor) -> Tensor:
+        """Return outputs [N, ...]."""
 
 
 class Predictor:
@@ -32,7 +50,10 @@ class Predictor:
         self._compute = compute
         self._by_length = ByLength()
         self._trims = any(getattr(part, "ignores_padding", False) for part in self._module.modules())
-        self._fused: FusedInference | None = None
+        self._known = predictions.known(module) if kernels.available(compute) else None
+        """The network that there are kernels of our own for, until they turn out not to run here."""
+        self._by_kernels: Inference | None = None
+        self._fused: Inference | None = None
         if compute.device.type == "cuda" and compute.precision is not torch.float32:
             try:
                 self._fused = FusedInference(module)
@@ -56,7 +77,7 @@ class Predictor:
         batch_size = batch_size or inference_batch(inputs.device)
         if rows is not None and len(rows) == 0:
             return self(weights, inputs[:1], batch_size=1)[:0]
-        forward = self._forward_by_batch(weights) if by_batch else self._forward(weights)
+        forward = self._forward_by_batch(weights) if by_batch else self._forward(weights, inputs)
         if self._trims and not by_batch:
             return self._by_length(forward, inputs, batch_size=batch_size, rows=rows)
         picked = inputs.split(batch_size) if rows is None else (inputs[part] for part in rows.split(batch_size))
@@ -70,21 +91,46 @@ class Predictor:
     @torch.no_grad()
     def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
         """Return the outputs [N, ...] of several models on the same inputs, each batch of which is made only once."""
-        assert self._fused is not None
+        inference, dtype = self._inference(models[:1], inputs), self._compute.precision
+        assert inference is not None
         batch_size = batch_size or inference_batch(inputs.device)
-        folded = [self._fused.fold(weights, dtype=self._compute.precision) for weights in models]
+        folded = [inference.fold(weights, dtype=dtype) for weights in models]
         outputs: list[list[Tensor]] = [[] for _ in models]
         for batch in inputs.split(batch_size):
-            prepared = self._fused.prepared(self._compute.floats(batch), dtype=self._compute.precision)
+            prepared = inference.prepared(self._compute.floats(batch), dtype=dtype)
             for own, weights in zip(outputs, folded, strict=True):
-                own.append(self._fused(weights, prepared).float())
+                own.append(inference(weights, prepared).float())
         return [torch.cat(own) for own in outputs]
 
-    def _forward(self, weights: Weights) -> Callable[[Tensor], Tensor]:
-        if self._fused is not None:
-            fused, floats, dtype = self._fused, self._compute.floats, self._compute.precision
-            folded = fused.fold(weights, dtype=dtype)
-            return lambda batch: fused(folded, fused.prepared(floats(batch), dtype=dtype))
+    def _inference(self, models: Sequence[Weights], inputs: Tensor) -> Inference | None:
+        """Return kernels of our own for such inputs where there are some, else joined operations where possible.
+
+        The first time, they are tried on one of the models.
+        """
+        if self._known is None or not predictions.takes(inputs):
+            return self._fused
+        if self._by_kernels is None and models:
+            self._by_kernels = attempt(
+                lambda: self._tried(models[0], inputs[:1]),
+                device=self._compute.device,
+                otherwise=f"{self._known}: no kernels of our own here, predictions are slower",
+                errors=Exception,
+            )
+            self._known = None if self._by_kernels is None else self._known
+        return self._fused if self._by_kernels is None else self._by_kernels
+
+    def _tried(self, weights: Weights, inputs: Tensor) -> Inference:
+        """Return kernels of our own after they have all been compiled and have run once."""
+        network, dtype = StepInference(self._module), self._compute.precision
+        prepared = network.prepared(self._compute.floats(inputs), dtype=dtype)
+        network(network.fold(weights, dtype=dtype), prepared).cpu()  # which waits for them
+        return network
+
+    def _forward(self, weights: Weights, inputs: Tensor) -> Callable[[Tensor], Tensor]:
+        inference, floats, dtype = self._inference([weights], inputs), self._compute.floats, self._compute.precision
+        if inference is not None:
+            folded = inference.fold(weights, dtype=dtype)
+            return lambda batch: inference(folded, inference.prepared(floats(batch), dtype=dtype))
         module, compute = self._module, self._compute
         self._load(weights)
 

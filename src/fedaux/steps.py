@@ -283,6 +283,8 @@ def attempt(
 
 def release_generator(device: torch.device) -> None:
     """Let the device's global random numbers be drawn again after a capture that failed, which leaves them locked."""
+    if not torch.cuda.is_initialized():
+        return
     generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     generator.graphsafe_set_state(generator.clone_state())
 

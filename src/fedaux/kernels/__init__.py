@@ -5,7 +5,7 @@ normalisation needs, the head includes its loss, and Adam takes all parameters a
 client (a distillation) or for several side by side, in place of about 200 for each.
 
 They are for bf16 on GPUs with bulk tensor copies (compute capability 9 and above), written in Triton. Sums are added in
-any order, so that two runs can differ in the last bits.
+any order, so that two runs can differ in the last bits. Predictions of other networks: `fedaux.kernels.predictions`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ IMAGES_TOGETHER = 8
 """Batches have room for a multiple of so many images: where maps are smallest, a tile is eight of them."""
 
 
-def possible(
-    model: nn.Module, inputs: Tensor, *, optimizer: str, batch_size: int, clients: int, compute: Compute
-) -> bool:
-    """Say whether the kernels can train a model on such inputs here, with so many clients at a time."""
+def available(compute: Compute) -> bool:
+    """Say whether kernels of our own are to be used, for training or for predictions, and a GPU has what they need."""
     return (
         INSTALLED
         and compute.compile
         and compute.device.type == "cuda"
         and torch.cuda.get_device_capability(compute.device) >= CAPABILITY
         and compute.precision is torch.bfloat16
-        and optimizer == "adam"
-        and countable(clients, batch_size=batch_size)
-        and fits(model, inputs)
+    )
+
+
+def possible(
+    model: nn.Module, inputs: Tensor, *, optimizer: str, batch_size: int, clients: int, compute: Compute
+) -> bool:
+    """Say whether the kernels can train a model on such inputs here, with so many clients at a time."""
+    return (
+        available(compute) and optimizer == "adam" and countable(clients, batch_size=batch_size) and fits(model, inputs)
     )
 
 

@@ -140,7 +140,8 @@ if INSTALLED:
         tl.store(goal + 8, tl.sum(s22, axis=0), mask=real)
 
 
-def _out_size(size: int, stride: int) -> int:
+def out_size(size: int, stride: int) -> int:
+    """Return the height or width of a map behind a 3x3 convolution with zeros around."""
     return (size - 1) // stride + 1
 
 
@@ -150,8 +151,8 @@ def _sizes(shape: torch.Size, stride: int) -> dict[str, int]:
     return {
         "HEIGHT": height,
         "WIDTH": width,
-        "OUT_HEIGHT": _out_size(height, stride),
-        "OUT_WIDTH": _out_size(width, stride),
+        "OUT_HEIGHT": out_size(height, stride),
+        "OUT_WIDTH": out_size(width, stride),
         "CHANNELS": channels,
         "STRIDE": stride,
         "BLOCK": POSITIONS,
@@ -173,7 +174,7 @@ def _made(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 def _out_shape(inputs: Tensor, stride: int) -> tuple[int, int, int, int]:
     count, channels, height, width = inputs.shape
-    return count, channels, _out_size(height, stride), _out_size(width, stride)
+    return count, channels, out_size(height, stride), out_size(width, stride)
 
 
 _working: dict[torch.device, bool] = {}
