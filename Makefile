@@ -25,8 +25,8 @@ test-cluster: $(EXTRAS) ## sweeps on a Ray cluster of two nodes on this machine,
 test-gpu: $(EXTRAS)     ## what needs a CUDA GPU: the fast ways equal the plain loop there
 	$(BIN)/python -m pytest -m gpu
 
-test-kernels: $(TRITON)/.ready ## the kernels for GPUs without one, in Triton's interpreter; ten minutes
-	$(TRITON)/bin/python -m pytest -m 'slow or not slow' tests/test_kernels.py tests/test_depthwise.py
+test-kernels: $(TRITON)/.ready ## the kernels for GPUs without one, in Triton's interpreter; a quarter of an hour
+	$(TRITON)/bin/python -m pytest -m 'slow or not slow' tests/test_kernels.py tests/test_predictions.py tests/test_depthwise.py
 
 benchmark: $(EXTRAS)    ## a round against a plain loop, and its growth; a minute or two on a CPU
 	$(BIN)/python benchmarks/round.py

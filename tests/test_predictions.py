@@ -1,0 +1,279 @@
+"""Kernels of predictions, in Triton's interpreter, which needs no GPU; on one: test_gpu_predictions.py."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+from conftest import IMAGE_MODELS
+from interpreting import interpreted, needs_triton
+from test_inference import distance, evaluated, randomised
+from torch import Tensor, nn
+
+from fedaux import kernels, seeding
+from fedaux.compute import Compute
+from fedaux.fusion import FusedInference
+from fedaux.inference import Predictor
+from fedaux.kernels import predictions
+from fedaux.kernels.predictions import steps, tiling, units
+from fedaux.kernels.predictions.networks import StepInference
+from fedaux.kernels.predictions.packing import filled
+from fedaux.kernels.predictions.steps import Narrowing, Pointwise, Residual
+from fedaux.kernels.predictions.units import Opening, Unit
+from fedaux.models import MODELS, SplitModel
+from fedaux.server import snapshot
+
+NETWORKS = {"mobilenetv2": tiling.MOBILENETV2, "shufflenet": tiling.SHUFFLENET}
+AS_ON_A_GPU = Compute(torch.device("cuda"), torch.bfloat16)
+
+PREPARE = f"""
+import torch
+from torch import Tensor, nn
+from fedaux import kernels, seeding
+from fedaux.compute import Compute
+from fedaux.inference import Predictor
+from fedaux.kernels.predictions.networks import StepInference
+from fedaux.models import MODELS
+from fedaux.server import snapshot
+
+{inspect.getsource(randomised)}
+{inspect.getsource(distance)}
+torch.set_num_threads(1)
+with seeding.initialisation(0, part=NAME):
+    model = randomised(MODELS[NAME]((CHANNELS, 32, 32), 10)).eval()
+images = torch.rand(3, CHANNELS, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+def large(network):
+    for step in network.steps:  # a program costs the interpreter more than what it does; small maps keep their tiles
+        if step.size > 8:
+            step.tile = step.tile._replace(positions=2048 if step.size > 16 else 512)
+    return network
+
+
+def found(network, weights, images):
+    folded = network.fold(weights, dtype=torch.float32)
+    return network(folded, network.prepared(images, dtype=torch.float32))
+
+
+torch.set_grad_enabled(False)
+"""
+
+COMPARE = """
+right, network = model(images), large(StepInference(model))
+network.most_images = 2  # so that the last image comes on its own
+broken = images.clone()
+broken[1, 0, 13, 31] = float("nan")
+outputs = found(network, snapshot(model), broken)
+assert distance(outputs[::2], right[::2]) < 1e-5, distance(outputs[::2], right[::2])
+assert outputs[1].isnan().all()
+print("compared")
+"""
+
+MISSING = """
+network = large(StepInference(model))
+names = [name for name, value in model.state_dict().items() if value.ndim == 4 or name.endswith("running_var")]
+for name in names[:: len(names) // 6]:
+    weights = snapshot(model)
+    weights[name].view(-1)[weights[name].numel() // 2] = float("nan")
+    assert found(network, weights, images[:1]).isnan().all(), name
+print("compared")
+"""
+
+PREDICT = """
+kernels.available = lambda compute: True
+first, second = snapshot(model), {name: 0.9 * value for name, value in snapshot(model).items()}
+numbers = (255 * images).to(torch.uint8)
+floats, batched = numbers / 255, dict(batch_size=2)
+for module, path in ((model, ""), (model.features, "features."))[: 1 + FEATURES]:
+    weights = [{name: each[path + name] for name in module.state_dict()} for each in (first, second)]
+    right = []
+    for own in weights:
+        module.load_state_dict(own)
+        right.append(module(floats))
+    predictor = Predictor(module, Compute(torch.device("cuda"), torch.float16))
+    outputs = predictor.many(weights, numbers, **batched)
+    assert isinstance(predictor._by_kernels, StepInference)
+    for own, exact in zip(outputs, right):
+        assert own.dtype is torch.float32
+        assert 1e-6 < distance(own, exact) < 0.01, distance(own, exact)
+    rows = torch.tensor([2, 0])
+    assert torch.allclose(predictor(weights[1], numbers, rows=rows), outputs[1][rows], rtol=1e-4, atol=1e-5)
+print("compared")
+"""
+
+
+def compared(program: str, name: str, *, channels: int = 3, features: bool = False) -> None:
+    interpreted(f"NAME, CHANNELS, FEATURES = {name!r}, {channels}, {features}\n{PREPARE}{program}")
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_kernels_predict_what_the_module_does_and_what_is_no_number_stays_in_its_image(name: str) -> None:
+    compared(COMPARE, name)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_greyscale_images_are_predicted_as_well(name: str) -> None:
+    compared(COMPARE, name, channels=1)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_that_are_no_numbers_predict_none(name: str) -> None:
+    compared(MISSING, name)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_predictor_takes_the_kernels_for_many_models_for_rows_and_for_features(name: str) -> None:
+    compared(PREDICT, name, features=True)
+
+
+def model(name: str, *, channels: int = 3, size: int = 32, **options: Any) -> SplitModel:
+    with seeding.initialisation(0, part=name):
+        made = MODELS[name]((channels, size, size), 10, **options)
+    randomised(made)
+    return made
+
+
+def test_kernels_are_for_two_networks_as_they_are() -> None:
+    found = {name: predictions.known(model(name)) for name in IMAGE_MODELS}
+    assert {name: other for name, other in found.items() if other is not None} == {name: name for name in NETWORKS}
+    for name in NETWORKS:
+        assert predictions.known(model(name, channels=1)) == name
+        assert predictions.known(model(name).features) == name
+        assert predictions.known(model(name, channels=4)) is None
+    assert predictions.known(model("mobilenetv2", width=1.0)) is None
+    assert predictions.known(nn.Linear(3, 2)) is None
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_changed_network_is_another(name: str) -> None:
+    def known(change: str) -> str | None:
+        changed = model(name)
+        if change == "epsilon":
+            next(layer for layer in changed.modules() if isinstance(layer, nn.BatchNorm2d)).eps = 1e-3
+        elif change == "part":
+            changed.features.add_module("more", nn.Dropout())
+        elif change == "head":
+            changed.head = nn.Sequential(changed.head)
+        elif change == "bias":
+            changed.head = nn.Linear(changed.feature_width, 10, bias=False)
+        return predictions.known(changed)
+
+    assert [known(change) for change in ("", "epsilon", "part", "head", "bias")] == [name, None, None, None, None]
+
+
+def test_kernels_take_images_of_one_size() -> None:
+    assert predictions.takes(torch.zeros(2, 3, 32, 32))
+    for shape in ((0, 3, 32, 32), (2, 3, 64, 64), (2, 3, 32, 16), (2, 3)):
+        assert not predictions.takes(torch.zeros(shape))
+
+
+def test_without_a_gpu_or_without_compilation_no_kernel_is_asked_for() -> None:
+    assert not kernels.available(Compute(precision=torch.bfloat16, compile=True))
+    assert not kernels.available(AS_ON_A_GPU)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_step_has_a_tile_whose_blocks_end_inside_its_matrices(name: str) -> None:
+    network = StepInference(model(name))
+    assert {step.name: step.tile for step in network.steps} == NETWORKS[name]
+    assert len(network.steps) == {"mobilenetv2": 24, "shufflenet": 18}[name]
+
+    def inside(channels: int, block: int, room: int) -> bool:
+        return block.bit_count() == 1 and block >= 16 and math.ceil(channels / block) * block <= room
+
+    for step in network.steps:
+        tile = step.tile
+        assert tile.positions.bit_count() == 1
+        if isinstance(step, Pointwise):
+            assert inside(step.inputs, min(tile.inner, filled(step.inputs)), filled(step.inputs))
+            assert inside(step.outputs, tile.outer, step.outputs if isinstance(step, Opening) else filled(step.outputs))
+        elif isinstance(step, Narrowing):
+            assert inside(step.hidden, tile.inner, filled(step.hidden))
+            assert inside(step.outputs, tile.outer, filled(step.outputs))
+        elif isinstance(step, Residual):
+            assert inside(step.hidden, tile.inner, filled(step.hidden))
+            assert max(step.inputs, step.outputs) <= 256  # of which a program takes all, a power of two
+        else:
+            assert isinstance(step, Unit)
+            half = (step.outputs - step.pooled) // 2
+            assert inside(half, tile.outer, filled(half))
+        assert tile.positions % (getattr(step, "area", 0) or 1) == 0  # means are of whole images
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_weight_has_one_place(name: str) -> None:
+    module = model(name)
+    network = StepInference(module)
+    weights = {key: value.abs() + 1.0 for key, value in snapshot(module).items() if value.is_floating_point()}
+    folded = network.fold(weights, dtype=torch.float32)
+    (places,) = network._packing._places.values()
+    sources = torch.cat([each.sources for each in places])
+    convolutions = sum(value.numel() + len(value) for value in weights.values() if value.ndim == 4)  # and their biases
+    between = sum(step.hidden for step in network.steps if isinstance(step, Unit))  # which have become part of others
+    assert torch.equal(sources[sources > 0].sort().values, torch.arange(1, 1 + convolutions - between).int())
+    assert folded.keys() == {*NETWORKS[name], "head"}
+    half = network.fold(weights, dtype=torch.bfloat16)
+    for step in network.steps:
+        for argument, value in half[step.name].items():
+            assert value.dtype is (torch.float32 if argument in step.single else torch.bfloat16)
+            assert value.is_contiguous()
+            assert value.storage_offset() * value.element_size() % 16 == 0  # wide loads
+            torch.testing.assert_close(value.float(), folded[step.name][argument], rtol=0.01, atol=1e-30)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_kernel_sees_more_numbers_than_32_bits_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[int] = []
+
+    def look(kernel: str, programs: int, *arguments: Any, **_: Any) -> None:
+        launched.append(max(argument.numel() for argument in arguments if isinstance(argument, Tensor)))
+
+    for module in (steps, units):
+        monkeypatch.setattr(module, "launch", look)
+    made = model(name).to("meta")
+    network = StepInference(made)
+    images = 2 * network.most_images + 1
+    patches = network.prepared(torch.empty(images, 3, 32, 32, device="meta"), dtype=torch.bfloat16)
+    outputs = network(network.fold(snapshot(made), dtype=torch.bfloat16), patches)
+    assert outputs.shape == (images, 10)
+    assert len(launched) == 3 * len(network.steps)
+    assert max(launched) < 2**31
+    assert max(launched) // network.most_images * (network.most_images + 1) >= 2**31  # one image more would be too many
+    assert network.most_images == {"mobilenetv2": 65_535, "shufflenet": 32_767}[name]
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_where_kernels_do_not_run_joined_operations_predict_and_one_line_says_so(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "available", lambda compute: True)  # which is not so: no GPU, perhaps no Triton
+    module = model(name)
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    predictor = Predictor(module, AS_ON_A_GPU)
+    with pytest.warns(UserWarning, match=f"{name}: no kernels of our own here, predictions are slower"):
+        outputs = predictor(snapshot(module), images)
+    assert distance(outputs, evaluated(module, images / 255)) < 0.05
+    (again,) = predictor.many([snapshot(module)], images)  # without another line, which would be an error here
+    assert torch.equal(again, outputs)
+    assert isinstance(predictor._inference([snapshot(module)], images), FusedInference)
+
+
+def test_other_networks_and_sizes_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "available", lambda compute: True)
+    wide = model("mobilenetv2", width=1.0)
+    for module, images in ((wide, torch.zeros(1, 3, 32, 32)), (model("mobilenetv2"), torch.zeros(1, 3, 64, 64))):
+        predictor = Predictor(module, AS_ON_A_GPU)
+        assert isinstance(predictor._inference([snapshot(module)], images), FusedInference)
