@@ -224,7 +224,10 @@ def test_every_weight_has_one_place(name: str) -> None:
     between = sum(step.hidden for step in network.steps if isinstance(step, Unit))  # which have become part of others
     assert torch.equal(sources[sources > 0].sort().values, torch.arange(1, 1 + convolutions - between).int())
     assert folded.keys() == {*NETWORKS[name], "head"}
-    half = network.fold(weights, dtype=torch.bfloat16)
+    last = {
+        key: value.to(memory_format=torch.channels_last) if value.ndim == 4 else value for key, value in weights.items()
+    }
+    half = network.fold(last, dtype=torch.bfloat16)  # the layout of weights on a GPU
     for step in network.steps:
         for argument, value in half[step.name].items():
             assert value.dtype is (torch.float32 if argument in step.single else torch.bfloat16)

@@ -116,7 +116,8 @@ class Predictor:
                 otherwise=f"{self._known}: no kernels of our own here, predictions are slower",
                 errors=Exception,
             )
-            self._known = None if self._by_kernels is None else self._known
+            if self._by_kernels is None:
+                self._known = None
         return self._fused if self._by_kernels is None else self._by_kernels
 
     def _tried(self, weights: Weights, inputs: Tensor) -> Inference:

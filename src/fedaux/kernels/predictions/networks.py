@@ -28,10 +28,8 @@ class StepInference:
     """Steps of a network, or of its features alone; `fold` prepares a set of weights for them, and a call runs them."""
 
     def __init__(self, module: nn.Module) -> None:
-        whole = isinstance(module, SplitModel)
-        features = module.features if isinstance(module, SplitModel) else module
-        self._path = "features." if whole else ""
-        self._head = whole
+        self._has_head = isinstance(module, SplitModel)
+        features, self._path = (module.features, "features.") if isinstance(module, SplitModel) else (module, "")
         self._stem = next(layer for layer in features.modules() if isinstance(layer, ImageConvolution))
         self.steps = (
             shufflenet_steps(features, self._stem, size=IMAGE_SIZE)
@@ -53,7 +51,7 @@ class StepInference:
             for name, (weight, bias) in with_normalisation(weights, self._layers).items()
         }
         folded = self._packing({step.name: step.weights(parts) for step in self.steps}, dtype=dtype)
-        if self._head:
+        if self._has_head:
             folded["head"] = {"weight": weights["head.weight"], "bias": weights["head.bias"]}
         return folded
 
@@ -69,7 +67,7 @@ class StepInference:
         with torch.cuda.device_of(inputs):  # Triton launches on the current one
             run(self.steps, folded, maps)
         (features,) = maps.values()
-        if not self._head:
+        if not self._has_head:
             return features
         return functional.linear(features.float(), folded["head"]["weight"], folded["head"]["bias"])
 
@@ -80,12 +78,10 @@ def mobilenet_steps(features: nn.Module, stem: ImageConvolution, *, size: int) -
     steps: list[Step] = [_stem_step(stem, tiles["stem"], "0.0", size=size, cut="relu6")]
     blocks = [layer for layer in layers if isinstance(layer, InvertedResidual)]
     for index, block in enumerate(blocks, start=1):
-        named = {name: layer for name, layer in block.named_modules() if isinstance(layer, nn.Conv2d)}
-        names = tuple(f"{index}.{name}" for name in named)
-        convolutions = list(named.values())
-        hidden, stride = convolutions[-1].in_channels, convolutions[-2].stride[0]
-        source, name = str(index - 1), f"block {index}"
-        inputs = convolutions[0].in_channels
+        layers_of = {path: layer for path, layer in block.named_modules() if isinstance(layer, nn.Conv2d)}
+        names, convolutions = tuple(f"{index}.{path}" for path in layers_of), list(layers_of.values())
+        inputs, hidden, stride = convolutions[0].in_channels, convolutions[-1].in_channels, convolutions[-2].stride[0]
+        name, source = f"block {index}", str(index - 1)
         wide = source
         if f"{name} expand" in tiles:
             wide = f"{index} wide"
