@@ -5,7 +5,8 @@ whole inverted residual is one where that is faster, and a ShuffleNet unit ends 
 Activations are bf16, channels last; sums are in single precision, always in the same order.
 
 They are for our networks as they are, on 32x32 images. Nothing in them needs more than bf16 matrix units (compute
-capability 8), but they have been measured on capability 9 alone, so they are used where the other kernels are.
+capability 8) and up to 147 KB of shared memory, but they have been measured on capability 9 alone, so they are used
+where the other kernels are.
 """
 
 from __future__ import annotations
