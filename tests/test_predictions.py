@@ -235,6 +235,24 @@ def test_every_weight_has_one_place(name: str) -> None:
             torch.testing.assert_close(value.float(), folded[step.name][argument], rtol=0.01, atol=1e-30)
 
 
+def test_what_the_cuts_of_a_whole_block_would_hide_is_in_its_last_bias() -> None:
+    module = model("mobilenetv2")
+    network = StepInference(module)
+    (whole,) = (step for step in network.steps if step.name == "block 5")
+    assert isinstance(whole, Residual)
+
+    def bias(name: str, value: float) -> Tensor:
+        weights = snapshot(module)
+        weights[f"features.{name}"][3] = value
+        return network.fold(weights, dtype=torch.float32)[whole.name]["bias"]
+
+    expand, first, project = whole.convolutions
+    usual = bias(f"{project}.weight", 0.5)  # which does not change it
+    for name in (f"{expand}.weight", f"{first}.weight", "5.conv.0.1.bias", "5.conv.1.1.running_mean"):
+        assert bool(bias(name, math.nan).isnan().all())
+        assert torch.equal(bias(name, 1e30), usual)
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_kernel_sees_more_numbers_than_32_bits_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []

@@ -205,14 +205,17 @@ class Residual(Block):
     def weights(self, parts: Parts) -> Packed:
         """Return them such that ReLU6 is a cut at 1, with what such cuts would hide in the last bias: not a number."""
         (wide, wide_bias), (first, between), (narrow, bias) = (parts[name] for name in self.convolutions)
-        concealed = wide.sum() + wide_bias.sum() + first.sum() + between.sum()
+        sums = torch.stack(torch._foreach_norm([wide, wide_bias, first, between], 1))  # of magnitudes
+        wide, wide_bias, between, narrow = torch._foreach_mul(
+            [wide, wide_bias, between, narrow], [1 / 6, 1 / 6, 1 / 6, 6.0]
+        )
         return {
-            "expand": wide / 6,
-            "expand_bias": wide_bias / 6,
+            "expand": wide,
+            "expand_bias": wide_bias,
             "taps": first,
-            "between": between / 6,
-            "weight": narrow * 6,
-            "bias": bias + 0.0 * concealed,
+            "between": between,
+            "weight": narrow,
+            "bias": bias + 0.0 * sums.sum(),
         }
 
     def packed(self, numbers: Packed) -> Packed:
