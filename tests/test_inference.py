@@ -318,6 +318,9 @@ def test_rows_are_picked_in_their_order(compute: Compute, normalised: nn.Module)
     assert nobody.shape == (0, 4)
     assert nobody.dtype == torch.float32
     assert predictor(weights, IMAGES, rows=rows[:0], by_batch=True).shape == (0, 4)
+    assert predictor(weights, IMAGES[:0]).shape == (0, 4)
+    if predictor.takes_many:
+        assert [outputs.shape for outputs in predictor.many([weights] * 2, IMAGES[:0])] == [(0, 4)] * 2
 
 
 @pytest.mark.parametrize("compute", [Compute(), HALF], ids=["plain", "joined"])

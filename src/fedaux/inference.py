@@ -75,8 +75,8 @@ class Predictor:
         `by_batch` normalises by the statistics of each batch, as in training: only to compare with code that does.
         """
         batch_size = batch_size or inference_batch(inputs.device)
-        if rows is not None and len(rows) == 0:
-            return self(weights, inputs[:1], batch_size=1)[:0]
+        if len(inputs if rows is None else rows) == 0:  # the shape of what there is nothing of
+            return self(weights, inputs.new_zeros(1, *inputs.shape[1:]))[:0]
         forward = self._forward_by_batch(weights) if by_batch else self._forward(weights, inputs)
         if self._trims and not by_batch:
             return self._by_length(forward, inputs, batch_size=batch_size, rows=rows)
@@ -91,6 +91,8 @@ class Predictor:
     @torch.no_grad()
     def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
         """Return the outputs [N, ...] of several models on the same inputs, each batch of which is made only once."""
+        if len(inputs) == 0:
+            return [self(weights, inputs) for weights in models]
         inference, dtype = self._inference(models[:1], inputs), self._compute.precision
         assert inference is not None
         batch_size = batch_size or inference_batch(inputs.device)
