@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typing_commands import typed
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
@@ -85,25 +86,14 @@ def test_the_worked_example_of_a_sweep_runs(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(recipe, encoding="utf-8")
     lines = [line.partition("#")[0].split() for line in commands.splitlines()]
     assert {line[0] for line in lines} == {"fedaux"}
-    # One process for all commands, for each would load everything anew.
-    runner = (
-        "import json, sys\nfrom typer.testing import CliRunner\nfrom fedaux.cli import app\n"
-        "for line in json.loads(sys.argv[1]):\n"
-        "    done = CliRunner().invoke(app, line[1:])\n"
-        "    assert done.exit_code == 0, done.output\n"
-        "    print(json.dumps(done.stdout))\n"
-    )
-    arguments = [sys.executable, "-c", runner + program, json.dumps(lines)]
-    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines()[: len(lines)]]
+    said, answer = typed(lines, tmp_path, then=program)
     assert said[0].startswith("Sweep: 2 cells, 8 rounds altogether\n  split.alpha = 0.01, 1\n")
     assert "  2 finished before, 0 to be continued\n" in said[1]
     assert said[2].startswith("Sweep: 2 cells, 4 rounds altogether\n  method = fedavg+p, fedaux\n")
     assert said[3] == "runs/grid/report.html\n"
     cells = json.loads((tmp_path / "runs/grid/sweep.json").read_text(encoding="utf-8"))["cells"]
     assert [cell["name"] for cell in cells] == ["alpha=0.01", "alpha=1", "alpha=100"]
-    assert len(done.stdout.splitlines()) == len(lines) + 3 * 2  # the program's
+    assert len(answer.splitlines()) == 3 * 2
 
 
 def test_recipes_that_ship_are_valid_but_for_their_data() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from typing_commands import typed
 
 from fedaux.config import Experiment
 from fedaux.data import SOURCES
@@ -55,15 +53,8 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         ["fedaux", "tokenise"],
         ["fedaux", "run"],
     ]
-    environment = os.environ | {"FEDAUX_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    said = []
-    for command in commands:
-        program = [sys.executable] if command[0] == "python" else [sys.executable, "-m", "fedaux"]
-        done = subprocess.run(
-            [*program, *command[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=240, env=environment
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        said.append(done.stdout)
+    environment = {"FEDAUX_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    said, _ = typed(commands, tmp_path, environment=environment)
     summary = json.loads((tmp_path / "runs/hospitals/summary.json").read_text(encoding="utf-8"))
     assert summary["complete"]
     assert (tmp_path / "runs/hospitals/report.html").is_file()
