@@ -10,7 +10,6 @@ single precision is checked first, and stands in the JSON as max_difference.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -38,6 +37,7 @@ from showing import check_plot, draw_round, print_round
 
 from fedaux.config import Experiment
 from fedaux.data import LabelledData
+from fedaux.files import save_json
 from fedaux.methods import METHODS
 from fedaux.models import MODELS
 from fedaux.rounds import clients_a_round
@@ -83,11 +83,10 @@ def result_of(
     *,
     warmup: int,
     precisions: Mapping[str, str],
+    operations: Mapping[str, float],
     peaks: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return medians over the rounds after the warm-up: seconds, ratios, images a second, share of the limit."""
-    task = fast.federation.task
-    operations = operations_of_image(build_models(task)[PROTOTYPE], task.distill_images[:64])
     images = [images_of_round(fast, experiment, warmup + 1 + index) for index in range(len(seconds["fast"]) - warmup)]
     medians: dict[str, Seconds] = {}
     rates: dict[str, dict[str, float]] = {}
@@ -125,9 +124,9 @@ def result_of(
 
 
 def write(result: Mapping[str, Any], path: Path | None) -> None:
-    """Write the result as JSON, where that was asked for."""
+    """Write the result as JSON, where that was asked for; a file of earlier rounds is there until then."""
     if path is not None:
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        save_json(path, result)
 
 
 def profile(play: Player, number: int, *, device: torch.device) -> str:
@@ -225,9 +224,19 @@ def main(words: Sequence[str] | None = None) -> None:
     }
     precisions = {"plain_fp32": "fp32", "plain_bf16": "bf16", "fast": fast.precision}
     peaks = {kind: peak_operations(device, precision=kind) for kind in sorted(set(precisions.values()))}
+    task = fast.federation.task
+    operations = operations_of_image(build_models(task)[PROTOTYPE], task.distill_images[:64])
     result: dict[str, Any] = {}
     for seconds in measure(players, warmup=arguments.warmup, rounds=arguments.rounds):
-        result = result_of(fast, experiment, seconds, warmup=arguments.warmup, precisions=precisions, peaks=peaks)
+        result = result_of(
+            fast,
+            experiment,
+            seconds,
+            warmup=arguments.warmup,
+            precisions=precisions,
+            operations=operations,
+            peaks=peaks,
+        )
         result |= found
         result["settings"] = {
             **asdict(settings),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -170,9 +171,12 @@ def test_kernels_that_do_not_run_leave_predictions_to_joined_operations(
     for part in (steps, units):
         monkeypatch.setattr(part, "launch", refuse)
     module, numbers = model(name), images(40)
-    predictor = Predictor(module, COMPUTE)
+    compute = Compute(torch.device("cuda"), torch.bfloat16, compile=True)
+    predictor = Predictor(module, compute)
     with pytest.warns(UserWarning, match=f"{name}: no kernels of our own here, predictions are slower"):
         outputs = predictor(snapshot(module), numbers)
+    with warnings.catch_warnings(action="error", category=UserWarning):  # once said, nobody tries again
+        assert torch.equal(Predictor(module, compute)(snapshot(module), numbers), outputs)
     assert as_near_as_autocast(outputs, module, to_float(numbers), times=2.0)
     assert torch.equal(predictor.many([snapshot(module)], numbers)[0], outputs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,7 +28,6 @@ from fedaux.models import MODELS, SplitModel
 from fedaux.server import snapshot
 
 NETWORKS = {"mobilenetv2": tiling.MOBILENETV2, "shufflenet": tiling.SHUFFLENET}
-AS_ON_A_GPU = Compute(torch.device("cuda"), torch.bfloat16)
 
 PREPARE = f"""
 import torch
@@ -144,43 +144,96 @@ def model(name: str, *, channels: int = 3, size: int = 32, **options: Any) -> Sp
     return made
 
 
+def as_on_a_gpu() -> Compute:
+    return Compute(torch.device("cuda"), torch.bfloat16)
+
+
 def test_kernels_are_for_two_networks_as_they_are() -> None:
     found = {name: predictions.known(model(name)) for name in IMAGE_MODELS}
-    assert {name: other for name, other in found.items() if other is not None} == {name: name for name in NETWORKS}
+    expected = {name: predictions.Known(name, channels=3, whole=True) for name in NETWORKS}
+    assert {name: other for name, other in found.items() if other is not None} == expected
     for name in NETWORKS:
-        assert predictions.known(model(name, channels=1)) == name
-        assert predictions.known(model(name).features) == name
+        assert predictions.known(model(name, channels=1)) == (name, 1, True)
+        assert predictions.known(model(name).features) == (name, 3, False)
         assert predictions.known(model(name, channels=4)) is None
     assert predictions.known(model("mobilenetv2", width=1.0)) is None
     assert predictions.known(nn.Linear(3, 2)) is None
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_changed_network_is_another(name: str) -> None:
-    def known(change: str) -> str | None:
-        changed = model(name)
-        if change == "epsilon":
-            next(layer for layer in changed.modules() if isinstance(layer, nn.BatchNorm2d)).eps = 1e-3
-        elif change == "part":
-            changed.features.add_module("more", nn.Dropout())
-        elif change == "head":
-            changed.head = nn.Sequential(changed.head)
-        elif change == "bias":
-            changed.head = nn.Linear(changed.feature_width, 10, bias=False)
-        return predictions.known(changed)
+def smaller_epsilon(model: SplitModel) -> None:
+    next(layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)).eps = 1e-3
 
-    assert [known(change) for change in ("", "epsilon", "part", "head", "bias")] == [name, None, None, None, None]
+
+def one_part_more(model: SplitModel) -> None:
+    model.features.add_module("more", nn.Dropout())
+
+
+def deeper_head(model: SplitModel) -> None:
+    model.head = nn.Sequential(model.head)
+
+
+def head_without_bias(model: SplitModel) -> None:
+    model.head = nn.Linear(model.feature_width, 10, bias=False)
+
+
+def hooked(model: SplitModel) -> None:
+    model.features.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+
+
+def subclass(model: SplitModel) -> None:
+    layer = next(layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d))
+    layer.__class__ = type("BatchNorm2d", (nn.BatchNorm2d,), {"forward": lambda self, inputs: inputs})
+
+
+def own_forward(model: SplitModel) -> None:
+    model.head.forward = lambda inputs: inputs[:, :10]
+
+
+def unseen_setting(model: SplitModel) -> None:
+    layer = next(layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d))
+    layer.unseen = True  # type: ignore[assignment]
+
+
+CHANGES = [
+    smaller_epsilon,
+    one_part_more,
+    deeper_head,
+    head_without_bias,
+    hooked,
+    subclass,
+    own_forward,
+    unseen_setting,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", [*NETWORKS, "resnet8"])
+def test_a_changed_network_is_another(name: str, change: Callable[[SplitModel], None]) -> None:
+    changed = model(name)
+    images = torch.zeros(4, 3, 32, 32)
+    assert predictions.known(changed) is not None or kernels.fits(changed, images)
+    change(changed)
+    assert predictions.known(changed) is None
+    assert not kernels.fits(changed, images)
+
+
+def test_settings_that_are_not_printed_count() -> None:
+    changed = model("shufflenet")
+    next(layer for layer in changed.modules() if isinstance(layer, nn.AvgPool2d)).count_include_pad = False
+    assert str(changed) == str(model("shufflenet"))
+    assert predictions.known(changed) is None
 
 
 def test_kernels_take_images_of_one_size() -> None:
-    assert predictions.takes(torch.zeros(2, 3, 32, 32))
-    for shape in ((2, 3, 64, 64), (2, 3, 32, 16), (2, 3)):
-        assert not predictions.takes(torch.zeros(shape))
+    network = predictions.Known("shufflenet", channels=3, whole=True)
+    assert network.takes(torch.zeros(2, 3, 32, 32))
+    for shape in ((2, 1, 32, 32), (2, 5, 32, 32), (2, 3, 64, 64), (2, 3, 32, 16), (2, 3)):
+        assert not network.takes(torch.zeros(shape))
 
 
 def test_without_a_gpu_or_without_compilation_no_kernel_is_asked_for() -> None:
     assert not kernels.available(Compute(precision=torch.bfloat16, compile=True))
-    assert not kernels.available(AS_ON_A_GPU)
+    assert not kernels.available(as_on_a_gpu())
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -282,18 +335,34 @@ def test_where_kernels_do_not_run_joined_operations_predict_and_one_line_says_so
     monkeypatch.setattr(kernels, "available", lambda compute: True)  # which is not so: no GPU, perhaps no Triton
     module = model(name)
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    predictor = Predictor(module, AS_ON_A_GPU)
+    compute = as_on_a_gpu()
+    predictor = Predictor(module, compute)
     with pytest.warns(UserWarning, match=f"{name}: no kernels of our own here, predictions are slower"):
         outputs = predictor(snapshot(module), images)
     assert distance(outputs, evaluated(module, images / 255)) < 0.05
-    (again,) = predictor.many([snapshot(module)], images)  # without another line, which would be an error here
-    assert torch.equal(again, outputs)
-    assert isinstance(predictor._inference([snapshot(module)], images), FusedInference)
+    for another in (predictor, Predictor(module, compute)):
+        (again,) = another.many([snapshot(module)], images)  # without another line, which would be an error here
+        assert torch.equal(again, outputs)
+        assert isinstance(another._inference(images), FusedInference)
 
 
 def test_other_networks_and_sizes_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "available", lambda compute: True)
     wide = model("mobilenetv2", width=1.0)
     for module, images in ((wide, torch.zeros(1, 3, 32, 32)), (model("mobilenetv2"), torch.zeros(1, 3, 64, 64))):
-        predictor = Predictor(module, AS_ON_A_GPU)
-        assert isinstance(predictor._inference([snapshot(module)], images), FusedInference)
+        assert isinstance(Predictor(module, as_on_a_gpu())._inference(images), FusedInference)
+
+
+def test_what_a_cut_would_hide_is_in_the_last_bias_and_nothing_else() -> None:
+    block = next(step for step in StepInference(model("mobilenetv2")).steps if isinstance(step, Residual))
+    shapes = [(block.hidden, block.inputs, 1, 1), (block.hidden, 1, 3, 3), (block.outputs, block.hidden, 1, 1)]
+    parts = {
+        name: (torch.full(shape, 3e38), torch.zeros(shape[0]))
+        for name, shape in zip(block.convolutions, shapes, strict=True)
+    }
+    assert torch.equal(block.weights(parts)["bias"], torch.zeros(block.outputs))  # however large, they are numbers
+    for name in block.convolutions[:2]:
+        for kind in range(2):
+            broken = {key: (weight.clone(), bias.clone()) for key, (weight, bias) in parts.items()}
+            broken[name][kind].view(-1)[-1] = math.nan
+            assert bool(block.weights(broken)["bias"].isnan().all())

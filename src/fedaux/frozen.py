@@ -100,7 +100,7 @@ class KeptFeatures:
             "mean": None if compute.mean is None else compute.mean.flatten().tolist(),
             "deviation": None if compute.deviation is None else compute.deviation.flatten().tolist(),
             "torch": torch.__version__,
-        }
+        } | ({"compile": True} if compute.compile else {})  # by kernels of our own, perhaps
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:40]
 
     def _found(self, key: str, module: nn.Module, weights: Weights, examples: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from fedaux.compute import Compute
 from fedaux.data.batches import inference_batch
 from fedaux.data.texts import WIDTH_STEP, token_lengths
 from fedaux.fusion import FusedInference, Untraceable
-from fedaux.kernels import predictions
+from fedaux.kernels import IMAGE_SIZE, predictions
 from fedaux.kernels.predictions.networks import StepInference
 from fedaux.server import load
 from fedaux.steps import attempt, statistics_of
@@ -93,7 +93,7 @@ class Predictor:
         """Return the outputs [N, ...] of several models on the same inputs, each batch of which is made only once."""
         if len(inputs) == 0:
             return [self(weights, inputs) for weights in models]
-        inference, dtype = self._inference(models[:1], inputs), self._compute.precision
+        inference, dtype = self._inference(inputs), self._compute.precision
         assert inference is not None
         batch_size = batch_size or inference_batch(inputs.device)
         folded = [inference.fold(weights, dtype=dtype) for weights in models]
@@ -104,33 +104,36 @@ class Predictor:
                 own.append(inference(weights, prepared).float())
         return [torch.cat(own) for own in outputs]
 
-    def _inference(self, models: Sequence[Weights], inputs: Tensor) -> Inference | None:
-        """Return kernels of our own for such inputs where there are some, else joined operations where possible.
-
-        The first time, they are tried on one of the models.
-        """
-        if self._known is None or not predictions.takes(inputs):
+    def _inference(self, inputs: Tensor) -> Inference | None:
+        """Return kernels of our own for such inputs where there are some, else joined operations where possible."""
+        if self._known is None or not self._known.takes(inputs):
             return self._fused
-        if self._by_kernels is None and models:
-            self._by_kernels = attempt(
-                lambda: self._tried(models[0], inputs[:1]),
-                device=self._compute.device,
-                otherwise=f"{self._known}: no kernels of our own here, predictions are slower",
-                errors=Exception,
-            )
-            if self._by_kernels is None:
-                self._known = None
+        if self._by_kernels is None:
+            self._by_kernels = self._compute.once(("predictions", self._known), self._tried)
+            self._known = self._known if self._by_kernels is not None else None
         return self._fused if self._by_kernels is None else self._by_kernels
 
-    def _tried(self, weights: Weights, inputs: Tensor) -> Inference:
-        """Return kernels of our own after they have all been compiled and have run once."""
-        network, dtype = StepInference(self._module), self._compute.precision
-        prepared = network.prepared(self._compute.floats(inputs), dtype=dtype)
-        network(network.fold(weights, dtype=dtype), prepared).cpu()  # which waits for them
-        return network
+    def _tried(self) -> Inference | None:
+        """Return kernels of our own after they have all been compiled and have run once; None where that fails."""
+        assert self._known is not None
+        network, dtype, shape = StepInference(self._module), self._compute.precision, (1, self._known.channels)
+
+        def run() -> Inference:
+            weights = self._module.state_dict()
+            image = next(iter(weights.values())).new_zeros(*shape, IMAGE_SIZE, IMAGE_SIZE)
+            folded = network.fold(weights, dtype=dtype)
+            network(folded, network.prepared(image, dtype=dtype)).cpu()  # which waits for them
+            return network
+
+        return attempt(
+            run,
+            device=self._compute.device,
+            otherwise=f"{self._known.name}: no kernels of our own here, predictions are slower",
+            errors=Exception,
+        )
 
     def _forward(self, weights: Weights, inputs: Tensor) -> Callable[[Tensor], Tensor]:
-        inference, floats, dtype = self._inference([weights], inputs), self._compute.floats, self._compute.precision
+        inference, floats, dtype = self._inference(inputs), self._compute.floats, self._compute.precision
         if inference is not None:
             folded = inference.fold(weights, dtype=dtype)
             return lambda batch: inference(folded, inference.prepared(floats(batch), dtype=dtype))

@@ -75,4 +75,26 @@ def fits(model: nn.Module, inputs: Tensor) -> bool:
         return False
     with torch.device("meta"):
         expected = resnet8((inputs.shape[1], IMAGE_SIZE, IMAGE_SIZE), model.head.out_features)
-    return str(model) == str(expected) and all(parameter.requires_grad for parameter in model.parameters())
+    return is_like(model, expected) and all(parameter.requires_grad for parameter in model.parameters())
+
+
+def is_like(module: nn.Module, expected: nn.Module) -> bool:
+    """Say whether a module computes what another does, but for its weights: part by part, setting by setting.
+
+    Hooks, and a way of computing that somebody gave to a single part, could change anything.
+    """
+    return str(module) == str(expected) and all(
+        type(part) is type(other) and _settings(part) == _settings(other) and not _is_meddled_with(part)
+        for part, other in zip(module.modules(), expected.modules(), strict=True)
+    )
+
+
+def _settings(part: nn.Module) -> dict[str, object]:
+    """Return what a part says of itself; whether it is in training is not the network's."""
+    kinds = (bool, int, float, str, tuple, type(None))
+    own = {name: value for name, value in vars(part).items() if not name.startswith("_") and isinstance(value, kinds)}
+    return {name: value for name, value in own.items() if name != "training"}
+
+
+def _is_meddled_with(part: nn.Module) -> bool:
+    return bool("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks or part._backward_hooks)

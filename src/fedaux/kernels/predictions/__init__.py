@@ -11,10 +11,13 @@ where the other kernels are.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
-from fedaux.kernels import IMAGE_SIZE, MOST_CHANNELS
+from fedaux.kernels import IMAGE_SIZE, MOST_CHANNELS, is_like
 from fedaux.models import SplitModel
 from fedaux.models.convolutional import ImageConvolution
 from fedaux.models.mobilenet import mobilenetv2
@@ -23,22 +26,36 @@ from fedaux.models.shufflenet import shufflenet
 NETWORKS = {"mobilenetv2": mobilenetv2, "shufflenet": shufflenet}
 
 
-def known(module: nn.Module) -> str | None:
+class Known(NamedTuple):
+    """A network that there are kernels for."""
+
+    name: str
+    channels: int
+    """Of an image."""
+    whole: bool
+    """With its head, or its features alone."""
+
+    def takes(self, inputs: Tensor) -> bool:
+        """Say whether the kernels are for such inputs: images of one size."""
+        return tuple(inputs.shape[1:]) == (self.channels, IMAGE_SIZE, IMAGE_SIZE)
+
+
+def known(module: nn.Module) -> Known | None:
     """Return which network a module is, part by part, or whose features it is; None where it is another."""
     whole = isinstance(module, SplitModel)
     stem = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     if not isinstance(stem, ImageConvolution) or stem.in_channels > MOST_CHANNELS:
         return None
     classes = module.head.out_features if isinstance(module, SplitModel) and type(module.head) is nn.Linear else 1
-    printed = str(module)
-    for name, make in NETWORKS.items():
-        with torch.device("meta"):
-            expected = make((stem.in_channels, IMAGE_SIZE, IMAGE_SIZE), classes)
-        if printed == str(expected if whole else expected.features):
-            return name
+    for name in NETWORKS:
+        expected = _expected(name, stem.in_channels, classes)
+        if is_like(module, expected if whole else expected.features):
+            return Known(name, stem.in_channels, whole)
     return None
 
 
-def takes(inputs: Tensor) -> bool:
-    """Say whether the kernels are for such inputs: images of one size."""
-    return inputs.ndim == 4 and tuple(inputs.shape[2:]) == (IMAGE_SIZE, IMAGE_SIZE)
+@cache
+def _expected(name: str, channels: int, classes: int) -> SplitModel:
+    """Return a network without weights."""
+    with torch.device("meta"):
+        return NETWORKS[name]((channels, IMAGE_SIZE, IMAGE_SIZE), classes)

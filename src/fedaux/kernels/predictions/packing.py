@@ -43,16 +43,17 @@ class Packing:
 
     def __init__(self, steps: Sequence[Packs]) -> None:
         self._steps = list(steps)
-        self._places: dict[torch.device, tuple[_Places, _Places]] = {}
+        self._places: dict[tuple[torch.device, int], tuple[_Places, _Places]] = {}
 
     def __call__(self, weights: Mapping[str, Packed], *, dtype: torch.dtype) -> dict[str, Packed]:
         """Return what the kernel of each step reads; `weights` has its numbers, in any arrangement."""
         tensors = [tensor for own in weights.values() for tensor in own.values()]
         flat = torch.cat([tensors[0].new_zeros(1), *(tensor.flatten() for tensor in tensors)])
-        if flat.device not in self._places:
-            self._places[flat.device] = self._found(weights, flat.device)
+        key = flat.device, len(flat)
+        if key not in self._places:
+            self._places[key] = self._found(weights, flat.device)
         packed: dict[str, Packed] = {step.name: {} for step in self._steps}
-        for places, values in zip(self._places[flat.device], (flat.to(dtype), flat), strict=True):
+        for places, values in zip(self._places[key], (flat.to(dtype), flat), strict=True):
             picked = values.index_select(0, places.sources).split([shape.numel() for *_, shape in places.tensors])
             for (step, argument, shape), each in zip(places.tensors, picked, strict=True):
                 packed[step][argument] = each.view(shape)

@@ -205,7 +205,7 @@ class Residual(Block):
     def weights(self, parts: Parts) -> Packed:
         """Return them such that ReLU6 is a cut at 1, with what such cuts would hide in the last bias: not a number."""
         (wide, wide_bias), (first, between), (narrow, bias) = (parts[name] for name in self.convolutions)
-        sums = torch.stack(torch._foreach_norm([wide, wide_bias, first, between], 1))  # of magnitudes
+        largest = torch.stack(torch._foreach_norm([wide, wide_bias, first, between], math.inf))
         wide, wide_bias, between, narrow = torch._foreach_mul(
             [wide, wide_bias, between, narrow], [1 / 6, 1 / 6, 1 / 6, 6.0]
         )
@@ -215,7 +215,7 @@ class Residual(Block):
             "taps": first,
             "between": between,
             "weight": narrow,
-            "bias": bias + 0.0 * sums.sum(),
+            "bias": bias + (0.0 * largest).sum(),
         }
 
     def packed(self, numbers: Packed) -> Packed:
