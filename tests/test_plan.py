@@ -10,7 +10,7 @@ import torch
 from conftest import tiny
 from rich.console import Console
 
-from fedaux.certainty import MECHANISMS, SimulatedNoise
+from fedaux.certainty import MECHANISMS, SimulatedNoise, mean
 from fedaux.certainty.gaussian import noise_multiplier
 from fedaux.composition import Query, composed_epsilon
 from fedaux.plan import NOISE_LIMIT, PrivacyPlan, least_examples, privacy_plan
@@ -73,6 +73,25 @@ def test_small_clients_are_warned_with_the_size_that_would_do() -> None:
     assert "clients 0, 2 with 50 to 400 examples" in warning
     assert f"it takes {needed} examples" in warning
     assert not plan(certainty={"epsilon": 50.0}).warnings()
+
+
+@pytest.mark.parametrize(("components", "hinted"), [(4, True), (12, False), (13, False), (26, True), (32, True)])
+def test_components_that_do_not_suit_the_noise_are_named_with_the_number_that_does(
+    components: int, hinted: bool
+) -> None:
+    shown = plan(certainty={"epsilon": 0.1, "components": components})
+    assert mean.suitable_components(400, epsilon=0.1, delta=1e-5) == 13  # 400 is the middle of three sizes
+    hints = [line for line in shown.sentences() if line.startswith("Hint")]
+    assert len(hints) == hinted
+    assert all(
+        line.startswith(
+            f"Hint: certainty.components = {components}, and about 13 suit the noise on a client of 400 examples"
+        )
+        for line in hints
+    )
+    assert not [line for line in plan(certainty={"mechanism": "paper"}).sentences() if line.startswith("Hint")]
+    wide = plan(certainty={"epsilon": 1e3, "components": 96})  # both more than there are features
+    assert not [line for line in wide.sentences() if line.startswith("Hint")]
 
 
 def test_the_least_size_is_the_least() -> None:

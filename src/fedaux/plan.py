@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -26,6 +27,8 @@ from fedaux.task import assign_prototypes
 
 NOISE_LIMIT = 0.5
 """Noise of a norm above this share of the largest possible signal calls for a warning."""
+COMPONENTS_OFF = 2.0
+"""As many times more or fewer components than suit the noise are worth a line."""
 
 Cost = tuple[float, float]
 """(epsilon, delta)."""
@@ -76,6 +79,8 @@ class PrivacyPlan:
     expected_rounds: int
     empty_clients: tuple[int, ...]
     groups: tuple[MethodsPlan, ...]
+    feature_width: int
+    """The largest of any prototype."""
 
     def warnings(self) -> list[str]:
         """Name the clients whose noise drowns their signal, and the size that would do."""
@@ -114,7 +119,24 @@ class PrivacyPlan:
                 "scores and updates are composed by privacy loss distributions."
             )
         lines.append(f"Not protected: {UNPROTECTED_BESIDES_UPDATES if self.protected_updates else UNPROTECTED}")
-        return [*lines, *self.warnings()]
+        return [*lines, *self.warnings(), *self._hints()]
+
+    def _hints(self) -> list[str]:
+        """Say how many components would suit the noise, where there are many more or fewer."""
+        sizes = [client.num_examples for group in self.groups if group.scores for client in group.clients]
+        section = self.certainty
+        if section.mechanism != "mean" or not sizes:
+            return []
+        typical = int(median(sizes))
+        suited = mean.suitable_components(typical, epsilon=section.epsilon, delta=section.delta)
+        kept, suited = (min(number, self.feature_width) for number in (section.components, suited))
+        if suited / COMPONENTS_OFF < kept < suited * COMPONENTS_OFF:
+            return []
+        return [
+            f"Hint: certainty.components = {section.components}, and about {suited} suit the noise on a client of "
+            f"{typical} examples at epsilon {section.epsilon:g}: with more it drowns the scores, with fewer clients "
+            "look alike."
+        ]
 
     def render(self) -> list[RenderableType]:
         """Return the tables and sentences, ready to print."""
@@ -174,7 +196,9 @@ def privacy_plan(
             groups.append(MethodsPlan(methods, scores, clients))
     empty = tuple(client for client, size in enumerate(sizes) if size == 0)
     protected = experiment.local.privacy is not None
-    return PrivacyPlan(experiment.certainty, protected, experiment.rounds, expected_rounds, empty, tuple(groups))
+    return PrivacyPlan(
+        experiment.certainty, protected, experiment.rounds, expected_rounds, empty, tuple(groups), max(widths)
+    )
 
 
 def _client_plan(

@@ -29,6 +29,15 @@ def sensitivity_of(num_examples: int) -> float:
     return 2.0 / num_examples
 
 
+def suitable_components(num_examples: int, *, epsilon: float, delta: float) -> int:
+    """Return how many components suit the noise on a client with so many examples: n / m, m the noise multiplier.
+
+    With more of them noise drowns what the first ones tell, with fewer clients look alike; found on held-out images
+    (docs/privacy.md). A public number, for n is.
+    """
+    return max(1, round(num_examples / noise_multiplier(epsilon=epsilon, delta=delta)))
+
+
 class PrivateMean:
     """Whitened, clipped, private mean with density-ratio scores."""
 
