@@ -14,7 +14,7 @@ demo: $(READY)          ## the embedded demo: five methods, three seeds, about a
 	$(BIN)/fedaux run recipes/demo.toml --out runs/demo
 
 test: $(EXTRAS)         ## the quick tests, those of the extras included
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-federation: $(EXTRAS) ## federations of real processes on loopback: parity, faults, security, the deployment page
 	$(BIN)/python -m pytest -m federation

@@ -337,8 +337,9 @@ def test_a_cell_that_loses_its_machine_goes_on_at_another(tmp_path: Path) -> Non
     assert failed == {}
     assert sorted(finished) == ["alpha=1", "alpha=2"]
     assert first.gone()
-    assert "alpha=1" in notes.of("moved")
-    assert notes.of("started").count("alpha=1") == 2
+    moved = notes.of("moved").count("alpha=1")
+    assert moved in (1, 2)  # twice where the other machine, killed with it, was waiting and is found dead then
+    assert notes.of("started").count("alpha=1") == 1 + moved
     execute.run(cells[0].experiment, out=tmp_path / "plain")
     assert accuracies(tmp_path / "out" / "alpha=1") == accuracies(tmp_path / "plain")
 
