@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
+from test_gpu import exact  # noqa: F401  (for each test here as well)
 from test_gpu_kernels import can
 from test_inference import randomised
 from torch import Tensor, nn
@@ -30,15 +30,6 @@ pytestmark = [
 
 COMPUTE = Compute(torch.device("cuda"), torch.bfloat16, compile=True)
 NETWORKS = ["mobilenetv2", "shufflenet"]
-
-
-@pytest.fixture(autouse=True)
-def exact() -> Iterator[None]:
-    """Single precision, not the shortened one that convolutions use by default."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
 
 
 def model(name: str, *, channels: int = 3, compute: Compute = COMPUTE, **options: float) -> SplitModel:
