@@ -24,7 +24,7 @@ from fedaux.data import LabelledData
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.execute import Silent, Work, split_for
 from fedaux.methods import METHODS
-from fedaux.preparation import prepare
+from fedaux.preparation import Scorer, prepare
 from fedaux.rounds import Federation, clients_a_round, select
 from fedaux.runs import RunDirectory
 from fedaux.task import State, build_models
@@ -46,6 +46,8 @@ class Fast:
     chosen: Callable[[int], list[int]]
     """The clients of a round."""
     certainty_weights: Callable[[Sequence[int]], Tensor]
+    score: Callable[[], None]
+    """Let every client release once more, and compute their scores on the distill set."""
     seconds: float
     """What preparation took, certainty releases included."""
 
@@ -79,9 +81,31 @@ def fast_federation(
     def certainty_weights(ids: Sequence[int]) -> Tensor:
         return torch.softmax(federation.scorer.log_scores(state.certificates, ids), dim=0).float()
 
+    def score() -> None:
+        again, preparation = prepare(
+            task, clients, extractor=lambda name, _: federation.preparation.extractors[name], watcher=Silent()
+        )
+        Scorer(task, preparation).log_scores(again.certificates, list(again.certificates))
+
     wait(task.device)
     precision = "bf16" if compute.precision is torch.bfloat16 else "fp32"
-    return Fast(federation, state, own_parts, precision, chosen, certainty_weights, time.perf_counter() - began)
+    took = time.perf_counter() - began
+    return Fast(federation, state, own_parts, precision, chosen, certainty_weights, score, took)
+
+
+def scoring_seconds(fast: Fast, *, times: int = 3) -> float | None:
+    """Return what it takes to score all clients when all is warm, the least of several; None where nobody scores."""
+    task = fast.federation.task
+    if not task.method.scores:
+        return None
+    took = []
+    for _ in range(times):
+        wait(task.device)
+        began = time.perf_counter()
+        fast.score()
+        wait(task.device)
+        took.append(time.perf_counter() - began)
+    return min(took)
 
 
 def fast_player(fast: Fast) -> Player:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +26,7 @@ from limits import machine_of, operations_of_image, peak_operations
 from plain import wait
 
 from fedaux import seeding
-from fedaux.compute import CLIENTS_AT_ONCE, Compute, compute_for
+from fedaux.compute import CLIENTS_AT_ONCE, Compute, compute_for, has_bf16
 from fedaux.config import Experiment, Pretraining
 from fedaux.data import LabelledData, load_both
 from fedaux.execute import choose_device
@@ -224,6 +225,9 @@ def main(words: Sequence[str] | None = None) -> None:
     ways = [way for way in given.way or WAYS if way != "none"]
     if device.type == "cpu":
         ways = [name for name in ways if not WAYS[name].capture]  # there is nothing to capture
+    if not has_bf16(device):
+        ways = [name for name in ways if WAYS[name].precision is not torch.bfloat16]
+        print("bf16 is left out: this device has none", file=sys.stderr)
     if ways:
         one = build(chosen.model, chosen.image, {}, compute=Compute(device))
         sample = torch.zeros(8, *chosen.image, dtype=torch.uint8, device=device)

@@ -21,7 +21,16 @@ import torch
 from limits import machine_of, operations_of_image, peak_operations
 from peers import PEERS, PeerTask, refuse_missing
 from plain import can_play
-from players import Fast, Player, Seconds, differences, fast_federation, fast_player, plain_player
+from players import (
+    Fast,
+    Player,
+    Seconds,
+    differences,
+    fast_federation,
+    fast_player,
+    plain_player,
+    scoring_seconds,
+)
 from setting import (
     CLASSES,
     DEFAULTS,
@@ -35,6 +44,7 @@ from setting import (
 )
 from showing import check_plot, draw_round, print_round
 
+from fedaux.compute import has_bf16
 from fedaux.config import Experiment
 from fedaux.data import LabelledData
 from fedaux.files import save_json
@@ -85,6 +95,7 @@ def result_of(
     precisions: Mapping[str, str],
     operations: Mapping[str, float],
     peaks: Mapping[str, float],
+    scoring: float | None,
 ) -> dict[str, Any]:
     """Return medians over the rounds after the warm-up: seconds, ratios, images a second, share of the limit."""
     images = [images_of_round(fast, experiment, warmup + 1 + index) for index in range(len(seconds["fast"]) - warmup)]
@@ -111,11 +122,12 @@ def result_of(
     }
     return {
         "ratio": ratios["plain_fp32"]["all"],
-        "ratio_bf16": ratios["plain_bf16"]["all"],
+        "ratio_bf16": ratios["plain_bf16"]["all"] if "plain_bf16" in ratios else None,
         "ratio_by_phase": ratios,
         "seconds": medians,
         "warmup_seconds": {name: [row["all"] for row in every[:warmup]] for name, every in seconds.items()},
         "preparation_seconds": fast.seconds,
+        "scoring_seconds": scoring,
         "images_per_second": rates,
         "operations_per_image": operations,
         "fraction_of_limit": fractions,
@@ -217,15 +229,18 @@ def main(words: Sequence[str] | None = None) -> None:
     data, auxiliary = random_data(settings, device=device)
     fast = fast_federation(experiment, data, auxiliary)
     found = differences(settings, fast, data, auxiliary) if arguments.check else {"max_difference": None}
+    plain = ["fp32", "bf16"]
+    if not has_bf16(device):
+        plain.remove("bf16")
+        print("bf16 is left out: this device has none", file=sys.stderr)
+    precisions = {f"plain_{precision}": precision for precision in plain} | {"fast": fast.precision}
     players = {
-        "plain_fp32": plain_player(fast, experiment, data, precision="fp32"),
-        "plain_bf16": plain_player(fast, experiment, data, precision="bf16"),
-        "fast": fast_player(fast),
-    }
-    precisions = {"plain_fp32": "fp32", "plain_bf16": "bf16", "fast": fast.precision}
+        f"plain_{precision}": plain_player(fast, experiment, data, precision=precision) for precision in plain
+    } | {"fast": fast_player(fast)}
     peaks = {kind: peak_operations(device, precision=kind) for kind in sorted(set(precisions.values()))}
     task = fast.federation.task
     operations = operations_of_image(build_models(task)[PROTOTYPE], task.distill_images[:64])
+    scoring = scoring_seconds(fast)
     result: dict[str, Any] = {}
     for seconds in measure(players, warmup=arguments.warmup, rounds=arguments.rounds):
         result = result_of(
@@ -236,6 +251,7 @@ def main(words: Sequence[str] | None = None) -> None:
             precisions=precisions,
             operations=operations,
             peaks=peaks,
+            scoring=scoring,
         )
         result |= found
         result["settings"] = {

@@ -39,14 +39,18 @@ def print_round(result: Mapping[str, Any]) -> None:
     print_table("share of the limit", result["fraction_of_limit"], ".1%")
     limits = ", ".join(f"{precision} {peak:.3g}" for precision, peak in result["peak_tflops"].items())
     print(f"\nlimit: a matrix product's TFLOP/s in this run, {limits}; every teacher on every image counted")
+    if result["scoring_seconds"] is not None:
+        print(
+            f"scoring of {settings['clients']} clients: {result['scoring_seconds']:.4f} s, their releases and scores "
+            f"on the distill set; all of preparation the first time: {result['preparation_seconds']:.2f} s"
+        )
     for name, peer in result["peers"].items():
         print(
             f"{name} {peer['version']}: {peer['seconds']:.4f} s a round of local training and averaging, "
             f"{peer['ratio']:.1f} times as long as fast"
         )
-    print(
-        f"\nall in, plain fp32 takes {result['ratio']:.2f} times as long, plain bf16 {result['ratio_bf16']:.2f} times"
-    )
+    half = "" if result["ratio_bf16"] is None else f", plain bf16 {result['ratio_bf16']:.2f} times"
+    print(f"\nall in, plain fp32 takes {result['ratio']:.2f} times as long{half}")
 
 
 def print_table(title: str, rows: Mapping[str, Mapping[str, float]], form: str) -> None:

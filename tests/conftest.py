@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fedaux.compute import has_bf16
 from fedaux.config import Experiment
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.models import MODELS, model_input
@@ -50,6 +54,36 @@ def tiny(**changes: Any) -> Experiment:
 @pytest.fixture
 def experiment() -> Experiment:
     return tiny()
+
+
+@pytest.fixture
+def bf16() -> Iterator[None]:
+    """Let a test compute in bf16 on a processor that has none, too.
+
+    At the first product torch would switch oneDNN off there, and all that follows would be rounded otherwise.
+    """
+    if has_bf16(torch.device("cpu")):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TF32 acceleration")  # of torch's own switch
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What torch has compiled so far; its graphs run as they are, without the compiler's last part."""
+    made: list[Any] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=keep))
+    yield made
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -189,6 +189,7 @@ def test_a_step_asks_the_host_for_nothing(words: Vocabulary) -> None:
     assert not called & {"scalar_tensor", "lift_fresh", "_local_scalar_dense", "nonzero", "rand", "bernoulli"}
 
 
+@pytest.mark.usefixtures("bf16")
 def test_half_precision_is_near(words: Vocabulary) -> None:
     made, ids = model(size=words.size).eval(), ids_of(words)
     with torch.no_grad():

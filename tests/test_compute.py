@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import platform
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from threading import Barrier, current_thread
 from typing import Any
 
@@ -10,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
+from fedaux import compute as module
 from fedaux import seeding
-from fedaux.compute import CLIENTS_AT_ONCE, Compute, compute_for
+from fedaux.compute import CLIENTS_AT_ONCE, Compute, compute_for, has_bf16
 from fedaux.config import Engine
 from fedaux.inference import Predictor
 from fedaux.models import MODELS
@@ -32,7 +37,8 @@ def test_auto_on_a_cpu_is_single_precision_and_not_compiled() -> None:
     assert compute.clients_at_once == CLIENTS_AT_ONCE == 8
 
 
-def test_what_is_asked_for_is_done() -> None:
+def test_what_is_asked_for_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_bf16", lambda _: True)
     compute = compute_for(Engine(precision="bf16", compile=True, clients_at_once=3), CPU)
     assert compute.precision is torch.bfloat16
     assert compute.compile
@@ -40,16 +46,28 @@ def test_what_is_asked_for_is_done() -> None:
     assert compute_for(Engine(precision="fp32", compile=False), CPU) == compute_for(Engine(), CPU)
 
 
+def test_without_bf16_it_is_single_precision_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_bf16", lambda _: False)
+    with pytest.warns(UserWarning, match=r"^engine\.precision: this processor has no bf16, going on in fp32$"):
+        compute = compute_for(Engine(precision="bf16"), CPU)
+    assert compute.precision is torch.float32
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs Linux, which lists what a processor can")
+def test_a_processor_has_bf16_where_linux_says_so() -> None:
+    lists = re.findall(r"^(?:flags|Features)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    features = set(lists[0].split())
+    if platform.machine() == "aarch64":
+        assert has_bf16(CPU) == ("bf16" in features)
+    else:  # torch is content with wide registers, too
+        assert has_bf16(CPU) == bool(features & {"avx512bw", "avx_ne_convert"})
+
+
 def test_graphs_are_captured_on_a_gpu_where_clients_are_side_by_side() -> None:
     gpu = torch.device("cuda")  # a name; nothing is put there
     assert Compute(gpu, clients_at_once=2).captures
     assert not Compute(gpu, clients_at_once=1).captures
     assert not Compute(CPU, clients_at_once=2).captures
-
-
-def test_nothing_is_compiled_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
-    assert Compute().compiled("double", double) is double
 
 
 def test_a_function_is_compiled_once_for_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +81,33 @@ def test_a_function_is_compiled_once_for_each_key(monkeypatch: pytest.MonkeyPatc
     compute = Compute(compile=True)
     ones = torch.ones(2)
     for _ in range(2):
-        assert compute.compiled("double", double)(ones).tolist() == [3, 3]
-    assert compute.compiled(("double", 2), double)(ones).tolist() == [3, 3]
-    assert made == [(double, False), (double, False)]
+        assert compute.compiled("double", lambda: double)(ones).tolist() == [3, 3]
+    assert compute.compiled(("double", 2), lambda: double)(ones).tolist() == [3, 3]
+    assert [(function.__name__, dynamic) for function, dynamic in made] == [("double", False)] * 2
+
+
+def test_there_is_no_limit_to_the_functions_that_are_compiled(compilations: list[Any]) -> None:
+    class Times:
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        def and_one(self, values: torch.Tensor, *, more: float = 1.0) -> torch.Tensor:
+            return values * self.factor + more
+
+    def times(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda values: values * factor
+
+    def times_and_one(factor: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        return Times(factor).and_one
+
+    compute = Compute(compile=True)
+    limit = torch._dynamo.config.recompile_limit
+    for factor in range(2, limit + 4):
+        function = compute.compiled(factor, partial(times, factor))
+        assert function(torch.ones(2)).tolist() == [factor, factor]
+        method = compute.compiled(("method", factor), partial(times_and_one, factor))
+        assert method(torch.ones(2)).tolist() == [factor + 1, factor + 1]
+    assert len(compilations) == 2 * (limit + 2)
 
 
 @pytest.mark.parametrize("when", ["at once", "at the first call"])
@@ -84,10 +126,10 @@ def test_where_nothing_can_be_compiled_the_plain_function_goes_on_with_one_warni
     monkeypatch.setattr(torch, "compile", compile)
     compute = Compute(compile=True)
     with pytest.warns(UserWarning, match=r"going on without \(no C\+\+ compiler\)$"):
-        assert compute.compiled("double", double)(torch.ones(2)).tolist() == [2, 2]
+        assert compute.compiled("double", lambda: double)(torch.ones(2)).tolist() == [2, 2]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert compute.compiled("double", double)(torch.ones(3)).tolist() == [2, 2, 2]
+        assert compute.compiled("double", lambda: double)(torch.ones(3)).tolist() == [2, 2, 2]
     assert len(tried) == 1
 
 
@@ -97,7 +139,7 @@ def test_an_error_without_words_is_named_by_its_kind(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: fail)
     with pytest.warns(UserWarning, match="NotImplementedError"):
-        Compute(compile=True).compiled("double", double)(torch.ones(2))
+        Compute(compile=True).compiled("double", lambda: double)(torch.ones(2))
 
 
 def test_running_out_of_memory_is_no_reason_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,15 +148,16 @@ def test_running_out_of_memory_is_no_reason_to_try_again(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: fail)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        Compute(compile=True).compiled("double", double)(torch.ones(2))
+        Compute(compile=True).compiled("double", lambda: double)(torch.ones(2))
 
 
 def test_a_wrong_argument_is_reported_by_the_function_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     with pytest.warns(UserWarning, match="not possible here"), pytest.raises(RuntimeError, match="size"):
-        Compute(compile=True).compiled("add", lambda first, second: first + second)(torch.ones(2), torch.ones(3))
+        Compute(compile=True).compiled("add", lambda: torch.add)(torch.ones(2), torch.ones(3))
 
 
+@pytest.mark.usefixtures("bf16")
 def test_single_precision_changes_nothing_and_half_precision_little() -> None:
     """Three digits: bf16 has eight bits of mantissa. Weights and results stay in single precision."""
     with seeding.initialisation(0, part="cnn"):
@@ -130,6 +173,7 @@ def test_single_precision_changes_nothing_and_half_precision_little() -> None:
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
+@pytest.mark.usefixtures("bf16")
 def test_autocast_is_in_the_chosen_precision() -> None:
     layer, values = nn.Linear(3, 2), torch.ones(1, 3)
     with Compute(precision=torch.bfloat16).autocast():

@@ -393,6 +393,7 @@ def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(kind: str, cha
     assert not parts & {"where", "scalar_tensor", "lift_fresh", "_local_scalar_dense", "nonzero"}
 
 
+@pytest.mark.usefixtures("bf16")
 def test_half_precision_is_near_and_keeps_weights_whole() -> None:
     whole, half = extractor(), extractor()
     losses = pretrain(whole, blobs(), epochs=3)
@@ -400,6 +401,15 @@ def test_half_precision_is_near_and_keeps_weights_whole() -> None:
     assert shortened != losses
     assert shortened == pytest.approx(losses, rel=0.01)
     assert all(parameter.dtype == torch.float32 for parameter in half.parameters())
+
+
+def test_the_loss_is_compiled_once_for_all_seeds_and_is_the_same(compilations: list[Any]) -> None:
+    compute = Compute(compile=True)
+    for number in range(2):
+        settings: dict[str, Any] = {"epochs": 1, "projection_batch_norm": True}
+        fast = pretrain(extractor(), blobs(64), compute=compute, generator=seeded(number), **settings)
+        assert fast == pytest.approx(pretrain(extractor(), blobs(64), generator=seeded(number), **settings), rel=1e-4)
+    assert len(compilations) == 1
 
 
 @pytest.mark.gpu

@@ -154,6 +154,7 @@ def test_a_stack_equals_one_by_one_on_normalised_images_and_on_features() -> Non
     )
 
 
+@pytest.mark.usefixtures("bf16")
 def test_a_stack_computes_in_the_precision_that_is_asked_for() -> None:
     """In half precision a stack moves as the plain loop does, to a fiftieth, and not as in single precision."""
     half = place(compute=Compute(precision=torch.bfloat16, clients_at_once=3), **SGD)

@@ -70,6 +70,7 @@ def test_features_are_the_networks_and_are_computed_once_for_all_parts() -> None
     assert torch.allclose(features(module, other, IMAGES), plain(module, other, IMAGES))
 
 
+@pytest.mark.usefixtures("bf16")
 def test_features_that_took_long_are_kept_on_disk_for_other_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

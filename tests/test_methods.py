@@ -330,7 +330,7 @@ def test_linear_mode_needs_methods_that_start_from_h0() -> None:
 MIXED = [
     {"name": "narrow", "model": "cnn", "options": {"width": 4}},
     {"name": "flat", "model": "mlp", "options": {"width": 16}},
-    {"name": "deep", "model": "resnet8"},
+    {"name": "deep", "model": "mobilenetv2", "options": {"width": 0.1}},
 ]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,15 @@ from fedaux.compute import Compute
 from fedaux.config import Local
 from fedaux.local import OPTIMIZERS
 from fedaux.server import snapshot
-from fedaux.steps import Steps, batch_sizes, optimizer_state, reset, restore_optimizer, statistics_of
+from fedaux.steps import (
+    Steps,
+    batch_sizes,
+    loss_of_weights,
+    optimizer_state,
+    reset,
+    restore_optimizer,
+    statistics_of,
+)
 
 RNG = np.random.default_rng(0)
 IMAGES = torch.from_numpy(RNG.integers(0, 256, (11, 1, 2, 2), dtype=np.uint8))
@@ -238,3 +247,30 @@ def test_modes_come_back_as_they_were_also_after_an_error() -> None:
     with statistics_of(model, batch_size=1):
         pass
     assert not model[2].training
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_step_is_compiled_once_for_the_weights_of_all(batch_size: int, compilations: list[Any]) -> None:
+    """Those of the model it was made of included."""
+    compute = Compute(compile=True)
+    models = [classifier().eval() for _ in range(3)]  # as a server's model is before it is trained
+    for number, model in enumerate(models):
+        nn.init.constant_(model[1].weight[0], number)
+        model[2].running_mean.fill_(number)
+    plain = copy.deepcopy(models)
+    inputs, targets = IMAGES[:batch_size].float(), LABELS[:batch_size]
+    for model, other in zip(models, plain, strict=True):
+        forward = compute.compiled(
+            "step",
+            partial(loss_of_weights, model, loss=functional.cross_entropy, compute=compute, batch_size=batch_size),
+        )
+        loss = forward(dict(model.named_parameters()), dict(model.named_buffers()), inputs, targets)
+        loss.backward()
+        with statistics_of(other.train(), batch_size=batch_size):
+            expected = functional.cross_entropy(other(inputs), targets)
+        expected.backward()
+        assert torch.allclose(loss, expected)
+        for own, its in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.allclose(own.grad, its.grad)
+        assert equal(snapshot(model), snapshot(other))  # running statistics
+    assert len(compilations) == 1

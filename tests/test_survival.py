@@ -58,7 +58,7 @@ class Negative(Wrapped):
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         for update in super().train(clients, request):
             if update.client == 0:
-                update.weights["features.bn1.running_var"].fill_(-1e4)
+                update.weights["features.0.1.running_var"].fill_(-1e4)
             yield update
 
 
@@ -95,7 +95,10 @@ def test_a_client_without_predictions_is_left_out_of_everything(
 
 def test_a_negative_variance_is_found(tmp_path: Path) -> None:
     server, state, _, _ = federation(
-        tmp_path, kind=Negative, method="fedavg", prototypes=[{"name": "deep", "model": "resnet8"}]
+        tmp_path,
+        kind=Negative,
+        method="fedavg",
+        prototypes=[{"name": "deep", "model": "mobilenetv2", "options": {"width": 0.1}}],
     )
     _, row = server.play_round(state)
     assert list(row["clients_dropped"]) == ["0"]

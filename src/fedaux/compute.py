@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -122,14 +123,13 @@ class Compute:
         made: Result = self._cache[key]
         return made
 
-    def compiled(self, key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function compiled, once for each key; where compilation is off or fails, the function itself."""
-        if not self.compile:
-            return function
-        if key not in self._cache:
-            self._cache[key] = _Compiled(function)
-        compiled: Callable[..., Any] = self._cache[key]
-        return compiled
+    def compiled(self, key: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        """Return the function that `make` makes, compiled, once for each key; where that fails, the function itself.
+
+        A function of a model's weights should hold a copy of the model: torch notes that a tensor it is given is one
+        that the function holds, and compiles anew for the first tensors of somebody else.
+        """
+        return self.once(("compiled", key), lambda: _Compiled(make()))
 
 
 class _Compiled:
@@ -144,7 +144,7 @@ class _Compiled:
         if self._possible:
             try:
                 if self._compiled is None:
-                    self._compiled = torch.compile(self._plain, dynamic=False)
+                    self._compiled = torch.compile(_with_own_code(self._plain), dynamic=False)
                 return self._compiled(*arguments)
             except torch.cuda.OutOfMemoryError:
                 raise
@@ -155,12 +155,42 @@ class _Compiled:
         return self._plain(*arguments)
 
 
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same function with a copy of its code.
+
+    torch counts compilations by code and gives up after the eighth, so that functions of many models would share them.
+    """
+    if isinstance(function, MethodType):
+        return MethodType(_with_own_code(function.__func__), function.__self__)
+    if not isinstance(function, FunctionType):
+        return function
+    code = function.__code__.replace()
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return whether a device computes in bf16 by itself; a processor that does not takes hundreds of times as long."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    tell = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return torch.backends.mkldnn.is_available() and tell is not None and bool(tell())
+
+
 def compute_for(engine: Engine, device: torch.device, data: Data | None = None) -> Compute:
-    """Return how an experiment is computed on a device: `auto` is bf16 and compiled on a GPU, fp32 elsewhere."""
+    """Return how an experiment is computed on a device: `auto` is bf16 and compiled on a GPU, fp32 elsewhere.
+
+    Where the device has no bf16, fp32 it is, with one line.
+    """
     on_gpu = device.type == "cuda"
     precision = engine.precision
     if precision == "auto":
-        precision = "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
+        precision = "bf16" if on_gpu and has_bf16(device) else "fp32"
+    elif precision == "bf16" and not has_bf16(device):
+        what = "GPU" if on_gpu else "processor"
+        warnings.warn(f"engine.precision: this {what} has no bf16, going on in fp32", stacklevel=2)
+        precision = "fp32"
     if on_gpu:
         # Trying out convolutions is worth a fifth of the time, but two runs may choose differently; and "fp32" should
         # not mean the shortened format that convolutions take by default.

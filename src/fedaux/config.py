@@ -419,7 +419,8 @@ class Engine(Section):
     threads: Count | None = None
     """Threads of torch on the CPU; its own choice when not given."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """fp32 for reproducible figures; bf16 computes in half the bits, with weights kept in fp32; auto: bf16 on a GPU."""
+    """fp32 for reproducible figures; bf16 computes in half the bits, with weights kept in fp32; auto: bf16 on a GPU.
+    A device that has no bf16 computes in fp32, with one line."""
     compile: bool | None = None
     """Whether steps are compiled; when not given, on a GPU only."""
     clients_at_once: Count | None = None

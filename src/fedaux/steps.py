@@ -5,6 +5,7 @@ Local training and distillation both are sequences of such steps; schedules, val
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -249,18 +250,28 @@ class CapturedSteps(Steps):
         return graph
 
     def _forward_compiled(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        model, loss, compute = self.model, self._loss, self._compute
-
-        def forward(
-            parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
-        ) -> Tensor:
-            with compute.autocast():
-                logits = functional_call(model, (parameters, buffers), (inputs,))
-            return loss(logits.float(), targets)
-
-        with statistics_of(self.model, batch_size=self._batch_size):
-            result: Tensor = compute.compiled(self._key, forward)(*self._named, inputs, targets)
+        size = self._batch_size
+        forward = self._compute.compiled(
+            self._key, lambda: loss_of_weights(self.model, loss=self._loss, compute=self._compute, batch_size=size)
+        )
+        result: Tensor = forward(*self._named, inputs, targets)
         return result
+
+
+def loss_of_weights(
+    model: nn.Module, *, loss: Loss, compute: Compute, batch_size: int
+) -> Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]:
+    """Return the loss of a batch of this size in training as a function of a model's parameters and buffers."""
+    own = copy.deepcopy(model).train()
+    for layer in _without_variance(own, batch_size=batch_size):
+        layer.eval()
+
+    def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        with compute.autocast():
+            logits = functional_call(own, (parameters, buffers), (inputs,))
+        return loss(logits.float(), targets)
+
+    return forward
 
 
 def attempt(
@@ -306,11 +317,7 @@ def add_proximal_gradient(parameters: Sequence[nn.Parameter], anchors: Sequence[
 @contextmanager
 def statistics_of(model: nn.Module, *, batch_size: int) -> Iterator[None]:
     """Let batch normalisation use its running statistics, unchanged, for a batch of one: it has no variance."""
-    layers = [
-        module
-        for module in model.modules()
-        if batch_size == 1 and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
-    ]
+    layers = _without_variance(model, batch_size=batch_size)
     for module in layers:
         module.eval()
     try:
@@ -318,6 +325,14 @@ def statistics_of(model: nn.Module, *, batch_size: int) -> Iterator[None]:
     finally:
         for module in layers:
             module.train()
+
+
+def _without_variance(model: nn.Module, *, batch_size: int) -> list[nn.Module]:
+    return [
+        module
+        for module in model.modules()
+        if batch_size == 1 and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+    ]
 
 
 def reset(optimizer: torch.optim.Optimizer) -> None:

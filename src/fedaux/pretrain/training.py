@@ -6,6 +6,7 @@ host before the end of an epoch.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import time
@@ -24,7 +25,7 @@ from fedaux.compute import Compute
 from fedaux.config import Pretraining
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.files import save_tensors
-from fedaux.pretrain.objectives import objective_of, resolved
+from fedaux.pretrain.objectives import Objective, objective_of, resolved
 from fedaux.server import snapshot
 from fedaux.steps import WARM_UP_STEPS, optimizer_state, reset, restore_optimizer
 
@@ -222,8 +223,16 @@ class Training:
 
     def _loss(self, inputs: Tensor, numbers: Tensor) -> Tensor:
         """Return the loss of a batch by random numbers, compiled where that is asked for."""
-        result: Tensor = self._compute.compiled(self._key, self._objective.loss)(*self._named, inputs, numbers)
-        return result
+        function: Callable[..., Tensor] = self._objective.loss
+        if self._compute.compile:
+            function = self._compute.compiled(self._key, lambda: self._apart().loss)
+        return function(*self._named, inputs, numbers)
+
+    def _apart(self) -> Objective:
+        """Return the objective with a copy of the model, whose weights nobody passes."""
+        objective = copy.copy(self._objective)
+        objective.model = copy.deepcopy(self._model).train()
+        return objective
 
     def _prepare(self) -> None:
         """Capture a step; where it is not possible, steps stay as they are, with one line."""

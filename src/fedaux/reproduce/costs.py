@@ -1,12 +1,12 @@
 """How long a study takes on an NVIDIA H200, or with heads alone on one core: an estimate from measured rounds.
 
 Measured (CIFAR-10, 80,000 distill images, bf16, compiled; docs/performance.md): ResNet-8, 8 of 20 clients with 2,500
-examples each, a round of 1.32 s; ShuffleNet, 40 of 100 clients with 500 examples each, 9.5 s; MobileNetV2 likewise, 7.4
-s by its parts, of which the teachers were timed in a round of all clients. An epoch of SimCLR on 100,000 images: 1.20
-s, 2.63 s and 2.83 s (docs/pretraining.md). The rest follows from numbers of examples; other networks count as ResNet-8.
-Heads alone need no GPU, so their time is that of one core: about 2 s a round (32 clients, 20,000 examples, 80,000
-distill images: docs/results.md; its parts: docs/log.md) and, once, the features of h0, 190 images a second in single
-precision and 480 in bf16 (docs/performance.md). Pretraining h0 on a CPU has not been timed.
+examples each, a round of 1.32 s; ShuffleNet, 40 of 100 clients with 500 examples each, 9.5 s; MobileNetV2 likewise, 7.9
+s. An epoch of SimCLR on 100,000 images: 1.20 s, 2.63 s and 2.83 s (docs/pretraining.md). The rest follows from numbers
+of examples; other networks count as ResNet-8. Heads alone need no GPU, so their time is that of one core: about 2 s a
+round (32 clients, 20,000 examples, 80,000 distill images: docs/results.md; its parts: docs/log.md) and, once, the
+features of h0, 190 images a second in single precision and 480 in bf16 (docs/performance.md). Pretraining h0 on a CPU
+has not been timed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Pace:
     """Averages, evaluation."""
 
 
-RESNET8 = Pace(training=0.14 / 20_000, teaching=0.66 / (8 * 80_000), distilling=0.49 / 80_000, overhead=0.03)
-MOBILENETV2 = Pace(training=1.52 / 20_000, teaching=8.70 / (100 * 80_000), distilling=2.36 / 80_000, overhead=0.06)
+RESNET8 = Pace(training=0.17 / 20_000, teaching=0.66 / (8 * 80_000), distilling=0.47 / 80_000, overhead=0.02)
+MOBILENETV2 = Pace(training=1.78 / 20_000, teaching=3.48 / (40 * 80_000), distilling=2.57 / 80_000, overhead=0.04)
 SHUFFLENET = Pace(training=1.25 / 20_000, teaching=5.88 / (40 * 80_000), distilling=2.36 / 80_000, overhead=0.04)
 NETWORKS = {"resnet8": RESNET8, "mobilenetv2": MOBILENETV2, "shufflenet": SHUFFLENET}
 """Whole networks on an H200."""
