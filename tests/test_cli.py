@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 from conftest import TINY, tiny
+from typing_commands import called
 
 import fedaux
 from fedaux.config import ConfigError
@@ -70,22 +71,22 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     assert [row["method"] for row in summary["rows"]] == ["feddf+p", "fedaux"]
 
     (tmp_path / "runs/tiny/report.html").unlink()
-    assert fedaux_command("report", "runs/tiny", cwd=tmp_path).stdout == "runs/tiny/report.html\n"
+    assert called("report", "runs/tiny", cwd=tmp_path).stdout == "runs/tiny/report.html\n"
     assert (tmp_path / "runs/tiny/report.html").exists()
 
-    refused = fedaux_command("run", str(recipe), cwd=tmp_path)
+    refused = called("run", str(recipe), cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr == (
         "error: runs/tiny already holds a run; continue it with --resume (in Python resume=True), "
         "or choose another directory with --out (out=)\n"
     )
-    other = fedaux_command("run", str(recipe), "--resume", cwd=tmp_path)
+    other = called("run", str(recipe), "--resume", cwd=tmp_path)
     assert other.returncode == 2
     assert "rounds = 3: the run was started with 2" in other.stderr
 
 
 def test_all_mistakes_are_told_at_once_without_a_traceback(recipe: Path, tmp_path: Path) -> None:
-    wrong = fedaux_command(
+    wrong = called(
         "run",
         str(recipe),
         "--set",
@@ -110,10 +111,10 @@ def test_all_mistakes_are_told_at_once_without_a_traceback(recipe: Path, tmp_pat
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    missing = fedaux_command("run", "nothing.toml", cwd=tmp_path)
+    missing = called("run", "nothing.toml", cwd=tmp_path)
     assert missing.returncode == 2
     assert "nothing.toml: there is no such file, nor such a recipe; there are agnews, agnews-minilm," in missing.stderr
-    empty = fedaux_command("report", str(tmp_path), cwd=tmp_path)
+    empty = called("report", str(tmp_path), cwd=tmp_path)
     assert empty.returncode == 2
     assert str(tmp_path) in empty.stderr
     assert "Traceback" not in empty.stderr
@@ -152,30 +153,26 @@ def test_the_exit_status_tells_mistakes_from_failures(
 
 def test_a_recipe_without_a_name_is_called_as_its_file(tmp_path: Path) -> None:
     (tmp_path / "first try.toml").write_text(tomli_w.dumps({k: v for k, v in TINY.items() if k != "name"}))
-    done = fedaux_command("run", "first try.toml", "--set", "rounds=1", "--set", "method=fedavg", cwd=tmp_path)
+    done = called("run", "first try.toml", "--set", "rounds=1", "--set", "method=fedavg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first-try"]
 
 
 def test_data_prints_the_table_and_draws_the_picture(recipe: Path, tmp_path: Path) -> None:
-    shown = fedaux_command(
-        "data", str(recipe), "--out", "bubbles.svg", "--alpha", "0.01", "--alpha", "10", cwd=tmp_path
-    )
+    shown = called("data", str(recipe), "--out", "bubbles.svg", "--alpha", "0.01", "--alpha", "10", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "1438" in shown.stdout  # all examples are somewhere
     picture = (tmp_path / "bubbles.svg").read_text()
     assert "α = 0.01" in picture
     assert "α = 10" in picture
-    many = fedaux_command(
-        "data", str(recipe), "--set", "split.num_clients=1430", "--set", "split.alpha=0.01", cwd=tmp_path
-    )
+    many = called("data", str(recipe), "--set", "split.num_clients=1430", "--set", "split.alpha=0.01", cwd=tmp_path)
     assert "clients are empty and take no part" in many.stdout
     assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
-    assert "--alpha -1.0: should be greater than 0" in fedaux_command("data", "--alpha", "-1", cwd=tmp_path).stderr
+    assert "--alpha -1.0: should be greater than 0" in called("data", "--alpha", "-1", cwd=tmp_path).stderr
 
 
 def test_privacy_is_planned_before_anything_runs(recipe: Path, tmp_path: Path) -> None:
-    planned = fedaux_command("privacy", str(recipe), "--set", "certainty.epsilon=0.01", cwd=tmp_path)
+    planned = called("privacy", str(recipe), "--set", "certainty.epsilon=0.01", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     assert "(0.01, 1e-05)" in planned.stdout
     assert "replacing one example" in planned.stdout
@@ -184,23 +181,23 @@ def test_privacy_is_planned_before_anything_runs(recipe: Path, tmp_path: Path) -
 
 
 def test_audit_prints_what_machines_need(tmp_path: Path) -> None:
-    done = fedaux_command("audit", "--epsilon", "1", "--trials", "20000", "--json", cwd=tmp_path)
+    done = called("audit", "--epsilon", "1", "--trials", "20000", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["max_sensitivity_ratio"] <= 1
     assert found["epsilon_lower_bound"] < 1
     assert found["trials"] == 20000
-    assert "there are mean, paper, release" in fedaux_command("audit", "--mechanism", "maen", cwd=tmp_path).stderr
+    assert "there are mean, paper, release" in called("audit", "--mechanism", "maen", cwd=tmp_path).stderr
 
 
 def test_reproduce_lists_runs_and_refuses(recipe: Path, tmp_path: Path) -> None:
-    assert "toy-gaussians" in fedaux_command("reproduce", "--list", cwd=tmp_path).stdout
-    done = fedaux_command("reproduce", "ensemble", "--recipe", str(recipe), "--with", "alphas=[0.5]", cwd=tmp_path)
+    assert "toy-gaussians" in called("reproduce", "--list", cwd=tmp_path).stdout
+    done = called("reproduce", "ensemble", "--recipe", str(recipe), "--with", "alphas=[0.5]", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "runs/ensemble/ensemble.json").read_text())["rows"]
     assert {"plain logits", "mean logits", "mean probabilities", "release logits"} <= {row["weights"] for row in rows}
-    assert "did you mean toy-iris?" in fedaux_command("reproduce", "toy-irs", cwd=tmp_path).stderr
-    assert "has no such option" in fedaux_command("reproduce", "toy-iris", "--with", "x=1", cwd=tmp_path).stderr
+    assert "did you mean toy-iris?" in called("reproduce", "toy-irs", cwd=tmp_path).stderr
+    assert "has no such option" in called("reproduce", "toy-iris", "--with", "x=1", cwd=tmp_path).stderr
 
 
 def test_a_terminal_shows_a_live_bar(recipe: Path, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 from latex_checks import check_latex
 from study_data import saved
+from typing_commands import called
 
 from fedaux.reproduce import EXPERIMENTS, command, comparison, drawing, latex, page, presenting, published, tables
 from fedaux.reproduce.running import CENTRAL, Request
@@ -209,7 +208,7 @@ def test_the_paper_s_order_is_of_all_methods_that_it_prints() -> None:
 
 def test_the_command_says_by_its_status_that_runs_are_missing(tmp_path: Path) -> None:
     words = ["reproduce", "table1", "--quick", "--out", str(tmp_path), "--only", "alpha=0.01", "--time-limit", "1e-9"]
-    done = subprocess.run([sys.executable, "-m", "fedaux", *words], capture_output=True, text=True, timeout=120)
+    done = called(*words, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "Nothing is measured yet." in done.stdout
     assert "alpha=0.01,C=0.4,method=fedaux,seed=0: not started" in done.stdout

@@ -180,7 +180,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 def killable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("kill")
     recipe = folder / "recipe.toml"
-    experiment = tiny(method=["feddf", "fedaux"], rounds=16, participation_rate=0.5, local={"epochs": 4})
+    experiment = tiny(method=["feddf", "fedaux"], rounds=12, participation_rate=0.5, local={"epochs": 3})
     recipe.write_text(tomli_w.dumps(experiment.to_dict()))
     finish(start(recipe, folder / "whole"))
     return recipe, folder
@@ -190,7 +190,7 @@ def test_sigkill_at_random_moments_loses_nothing(killable: tuple[Path, Path]) ->
     """Kill at random points of the work, resume each time, and compare with a run that was never killed."""
     recipe, folder = killable
     directory, generator = folder / "killed", random.Random(0)
-    for _ in range(5):
+    for _ in range(4):
         process = start(recipe, directory)
         before = progress(directory)
         deadline = time.monotonic() + 60

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import pytest
 import tomli_w
 from conftest import TINY, merged
+from typing_commands import called
 
 from fedaux import execute
 from fedaux.config import ConfigError
@@ -248,21 +249,16 @@ def test_the_command_tells_plan_ranking_and_status(tmp_path: Path) -> None:
 
 def test_mistakes_are_told_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(TINY))
-    program = (
-        "import sys\nfrom typer.testing import CliRunner\nfrom fedaux.cli import app\n"
-        "for words in sys.argv[1:]:\n"
-        "    print(CliRunner().invoke(app, ['run', 'recipe.toml', *words.split()]).exception)"
-    )
     lists = "--set split.alpha=[-1,0.1] --apart method --set local.epoch=3"
-    command = [sys.executable, "-c", program, lists, "--devices cpu"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    *wrong, single = done.stdout.splitlines()
-    assert wrong == [
-        "recipe.toml: 2 problems in the configuration",
+    done = called("run", "recipe.toml", *lists.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: recipe.toml: 2 problems in the configuration",
         "alpha=-1,method=fedaux: split.alpha = -1: should be greater than 0",
         "local.epoch: unknown key; did you mean local.epochs?",
     ]
-    assert "are for sweeps, and this recipe is a single run" in single
+    single = called("run", "recipe.toml", "--devices", "cpu", cwd=tmp_path)
+    assert "are for sweeps, and this recipe is a single run" in single.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
 from conftest import TINY, tiny
+from typing_commands import called
 
 import fedaux
 from fedaux.rounds import Federation
@@ -133,8 +132,7 @@ def test_times_of_points_written_later_are_those_of_the_rounds(tmp_path: Path) -
 
 def test_the_option_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(TINY | {"rounds": 1}))
-    command = [sys.executable, "-m", "fedaux", "run", "recipe.toml", "--tensorboard"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = called("run", "recipe.toml", "--tensorboard", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Curves: tensorboard --logdir runs/tiny/tensorboard" in done.stdout
     assert_same(tmp_path / "runs/tiny", "fedaux-seed0")

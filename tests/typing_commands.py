@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 PROGRAM = """
 import contextlib, io, json, runpy, sys
@@ -23,6 +28,29 @@ for program, *words in json.loads(sys.argv[1]):
         assert done.exit_code == 0, done.output
         print(json.dumps(done.stdout))
 """
+
+
+def called(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Return what `fedaux ...` says and its exit status, called in this process: a new one takes seconds to load."""
+    status, output, errors = 0, io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+    ):
+        warnings.simplefilter("default")
+        warnings.simplefilter("ignore", DeprecationWarning)  # of packages, as in a new process
+        from fedaux import cli
+
+        patch.chdir(cwd)
+        patch.setenv("COLUMNS", "120")
+        patch.setattr(sys, "argv", ["fedaux", *words])
+        try:
+            cli.main()
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 0
+    return subprocess.CompletedProcess(["fedaux", *words], status, output.getvalue(), errors.getvalue())
 
 
 def typed(

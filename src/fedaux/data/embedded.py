@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import string
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -52,11 +52,23 @@ CHUNK = 1024
 
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return scikit-learn's digits: images uint8 [1797, 1, 8, 8] in 0..255 and labels int64 [1797]."""
-    from sklearn.datasets import load_digits  # late: it takes a second, and whoever has other data needs none of it
+    ink, labels = _digits()
+    images = np.rint(ink * (255.0 / INK_LEVELS)).astype(np.uint8)
+    return images.reshape(-1, 1, IMAGE_SIDE, IMAGE_SIDE), labels.astype(np.int64)
 
-    bunch = load_digits()
-    images = np.rint(np.asarray(bunch.images) * (255.0 / INK_LEVELS)).astype(np.uint8)
-    return images[:, None, :, :], np.asarray(bunch.target, dtype=np.int64)
+
+def _digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return ink [1797, 64] and labels [1797], from the package's file where it lies: importing it takes a second."""
+    found = importlib.util.find_spec("sklearn")
+    for place in (found and found.submodule_search_locations) or ():
+        file = Path(place, "datasets", "data", "digits.csv.gz")
+        if file.exists():
+            table = np.loadtxt(file, delimiter=",")
+            return table[:, :-1], table[:, -1]
+    from sklearn.datasets import load_digits
+
+    ink, labels = load_digits(return_X_y=True)
+    return ink, labels
 
 
 def noise(size: int, *, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.uint8]:
@@ -85,8 +97,13 @@ def labelled_letters(size: int, *, generator: np.random.Generator) -> tuple[NDAr
     """Draw letters and say which they are: the images of `letters`, and 0 for a or A to 25 for z or Z [size]."""
     if size < 0:
         raise ValueError(f"size is the number of letters to draw and must be 0 or more, got {size}")
-    glyphs, alphabet = _glyphs()
-    chosen = torch.from_numpy(generator.integers(len(glyphs), size=size))
+    catalogue = _catalogue()
+    chosen = generator.integers(len(catalogue), size=size)
+    needed, tile = np.unique(chosen, return_inverse=True)
+    glyphs = np.zeros((len(needed), 1, GLYPH_SIDE, GLYPH_SIDE), dtype=np.uint8)
+    for place, number in enumerate(needed):
+        glyphs[place, 0] = _glyph(*catalogue[number])
+    tiles = torch.from_numpy(glyphs)
     affine = _random_affine(size, generator=generator)
     bends = generator.normal(scale=0.05, size=(size, 2, 4, 4)).astype(np.float32)
     specks = generator.random(size=size).astype(np.float32) * 0.005
@@ -100,13 +117,14 @@ def labelled_letters(size: int, *, generator: np.random.Generator) -> tuple[NDAr
         bend = functional.interpolate(
             torch.from_numpy(bends[rows]), size=BITMAP_SIDE, mode="bicubic", align_corners=True
         )
-        ink = functional.grid_sample(glyphs[chosen[rows]].float(), grid + bend.permute(0, 2, 3, 1), align_corners=False)
+        ink = functional.grid_sample(tiles[tile[rows]].float(), grid + bend.permute(0, 2, 3, 1), align_corners=False)
         bitmap = ink > 127.5
         speck = generator.random(size=bitmap.shape, dtype=np.float32) < specks[rows, None, None, None]
         bitmap ^= torch.from_numpy(speck)
         share = functional.avg_pool2d(bitmap.float(), BITMAP_SIDE // IMAGE_SIDE)
         images[rows] = torch.round(share * 255.0).to(torch.uint8).numpy()
-    return images, alphabet[chosen.numpy()]
+    which = [LETTERS.index(letter) % 26 for _, letter, _ in catalogue]
+    return images, np.array(which, dtype=np.int64)[chosen]
 
 
 def _random_affine(size: int, *, generator: np.random.Generator) -> Tensor:
@@ -128,24 +146,31 @@ def _random_affine(size: int, *, generator: np.random.Generator) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _glyphs() -> tuple[Tensor, NDArray[np.int64]]:
-    """Render every (font, letter, stroke width) once: uint8 [glyphs, 1, 64, 64], bright on dark; and its letter."""
+def _catalogue() -> list[tuple[Path, str, int]]:
+    """Return every letter there is to draw: font, letter, stroke width."""
+    import matplotlib  # late: whoever has other data needs none of it
+
     directory = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     paths = [directory / name for name in FONTS if (directory / name).exists()]
     if not paths:
         raise FileNotFoundError(f"matplotlib should ship fonts such as {FONTS[0]} in {directory}, found none of them")
-    tiles, which = [], []
+    catalogue = []
     for path in paths:
-        font = ImageFont.truetype(str(path), size=48)
         # A pen's stroke is about 4 of 32 pixels, bold for a printed letter: thin fonts are thickened more.
         strokes = (0, 1) if "Bol" in path.name or path.name == "cmb10.ttf" else (1, 2, 3)
-        tiles += [_glyph(letter, font=font, stroke=stroke) for letter in LETTERS for stroke in strokes]
-        which += [number % 26 for number in range(len(LETTERS)) for _ in strokes]
-    return torch.from_numpy(np.stack(tiles))[:, None, :, :], np.array(which, dtype=np.int64)
+        catalogue += [(path, letter, stroke) for letter in LETTERS for stroke in strokes]
+    return catalogue
 
 
-def _glyph(letter: str, *, font: ImageFont.FreeTypeFont, stroke: int) -> NDArray[np.uint8]:
-    """Render one letter, cut it to its ink and centre it in a dark square [64, 64] of the same height."""
+@cache
+def _font(path: Path) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(str(path), size=48)
+
+
+@cache
+def _glyph(path: Path, letter: str, stroke: int) -> NDArray[np.uint8]:
+    """Render one letter, bright on dark, cut it to its ink and centre it in a square [64, 64] of the same height."""
+    font = _font(path)
     left, top, right, bottom = (int(edge) for edge in font.getbbox(letter, stroke_width=stroke))
     canvas = Image.new("L", (right - left, bottom - top))
     ImageDraw.Draw(canvas).text((-left, -top), letter, fill=255, font=font, stroke_width=stroke)
