@@ -21,9 +21,14 @@ from torch.nn import functional
 from fedaux import many
 from fedaux.clients import Weights
 from fedaux.models import depthwise
-from fedaux.models.convolutional import DepthwiseConvolution, ImageConvolution, PointwiseConvolution
+from fedaux.models.convolutional import (
+    DepthwiseConvolution,
+    ImageConvolution,
+    PointwiseConvolution,
+    SmallConvolution,
+)
 
-CONVOLUTIONS = (nn.Conv2d, ImageConvolution, DepthwiseConvolution, PointwiseConvolution)
+CONVOLUTIONS = (nn.Conv2d, SmallConvolution, ImageConvolution, DepthwiseConvolution, PointwiseConvolution)
 
 
 class Untraceable(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedaux.models.convolutional import ImageConvolution
+from fedaux.models.convolutional import ImageConvolution, SmallConvolution
 from fedaux.models.split import SplitModel
 
 
@@ -18,7 +18,7 @@ def cnn(image_shape: tuple[int, int, int], num_classes: int, *, width: int = 32)
     layers: list[nn.Module] = []
     channels = image_shape[0]
     for index, out_channels in enumerate(widths):
-        stride, convolution = (1, ImageConvolution) if index == 0 else (2, nn.Conv2d)
+        stride, convolution = (1, ImageConvolution) if index == 0 else (2, SmallConvolution)
         layers += [
             convolution(channels, out_channels, 3, stride=stride, padding=1, bias=False),
             nn.GroupNorm(min(8, out_channels), out_channels),
