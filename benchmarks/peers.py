@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from plain import as_input, train_client, wait
+from plain import as_input, plainly_convolved, train_client, wait
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class PeerTask:
         """Return the model with its initial weights."""
         model = MODELS[self.model](tuple(self.images.shape[1:]), self.num_classes, **self.options)
         model.load_state_dict(self.weights)
-        return model.to(self.images.device)
+        return plainly_convolved(model).to(self.images.device)
 
 
 def save_task(task: PeerTask, path: Path) -> None:

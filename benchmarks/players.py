@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from limits import full_single_precision
 from numpy.typing import NDArray
-from plain import PlainFederation, wait
+from plain import PlainFederation, plainly_convolved, wait
 from setting import PROTOTYPE, Settings, experiment_of
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedaux import seeding
 from fedaux.clients import Weights
@@ -24,7 +24,6 @@ from fedaux.data import LabelledData
 from fedaux.engines.simulate import SimulatedClients
 from fedaux.execute import Silent, Work, split_for
 from fedaux.methods import METHODS
-from fedaux.models.convolutional import SmallConvolution
 from fedaux.preparation import Scorer, prepare
 from fedaux.rounds import Federation, clients_a_round, select
 from fedaux.runs import RunDirectory
@@ -154,14 +153,6 @@ def plain_player(fast: Fast, experiment: Experiment, data: LabelledData, *, prec
         return weights, {**seconds, "all": sum(seconds.values())}
 
     return play
-
-
-def plainly_convolved(model: nn.Module) -> nn.Module:
-    """Return the model with torch's own convolutions, as people write them, in the place of ours."""
-    for part in model.modules():
-        if isinstance(part, SmallConvolution):
-            part.__class__ = nn.Conv2d  # type: ignore[assignment]
-    return model
 
 
 def differences(settings: Settings, fast: Fast, data: LabelledData, auxiliary: Tensor) -> dict[str, float]:

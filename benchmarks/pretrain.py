@@ -225,9 +225,10 @@ def main(words: Sequence[str] | None = None) -> None:
     ways = [way for way in given.way or WAYS if way != "none"]
     if device.type == "cpu":
         ways = [name for name in ways if not WAYS[name].capture]  # there is nothing to capture
-    if not has_bf16(device):
-        ways = [name for name in ways if WAYS[name].precision is not torch.bfloat16]
-        print("bf16 is left out: this device has none", file=sys.stderr)
+    half = [name for name in ways if WAYS[name].precision is torch.bfloat16]
+    if half and not has_bf16(device):
+        ways = [name for name in ways if name not in half]
+        print(f"left out, since this device has no bf16: {', '.join(half)}", file=sys.stderr)
     if ways:
         one = build(chosen.model, chosen.image, {}, compute=Compute(device))
         sample = torch.zeros(8, *chosen.image, dtype=torch.uint8, device=device)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional
 
+from fedaux.compute import Compute
 from fedaux.models import MODELS, convolutional, patches
 from fedaux.models.convolutional import ImageConvolution, SmallConvolution
 
@@ -28,6 +31,17 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def network(name: str) -> nn.Module:
     return MODELS[name]((1, 8, 8), 5).train()
+
+
+def names_behind(output: Tensor) -> str:
+    """The names of the operations that an output was computed with."""
+    names, nodes = [], [output.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is not None:
+            names.append(node.name())
+            nodes += [before for before, _ in node.next_functions]
+    return " ".join(names)
 
 
 @pytest.fixture
@@ -87,25 +101,49 @@ def test_models_side_by_side_are_those_one_by_one() -> None:
 @pytest.mark.usefixtures("by_products")
 @pytest.mark.parametrize("kind", [SmallConvolution, ImageConvolution])
 def test_layers_train_by_products_and_predict_as_torch_does(kind: type[SmallConvolution]) -> None:
-    layer, maps = kind(1, 3, 3, stride=2, padding=1), drawn(4, 1, 8, 8).float()
+    layer, maps = kind(1, 3, 3, stride=2, padding=1), drawn(4, 1, 8, 8).float().requires_grad_()
     expected = functional.conv2d(maps, layer.weight, layer.bias, stride=2, padding=1)
+    assert "Convolution" in names_behind(expected)
     trained = layer(maps)
-    assert "Convolution" not in str(trained.grad_fn.next_functions)
+    assert "_Rows" in names_behind(trained)
+    assert "Convolution" not in names_behind(trained)
     torch.testing.assert_close(trained, expected)
     with torch.no_grad():
         assert torch.equal(layer(maps), expected)
 
 
 @pytest.mark.usefixtures("by_products")
-def test_what_has_no_patches_is_left_to_torch() -> None:
-    maps = drawn(2, 4, 8, 8).float()
-    for layer in (
-        SmallConvolution(4, 4, 3, groups=2),
-        SmallConvolution(4, 4, 3, dilation=2),
-        SmallConvolution(4, 4, 3, padding="same"),
-    ):
-        plain = functional.conv2d(maps, layer.weight, layer.bias, 1, layer.padding, layer.dilation, layer.groups)
-        assert torch.equal(layer(maps), plain)
+@pytest.mark.parametrize(
+    "settings", [{"groups": 2}, {"dilation": 2}, {"padding": "same"}, {"padding": 1, "padding_mode": "circular"}]
+)
+def test_what_has_no_patches_is_left_to_torch(settings: dict[str, Any]) -> None:
+    layer, maps = SmallConvolution(4, 4, 3, **settings), drawn(2, 4, 8, 8).float()
+    assert torch.equal(layer(maps), nn.Conv2d.forward(layer, maps))
+
+
+@pytest.mark.usefixtures("by_products")
+@pytest.mark.parametrize("shape", [(2, 4, 2, 2), (2, 4, 0, 5), (2, 3, 8, 8)])
+def test_what_is_wrong_is_told_by_torch(shape: tuple[int, ...]) -> None:
+    layer = SmallConvolution(4, 4, 3)
+    for forward in (layer, lambda maps: nn.Conv2d.forward(layer, maps)):
+        with pytest.raises(RuntimeError, match=r"Kernel size|expected input|non-empty"):
+            forward(torch.zeros(shape))
+
+
+@pytest.mark.usefixtures("by_products")
+def test_a_network_is_still_compiled_in_one_piece(compilations: list[Any]) -> None:
+    model, maps = network("cnn"), drawn(2, 1, 8, 8).float()
+    compiled = Compute(compile=True).compiled("cnn", lambda: lambda maps: model(maps).sum())
+    torch.testing.assert_close(compiled(maps), model(maps).sum())
+    assert len(compilations) == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own
+def test_derivatives_forwards_are_those_of_torch() -> None:
+    maps, weight, along = drawn(2, 2, 4, 4), drawn(3, 2, 3, 3, seed=1), drawn(2, 2, 4, 4, seed=2)
+    expected = functional.conv2d(along, weight, stride=2, padding=1)
+    found = jvp(lambda maps: patches.convolve(maps, weight, stride=(2, 2), padding=(1, 1)), (maps,), (along,))
+    torch.testing.assert_close(found[1], expected)
 
 
 def test_a_whole_network_has_the_same_gradients_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:

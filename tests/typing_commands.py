@@ -45,11 +45,12 @@ def called(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
         patch.chdir(cwd)
         patch.setenv("COLUMNS", "120")
+        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # which would stay
         patch.setattr(sys, "argv", ["fedaux", *words])
         try:
             cli.main()
         except SystemExit as ended:
-            status = ended.code if isinstance(ended.code, int) else 0
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return subprocess.CompletedProcess(["fedaux", *words], status, output.getvalue(), errors.getvalue())
 
 

@@ -173,7 +173,8 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 def has_bf16(device: torch.device) -> bool:
     """Return whether a device computes in bf16 by itself; a processor that does not takes hundreds of times as long."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     tell = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return torch.backends.mkldnn.is_available() and tell is not None and bool(tell())
 

@@ -32,7 +32,7 @@ class SmallConvolution(nn.Conv2d):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map [N, C, H, W] to [N, C', H', W']."""
-        if not (self.has_patches and gradients_take_long(inputs)):
+        if not (self.has_patches and gradients_take_long(inputs) and self._has_room(inputs)):
             return super().forward(inputs)
         assert not isinstance(self.padding, str)
         output = patches.convolve(
@@ -45,8 +45,18 @@ class SmallConvolution(nn.Conv2d):
 
     @property
     def has_patches(self) -> bool:
-        """Whether patches are defined for it: not with holes, groups, or padding by a name."""
-        return self.groups == 1 and self.dilation == (1, 1) and not isinstance(self.padding, str)
+        """Whether patches are defined for it: not with holes, groups, padding by a name or by other than zeros."""
+        if self.groups != 1 or self.dilation != (1, 1):
+            return False
+        return self.padding_mode == "zeros" and not isinstance(self.padding, str)
+
+    def _has_room(self, inputs: Tensor) -> bool:
+        """Whether there is something to convolve; of what is wrong torch tells."""
+        assert not isinstance(self.padding, str)
+        sides = zip(inputs.shape[2:], self.padding, self.kernel_size, strict=True)
+        return inputs.shape[1] == self.in_channels and all(
+            side > 0 and side + 2 * padding >= kernel for side, padding, kernel in sides
+        )
 
 
 class ImageConvolution(SmallConvolution):
@@ -127,7 +137,9 @@ def gradients_take_long(inputs: Tensor) -> bool:
     """
     if not (ARM and inputs.device.type == "cpu" and torch.is_grad_enabled()):
         return False
-    if torch.is_autocast_enabled("cpu") or inputs.dtype is not torch.float32 or inputs.ndim != 4:
+    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        return False
+    if inputs.dtype is not torch.float32 or inputs.ndim != 4:
         return False
     return inputs.shape[2] * inputs.shape[3] <= MOST_POSITIONS and inputs.is_contiguous()
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -52,7 +53,7 @@ class _Rows(torch.autograd.Function):
     def forward(maps: Tensor, walk: Walk) -> Tensor:
         count, channels = maps.shape[:2]
         positions = functional.pad(maps.flatten(2).transpose(1, 2), (0, 0, 0, 1))
-        rows = positions.index_select(1, _places(walk)[0])
+        rows = positions.index_select(1, torch.from_numpy(_places(walk)[0]))
         return rows.view(count, math.prod(walk.outcome), math.prod(walk.kernel) * channels)
 
     @staticmethod
@@ -62,6 +63,11 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _Maps.apply(gradient, ctx.walk), None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        rows: Tensor = _Rows.apply(tangent, ctx.walk)  # type: ignore[no-untyped-call]
+        return rows
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], maps: Tensor, walk: Walk) -> tuple[Tensor, int]:
@@ -76,9 +82,9 @@ class _Maps(torch.autograd.Function):
         seen, (first, *others) = _places(walk)
         channels = rows.shape[2] // math.prod(walk.kernel)
         taps = functional.pad(rows.reshape(len(rows), len(seen), channels), (0, 0, 0, 1))
-        maps = taps.index_select(1, first)
+        maps = taps.index_select(1, torch.from_numpy(first))
         for seers in others:
-            maps += taps.index_select(1, seers)
+            maps += taps.index_select(1, torch.from_numpy(seers))
         return maps.transpose(1, 2).contiguous().reshape(len(rows), channels, *walk.size)
 
     @staticmethod
@@ -88,6 +94,11 @@ class _Maps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _Rows.apply(gradient, ctx.walk), None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        maps: Tensor = _Maps.apply(tangent, ctx.walk)  # type: ignore[no-untyped-call]
+        return maps
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], rows: Tensor, walk: Walk) -> tuple[Tensor, int]:
@@ -102,8 +113,9 @@ def _side_by_side(function: type[torch.autograd.Function], values: Tensor, walk:
 
 
 @lru_cache(maxsize=256)
-def _places(walk: Walk) -> tuple[Tensor, list[Tensor]]:
-    """Return who sees whom, with one position more for all beyond the edge.
+def _places(walk: Walk) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
+    """Return who sees whom, with one position more for all beyond the edge; no tensors, which belong to where they
+    were made: to a transformation of torch.func, say.
 
     The position that each (output position, tap) sees [H' W' h w]; and the (output position, tap)s that see each
     position, as many lists [H W] as the most seen one needs.
@@ -115,11 +127,11 @@ def _places(walk: Walk) -> tuple[Tensor, list[Tensor]]:
     )
     rows, columns = np.broadcast_arrays(down[:, None, :, None], across[None, :, None, :])  # [H', W', h, w]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    seen = np.where(inside, rows * width + columns, beyond).ravel()
+    seen = np.where(inside, rows * width + columns, beyond).astype(np.int64).ravel()
     seers: list[list[int]] = [[] for _ in range(beyond)]
     for number, position in enumerate(seen.tolist()):
         if position < beyond:
             seers[position].append(number)
     most = max(1, *(len(numbers) for numbers in seers))
     lists = np.array([numbers + [len(seen)] * (most - len(numbers)) for numbers in seers], dtype=np.int64)
-    return torch.from_numpy(seen), list(torch.from_numpy(np.ascontiguousarray(lists.T)))
+    return seen, list(np.ascontiguousarray(lists.T))
