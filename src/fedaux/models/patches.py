@@ -40,76 +40,59 @@ class Walk(NamedTuple):
 def convolve(maps: Tensor, weight: Tensor, *, stride: Pair, padding: Pair) -> Tensor:
     """Return the convolution of maps [N, C, H, W] with a weight [C', C, h, w]: [N, C', H', W']."""
     walk = Walk((maps.shape[2], maps.shape[3]), (weight.shape[2], weight.shape[3]), stride, padding)
-    rows: Tensor = _Rows.apply(maps, walk)  # type: ignore[no-untyped-call]
+    rows: Tensor = _Rows.apply(maps, walk, False)  # type: ignore[no-untyped-call]
     matrix = weight.permute(0, 2, 3, 1).flatten(1)
     output = functional.linear(rows.flatten(0, 1), matrix).reshape(len(maps), rows.shape[1], len(weight))
     return output.transpose(1, 2).contiguous().reshape(len(maps), len(weight), *walk.outcome)
 
 
 class _Rows(torch.autograd.Function):
-    """Maps [N, C, H, W] to what the kernel sees at each output position, [N, H' W', h w C]."""
+    """Maps [N, C, H, W] to what the kernel sees at each output position, [N, H' W', h w C]; or the transpose of that.
+
+    Linear, so that its derivative is itself, and its gradient the transpose.
+    """
 
     @staticmethod
-    def forward(maps: Tensor, walk: Walk) -> Tensor:
-        count, channels = maps.shape[:2]
-        positions = functional.pad(maps.flatten(2).transpose(1, 2), (0, 0, 0, 1))
-        rows = positions.index_select(1, torch.from_numpy(_places(walk)[0]))
-        return rows.view(count, math.prod(walk.outcome), math.prod(walk.kernel) * channels)
+    def forward(values: Tensor, walk: Walk, transposed: bool) -> Tensor:
+        return _maps(values, walk) if transposed else _rows(values, walk)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Walk], output: Tensor) -> None:
-        ctx.walk = inputs[1]
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Walk, bool], output: Tensor) -> None:
+        _, ctx.walk, ctx.transposed = inputs
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _Maps.apply(gradient, ctx.walk), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Rows.apply(gradient, ctx.walk, not ctx.transposed), None, None  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        rows: Tensor = _Rows.apply(tangent, ctx.walk)  # type: ignore[no-untyped-call]
-        return rows
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        output: Tensor = _Rows.apply(tangent, ctx.walk, ctx.transposed)  # type: ignore[no-untyped-call]
+        return output
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], maps: Tensor, walk: Walk) -> tuple[Tensor, int]:
-        return _side_by_side(_Rows, maps, walk, dim=in_dims[0]), 0
+    def vmap(info: Any, in_dims: tuple[int, None, None], values: Tensor, *how: Any) -> tuple[Tensor, int]:
+        """Put the examples of several models side by side, which makes no difference to them."""
+        values = values.movedim(in_dims[0], 0)
+        output: Tensor = _Rows.apply(values.flatten(0, 1), *how)  # type: ignore[no-untyped-call]
+        return output.reshape(*values.shape[:2], *output.shape[1:]), 0
 
 
-class _Maps(torch.autograd.Function):
-    """The transpose of that: each position [N, C, H, W] is the sum of what was made of it [N, H' W', h w C]."""
-
-    @staticmethod
-    def forward(rows: Tensor, walk: Walk) -> Tensor:
-        seen, (first, *others) = _places(walk)
-        channels = rows.shape[2] // math.prod(walk.kernel)
-        taps = functional.pad(rows.reshape(len(rows), len(seen), channels), (0, 0, 0, 1))
-        maps = taps.index_select(1, torch.from_numpy(first))
-        for seers in others:
-            maps += taps.index_select(1, torch.from_numpy(seers))
-        return maps.transpose(1, 2).contiguous().reshape(len(rows), channels, *walk.size)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Walk], output: Tensor) -> None:
-        ctx.walk = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _Rows.apply(gradient, ctx.walk), None  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        maps: Tensor = _Maps.apply(tangent, ctx.walk)  # type: ignore[no-untyped-call]
-        return maps
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], rows: Tensor, walk: Walk) -> tuple[Tensor, int]:
-        return _side_by_side(_Maps, rows, walk, dim=in_dims[0]), 0
+def _rows(maps: Tensor, walk: Walk) -> Tensor:
+    count, channels = maps.shape[:2]
+    positions = functional.pad(maps.flatten(2).transpose(1, 2), (0, 0, 0, 1))
+    rows = positions.index_select(1, torch.from_numpy(_places(walk)[0]))
+    return rows.view(count, math.prod(walk.outcome), math.prod(walk.kernel) * channels)
 
 
-def _side_by_side(function: type[torch.autograd.Function], values: Tensor, walk: Walk, *, dim: int) -> Tensor:
-    """Apply a function of each example to those of several models at once, which makes no difference to them."""
-    values = values.movedim(dim, 0)
-    output: Tensor = function.apply(values.flatten(0, 1), walk)
-    return output.reshape(*values.shape[:2], *output.shape[1:])
+def _maps(rows: Tensor, walk: Walk) -> Tensor:
+    """Return at each position the sum of what rows have of it."""
+    seen, (first, *others) = _places(walk)
+    channels = rows.shape[2] // math.prod(walk.kernel)
+    taps = functional.pad(rows.reshape(len(rows), len(seen), channels), (0, 0, 0, 1))
+    maps = taps.index_select(1, torch.from_numpy(first))
+    for seers in others:
+        maps += taps.index_select(1, torch.from_numpy(seers))
+    return maps.transpose(1, 2).contiguous().reshape(len(rows), channels, *walk.size)
 
 
 @lru_cache(maxsize=256)
