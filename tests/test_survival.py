@@ -78,7 +78,8 @@ def test_a_client_without_predictions_is_left_out_of_everything(
     method: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if found == "while it teaches":
-        monkeypatch.setattr(Student, "predicts_numbers", lambda *_: torch.tensor(True))  # not on the first examples
+        # Not on the first examples.
+        monkeypatch.setattr(Student, "predict_numbers", lambda _, models: torch.ones(len(models)).bool())
     server, state, _, _ = federation(tmp_path / "a", kind=Overflowing, method=method)
     other, start, _, _ = federation(tmp_path / "b", kind=Absent, method=method)
     after, row = server.play_round(state)

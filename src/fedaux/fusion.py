@@ -25,10 +25,9 @@ from fedaux.models.convolutional import (
     DepthwiseConvolution,
     ImageConvolution,
     PointwiseConvolution,
-    SmallConvolution,
 )
 
-CONVOLUTIONS = (nn.Conv2d, SmallConvolution, ImageConvolution, DepthwiseConvolution, PointwiseConvolution)
+CONVOLUTIONS = (nn.Conv2d, ImageConvolution, DepthwiseConvolution, PointwiseConvolution)
 
 
 class Untraceable(Exception):

@@ -177,14 +177,20 @@ class Federation:
 
     def _without_numbers(self, members: Sequence[Member]) -> list[int]:
         """Return the clients whose models predict NaN or infinity on a few public examples."""
-        flags = [self.students[member.prototype].predicts_numbers(member.weights) for member in members]
-        found = torch.stack(flags).tolist() if flags else []  # one wait for the device
-        return [member.client for member, fine in zip(members, found, strict=True) if not fine]
+        groups = {name: [member for member in members if member.prototype == name] for name in self.students}
+        asked = [member for own in groups.values() for member in own]
+        flags = [
+            self.students[name].predict_numbers([member.weights for member in own])
+            for name, own in groups.items()
+            if own
+        ]
+        found = torch.cat(flags).tolist() if flags else []  # one wait for the device
+        return [member.client for member, fine in zip(asked, found, strict=True) if not fine]
 
     def _can_go_on(self, weights: Mapping[str, Weights]) -> bool:
         """Say whether every server model predicts numbers: clients that train from another one are lost for good."""
-        flags = [student.predicts_numbers(weights[name]) for name, student in self.students.items()]
-        return bool(torch.stack(flags).all())
+        flags = [student.predict_numbers([weights[name]]) for name, student in self.students.items()]
+        return bool(torch.cat(flags).all())
 
     def _learned_alongside(
         self,

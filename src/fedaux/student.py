@@ -80,14 +80,19 @@ class Student:
         asked = self._predict(weights, self._distill_inputs, rows=rows)
         return torch.zeros(len(where), *asked.shape[1:], device=asked.device).index_copy_(0, rows, asked)
 
-    def predicts_numbers(self, weights: Weights) -> Tensor:
-        """Say whether a model's logits on a few public examples are neither NaN nor infinite: a flag [] on the device.
+    def predict_numbers(self, models: Sequence[Weights]) -> Tensor:
+        """Say which models' logits on a few public examples are neither NaN nor infinite: flags [K] on the device.
 
         Weights that are numbers can still be such that nothing can be computed with them: huge ones, or a negative
         variance in batch normalisation.
         """
-        by_batch = self._experiment.batch_normalisation.teachers == "batch"
-        return torch.isfinite(self._predict(weights, self._distill_inputs[:LOOKED_AT], by_batch=by_batch)).all()
+        few, predictor = self._distill_inputs[:LOOKED_AT], self._predictors[0]
+        if predictor.stacks(few):
+            logits = predictor.many(models, few)
+        else:
+            by_batch = self._experiment.batch_normalisation.teachers == "batch"
+            logits = [self._predict(weights, few, by_batch=by_batch) for weights in models]
+        return torch.stack([torch.isfinite(own).all() for own in logits])
 
     @property
     def shares_work(self) -> bool:
@@ -101,20 +106,17 @@ class Student:
             return self._all_products(clients)
         workers = self._compute.workers
         batch_size = self._experiment.evaluation.batch_size
-        if self._predictors[0].takes_many:
-            return self._predictors[0].many(clients, self._distill_inputs, batch_size=batch_size)
 
         def work(number: int) -> list[Tensor]:
-            own = self._predictors[number]
-            return [own(weights, self._distill_inputs, batch_size=batch_size) for weights in clients[number::workers]]
+            return self._predictors[number].many(clients[number::workers], self._distill_inputs, batch_size=batch_size)
 
         dealt = self._compute.spread(work, range(workers))
         return [dealt[index % workers][index // workers] for index in range(len(clients))]
 
-    def logits_of_rows(self, weights: Weights, rows: Tensor, *, worker: int) -> Tensor:
-        """Return a client's logits [n, C] on some rows [n] of the distill set; each worker has a predictor."""
+    def logits_of_rows(self, clients: Sequence[Weights], rows: Tensor, *, worker: int) -> list[Tensor]:
+        """Return clients' logits [n, C] on some rows [n] of the distill set; each worker has a predictor."""
         batch_size = self._experiment.evaluation.batch_size
-        return self._predictors[worker](weights, self._distill_inputs, batch_size=batch_size, rows=rows)
+        return self._predictors[worker].many(clients, self._distill_inputs, batch_size=batch_size, rows=rows)
 
     @torch.no_grad()
     def _all_products(self, clients: Sequence[Weights]) -> list[Tensor]:

@@ -118,10 +118,9 @@ def teacher_of_rows(
     scores = log_scores([member.client for member in members]) if method.scores else torch.zeros(0)
 
     def teach_rows(rows: Tensor, worker: int) -> Tensor:
-        def predict(member: Member) -> Tensor:
-            return student.logits_of_rows(member.weights, rows, worker=worker)
-
-        targets = teacher(Ensemble(members, predict, lambda _: scores[:, rows]))
+        outputs = student.logits_of_rows([member.weights for member in members], rows, worker=worker)
+        logits = {member.client: output for member, output in zip(members, outputs, strict=True)}
+        targets = teacher(Ensemble(members, lambda member: logits[member.client], lambda _: scores[:, rows]))
         if (problem := problem_of_targets(targets, shape=(len(rows), num_classes))) is not None:
             raise Unteachable(problem)
         return targets

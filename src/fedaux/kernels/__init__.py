@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedaux.compute import Compute
 from fedaux.models import SplitModel
 from fedaux.models.resnet import ResNetFeatures, resnet8
+from fedaux.models.split import is_meddled_with
 
 INSTALLED = find_spec("triton") is not None
 CAPABILITY = (9, 0)
@@ -84,7 +85,7 @@ def is_like(module: nn.Module, expected: nn.Module) -> bool:
     Hooks, and a way of computing that somebody gave to a single part, could change anything.
     """
     return str(module) == str(expected) and all(
-        type(part) is type(other) and _settings(part) == _settings(other) and not _is_meddled_with(part)
+        type(part) is type(other) and _settings(part) == _settings(other) and not is_meddled_with(part)
         for part, other in zip(module.modules(), expected.modules(), strict=True)
     )
 
@@ -94,7 +95,3 @@ def _settings(part: nn.Module) -> dict[str, object]:
     kinds = (bool, int, float, str, tuple, type(None))
     own = {name: value for name, value in vars(part).items() if not name.startswith("_") and isinstance(value, kinds)}
     return {name: value for name, value in own.items() if name != "training"}
-
-
-def _is_meddled_with(part: nn.Module) -> bool:
-    return bool("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks or part._backward_hooks)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedaux.models.convolutional import ImageConvolution, SmallConvolution
+from fedaux.models.blocks import Layers
+from fedaux.models.convolutional import ImageConvolution
 from fedaux.models.split import SplitModel
 
 
@@ -18,7 +19,7 @@ def cnn(image_shape: tuple[int, int, int], num_classes: int, *, width: int = 32)
     layers: list[nn.Module] = []
     channels = image_shape[0]
     for index, out_channels in enumerate(widths):
-        stride, convolution = (1, ImageConvolution) if index == 0 else (2, SmallConvolution)
+        stride, convolution = (1, ImageConvolution) if index == 0 else (2, nn.Conv2d)
         layers += [
             convolution(channels, out_channels, 3, stride=stride, padding=1, bias=False),
             nn.GroupNorm(min(8, out_channels), out_channels),
@@ -26,5 +27,5 @@ def cnn(image_shape: tuple[int, int, int], num_classes: int, *, width: int = 32)
         ]
         channels = out_channels
     quarters = nn.AdaptiveAvgPool2d(2) if max(image_shape[1:]) > 8 or min(image_shape[1:]) < 5 else nn.Identity()
-    features = nn.Sequential(*layers, quarters, nn.Flatten())  # at 5 to 8 pixels a side, quarters are what is left
+    features = Layers(*layers, quarters, nn.Flatten())  # at 5 to 8 pixels a side, quarters are what is left
     return SplitModel(features, nn.Linear(4 * channels, num_classes), feature_width=4 * channels)

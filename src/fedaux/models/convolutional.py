@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from typing import Literal
 
@@ -10,11 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedaux.models import depthwise, patches
+from fedaux.models import depthwise
 
-ARM = platform.machine() in ("aarch64", "arm64")
-MOST_POSITIONS = 1024
-"""Of a map that counts as small."""
 MOST_GROUPS = 32
 MATRIX_MULTIPLE = 8
 """Half-precision kernels for the matrix units of a GPU take rows of so many numbers, or a multiple."""
@@ -23,43 +19,7 @@ Normalisation = Callable[[int], nn.Module]
 """Makes the layer that normalises so many channels."""
 
 
-class SmallConvolution(nn.Conv2d):
-    """A convolution of small maps.
-
-    Where torch takes long for the gradients of convolutions, it is the product of the map's patches with a matrix in
-    training: the same sums, and gradients that are products, too.
-    """
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map [N, C, H, W] to [N, C', H', W']."""
-        if not (self.has_patches and gradients_take_long(inputs) and self._has_room(inputs)):
-            return super().forward(inputs)
-        assert not isinstance(self.padding, str)
-        output = patches.convolve(
-            inputs,
-            self.weight,
-            stride=(self.stride[0], self.stride[1]),
-            padding=(self.padding[0], self.padding[1]),
-        )
-        return output if self.bias is None else output + self.bias[:, None, None]
-
-    @property
-    def has_patches(self) -> bool:
-        """Whether patches are defined for it: not with holes, groups, padding by a name or by other than zeros."""
-        if self.groups != 1 or self.dilation != (1, 1):
-            return False
-        return self.padding_mode == "zeros" and not isinstance(self.padding, str)
-
-    def _has_room(self, inputs: Tensor) -> bool:
-        """Whether there is something to convolve; of what is wrong torch tells."""
-        assert not isinstance(self.padding, str)
-        sides = zip(inputs.shape[2:], self.padding, self.kernel_size, strict=True)
-        return inputs.shape[1] == self.in_channels and all(
-            side > 0 and side + 2 * padding >= kernel for side, padding, kernel in sides
-        )
-
-
-class ImageConvolution(SmallConvolution):
+class ImageConvolution(nn.Conv2d):
     """The first convolution of a network, whose input has one or three channels.
 
     On a GPU in half precision it is the product of the image's patches with a matrix: the same sums, but convolution
@@ -72,6 +32,13 @@ class ImageConvolution(SmallConvolution):
             return super().forward(inputs)
         output: Tensor = functional.linear(self.patches(inputs), self.matrix(self.weight), self.bias)
         return output.permute(0, 3, 1, 2)
+
+    @property
+    def has_patches(self) -> bool:
+        """Whether patches are defined for it: not with holes, groups, padding by a name or by other than zeros."""
+        if self.groups != 1 or self.dilation != (1, 1):
+            return False
+        return self.padding_mode == "zeros" and not isinstance(self.padding, str)
 
     def patches(self, images: Tensor) -> Tensor:
         """Return what the kernel sees at each position, [N, H', W', C * kernel positions filled up with zeros]."""
@@ -128,20 +95,6 @@ class PointwiseConvolution(nn.Conv2d):
 def in_half_precision(inputs: Tensor) -> bool:
     """Whether operations on these inputs are computed in half precision on a GPU."""
     return inputs.is_cuda and torch.is_autocast_enabled("cuda")
-
-
-def gradients_take_long(inputs: Tensor) -> bool:
-    """Whether torch would take long for the gradients of a convolution of these inputs.
-
-    On ARM processors it has no kernels made for them, and takes ten times as long as for the convolution itself.
-    """
-    if not (ARM and inputs.device.type == "cpu" and torch.is_grad_enabled()):
-        return False
-    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
-        return False
-    if inputs.dtype is not torch.float32 or inputs.ndim != 4:
-        return False
-    return inputs.shape[2] * inputs.shape[3] <= MOST_POSITIONS and inputs.is_contiguous()
 
 
 def _filled(rows: Tensor) -> Tensor:

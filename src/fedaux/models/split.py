@@ -58,3 +58,8 @@ def split_model(module: nn.Module, *, head: str, example: Tensor) -> SplitModel:
             raise ValueError(f"head = {head!r}: is not the last step, its output differs from the module's")
     model = SplitModel(whole, head_module, feature_width=features.shape[1])
     return model.train(module.training)
+
+
+def is_meddled_with(part: nn.Module) -> bool:
+    """Say whether a part has hooks, or a way of computing that somebody gave to it alone; these could do anything."""
+    return bool("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks or part._backward_hooks)
