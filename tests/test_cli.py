@@ -110,6 +110,20 @@ def test_all_mistakes_are_told_at_once_without_a_traceback(recipe: Path, tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
+def test_without_a_compiler_a_run_goes_on_with_one_line(recipe: Path, tmp_path: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "fedaux", "run", str(recipe), "--set", "rounds=1", "--set", "pretraining.kind=none"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"CC": "no-such-compiler"},
+    )
+    assert said.returncode == 0
+    (told,) = [line for line in said.stderr.splitlines() if "warning" in line.lower()]
+    assert told.startswith("warning: engine.compile: no C compiler here, small networks are slower (no-such-compiler: ")
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     missing = called("run", "nothing.toml", cwd=tmp_path)
     assert missing.returncode == 2

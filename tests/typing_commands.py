@@ -47,6 +47,7 @@ def called(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         patch.setenv("COLUMNS", "120")
         patch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # which would stay
         patch.setattr(sys, "argv", ["fedaux", *words])
+        patch.setattr(warnings, "formatwarning", warnings.formatwarning)  # which would stay, too
         try:
             cli.main()
         except SystemExit as ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -46,6 +47,7 @@ def main() -> None:
     """
     # Threads that spin while they wait make small models many times slower on a machine that others use too.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    warnings.formatwarning = _in_one_line
     try:
         app()
     except ValueError as error:
@@ -54,3 +56,12 @@ def main() -> None:
     except OSError as error:
         typer.echo(f"error: {error.filename or 'file system'}: {error.strerror or error}", err=True)
         sys.exit(2 if isinstance(error, PUT_RIGHT) else 1)
+
+
+def _in_one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning as a user reads it: which line of ours it comes from is no matter of theirs."""
+    if category is UserWarning:
+        return f"warning: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"

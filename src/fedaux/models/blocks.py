@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -69,10 +70,16 @@ def join(module: nn.Module, *, joined: bool) -> None:
         try:
             native.library()
         except native.Uncompiled as error:
-            warnings.warn(f"engine.compile: no C compiler here, small networks are slower ({error})", stacklevel=2)
+            _tell(f"engine.compile: no C compiler here, small networks are slower ({error})")
             joined = False
     for part in parts:
         part.joined = joined
+
+
+@lru_cache
+def _tell(message: str) -> None:
+    """Warn of something once a process."""
+    warnings.warn(message, stacklevel=3)
 
 
 def of_models(model: nn.Module) -> OfModels:
