@@ -358,6 +358,29 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("batch", [1, 2, 50])
+def test_work_is_shared_among_threads(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes out is the same to the bit; sums over examples are made in another order, the same every time."""
+    own, inputs = joined(network()), drawn(batch, 1, 8, 8)
+
+    def work() -> list[Tensor]:
+        output = own(inputs)
+        with torch.no_grad():
+            assert torch.equal(own(inputs), output)
+        return [output.detach(), *torch.autograd.grad(output.pow(2).sum(), list(own.parameters()))]
+
+    alone = work()
+    monkeypatch.setattr(blocks, "SHARE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert blocks._threads(10) == 3
+    first, second = work(), work()
+    assert torch.equal(first[0], alone[0])
+    for one, other, expected in zip(first, second, alone, strict=True):
+        assert torch.equal(one, other)
+        assert relative(one, expected) < 1e-5
+
+
+@needs_compiler
 def test_a_predictor_asks_many_models_at_once() -> None:
     images = torch.randint(256, (50, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     own = network()

@@ -8,6 +8,7 @@ own (`fedaux.native`); where it cannot be compiled, layers go one by one.
 from __future__ import annotations
 
 import ctypes
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -24,6 +25,8 @@ from fedaux.models.split import SplitModel, is_meddled_with
 CONVOLUTIONS = (nn.Conv2d, ImageConvolution)
 MOST_POSITIONS = 1024
 """Of a map that counts as small."""
+SHARE = 4_000_000
+"""Products that a thread should have to do at least: a quarter of a millisecond."""
 MOST_BLOCKS = 64
 """Of a chain, as in blocks.c."""
 
@@ -149,6 +152,10 @@ class Block(NamedTuple):
         above, beside = self._padding
         return (height + 2 * above - kernel_height) // down + 1, (width + 2 * beside - kernel_width) // across + 1
 
+    def products(self, height: int, width: int) -> int:
+        """Return how many products an example takes."""
+        return math.prod(self.size_after(height, width)) * self.convolution.weight.numel()
+
     def form(self, *, models: int, batch: int, height: int, width: int) -> _Form:
         """Return what the operation asks to know."""
         convolution, normalisation = self
@@ -223,14 +230,15 @@ def _chain(inputs: Tensor, blocks: Sequence[Block], parameters: Sequence[Tensor]
     own_inputs = inputs.ndim == 4 or inputs.stride(0) != 0  # not one that stands for all models
     *many, batch, _, height, width = inputs.shape
     first = _inside(inputs if own_inputs else inputs[0])
-    forms = (_Form * len(blocks))()
+    forms, products = (_Form * len(blocks))(), 0
     for index, block in enumerate(blocks):
+        products += batch * block.products(height, width)
         forms[index] = block.form(models=many[0] if many else 1, batch=batch, height=height, width=width)
         height, width = block.size_after(height, width)
     own = [parameter.contiguous() for parameter in parameters]
     pointers = (ctypes.c_void_p * len(own))(*(parameter.data_ptr() for parameter in own))
     result = first.new_empty(*many, batch, height, width, blocks[-1].features)
-    _call("predict", forms, ctypes.c_int64(len(blocks)), pointers, first, ctypes.c_int64(own_inputs), result)
+    _call("predict", forms, len(blocks), pointers, first, int(own_inputs), result, _threads(products))
     return _outside(result)
 
 
@@ -246,13 +254,14 @@ class _Chain(torch.autograd.Function):
         for index, block in enumerate(blocks):
             weight, scale, shift = (parameter.contiguous() for parameter in parameters[3 * index : 3 * index + 3])
             form = block.form(models=many[0] if many else 1, batch=batch, height=height, width=width)
+            threads = _threads(batch * block.products(height, width))
             height, width = block.size_after(height, width)
             outputs = maps.new_empty(*many, batch, height, width, block.features)
             convolved = torch.empty_like(outputs)
             statistics = maps.new_empty(*many, batch, 2, block.features)
-            _call("forward", ctypes.byref(form), maps, weight, scale, shift, outputs, convolved, statistics)
+            _call("forward", ctypes.byref(form), maps, weight, scale, shift, outputs, convolved, statistics, threads)
             kept += [weight, scale, convolved, statistics, outputs]
-            ctx.forms.append(form)
+            ctx.forms.append((form, threads))
             maps = outputs
         ctx.save_for_backward(*kept[:-1], _outside(maps))
         return _outside(maps)
@@ -269,7 +278,8 @@ class _Chain(torch.autograd.Function):
             for_inputs = torch.empty_like(inputs) if needs_inputs else None
             own = torch.empty_like(weight), torch.empty_like(scale), torch.empty_like(scale)
             given = inputs, weight, scale, outputs, convolved, statistics, following
-            _call("backward", ctypes.byref(ctx.forms[index]), *given, *own, for_inputs)
+            form, threads = ctx.forms[index]
+            _call("backward", ctypes.byref(form), *given, *own, for_inputs, threads)
             gradients[:0] = own
             outputs, following = inputs, for_inputs
         return None if following is None else _outside(following), None, *gradients
@@ -285,8 +295,19 @@ def _outside(maps: Tensor) -> Tensor:
     return maps.permute(*range(maps.ndim - 3), -1, -3, -2)
 
 
+def _threads(products: int) -> int:
+    """Return how many threads share the work: torch's, as far as it is enough for them."""
+    return max(1, min(torch.get_num_threads(), products // SHARE))
+
+
 def _call(name: str, *arguments: Any) -> None:
     """Call a function of the library; tensors are passed as where they lie."""
-    passed = [ctypes.c_void_p(each.data_ptr()) if isinstance(each, Tensor) else each for each in arguments]
+    passed = [_passed(argument) for argument in arguments]
     if native.library()[name](*passed) != 0:
         raise MemoryError(f"{name}: no memory for a few maps of a network")
+
+
+def _passed(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_int64(argument) if isinstance(argument, int) else argument

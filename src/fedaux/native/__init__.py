@@ -17,7 +17,7 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
-FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-shared", "-fPIC")
+FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
 NATIVE = "-march=native"
 """With all that this processor can do; not every compiler knows it for every processor."""
 SECONDS = 120.0

@@ -2,11 +2,12 @@
  *
  * Maps are [examples, positions, channels] in single precision; features are a multiple of LANES. A few examples are
  * worked on at a time, as many as stay in the processor's cache: their maps are copied into a border of zeros, and
- * every product is computed in tiles that stay in registers. Sums are made in the same order every time; what comes
- * out for an example does not depend on the others.
+ * every product is computed in tiles that stay in registers. What comes out for an example does not depend on the
+ * others; sums over examples are made in the same order every time, for as many threads.
  */
 
 #include <math.h>
+#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -23,6 +24,7 @@
 #define CACHE_FLOATS 8192  /* of the maps that are worked on at a time */
 #define CHAIN_FLOATS 32768 /* of the maps between two blocks of a chain */
 #define MOST_BLOCKS 64     /* of a chain */
+#define MOST_THREADS 64
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t mask __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -52,6 +54,13 @@ INLINE vector load(const float *from) { return *(const vector *)from; }
 INLINE void store(float *to, vector value) { *(vector *)to = value; }
 
 static int64_t bytes_of(int64_t count, int64_t size) { return (count * size + 63) / 64 * 64; }
+
+static int64_t out_positions(const Block *block)
+{
+    int64_t height = (block->height + 2 * block->padding_height - block->kernel_height) / block->stride_height + 1;
+    int64_t width = (block->width + 2 * block->padding_width - block->kernel_width) / block->stride_width + 1;
+    return height * width;
+}
 
 static int plan_for(const Block *block, Plan *plan, int with_gradients)
 {
@@ -258,6 +267,78 @@ static void forward_chunk(
     }
 }
 
+/* Work on examples begin to end; `part` says as which of the threads. Returns 1 where there is no memory. */
+typedef int (*Work)(void *task, int64_t begin, int64_t end, int64_t part);
+
+typedef struct {
+    Work work;
+    void *task;
+    int64_t begin, end, part;
+    int failed;
+} Share;
+
+static void *do_share(void *given)
+{
+    Share *share = given;
+    share->failed = share->work(share->task, share->begin, share->end, share->part);
+    return NULL;
+}
+
+/* Let threads share the examples, each a run of neighbours. */
+static int shared(Work work, void *task, int64_t count, int64_t threads)
+{
+    Share shares[MOST_THREADS];
+    pthread_t others[MOST_THREADS];
+    int started[MOST_THREADS] = {0}, failed = 0;
+    for (int64_t part = 0; part < threads; part++)
+        shares[part] = (Share){work, task, part * count / threads, (part + 1) * count / threads, part, 0};
+    for (int64_t part = 1; part < threads; part++)
+        started[part] = pthread_create(&others[part], NULL, do_share, &shares[part]) == 0;
+    do_share(&shares[0]);
+    for (int64_t part = 1; part < threads; part++) {
+        if (started[part])
+            pthread_join(others[part], NULL);
+        else
+            do_share(&shares[part]);
+    }
+    for (int64_t part = 0; part < threads; part++)
+        failed = failed || shares[part].failed;
+    return failed;
+}
+
+static int64_t threads_for(const Block *block, int64_t threads)
+{
+    threads = threads > MOST_THREADS ? MOST_THREADS : threads;
+    threads = threads > block->batch ? block->batch : threads;
+    return threads < 1 ? 1 : threads;
+}
+
+typedef struct {
+    const Block *block;
+    const float *inputs, *weights, *gamma, *beta;
+    float *outputs, *convolved, *kept;
+} Forward;
+
+static int forward_part(void *given, int64_t begin, int64_t end, int64_t part)
+{
+    (void)part;
+    const Forward *task = given;
+    Block block = *task->block;
+    Plan plan;
+    block.batch = end - begin;
+    if (plan_for(&block, &plan, 0))
+        return 1;
+    int64_t size = plan.positions * block.features, input_size = block.height * block.width * block.channels;
+    pack(&block, &plan, task->weights, plan.weights);
+    for (int64_t place = begin; place < end; place += plan.chunk)
+        forward_chunk(
+            &block, &plan, task->inputs + place * input_size, task->gamma, task->beta,
+            end - place < plan.chunk ? end - place : plan.chunk, task->outputs + place * size,
+            task->convolved + place * size, task->kept + place * 2 * block.features);
+    free(plan.memory);
+    return 0;
+}
+
 /* Outputs [models, batch, positions, features] of a block for inputs [models, batch, positions, channels].
  *
  * `convolved`, of the same shape, keeps the convolution for `backward`, and `kept` mean and inverse deviation of each
@@ -265,25 +346,73 @@ static void forward_chunk(
  */
 int forward(
     const Block *block, const float *inputs, const float *weights, const float *gamma, const float *beta,
-    float *outputs, float *convolved, float *kept)
+    float *outputs, float *convolved, float *kept, int64_t threads)
 {
-    Plan plan;
-    if (plan_for(block, &plan, 0))
-        return 1;
-    int64_t features = block->features, size = plan.positions * features;
-    int64_t input_size = block->height * block->width * block->channels;
-    for (int64_t model = 0; model < block->models; model++) {
-        pack(block, &plan, weights + model * plan.depth * features, plan.weights);
-        for (int64_t begin = 0; begin < block->batch; begin += plan.chunk) {
-            int64_t count = block->batch - begin < plan.chunk ? block->batch - begin : plan.chunk;
-            int64_t place = model * block->batch + begin;
-            forward_chunk(
-                block, &plan, inputs + place * input_size, gamma + model * features, beta + model * features, count,
-                outputs + place * size, convolved + place * size, kept + place * 2 * features);
+    Forward task = {block, inputs, weights, gamma, beta, outputs, convolved, kept};
+    int64_t features = block->features, size = out_positions(block) * features * block->batch;
+    int failed = 0;
+    for (int64_t model = 0; model < block->models && !failed; model++) {
+        failed = shared(forward_part, &task, block->batch, threads_for(block, threads));
+        task.inputs += block->batch * block->height * block->width * block->channels;
+        task.weights += features * block->channels * block->kernel_height * block->kernel_width;
+        task.gamma += features, task.beta += features;
+        task.outputs += size, task.convolved += size, task.kept += block->batch * 2 * features;
+    }
+    return failed;
+}
+
+typedef struct {
+    const Block *blocks;
+    int64_t count, model;
+    const float *const *parameters;
+    const float *inputs;
+    float *outputs;
+} Prediction;
+
+static int predict_part(void *given, int64_t begin, int64_t end, int64_t part)
+{
+    (void)part;
+    const Prediction *task = given;
+    int64_t count = task->count, model = task->model, largest = 1, made = 0;
+    Plan plans[MOST_BLOCKS];
+    int failed = 0;
+    for (int64_t index = 0; index < count && !failed; index++) {
+        Block block = task->blocks[index];
+        block.batch = end - begin;
+        failed = plan_for(&block, &plans[index], 0);
+        if (failed)
+            break;
+        made++;
+        const float *weights = task->parameters[3 * index] + model * plans[index].depth * block.features;
+        pack(&block, &plans[index], weights, plans[index].weights);
+        if (plans[index].positions * block.features > largest)
+            largest = plans[index].positions * block.features;
+    }
+    int64_t together = largest > CHAIN_FLOATS ? 1 : CHAIN_FLOATS / largest;
+    float *maps = failed ? NULL : malloc((size_t)(2 * together * largest) * sizeof(float));
+    failed = failed || maps == NULL;
+    const Block *first = task->blocks;
+    for (int64_t place = begin; place < end && !failed; place += together) {
+        int64_t examples = end - place < together ? end - place : together;
+        const float *from = task->inputs + place * first->height * first->width * first->channels;
+        for (int64_t index = 0; index < count; index++) {
+            const Block *block = &task->blocks[index];
+            const Plan *plan = &plans[index];
+            int64_t size = plan->positions * block->features;
+            int64_t size_before = block->height * block->width * block->channels;
+            float *to = index + 1 == count ? task->outputs + place * size : maps + (index % 2) * together * largest;
+            for (int64_t done = 0; done < examples; done += plan->chunk)
+                forward_chunk(
+                    block, plan, from + done * size_before, task->parameters[3 * index + 1] + model * block->features,
+                    task->parameters[3 * index + 2] + model * block->features,
+                    examples - done < plan->chunk ? examples - done : plan->chunk, to + done * size, NULL, NULL);
+            from = to;
         }
     }
-    free(plan.memory);
-    return 0;
+    free(maps);
+    while (made > 0)
+        free(plans[--made].memory);
+    return failed;
 }
 
 /* Outputs [models, batch, positions, features] of a chain of blocks, for predictions: a few examples go through all of
@@ -292,50 +421,18 @@ int forward(
  */
 int predict(
     const Block *blocks, int64_t count, const float *const *parameters, const float *inputs, int64_t own_inputs,
-    float *outputs)
+    float *outputs, int64_t threads)
 {
-    Plan plans[MOST_BLOCKS];
-    Block own[MOST_BLOCKS];
-    int64_t largest = 1, together, made = 0;
-    int failed = count < 1 || count > MOST_BLOCKS;
-    for (int64_t index = 0; index < count && !failed; index++) {
-        own[index] = blocks[index];
-        failed = plan_for(&own[index], &plans[index], 0);
-        made += !failed;
-        if (!failed && plans[index].positions * own[index].features > largest)
-            largest = plans[index].positions * own[index].features;
+    if (count < 1 || count > MOST_BLOCKS)
+        return 1;
+    const Block *last = &blocks[count - 1];
+    Prediction task = {blocks, count, 0, parameters, inputs, outputs};
+    int failed = 0;
+    for (; task.model < blocks->models && !failed; task.model++) {
+        failed = shared(predict_part, &task, blocks->batch, threads_for(blocks, threads));
+        task.inputs += own_inputs ? blocks->batch * blocks->height * blocks->width * blocks->channels : 0;
+        task.outputs += blocks->batch * out_positions(last) * last->features;
     }
-    together = largest > CHAIN_FLOATS ? 1 : CHAIN_FLOATS / largest;
-    float *maps = failed ? NULL : malloc((size_t)(2 * together * largest) * sizeof(float));
-    failed = failed || maps == NULL;
-    int64_t batch = blocks[0].batch, input_size = blocks[0].height * blocks[0].width * blocks[0].channels;
-    for (int64_t model = 0; model < blocks[0].models && !failed; model++) {
-        for (int64_t index = 0; index < count; index++)
-            pack(
-                &own[index], &plans[index],
-                parameters[3 * index] + model * plans[index].depth * own[index].features, plans[index].weights);
-        for (int64_t begin = 0; begin < batch; begin += together) {
-            int64_t examples = batch - begin < together ? batch - begin : together;
-            const float *from = inputs + ((own_inputs ? model * batch : 0) + begin) * input_size;
-            for (int64_t index = 0; index < count; index++) {
-                const Block *block = &own[index];
-                const Plan *plan = &plans[index];
-                int64_t size = plan->positions * block->features;
-                int64_t size_before = block->height * block->width * block->channels;
-                float *to = index + 1 == count ? outputs + (model * batch + begin) * size
-                                               : maps + (index % 2) * together * largest;
-                for (int64_t done = 0; done < examples; done += plan->chunk)
-                    forward_chunk(
-                        block, plan, from + done * size_before, parameters[3 * index + 1] + model * block->features,
-                        parameters[3 * index + 2] + model * block->features,
-                        examples - done < plan->chunk ? examples - done : plan->chunk, to + done * size, NULL, NULL);
-                from = to;
-            }
-        }
-    }
-    free(maps);
-    while (made > 0)
-        free(plans[--made].memory);
     return failed;
 }
 
@@ -473,44 +570,87 @@ static void normalisation_gradient(
     }
 }
 
+typedef struct {
+    const Block *block;
+    const float *inputs, *weights, *gamma, *outputs, *convolved, *kept, *gradient;
+    float *weight_gradient, *gamma_gradient, *beta_gradient, *input_gradient;
+    float *others; /* what the threads after the first have of these sums, weight, gamma and beta each in turn */
+} Backward;
+
+static int backward_part(void *given, int64_t begin, int64_t end, int64_t part)
+{
+    const Backward *task = given;
+    Block block = *task->block;
+    Plan plan;
+    block.batch = end - begin;
+    if (plan_for(&block, &plan, 1))
+        return 1;
+    int64_t features = block.features, size = plan.positions * features, matrix = plan.depth * features;
+    int64_t input_size = block.height * block.width * block.channels;
+    float *own = part ? task->others + (part - 1) * (matrix + 2 * features) : NULL;
+    float *for_weights = own ? own : task->weight_gradient;
+    float *for_gamma = own ? own + matrix : task->gamma_gradient;
+    float *for_beta = own ? own + matrix + features : task->beta_gradient;
+    float *sums = plan.gradients, *maps = plan.gradients + matrix;
+    memset(sums, 0, (size_t)matrix * sizeof(float));
+    memset(for_gamma, 0, (size_t)features * sizeof(float));
+    memset(for_beta, 0, (size_t)features * sizeof(float));
+    if (task->input_gradient)
+        pack_transposed(&block, &plan, task->weights, plan.weights);
+    for (int64_t place = begin; place < end; place += plan.chunk) {
+        int64_t count = end - place < plan.chunk ? end - place : plan.chunk, rows = count * plan.positions;
+        for (int64_t example = 0; example < count; example++)
+            normalisation_gradient(
+                &block, &plan, task->gradient + (place + example) * size, task->outputs + (place + example) * size,
+                task->convolved + (place + example) * size, task->kept + (place + example) * 2 * features,
+                task->gamma, plan.rows + example * size, for_gamma, for_beta);
+        bordered(&block, &plan, (float *)task->inputs + place * input_size, plan.maps, count, 1);
+        weight_gradients(&block, &plan, rows, sums);
+        if (task->input_gradient) {
+            memset(maps, 0, (size_t)(count * plan.padded) * sizeof(float));
+            input_gradients(&block, &plan, rows, maps);
+            bordered(&block, &plan, task->input_gradient + place * input_size, maps, count, 0);
+        }
+    }
+    unpack(&block, &plan, sums, for_weights);
+    free(plan.memory);
+    return 0;
+}
+
+static void add(float *to, const float *from, int64_t count)
+{
+    for (int64_t index = 0; index < count; index++)
+        to[index] += from[index];
+}
+
 /* The gradients of `forward` with respect to weights, gamma and beta, and to inputs where they are asked for. */
 int backward(
     const Block *block, const float *inputs, const float *weights, const float *gamma, const float *outputs,
     const float *convolved, const float *kept, const float *gradient, float *weight_gradient, float *gamma_gradient,
-    float *beta_gradient, float *input_gradient)
+    float *beta_gradient, float *input_gradient, int64_t threads)
 {
-    Plan plan;
-    if (plan_for(block, &plan, 1))
-        return 1;
-    int64_t features = block->features, size = plan.positions * features, matrix = plan.depth * features;
-    int64_t input_size = block->height * block->width * block->channels;
-    float *sums = plan.gradients, *maps = plan.gradients + matrix;
-    for (int64_t model = 0; model < block->models; model++) {
-        const float *scale = gamma + model * features;
-        float *for_gamma = gamma_gradient + model * features, *for_beta = beta_gradient + model * features;
-        memset(sums, 0, (size_t)matrix * sizeof(float));
-        memset(for_gamma, 0, (size_t)features * sizeof(float));
-        memset(for_beta, 0, (size_t)features * sizeof(float));
-        if (input_gradient)
-            pack_transposed(block, &plan, weights + model * matrix, plan.weights);
-        for (int64_t begin = 0; begin < block->batch; begin += plan.chunk) {
-            int64_t count = block->batch - begin < plan.chunk ? block->batch - begin : plan.chunk;
-            int64_t place = model * block->batch + begin, rows = count * plan.positions;
-            for (int64_t example = 0; example < count; example++)
-                normalisation_gradient(
-                    block, &plan, gradient + (place + example) * size, outputs + (place + example) * size,
-                    convolved + (place + example) * size, kept + (place + example) * 2 * features, scale,
-                    plan.rows + example * size, for_gamma, for_beta);
-            bordered(block, &plan, (float *)inputs + place * input_size, plan.maps, count, 1);
-            weight_gradients(block, &plan, rows, sums);
-            if (input_gradient) {
-                memset(maps, 0, (size_t)(count * plan.padded) * sizeof(float));
-                input_gradients(block, &plan, rows, maps);
-                bordered(block, &plan, input_gradient + place * input_size, maps, count, 0);
-            }
+    int64_t features = block->features, size = out_positions(block) * features * block->batch;
+    int64_t input_size = block->batch * block->height * block->width * block->channels;
+    int64_t matrix = features * block->channels * block->kernel_height * block->kernel_width;
+    int64_t each = matrix + 2 * features;
+    threads = threads_for(block, threads);
+    float *others = threads == 1 ? NULL : malloc((size_t)((threads - 1) * each) * sizeof(float));
+    int failed = threads > 1 && others == NULL;
+    Backward task = {block, inputs, weights, gamma, outputs, convolved, kept, gradient,
+                     weight_gradient, gamma_gradient, beta_gradient, input_gradient, others};
+    for (int64_t model = 0; model < block->models && !failed; model++) {
+        failed = shared(backward_part, &task, block->batch, threads);
+        for (int64_t part = 0; part + 1 < threads && !failed; part++) {
+            add(task.weight_gradient, others + part * each, matrix);
+            add(task.gamma_gradient, others + part * each + matrix, features);
+            add(task.beta_gradient, others + part * each + matrix + features, features);
         }
-        unpack(block, &plan, sums, weight_gradient + model * matrix);
+        task.inputs += input_size, task.weights += matrix, task.gamma += features;
+        task.outputs += size, task.convolved += size, task.gradient += size;
+        task.kept += block->batch * 2 * features;
+        task.weight_gradient += matrix, task.gamma_gradient += features, task.beta_gradient += features;
+        task.input_gradient = input_gradient ? task.input_gradient + input_size : NULL;
     }
-    free(plan.memory);
-    return 0;
+    free(others);
+    return failed;
 }
