@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 import stat
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +21,7 @@ import pytest
 import torch
 from conftest import tiny
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, vmap
 
 import fedaux
@@ -66,7 +69,7 @@ def layers_of(shape: Any, *, seed: int = 0) -> Layers:
         torch.manual_seed(seed)
         made = Layers(
             nn.Conv2d(channels, features, kernel, stride=stride, padding=padding, bias=False),
-            nn.GroupNorm(groups, features),
+            nn.GroupNorm(groups, features, eps=0.1),
             nn.ReLU(),
         )
         for parameter in made[1].parameters():
@@ -87,7 +90,13 @@ def joined(module: nn.Module) -> Any:
 def network(width: int = 16, *, size: int = 8, seed: int = 0) -> SplitModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return MODELS["cnn"]((1, size, size), 5, width=width)
+        made = MODELS["cnn"]((1, size, size), 5, width=width)
+        for part in made.modules():
+            if isinstance(part, nn.GroupNorm):
+                nn.init.normal_(part.weight, mean=1.0, std=0.3)
+                nn.init.normal_(part.bias, std=0.3)
+                part.eps = 0.03
+        return made
 
 
 def operations_behind(output: Tensor) -> str:
@@ -155,6 +164,21 @@ def test_a_network_predicts_and_learns_alike(size: int) -> None:
         assert relative(one.grad, other.grad) < 1e-4
     with torch.no_grad():
         assert relative(own.eval()(inputs), expected) < 1e-5
+
+
+@needs_compiler
+def test_a_chain_whose_maps_grow() -> None:
+    """More examples than go through it at a time, so that maps are written over those before."""
+    chain = Layers(
+        *(layer for shape in ((1, 0, 8), (8, 0, 24), (24, 0, 40)) for layer in layers_of(grown(shape))), nn.Flatten()
+    )
+    inputs = drawn(90, 1, 9, 9)
+    with torch.no_grad():
+        assert relative(joined(chain)(inputs), chain(inputs)) < 1e-5
+
+
+def grown(shape: tuple[int, int, int]) -> Any:
+    return shape[0], None, shape[2], (3, 3), (1, 1), (2, 2), 4
 
 
 @needs_compiler
@@ -308,6 +332,13 @@ def test_half_precision_large_maps_and_transformations_go_layer_by_layer() -> No
     assert made(drawn(0, 1, 8, 8)).shape == (0, 16, 8, 8)
 
     model, inputs = joined(network()), drawn(3, 1, 8, 8)
+    with warnings.catch_warnings(action="ignore"):  # it is deprecated
+        traced = torch.jit.trace(model.eval(), inputs)
+    assert relative(traced(inputs + 1), model(inputs + 1)) < 1e-5
+    with warnings.catch_warnings(action="ignore"), torch.no_grad(), forward_ad.dual_level():
+        slope = forward_ad.unpack_dual(model(forward_ad.make_dual(inputs, torch.ones_like(inputs)))).tangent
+        assert slope is not None
+    assert slope.norm() > 0
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
 
     def loss(weights: dict[str, Tensor], example: Tensor) -> Tensor:
@@ -329,6 +360,86 @@ def test_wrong_inputs_get_torchs_own_message() -> None:
         with pytest.raises(RuntimeError) as found:
             joined(made)(inputs)
         assert str(found.value) == str(expected.value)
+
+
+@needs_compiler
+def test_parameters_that_do_not_fit_get_torchs_own_message() -> None:
+    """C would read whatever lies there."""
+    model, inputs = joined(network()), drawn(2, 1, 8, 8)
+    cases = [
+        {"features.0.weight": drawn(3, 1, 3, 3)},
+        {"features.1.weight": drawn(16).double()},
+        {"features.4.bias": drawn(5)},
+        {"features.1.bias": drawn(16).half()},
+    ]
+    for wrong in cases:
+        own = {name: parameter.detach() for name, parameter in model.named_parameters()} | wrong
+        with pytest.raises(RuntimeError) as expected:
+            functional_call(network(), own, (inputs,))
+        with pytest.raises(RuntimeError) as found:
+            functional_call(model, own, (inputs,))
+        assert str(found.value) == str(expected.value)
+    with torch.device("meta"):
+        nowhere = joined(network())
+    assert nowhere(drawn(2, 1, 8, 8).to("meta")).shape == (2, 5)
+    assert not nowhere.features.blocks(list(nowhere.features), inputs)
+    stacked = {name: torch.stack([parameter.detach().double()] * 2) for name, parameter in model.named_parameters()}
+    with pytest.raises(RuntimeError, match=r"Float|double"):
+        of_models(model)(stacked, inputs.expand(2, *inputs.shape))
+    with pytest.raises(ValueError, match="more than 1 value"):
+        joined(Layers(nn.Conv2d(1, 8, 1, bias=False), nn.GroupNorm(8, 8), nn.ReLU()))(drawn(1, 1, 1, 1))
+
+
+def same_weight(features: Layers) -> None:
+    features[6].weight = features[3].weight
+
+
+def normalised(features: Layers) -> None:
+    features[9] = nn.BatchNorm2d(16, affine=False, track_running_stats=False)
+
+
+def dropping(features: Layers) -> None:
+    features[9] = nn.Dropout(0.5)
+
+
+def looked_at(features: Layers) -> None:
+    features[10].register_forward_hook(lambda _, __, output: output)
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", [same_weight, normalised, dropping, looked_at])
+def test_other_networks_are_not_put_together(change: Any) -> None:
+    model = joined(network(width=8))
+    model.features[3] = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False)
+    if change is same_weight:
+        model.features[3] = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False)
+        model.features[6] = nn.Conv2d(16, 16, 3, stride=2, padding=1, bias=False)
+        model.features[0] = nn.Conv2d(1, 16, 3, padding=1, bias=False)
+        model.features[1] = nn.GroupNorm(8, 16)
+        model.features[3] = nn.Conv2d(16, 16, 3, stride=2, padding=1, bias=False)
+    change(model.features)
+    inputs = drawn(6, 1, 8, 8)
+    if change is same_weight:
+        weights = [{name: tensor * factor for name, tensor in model.state_dict().items()} for factor in (1.0, 0.5)]
+        predictor = Predictor(model, Compute(joins=True))
+        for found, own in zip(predictor.many(weights, inputs), weights, strict=True):
+            assert relative(found, predictor(own, inputs)) < 1e-5
+    else:
+        assert not consists_of_blocks(model, inputs)
+
+
+@needs_compiler
+def test_backward_and_global_hooks_are_called() -> None:
+    made, called = joined(layers_of(SHAPES[0])), []
+    made[0].register_full_backward_pre_hook(lambda *_: called.append("backward"))
+    made(drawn(2, 1, 8, 8).requires_grad_()).sum().backward()
+    assert called == ["backward"]
+    hook = nn.modules.module.register_module_forward_hook(lambda part, *_: called.append(type(part).__name__))
+    try:
+        joined(layers_of(SHAPES[0]))(drawn(2, 1, 8, 8))
+    finally:
+        hook.remove()
+    assert called[1:] == ["Conv2d", "GroupNorm", "ReLU", "Layers"]
 
 
 @needs_compiler
@@ -394,6 +505,7 @@ def test_a_predictor_asks_many_models_at_once() -> None:
         for found, one in zip(predictor.many(weights, images, **how), weights, strict=True):
             assert relative(found, plain(one, images, **how)) < 1e-5
     assert [output.shape for output in predictor.many(weights, images[:0])] == [(0, 5)] * 3
+    assert not Predictor(joined(own), Compute(precision=torch.bfloat16, joins=True)).stacks(images)
 
 
 @needs_compiler
@@ -422,7 +534,7 @@ def test_local_training_comes_to_the_same() -> None:
         trained.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
     before = torch.cat([parameter.detach().flatten() for parameter in start.parameters()])
     moved = (trained[0] - before).norm()
-    assert moved > 0.05
+    assert moved > 0.03
     assert (trained[1] - trained[0]).norm() < 1e-4 * moved
 
 
@@ -468,22 +580,40 @@ def test_a_network_can_be_taken_apart_again() -> None:
 
 
 @pytest.mark.usefixtures("untried")
-@pytest.mark.parametrize("command", ["no-such-compiler-here", "false", f"{sys.executable} -c 'exit(3)'"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "no-such-compiler-here",
+        "false",
+        f"{sys.executable} -c 'exit(3)'",
+        "cc 'not closed",
+        "true",  # which compiles nothing
+        f"{COMPILER} -nostdlib -Dforward=another",
+        "printf '\\377'",
+    ],
+)
 def test_without_a_compiler_one_line_says_so_and_layers_go_one_by_one(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", command)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model = network()
-    with pytest.warns(UserWarning, match=r"^engine\.compile: no C compiler here, small networks are slower \(") as told:
+    with pytest.warns(
+        UserWarning, match=r"^engine\.compile: C cannot be compiled here, small networks are slower \("
+    ) as told:
         Compute(joins=True).place(model)
     assert len(told) == 1
-    assert command.split()[0] in str(told[0].message)
     assert isinstance(model.features, Layers)
     assert not model.features.joined
     assert model(drawn(2, 1, 8, 8)).shape == (2, 5)
+    model.features.joined = True  # as it comes from a machine with a compiler
+    assert model(drawn(2, 1, 8, 8)).shape == (2, 5)
+    reference = weakref.ref(model)
     with warnings.catch_warnings(action="error"):  # said once
-        Compute(joins=True).place(network())
+        Compute(joins=True).place(model)
+    del model
+    gc.collect()
+    assert reference() is None  # the reason that is kept holds nobody
 
 
 @needs_compiler
@@ -507,10 +637,11 @@ def test_the_library_is_compiled_once_and_for_its_user_alone(tmp_path: Path, mon
     native._tried.cache_clear()
     native.library()
     assert compilations() == 1
-    folder.chmod(0o777)  # anybody could have put something there
+    folder.chmod(0o755)  # not as we made it
     native._tried.cache_clear()
     native.library()
     assert compilations() == 2
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["compiler", folder.name, "told"]  # nothing is left
     damaged = tmp_path / "elsewhere" / folder.name / kept.name
     damaged.parent.mkdir(parents=True, mode=0o700)
     damaged.write_bytes(b"no library")

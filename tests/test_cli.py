@@ -121,7 +121,9 @@ def test_without_a_compiler_a_run_goes_on_with_one_line(recipe: Path, tmp_path: 
     )
     assert said.returncode == 0
     (told,) = [line for line in said.stderr.splitlines() if "warning" in line.lower()]
-    assert told.startswith("warning: engine.compile: no C compiler here, small networks are slower (no-such-compiler: ")
+    assert told.startswith(
+        "warning: engine.compile: C cannot be compiled here, small networks are slower (no-such-compiler: "
+    )
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:

@@ -233,6 +233,28 @@ def test_neither_the_order_of_jobs_nor_the_width_of_the_stack_matters() -> None:
         assert_same(trained(StackedTraining(wide), jobs(), weights), expected, weights)
 
 
+class Scaled(nn.Module):
+    """Features with a parameter that is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.scale
+
+
+def test_parameters_can_be_single_numbers() -> None:
+    features = torch.from_numpy(np.random.default_rng(1).normal(size=(POISON + 1, 6))).float()
+    model = SplitModel(Scaled(), nn.Linear(6, CLASSES), feature_width=6)
+    here = replace(place(optimizer_state="kept"), model=model, inputs=features)
+    weights = snapshot(model)
+    assert can_stack(model)
+    found = trained(StackedTraining(here), jobs(), weights)
+    assert_same(found, trained(one_by_one(here), jobs(), weights), weights)
+    assert found[0][0]["features.scale"].shape == ()
+
+
 def test_no_client_sees_another() -> None:
     here = place("cnn")
     weights = snapshot(here.model)

@@ -33,7 +33,7 @@ class Compute:
     precision: torch.dtype = torch.float32
     compile: bool = False
     joins: bool = False
-    """Whether blocks of small networks are one operation, on a CPU (`fedaux.models.blocks`)."""
+    """Whether blocks of small networks are one operation, on a CPU in single precision (`fedaux.models.blocks`)."""
     clients_at_once: int = 1
     workers: int = 1
     """Threads that work on different clients at the same time, on a CPU; each then has one core to itself."""
@@ -204,7 +204,7 @@ def compute_for(engine: Engine, device: torch.device, data: Data | None = None) 
         device,
         torch.bfloat16 if precision == "bf16" else torch.float32,
         compile=on_gpu if engine.compile is None else engine.compile,
-        joins=not on_gpu and engine.compile is not False and engine.clients_at_once != 1,
+        joins=not on_gpu and precision == "fp32" and engine.compile is not False and engine.clients_at_once != 1,
         clients_at_once=CLIENTS_AT_ONCE if engine.clients_at_once is None else engine.clients_at_once,
         workers=1 if on_gpu or engine.clients_at_once == 1 else torch.get_num_threads(),
         mean=None if data is None else _a_channel(data.channel_mean, device),

@@ -91,7 +91,8 @@ class Predictor:
 
     def stacks(self, inputs: Tensor) -> bool:
         """Whether `many` has all models in each operation on such inputs, which small networks on a CPU gain by."""
-        return blocks.consists_of_blocks(self._module, self._compute.floats(inputs[:1]))
+        single = self._compute.precision is torch.float32
+        return single and blocks.consists_of_blocks(self._module, self._compute.floats(inputs[:1]))
 
     @torch.no_grad()
     def many(

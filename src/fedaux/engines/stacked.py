@@ -184,7 +184,7 @@ def _stacked(
 def _named(stack: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Return a stack [K, P] tensor by tensor, [K, ...] each, where it lies."""
     parts = stack.split([shape.numel() for shape in shapes.values()], dim=1)
-    return {name: part.unflatten(1, shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+    return {name: part.view(len(part), *shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
 
 
 def _batches(job: Job, section: Local) -> Iterator[Tensor]:

@@ -16,13 +16,17 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call, vmap
+from torch.nn.modules.module import _has_any_global_hook
 
 from fedaux import native
 from fedaux.models.convolutional import ImageConvolution
 from fedaux.models.split import SplitModel, is_meddled_with
 
 CONVOLUTIONS = (nn.Conv2d, ImageConvolution)
+WITHOUT_STATE = (nn.Identity, nn.Flatten, nn.ReLU, nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.MaxPool2d)
+"""Layers behind the blocks that no example sees another in, and that have nothing of a model's own."""
 MOST_POSITIONS = 1024
 """Of a map that counts as small."""
 SHARE = 4_000_000
@@ -54,12 +58,12 @@ class Layers(nn.Sequential):
     def blocks(self, layers: Sequence[nn.Module], inputs: Tensor) -> list[Block]:
         """Return the blocks that these layers begin with, as far as there is an operation for them on such inputs."""
         found: list[Block] = []
-        if not self.joined or not _takes(inputs):
+        if not (self.joined and native.available() and _takes(inputs)):
             return found
-        channels, height, width = inputs.shape[-3:]
+        batch, channels, height, width = inputs.shape
         while len(found) < MOST_BLOCKS:
             block = _block(layers[3 * len(found) : 3 * len(found) + 3])
-            if block is None or not block.fits(channels, height, width):
+            if block is None or not block.fits(batch, channels, height, width):
                 break
             found.append(block)
             channels, height, width = block.features, *block.size_after(height, width)
@@ -73,7 +77,7 @@ def join(module: nn.Module, *, joined: bool) -> None:
         try:
             native.library()
         except native.Uncompiled as error:
-            _tell(f"engine.compile: no C compiler here, small networks are slower ({error})")
+            _tell(f"engine.compile: C cannot be compiled here, small networks are slower ({error})")
             joined = False
     for part in parts:
         part.joined = joined
@@ -90,23 +94,28 @@ def of_models(model: nn.Module) -> OfModels:
     vmapped = vmap(lambda weights, inputs: functional_call(model, weights, (inputs,)))
 
     def forward(weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        if (blocks := _all_blocks(model, inputs[0])) is None:
+        blocks = _all_blocks(model, inputs[0]) or []
+        own = [weights[name] for place, _ in enumerate(blocks) for name in _names(place)]
+        if not blocks or not _are_fit(own, blocks, models=len(inputs)):
             outputs: Tensor = vmapped(dict(weights), inputs)
             return outputs
         assert isinstance(model, SplitModel)
         assert isinstance(model.features, Layers)
-        features, bias = model.features, weights.get("head.bias")
-        names = [f"features.{name}" for name, _ in features[: 3 * len(blocks)].named_parameters()]
-        maps = _chain(inputs, blocks, [weights[name] for name in names])
-        rest = features[3 * len(blocks) :](maps.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+        maps, bias = _chain(inputs, blocks, own), weights.get("head.bias")
+        rest = model.features[3 * len(blocks) :](maps.flatten(0, 1)).unflatten(0, inputs.shape[:2])
         products: Tensor = rest @ weights["head.weight"].transpose(1, 2)
         return products if bias is None else products + bias[:, None]
 
     return forward
 
 
+def _names(place: int) -> tuple[str, str, str]:
+    """Return the names of a block's weight, scale and shift in a model that begins with blocks."""
+    return f"features.{3 * place}.weight", f"features.{3 * place + 1}.weight", f"features.{3 * place + 1}.bias"
+
+
 def consists_of_blocks(model: nn.Module, inputs: Tensor) -> bool:
-    """Say whether `of_models` is quick: the model is blocks, layers without weights, and a linear head."""
+    """Say whether `of_models` is quick: the model is blocks, layers without a state, and a linear head."""
     return _all_blocks(model, inputs) is not None
 
 
@@ -118,7 +127,9 @@ def _all_blocks(model: nn.Module, inputs: Tensor) -> list[Block] | None:
     layers = list(model.features)
     blocks = model.features.blocks(layers, inputs)
     others = layers[3 * len(blocks) :]
-    return None if not blocks or any(True for layer in others for _ in layer.parameters()) else blocks
+    if not blocks or any(type(layer) not in WITHOUT_STATE or is_meddled_with(layer) for layer in others):
+        return None
+    return None if any(isinstance(layer, nn.Flatten) and layer.start_dim != 1 for layer in others) else blocks
 
 
 class Block(NamedTuple):
@@ -136,7 +147,13 @@ class Block(NamedTuple):
         """Return weight [C', C, h, w], scale and shift [C']."""
         return self.convolution.weight, self.normalisation.weight, self.normalisation.bias
 
-    def fits(self, channels: int, height: int, width: int) -> bool:
+    def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of its parameters."""
+        convolution = self.convolution
+        weight = convolution.out_channels, convolution.in_channels, *convolution.kernel_size
+        return weight, (convolution.out_channels,), (convolution.out_channels,)
+
+    def fits(self, batch: int, channels: int, height: int, width: int) -> bool:
         """Say whether maps of this size come in: small ones, and those that torch would not refuse."""
         (kernel_height, kernel_width), (above, beside) = self.convolution.kernel_size, self._padding
         return (
@@ -144,6 +161,7 @@ class Block(NamedTuple):
             and 0 < height * width <= MOST_POSITIONS
             and height + 2 * above >= kernel_height
             and width + 2 * beside >= kernel_width
+            and batch * self.features // self.normalisation.num_groups * math.prod(self.size_after(height, width)) > 1
         )
 
     def size_after(self, height: int, width: int) -> tuple[int, int]:
@@ -184,7 +202,7 @@ class _Form(ctypes.Structure):
 
 
 def _takes(inputs: Tensor) -> bool:
-    """Whether the operation is for such inputs [..., C, H, W]: single precision on a CPU, nothing traced."""
+    """Whether the operation is for such inputs [N, C, H, W]: single precision on a CPU, and nobody looks inside."""
     return (
         inputs.device.type == "cpu"
         and inputs.dtype is torch.float32
@@ -192,7 +210,10 @@ def _takes(inputs: Tensor) -> bool:
         and len(inputs) > 0
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
         and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and not _has_any_global_hook()
     )
 
 
@@ -210,13 +231,23 @@ def _block(layers: Sequence[nn.Module]) -> Block | None:
         and convolution.dilation == (1, 1)
         and convolution.padding_mode == "zeros"
         and not isinstance(convolution.padding, str)
-        and convolution.weight.dtype is torch.float32
         and normalisation.affine
         and normalisation.num_channels == convolution.out_channels
         and convolution.out_channels % native.library().lanes() == 0
         and not any(is_meddled_with(part) for part in layers)
     )
-    return Block(convolution, normalisation) if possible else None
+    block = Block(convolution, normalisation)
+    return block if possible and _are_fit(block.parameters(), [block]) else None
+
+
+def _are_fit(parameters: Sequence[Tensor], blocks: Sequence[Block], *, models: int | None = None) -> bool:
+    """Whether these are the parameters of the blocks, of one model or of several; C would not ask."""
+    front = () if models is None else (models,)
+    shapes = [shape for block in blocks for shape in block.shapes()]
+    return len(parameters) == len(shapes) and all(
+        parameter.dtype is torch.float32 and parameter.device.type == "cpu" and parameter.shape == front + shape
+        for parameter, shape in zip(parameters, shapes, strict=True)
+    )
 
 
 def _chain(inputs: Tensor, blocks: Sequence[Block], parameters: Sequence[Tensor]) -> Tensor:
@@ -303,7 +334,7 @@ def _threads(products: int) -> int:
 def _call(name: str, *arguments: Any) -> None:
     """Call a function of the library; tensors are passed as where they lie."""
     passed = [_passed(argument) for argument in arguments]
-    if native.library()[name](*passed) != 0:
+    if getattr(native.library(), name)(*passed) != 0:
         raise MemoryError(f"{name}: no memory for a few maps of a network")
 
 

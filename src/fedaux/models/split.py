@@ -62,4 +62,5 @@ def split_model(module: nn.Module, *, head: str, example: Tensor) -> SplitModel:
 
 def is_meddled_with(part: nn.Module) -> bool:
     """Say whether a part has hooks, or a way of computing that somebody gave to it alone; these could do anything."""
-    return bool("forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks or part._backward_hooks)
+    hooks = part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
+    return "forward" in vars(part) or any(hooks)
