@@ -43,7 +43,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "test": 360,
         "rounds": 9,
         "warmup": 1,
-        "threads": 1,  # images this small gain little from a second one, and lose much where others work as well
+        "threads": 2,
     },
 }
 
