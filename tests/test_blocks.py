@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -235,6 +236,19 @@ def test_several_models_at_once_are_each_as_alone(shared: bool, gradients: bool)
         for name, stacked in weights.items():
             for index, model in enumerate(models):
                 assert relative(stacked.grad[index], dict(model.named_parameters())[name].grad) < 1e-5  # type: ignore[index]
+
+
+@needs_compiler
+def test_layers_can_have_names() -> None:
+    model = joined(network())
+    kinds = {"convolution": 0, "normalisation": 1, "relu": 2}
+    named = {f"{kind}{block}": model.features[3 * block + place] for block in range(3) for kind, place in kinds.items()}
+    other = SplitModel(Layers(OrderedDict(named | {"flat": nn.Flatten()})), model.head, feature_width=128)
+    join(other, joined=True)
+    weights = {name: torch.stack([tensor.detach()] * 2) for name, tensor in other.named_parameters()}
+    inputs = drawn(2, 3, 1, 8, 8)
+    assert consists_of_blocks(other, inputs[0])
+    assert relative(of_models(other)(weights, inputs)[1], model(inputs[1])) < 1e-6
 
 
 def test_models_without_blocks_are_vmapped() -> None:

@@ -95,7 +95,7 @@ def of_models(model: nn.Module) -> OfModels:
 
     def forward(weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         blocks = _all_blocks(model, inputs[0]) or []
-        own = [weights[name] for place, _ in enumerate(blocks) for name in _names(place)]
+        own = [weights[name] for name in _names(model, len(blocks))]
         if not blocks or not _are_fit(own, blocks, models=len(inputs)):
             outputs: Tensor = vmapped(dict(weights), inputs)
             return outputs
@@ -109,9 +109,11 @@ def of_models(model: nn.Module) -> OfModels:
     return forward
 
 
-def _names(place: int) -> tuple[str, str, str]:
-    """Return the names of a block's weight, scale and shift in a model that begins with blocks."""
-    return f"features.{3 * place}.weight", f"features.{3 * place + 1}.weight", f"features.{3 * place + 1}.bias"
+def _names(model: nn.Module, count: int) -> list[str]:
+    """Return the names of weight, scale and shift of the blocks that a model begins with."""
+    layers = list(model.features._modules) if count and isinstance(model.features, Layers) else []
+    blocks = [layers[3 * place : 3 * place + 2] for place in range(count)]
+    return [f"features.{part}" for one, two in blocks for part in (f"{one}.weight", f"{two}.weight", f"{two}.bias")]
 
 
 def consists_of_blocks(model: nn.Module, inputs: Tensor) -> bool:
