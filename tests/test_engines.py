@@ -234,25 +234,31 @@ def test_neither_the_order_of_jobs_nor_the_width_of_the_stack_matters() -> None:
 
 
 class Scaled(nn.Module):
-    """Features with a parameter that is a single number."""
+    """Features with a parameter that is a single number, and one that is not used."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(2.0))
+        self.unused = nn.Parameter(torch.ones(3))
 
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs * self.scale
 
 
-def test_parameters_can_be_single_numbers() -> None:
+@pytest.mark.parametrize("settings", [ADAM | {"weight_decay": 0.1}, MOMENTUM | {"proximal": 0.5}], ids=["adam", "sgd"])
+def test_parameters_can_be_single_numbers_and_unused(settings: dict[str, Any]) -> None:
     features = torch.from_numpy(np.random.default_rng(1).normal(size=(POISON + 1, 6))).float()
     model = SplitModel(Scaled(), nn.Linear(6, CLASSES), feature_width=6)
-    here = replace(place(optimizer_state="kept"), model=model, inputs=features)
+    here = replace(place(optimizer_state="kept", epochs=2, **settings), model=model, inputs=features)
     weights = snapshot(model)
     assert can_stack(model)
     found = trained(StackedTraining(here), jobs(), weights)
-    assert_same(found, trained(one_by_one(here), jobs(), weights), weights)
+    expected = trained(one_by_one(here), jobs(), weights)
+    assert_same(found, expected, weights)
     assert found[0][0]["features.scale"].shape == ()
+    assert torch.equal(found[0][0]["features.unused"], torch.ones(3))
+    again = trained(StackedTraining(here), jobs(states_of(expected), round=2), weights)
+    assert_same(again, trained(one_by_one(here), jobs(states_of(expected), round=2), weights), weights)
 
 
 def test_no_client_sees_another() -> None:

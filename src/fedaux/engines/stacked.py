@@ -72,20 +72,26 @@ class StackedTraining:
             # Sorted by size, so those that still have a batch are the first ones.
             active = sum(number < len(own) for own in batches)
             rows, present = _filled([own[number] for own in batches[:active]], section.batch_size)
-            leaf = stack[:active].detach().requires_grad_()
+            before = stack[:active].detach()
+            leaves = {name: part.requires_grad_() for name, part in _named(before, self._shapes).items()}
             inputs = place.compute.floats(place.inputs[rows.flatten()]).unflatten(0, rows.shape)
             with place.compute.autocast():
-                logits = forward(_named(leaf, self._shapes), inputs).float()
+                logits = forward(leaves, inputs).float()
             losses = functional.cross_entropy(
                 logits.flatten(0, 1), place.labels[rows.flatten()], reduction="none"
             ).view_as(present)
             sums = (losses * present).sum(dim=1)
             sizes = present.sum(dim=1)
-            (gradient,) = torch.autograd.grad((sums / sizes).sum(), leaf)
+            gradients = torch.autograd.grad((sums / sizes).sum(), list(leaves.values()), allow_unused=True)
             totals[:active] += sums.detach()
+            unused = [name for name, own in zip(leaves, gradients, strict=True) if own is None]
+            left = {name: leaves[name].detach().clone() for name in unused}
+            gradient = torch.cat([_flat(own, of) for own, of in zip(gradients, leaves.values(), strict=True)], dim=1)
             if place.proximal > 0:
-                gradient.add_(leaf.detach() - anchor, alpha=place.proximal)
+                gradient.add_(before - anchor, alpha=place.proximal)
             optimizer.step(gradient, active)
+            for name, tensor in left.items():  # which optimizers of torch leave alone
+                _named(before, self._shapes)[name].copy_(tensor)
         results = []
         named = _named(stack, self._shapes)
         for index, (job, total) in enumerate(zip(jobs, totals.tolist(), strict=True)):
@@ -185,6 +191,11 @@ def _named(stack: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]
     """Return a stack [K, P] tensor by tensor, [K, ...] each, where it lies."""
     parts = stack.split([shape.numel() for shape in shapes.values()], dim=1)
     return {name: part.view(len(part), *shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+
+
+def _flat(gradient: Tensor | None, of: Tensor) -> Tensor:
+    """Return a gradient [K, ...] as [K, P], zero where there is none."""
+    return (torch.zeros_like(of) if gradient is None else gradient).reshape(len(of), -1)
 
 
 def _batches(job: Job, section: Local) -> Iterator[Tensor]:
