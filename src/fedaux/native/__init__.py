@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-shared", "-fPIC", "-pthread")
-NATIVE = "-march=native"
+NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 """With all that this processor can do; not every compiler knows it for every processor."""
 FUNCTIONS = ("lanes", "forward", "backward", "predict")
 SECONDS = 120.0
