@@ -404,10 +404,6 @@ def test_parameters_that_do_not_fit_get_torchs_own_message() -> None:
         joined(Layers(nn.Conv2d(1, 8, 1, bias=False), nn.GroupNorm(8, 8), nn.ReLU()))(drawn(1, 1, 1, 1))
 
 
-def same_weight(features: Layers) -> None:
-    features[6].weight = features[3].weight
-
-
 def normalised(features: Layers) -> None:
     features[9] = nn.BatchNorm2d(16, affine=False, track_running_stats=False)
 
@@ -421,25 +417,25 @@ def looked_at(features: Layers) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("change", [same_weight, normalised, dropping, looked_at])
-def test_other_networks_are_not_put_together(change: Any) -> None:
+@pytest.mark.parametrize("change", [normalised, dropping, looked_at])
+def test_layers_that_could_see_other_models_are_not_put_together(change: Any) -> None:
     model = joined(network(width=8))
-    model.features[3] = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False)
-    if change is same_weight:
-        model.features[3] = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False)
-        model.features[6] = nn.Conv2d(16, 16, 3, stride=2, padding=1, bias=False)
-        model.features[0] = nn.Conv2d(1, 16, 3, padding=1, bias=False)
-        model.features[1] = nn.GroupNorm(8, 16)
-        model.features[3] = nn.Conv2d(16, 16, 3, stride=2, padding=1, bias=False)
+    assert consists_of_blocks(model, drawn(6, 1, 8, 8))
     change(model.features)
-    inputs = drawn(6, 1, 8, 8)
-    if change is same_weight:
-        weights = [{name: tensor * factor for name, tensor in model.state_dict().items()} for factor in (1.0, 0.5)]
-        predictor = Predictor(model, Compute(joins=True))
-        for found, own in zip(predictor.many(weights, inputs), weights, strict=True):
-            assert relative(found, predictor(own, inputs)) < 1e-5
-    else:
-        assert not consists_of_blocks(model, inputs)
+    assert not consists_of_blocks(model, drawn(6, 1, 8, 8))
+
+
+@needs_compiler
+def test_many_models_whose_blocks_share_a_weight() -> None:
+    alike = (32, (4, 4), 32, (3, 3), (2, 2), (1, 1), 8)
+    features = Layers(*layers_of(SHAPES[1]), *layers_of(alike), *layers_of(alike, seed=1), nn.Flatten())
+    features[6].weight = features[3].weight
+    model, inputs = SplitModel(features, nn.Linear(32, 5), feature_width=32), drawn(6, 16, 8, 8)
+    predictor = Predictor(joined(model), Compute(joins=True))
+    weights = [{name: tensor * factor for name, tensor in model.state_dict().items()} for factor in (1.0, 0.5)]
+    assert predictor.stacks(inputs)
+    for found, own in zip(predictor.many(weights, inputs), weights, strict=True):
+        assert relative(found, Predictor(model, Compute())(own, inputs)) < 1e-5
 
 
 @needs_compiler

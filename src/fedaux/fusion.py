@@ -21,11 +21,7 @@ from torch.nn import functional
 from fedaux import many
 from fedaux.clients import Weights
 from fedaux.models import depthwise
-from fedaux.models.convolutional import (
-    DepthwiseConvolution,
-    ImageConvolution,
-    PointwiseConvolution,
-)
+from fedaux.models.convolutional import DepthwiseConvolution, ImageConvolution, PointwiseConvolution
 
 CONVOLUTIONS = (nn.Conv2d, ImageConvolution, DepthwiseConvolution, PointwiseConvolution)
 
