@@ -90,6 +90,14 @@ def through_bytes(message: Message) -> Message:
     return received
 
 
+def asked(file: Path, content: RecordDict, kind: str) -> Message:
+    """Return what the node with this configuration answers to one message, both through bytes."""
+    message = Message(content, dst_node_id=1000, message_type=kind)
+    message.metadata.__dict__["_message_id"] = str(uuid4())
+    message.metadata.__dict__["_src_node_id"] = 1
+    return through_bytes(app(through_bytes(message), Context(0, 1000, {"fedaux": str(file)}, RecordDict(), {})))
+
+
 def write_nodes(folder: Path, experiment: Experiment, **changes: Any) -> dict[int, Path]:
     """Write a configuration a client, each with its part of the experiment's data; return them by node number."""
     files = {}
@@ -99,13 +107,14 @@ def write_nodes(folder: Path, experiment: Experiment, **changes: Any) -> dict[in
             "state": "state",
             "device": "cpu",
             "threads": 1,
+            "classes": [str(digit) for digit in range(10)],
             "data": {"source": experiment.data.source},
             "split": {
                 "num_clients": experiment.split.num_clients,
                 "alpha": experiment.split.alpha,
                 "seed": experiment.seeds[0],
             },
-            "privacy": {"epsilon": experiment.certainty.epsilon, "noise": "simulated"},
+            "privacy": {"epsilon": experiment.certainty.epsilon, "noise": "simulated", "plain_updates": True},
         }
         file = folder / f"node-{client}.toml"
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fed
 from corpus import BERT, news
 
 from fedaux import checkpoints, seeding
+from fedaux.certainty.exact_gaussian import SimulatedDraws
 from fedaux.compute import Compute
 from fedaux.config import Local
 from fedaux.data import vocabulary
@@ -211,7 +212,7 @@ def test_private_training_takes_texts(words: Vocabulary) -> None:
         torch.arange(12) % 3,
         section=section,
         proximal=0.0,
-        generator=seeding.generator(0, "local"),
+        draws=SimulatedDraws(seeding.generator(0, "local"), device=torch.device("cpu")),
         client=0,
     )
     assert entry.epsilon > 0

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedaux.certainty.gaussian import classical_noise_multiplier, delta_of, noise_multiplier
+from fedaux.certainty.gaussian import delta_of, epsilon_of, noise_multiplier
 
 EPSILONS = (1e-3, 1e-2, 0.1, 0.5, 1.0, 3.0, 10.0, 30.0, 100.0)
 DELTAS = (1e-12, 1e-9, 1e-6, 1e-5, 1e-3, 0.1)
@@ -27,20 +27,14 @@ def test_calibration_agrees_with_dp_accounting() -> None:
     assert compared >= 0.9 * len(EPSILONS) * len(DELTAS)
 
 
-@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 0.99])
+@pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 30.0])
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 1e-2])
-def test_the_classical_bound_holds_below_one_and_costs_more_noise(epsilon: float, delta: float) -> None:
-    classical = classical_noise_multiplier(epsilon=epsilon, delta=delta)
-    assert delta_of(epsilon, noise_multiplier=classical) <= delta
-    assert classical > noise_multiplier(epsilon=epsilon, delta=delta)
+def test_epsilon_of_inverts_the_calibration(epsilon: float, delta: float) -> None:
+    multiplier = noise_multiplier(epsilon=epsilon, delta=delta)
+    assert epsilon_of(multiplier, delta=delta) == pytest.approx(epsilon, rel=1e-9)
+    assert delta_of(epsilon_of(multiplier, delta=delta), noise_multiplier=multiplier) <= delta
 
 
-def test_the_classical_bound_is_refused_where_it_is_not_proved() -> None:
-    for epsilon in (1.0, 10.0, 0.0, math.nan):
-        with pytest.raises(ValueError, match=r"certainty\.epsilon = .*between 0 and 1"):
-            classical_noise_multiplier(epsilon=epsilon, delta=1e-5)
-    with pytest.raises(ValueError, match=r"certainty\.delta"):
-        classical_noise_multiplier(epsilon=0.5, delta=1.0)
-    # The formula promises too much at epsilon = 100.
-    formula = math.sqrt(2 * math.log(1.25 / 1e-5)) / 100.0
-    assert delta_of(100.0, noise_multiplier=formula) > 1e-5
+def test_noise_that_is_private_at_epsilon_zero_costs_nothing() -> None:
+    assert epsilon_of(1e9, delta=1e-5) == 0.0
+    assert epsilon_of(0.0, delta=1e-5) == math.inf

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 import fedaux
 from fedaux import seeding
+from fedaux.certainty.exact_gaussian import SimulatedDraws
 from fedaux.clients import TrainRequest, Update
 from fedaux.composition import ledger_lines, tight_composition
 from fedaux.config import Local
@@ -54,7 +55,13 @@ def train(model: nn.Module, size: int, *, seed: int = 0, proximal: float = 0.0, 
     images, labels = examples(size)
     generator = seeding.generator(seed, "local")
     return train_privately(
-        model, images, labels, section=section(**values), proximal=proximal, generator=generator, client=3
+        model,
+        images,
+        labels,
+        section=section(**values),
+        proximal=proximal,
+        draws=SimulatedDraws(generator, device=torch.device("cpu")),
+        client=3,
     )[1]
 
 
@@ -122,7 +129,7 @@ def test_hostile_weights_cannot_make_an_example_show_by_infinity() -> None:
         labels,
         section=section(batch_size=6, learning_rate=1e35),  # so that steps are seen beside such weights
         proximal=0.0,
-        generator=seeding.generator(0, "local"),
+        draws=SimulatedDraws(seeding.generator(0, "local"), device=torch.device("cpu")),
         client=0,
     )
     assert bool(flat(model).isfinite().all())

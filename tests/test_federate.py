@@ -14,7 +14,6 @@ import torch
 from federate_trial import federate_command, write_trial
 from rich.console import Console
 
-from fedaux.composition import tight_composition
 from fedaux.config import ConfigError
 from fedaux.data import load_labelled
 from fedaux.dpsgd import update_entry
@@ -62,6 +61,23 @@ def test_without_trial_nodes_read_their_own_data_and_protect_it(tmp_path: Path) 
     assert node["privacy"]["mechanisms"] == ["mean"]
     assert "split" not in node
     assert node["data"]["path"] == "/path/to/your/images"
+    assert (node["data"]["image_size"], node["data"]["channels"]) == (8, 1)  # those of the server's test images
+    assert node["classes"] == [str(digit) for digit in range(10)]
+    assert node["privacy"]["plain_updates"] is False
+    assert node["privacy"]["accountant"] == "gaussian"
+    write_folder(tmp_path / "open", recipe="demo", clients=2, trial=False, plain_updates=True)
+    assert tomllib.loads((tmp_path / "open/nodes/node-1.toml").read_text())["privacy"]["plain_updates"] is True
+
+
+def test_init_asks_whether_unprotected_models_may_leave(tmp_path: Path) -> None:
+    done = federate_command("init", "hospitals", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--plain-updates" in done.stderr
+    assert not (tmp_path / "hospitals").exists()
+    for option, allowed in (("--plain-updates", True), ("--no-plain-updates", False)):
+        assert federate_command("init", f"with{option[2:4]}", option, cwd=tmp_path).returncode == 0
+        node = tomllib.loads((tmp_path / f"with{option[2:4]}/nodes/node-0.toml").read_text())
+        assert node["privacy"]["plain_updates"] is allowed
 
 
 def test_an_own_recipe_keeps_its_settings_and_its_clients_get_their_paths(tmp_path: Path) -> None:
@@ -80,6 +96,7 @@ def test_an_own_recipe_keeps_its_settings_and_its_clients_get_their_paths(tmp_pa
     assert node["data"] == {"source": "folder", "image_size": 16, "path": "/data/b"}
     assert node["privacy"]["epsilon"] == 0.5  # two seeds of the one method that releases scores
     assert node["privacy"]["plain_updates"] is False
+    assert node["privacy"]["accountant"] == "renyi"
     with pytest.raises(ValueError, match=r"--clients 3: the recipe's data.clients names 2"):
         write_folder(tmp_path / "other", recipe=str(tmp_path / "own.toml"), clients=3, trial=False)
     with (tmp_path / "own.toml").open("a") as file:
@@ -91,7 +108,7 @@ def test_an_own_recipe_keeps_its_settings_and_its_clients_get_their_paths(tmp_pa
 def test_nothing_is_overwritten_and_names_are_checked(tmp_path: Path) -> None:
     (tmp_path / "used").mkdir()
     (tmp_path / "used/note").write_text("mine")
-    done = federate_command("init", "used", cwd=tmp_path)
+    done = federate_command("init", "used", "--plain-updates", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"error: {tmp_path / 'used'} is there already, and is not overwritten; choose another name\n"
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["note"]
@@ -113,7 +130,7 @@ def test_nothing_is_overwritten_and_names_are_checked(tmp_path: Path) -> None:
 def test_nodes_need_to_know_what_kind_of_data_they_have(tmp_path: Path, trial: bool) -> None:
     recipe = tmp_path / "public.toml"
     recipe.write_text('[auxiliary]\nsource = "folder"\npath = "public"\n')
-    words = ["init", "hospitals", "--recipe", "public.toml", *(["--trial"] if trial else [])]
+    words = ["init", "hospitals", "--recipe", "public.toml", "--trial" if trial else "--plain-updates"]
     done = federate_command(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert "data: none given, and only `fedaux pretrain` can do without; data.source should be digits" in done.stderr
@@ -174,6 +191,7 @@ def test_check_says_what_a_node_holds_and_what_would_leave_it(node: Path) -> Non
     assert f"Client 1: {len(held)} examples, images 1 x 8 x 8" in text
     for label, count in zip(*np.unique(held, return_counts=True), strict=True):
         assert re.search(rf"│ {label} +│ +{count} │", text)
+    assert text.startswith("NOT PROTECTED: privacy.plain_updates = true lets trained models leave without")
     assert "NOT PRIVATE: privacy.noise = simulated" in text
     assert "A trial: [split] gives this node" in text
     assert "(ε, δ) = (0.5, 1e-05), 1 time, one a seed" in text
@@ -213,10 +231,10 @@ def test_check_counts_what_was_spent_before_and_what_training_would_cost(node: P
     changed(node, "epsilon = 0.5", "epsilon = 5.0")
     said, willing = check_node(node, recipe=str(node.parents[1] / "dp.toml"))
     experiment = load_experiment(node.parents[1] / "dp.toml")
-    examples = len(own_data(config).labels)
+    examples = own_data(config)[1]
     update = update_entry(experiment.local, num_examples=examples, client=1, noise="simulated")
     assert willing
-    assert f"together ε = {tight_composition([entry, *[update] * 4], delta=1e-5):.4g} " in text_of(said)
+    assert f"together ε = {Guard(load_node(node)).spent([entry, *[update] * 4]):.4g} " in text_of(said)
 
 
 def test_the_exit_status_of_check_is_the_nodes_answer(node: Path) -> None:

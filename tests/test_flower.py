@@ -17,6 +17,7 @@ from loopback import LoopbackGrid, write_nodes
 
 from fedaux.engines.flower.server import federate
 
+DPSGD = {"plain_updates": False, "noise": "secure", "accountant": "renyi"}
 TELLS = ("accuracy", "loss", "local_loss", "clients_answered", "clients_dropped", "bytes_up", "bytes_down")
 
 
@@ -136,14 +137,14 @@ def test_private_updates_are_counted_and_end_with_the_budget(tmp_path: Path) -> 
     experiment = federated(
         rounds=4, method=["fedavg"], split={"num_clients": 2}, local={"privacy": {"noise_multiplier": 3.0}}
     )
-    play(tmp_path, experiment, nodes={"privacy": {"epsilon": 0.8, "plain_updates": False, "noise": "secure"}})
+    play(tmp_path, experiment, nodes={"privacy": DPSGD | {"epsilon": 0.9}})
     rows = rows_of(tmp_path / "run")
     answered = [len(row["clients_answered"]) for row in rows]
     assert answered[0] == 2
     assert answered[-1] == 0, "the budget should have ended"
-    assert "this node's budget is 0.8" in rows[-1]["clients_dropped"]["0"]
+    assert "this node's budget is 0.9" in rows[-1]["clients_dropped"]["0"]
     assert len(spent(tmp_path, 0)) == sum(0 in row["clients_answered"] for row in rows)
-    assert {row["entry"]["noise"] for row in spent(tmp_path, 0)} == {"unpredictable"}
+    assert {row["entry"]["noise"] for row in spent(tmp_path, 0)} == {"secure"}
     assert rows[0]["local_loss"] is None
 
 
@@ -333,7 +334,11 @@ def test_an_error_at_a_node_says_nothing_of_its_disk(tmp_path: Path) -> None:
     secret = tmp_path / "patients-of-ward-7"
     secret.mkdir()
     files = write_nodes(tmp_path / "nodes", experiment)
-    text = files[1001].read_text().replace('source = "digits"', f'source = "folder"\npath = "{secret}"')
+    text = (
+        files[1001]
+        .read_text()
+        .replace('source = "digits"', f'source = "folder"\npath = "{secret}"\nimage_size = 8\nchannels = 1')
+    )
     files[1001].write_text(text)
     federate(experiment, LoopbackGrid(files), path=tmp_path / "run", resume=False)
     (row,) = rows_of(tmp_path / "run")

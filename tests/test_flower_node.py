@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from fedaux.certainty.gaussian import delta_of
 from fedaux.config import Certainty, ConfigError, Experiment, LocalPrivacy
 from fedaux.engines.flower.node import NodeConfig, load_node
-from fedaux.engines.flower.policy import Guard, Refusal, composed, digest_of
+from fedaux.engines.flower.policy import Guard, Refusal, digest_of
 from fedaux.privacy import SCORES, LedgerEntry
 
 
 def node(tmp_path: Path, text: str, **keywords: Any) -> NodeConfig:
     file = tmp_path / "node.toml"
-    file.write_text(text)
+    declared = "" if "classes" in text else 'classes = ["a", "b"]\n'
+    file.write_text(declared + text)
     return load_node(file, **keywords)
 
 
@@ -36,7 +38,7 @@ def entry(epsilon: float = 0.5, *, delta: float = 1e-5) -> LedgerEntry:
 
 def test_paths_are_beside_the_file_and_the_client_may_come_from_flower(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    config = node(tmp_path, '[data]\nsource = "folder"\npath = "images"\n', partition=7)
+    config = node(tmp_path, '[data]\nsource = "folder"\npath = "images"\nimage_size = 8\nchannels = 1\n', partition=7)
     assert config.number == 7
     assert config.data.path == str(tmp_path / "images")
     assert config.folder == tmp_path / "state" / "client-00007"
@@ -61,6 +63,12 @@ def test_paths_are_beside_the_file_and_the_client_may_come_from_flower(tmp_path:
         ('client = 0\n[data]\nclients = ["a"]\n', "data.clients: a node has data of its own alone"),
         ("client = 4\n[data]\n[split]\nnum_clients = 4\nalpha = 1.0\n", "client = 4: there are 4 parts"),
         ("client =\n", "not valid TOML"),
+        ('client = 0\nclasses = []\n[data]\nsource = "digits"\n', "classes: missing; the names of all classes"),
+        ('client = 0\nclasses = ["a", "a"]\n[data]\n', "should be different names"),
+        ('client = 0\n[data]\nsource = "folder"\npath = "x"\nchannels = 1\n', "data.image_size: missing"),
+        ('client = 0\n[data]\nsource = "folder"\npath = "x"\nimage_size = 8\n', "data.channels: missing"),
+        ("client = 0\n[data]\n[privacy]\nepsilon = 1e-6\n", "privacy.epsilon = 1e-06: should be between 0.001"),
+        ("client = 0\n[data]\n[privacy]\ndelta = 1e-40\n", "privacy.delta = 1e-40: should be between 1e-12"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, line: str) -> None:
@@ -90,9 +98,9 @@ def test_budgets_are_composed_by_the_package_itself(tmp_path: Path) -> None:
     with own.alone():
         own.store_release("a" * 64, torch.zeros(1), entry())
         own.store_release("b" * 64, torch.zeros(1), entry())
-    together = composed(own.entries(), delta=2e-5)
+    together = own.spent(own.entries())
     assert 0.5 < together <= 1.0
-    assert together == composed([entry(), entry()], delta=2e-5)
+    assert delta_of(together, noise_multiplier=entry().sigma / entry().sensitivity / 2**0.5) == pytest.approx(2e-5)
     with own.alone(), pytest.raises(Refusal):
         own.store_release("c" * 64, torch.zeros(1), entry(0.9))
 
@@ -304,16 +312,13 @@ def test_a_node_trains_on_all_it_has_and_a_server_tests_on_all_it_has(tmp_path: 
     assert any("each node names its own data" in line for line in problems_of(silos, federated=True))
 
 
-def test_classes_are_the_servers_by_name(tmp_path: Path) -> None:
-    from fedaux.config import Data
-    from fedaux.data import load_own
-    from fedaux.engines.flower.work import _numbered
+def test_classes_are_the_servers_by_name_and_others_are_blank(tmp_path: Path) -> None:
+    from fedaux.engines.flower.work import own_examples
 
-    write_images(tmp_path / "own.safetensors", [0, 2, 2])
-    data = load_own(Data(source="tensors", path=str(tmp_path / "own.safetensors")))
-    assert _numbered(data, ("2", "7", "0")).tolist() == [2, 0, 0]  # nobody holds a "1"
-    with pytest.raises(Refusal, match="holds classes that the server's test data does not name"):
-        _numbered(data, ("0", "1"))
+    write_images(tmp_path / "own.safetensors", [0, 2, 2, 1])
+    text = 'client = 0\nclasses = ["2", "7", "0"]\n[data]\nsource = "tensors"\npath = "own.safetensors"\n'
+    config = node(tmp_path, text + "image_size = 8\nchannels = 1\n")
+    assert own_examples(config, ("2", "7", "0")).labels.tolist() == [2, 0, 0, -1]
 
 
 def test_keys_are_compared_as_their_files_have_them(tmp_path: Path) -> None:
@@ -338,6 +343,9 @@ def test_what_is_out_of_the_question_is_refused_before_any_work(tmp_path: Path) 
         (Certainty(mechanism="none", epsilon=0.5), "this node allows mean, paper"),
         (Certainty(mechanism="mean", epsilon=0.7), "this node's budget is 0.6"),
         (Certainty(mechanism="paper", epsilon=0.5, regularisation=1e-9), "certainty.regularisation = 1e-09"),
+        (Certainty(epsilon=1e-12, delta=1e-300), "certainty.epsilon = 1e-12: should be between 0.001 and 100"),
+        (Certainty(epsilon=0.5, delta=1e-300), "certainty.delta = 1e-300: should be between 1e-12 and 0.1"),
+        (Certainty(epsilon=0.5, components=10**6), "certainty.components = 1e+06: should be between 1 and 65536"),
     ):
         with pytest.raises(Refusal, match=re.escape(words)):
             own.check_release(section)

@@ -10,15 +10,17 @@ import torch
 from scipy.stats import norm
 
 from fedaux import seeding
+from fedaux.bounds import require_exact_regression, require_size
 from fedaux.certainty import MECHANISMS, SimulatedNoise
 from fedaux.certainty.gaussian import delta_of, noise_multiplier
+from fedaux.certainty.mechanism import integer_mean, within_unit_ball
 from fedaux.certainty.secure import (
     GRANULARITY,
+    MOST_SCALE,
     SecureNoise,
     enlarged_sigma,
     lattice_spacing,
     noise_for,
-    require_secure,
 )
 from fedaux.config import Certainty
 
@@ -108,6 +110,47 @@ def test_secure_noise_refuses_what_it_cannot_prove() -> None:
         noise.perturb(vector, sensitivity=1.0, sigma=1e-12)
     with pytest.raises(ValueError, match="NaN or infinity"):
         noise.perturb(vector / 0, sensitivity=1.0, sigma=1.0)
+    with pytest.raises(ValueError, match="should be at most 65536"):
+        noise.perturb(torch.zeros(65_537).double(), sensitivity=1.0, sigma=1.0)
+
+
+@needs_opendp
+@pytest.mark.parametrize("multiplier", [2.0**27, 2.0**40, 1e14, 1e300])
+def test_noise_that_the_sampler_would_clip_is_refused(multiplier: float) -> None:
+    """Clipped draws are all +-2^63: a server would subtract them and have the vector without noise."""
+    with pytest.raises(ValueError, match="the sampler would clip"):
+        SecureNoise().perturb(torch.zeros(3).double(), sensitivity=1e-3, sigma=1e-3 * multiplier)
+
+
+@needs_opendp
+def test_the_largest_noise_that_is_allowed_does_not_saturate() -> None:
+    size = 400
+    spacing = lattice_spacing(1.0, size=size)
+    noisy = SecureNoise().perturb(torch.zeros(size).double(), sensitivity=1.0, sigma=0.99 * MOST_SCALE * spacing)
+    assert len(set(noisy.tolist())) == size
+    assert float(noisy.abs().max()) < 2.0**62 * spacing
+
+
+def test_the_mean_is_summed_exactly_however_many_examples_there_are() -> None:
+    """A sum in floating point would be off by more than the proof allows from n = 55,000 on."""
+    generator = np.random.default_rng(0)
+    row = within_unit_ball(torch.from_numpy(generator.normal(size=(1, 3))))
+    rows = row.expand(3_000_000, 3)
+    exact = [round(value * 2**32) / 2**32 for value in row[0].tolist()]
+    assert integer_mean(rows).tolist() == exact
+    shuffled = within_unit_ball(torch.from_numpy(generator.normal(size=(1000, 3))))
+    assert torch.equal(integer_mean(shuffled), integer_mean(shuffled.flip(0)))
+    assert torch.allclose(integer_mean(shuffled), shuffled.mean(dim=0), atol=1e-9)
+
+
+def test_the_stated_bounds_on_examples_and_components_are_enforced() -> None:
+    with pytest.raises(ValueError, match="67108865 examples"):
+        require_size(2**26 + 1, width=3)
+    with pytest.raises(ValueError, match="65537 numbers"):
+        require_size(10, width=65_537)
+    require_exact_regression(22_500, width=512)
+    with pytest.raises(ValueError, match="covers 77935"):
+        require_exact_regression(100_000, width=512)
 
 
 @needs_opendp
@@ -138,9 +181,6 @@ def test_deployments_and_simulations_cannot_take_each_others_noise() -> None:
         noise_for(deployment=True, generator=generator)
     with pytest.raises(ValueError, match="cannot be repeated"):
         noise_for(deployment=False)
-    require_secure({"secure"})
-    with pytest.raises(ValueError, match="none, simulated protects nobody"):
-        require_secure({"secure", "simulated", "none"})
 
 
 @needs_opendp

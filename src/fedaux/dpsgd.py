@@ -1,9 +1,9 @@
-"""Differentially private local training: DP-SGD (Abadi et al., 2016) with Opacus, for `[local.privacy]`.
+"""Differentially private local training: DP-SGD (Abadi et al., 2016), for `[local.privacy]`.
 
 A step takes each of the n_i examples with probability q = batch_size / n_i, clips each gradient to norm C, adds
 N(0, (noise_multiplier C)^2 I) to their sum and divides by the expected batch size. Replacing an example moves the sum
 by at most 2C. n_i is public, and with it q and the number of steps. The proximal term looks at no example and needs no
-noise.
+noise. Per-example gradients come from Opacus; clipping, sums and noise are exact on a lattice (`noisy_sum`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,25 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedaux.bounds import MOST_PARAMETERS
+from fedaux.certainty.exact_gaussian import Draws
 from fedaux.composition import Query, composed_epsilon
 from fedaux.compute import Compute
 from fedaux.config import Local
 from fedaux.data.batches import to_float
 from fedaux.local import OPTIMIZERS
 from fedaux.privacy import UPDATE, LedgerEntry
+
+LATTICE = 2.0**24
+"""Points of the lattice within the clip bound, along each coordinate of a gradient."""
+SHRINK = 1.0 - 2.0**-20
+"""Share of the clip bound to which gradients are clipped: more than the rounding error of their norm."""
 
 
 def train_privately(
@@ -34,57 +39,74 @@ def train_privately(
     *,
     section: Local,
     proximal: float,
-    generator: np.random.Generator,
+    draws: Draws,
     client: int,
     compute: Compute | None = None,
-    noise: str = "simulated",
 ) -> tuple[float, LedgerEntry]:
     """Train `model` in place on one client's inputs [n, ...] and labels [n]; return mean loss and cost.
 
-    The loss is the client's own: it has no noise and must not be sent. Sampling and noise come from `generator`; the
-    entry says with the word `noise` whether that can be foretold. Raises ValueError where a layer mixes the examples of
-    a batch, or where an extra is missing.
+    Examples with a label of -1 count and contribute nothing. The loss is the client's own: it has no noise and must not
+    be sent. Raises ValueError if a layer mixes the examples of a batch, or if an extra is missing.
     """
     check_ready([model])
     if len(labels) == 0:
         raise ValueError("a client without examples cannot train")
-    opacus = _opacus()
     assert section.privacy is not None, "local.privacy says how much noise"
     privacy = section.privacy
     query, steps = schedule(section, num_examples=len(labels))
     assert query.sampling_probability is not None
-    entry = update_entry(section, num_examples=len(labels), client=client, noise=noise)
+    entry = update_entry(section, num_examples=len(labels), client=client, noise=draws.kind)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     anchors = [parameter.detach().clone() for parameter in parameters]
-    draws = torch.Generator(device=labels.device).manual_seed(int(generator.integers(2**63)))
-    wrapped = opacus.GradSampleModule(model)
-    optimizer = opacus.DPOptimizer(
-        OPTIMIZERS[section.optimizer](parameters, section),
-        noise_multiplier=privacy.noise_multiplier,
-        max_grad_norm=privacy.clip,
-        expected_batch_size=query.sampling_probability * len(labels),
-        generator=draws,
-    )
+    wrapped = _grad_sample_module()(model, loss_reduction="sum")
+    optimizer = OPTIMIZERS[section.optimizer](parameters, section)
+    expected = query.sampling_probability * len(labels)
     floats = to_float if compute is None else compute.floats
     total, seen = torch.zeros((), device=labels.device), 0
     model.train()
     try:
         for _ in range(steps):
-            optimizer.zero_grad(set_to_none=True)
-            taken = np.flatnonzero(generator.random(len(labels)) < query.sampling_probability)
+            taken = draws.sample(len(labels), probability=query.sampling_probability)
             batch = torch.from_numpy(taken).to(labels.device)
             total += _per_example_gradients(wrapped, parameters, floats(images[batch]), labels[batch])
             seen += len(batch)
-            optimizer.pre_step()  # clips, sums, adds noise, divides
-            if proximal > 0:
-                for parameter, anchor in zip(parameters, anchors, strict=True):
-                    assert parameter.grad is not None, "every step leaves a gradient"
+            noisy = noisy_sum(
+                [parameter.grad_sample for parameter in parameters],  # type: ignore[attr-defined]
+                clip=privacy.clip,
+                noise_multiplier=privacy.noise_multiplier,
+                draws=draws,
+            )
+            for parameter, gradient, anchor in zip(parameters, noisy, anchors, strict=True):
+                parameter.grad_sample = None  # type: ignore[attr-defined]
+                parameter.grad = (gradient / expected).to(parameter.dtype)
+                if proximal > 0:
                     parameter.grad.add_(parameter.detach() - anchor, alpha=proximal)
-            optimizer.original_optimizer.step()
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     finally:
         wrapped.to_standard_module()
     return float(total) / max(1, seen), entry
+
+
+def noisy_sum(samples: Sequence[Tensor], *, clip: float, noise_multiplier: float, draws: Draws) -> list[Tensor]:
+    """Return the noisy sum of clipped gradients, for per-example gradients [b, ...] of each parameter, in doubles.
+
+    Each example's gradient is clipped to norm C and rounded to a lattice of spacing g = C / LATTICE; integers are
+    summed exactly. Rounding moves a gradient of d numbers by at most g sqrt(d) / 2, so its norm is at most
+    C' = C + g sqrt(d) / 2, and the noise is that of round(N(0, (noise_multiplier C' / g)^2)), on the same lattice.
+    """
+    spacing = clip / LATTICE
+    size = sum(sample[0].numel() if len(sample) else math.prod(sample.shape[1:]) for sample in samples)
+    if size > MOST_PARAMETERS:
+        raise ValueError(f"local.privacy: a model of {size} parameters; should be at most {MOST_PARAMETERS}")
+    squares = torch.stack([sample.flatten(1).double().square().sum(dim=1) for sample in samples])
+    factors = (clip * SHRINK / squares.sum(dim=0).sqrt().clamp_min(1e-300)).clamp_max(1.0) / spacing
+    scale = noise_multiplier * (LATTICE + math.sqrt(size) / 2)
+    noisy = []
+    for sample in samples:
+        points = (sample.double() * factors.view(-1, *[1] * (sample.ndim - 1))).round().sum(dim=0)
+        noisy.append((points + draws.integers(points, scale=scale)) * spacing)
+    return noisy
 
 
 def update_entry(section: Local, *, num_examples: int, client: int, noise: str) -> LedgerEntry:
@@ -116,7 +138,7 @@ def schedule(section: Local, *, num_examples: int) -> tuple[Query, int]:
 
 def check_ready(models: Iterable[nn.Module]) -> None:
     """Raise ValueError where private training could not start: an extra is missing, or a model mixes examples."""
-    _opacus()
+    _grad_sample_module()
     composed_epsilon({Query(1.0, 1.0): 1}, delta=0.5)  # asks for dp-accounting
     for model in models:
         if (refusal := refusal_of(model)) is not None:
@@ -144,14 +166,14 @@ def _per_example_gradients(wrapped: Any, parameters: list[nn.Parameter], inputs:
     inputs = inputs.requires_grad_() if inputs.is_floating_point() else inputs
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
-        loss = functional.cross_entropy(wrapped(inputs), labels)
+        loss = functional.cross_entropy(wrapped(inputs), labels, ignore_index=-1, reduction="sum")
         loss.backward()
-    leave_out_what_is_no_number(parameters)
-    return loss.detach() * len(labels)
+    drop_nonfinite_gradients(parameters)
+    return loss.detach()
 
 
-def leave_out_what_is_no_number(parameters: Sequence[nn.Parameter]) -> None:
-    """Set the gradients of an example to zero where one of its numbers is none: clipping could not bound them.
+def drop_nonfinite_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Set the gradients of an example to zero if one of its numbers is NaN or infinite: clipping could not bound them.
 
     Weights come from the server, and with hostile ones an example could otherwise turn the whole update into NaN, which
     would tell of it without noise.
@@ -162,11 +184,10 @@ def leave_out_what_is_no_number(parameters: Sequence[nn.Parameter]) -> None:
         sample.masked_fill_(~finite.view(-1, *[1] * (sample.ndim - 1)), 0.0)
 
 
-def _opacus() -> Any:
-    """Return the two classes of Opacus that are used, imported late because they take seconds."""
+def _grad_sample_module() -> Any:
+    """Return the class of Opacus that computes per-example gradients, imported late because that takes seconds."""
     try:
         from opacus.grad_sample import GradSampleModule
-        from opacus.optimizers import DPOptimizer
     except ImportError as error:
         raise ValueError("local.privacy needs Opacus: pip install 'fedaux[dpsgd]'") from error
-    return SimpleNamespace(GradSampleModule=GradSampleModule, DPOptimizer=DPOptimizer)
+    return GradSampleModule

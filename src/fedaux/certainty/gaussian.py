@@ -39,13 +39,24 @@ def noise_multiplier(*, epsilon: float, delta: float) -> float:
     return high
 
 
-def classical_noise_multiplier(*, epsilon: float, delta: float) -> float:
-    """Return sqrt(2 ln(1.25 / delta)) / epsilon, the classical sufficient sigma / sensitivity (Dwork & Roth, 2014).
+def epsilon_of(noise_multiplier: float, *, delta: float) -> float:
+    """Return the least epsilon >= 0 at which noise of sigma = noise_multiplier * sensitivity is private at `delta`.
 
-    Proved for epsilon < 1 only, and refused elsewhere: at large epsilon it is less noise than privacy needs.
+    By bisection; the upper end of the last interval is returned.
     """
-    if not 0 < epsilon < 1:
-        raise ValueError(f"certainty.epsilon = {epsilon}: the classical bound holds between 0 and 1 only")
-    if not 0 < delta < 1:
-        raise ValueError(f"certainty.delta = {delta}: should lie between 0 and 1")
-    return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
+    if not noise_multiplier > 0:
+        return math.inf
+    if delta_of(0.0, noise_multiplier=noise_multiplier) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while delta_of(high, noise_multiplier=noise_multiplier) > delta:
+        if high > 1e15:
+            return math.inf
+        high *= 2.0
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        if delta_of(middle, noise_multiplier=noise_multiplier) > delta:
+            low = middle
+        else:
+            high = middle
+    return high

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedaux.certainty.gaussian import noise_multiplier
-from fedaux.certainty.mechanism import Mechanism, Noise, Public, Release, within_unit_ball
+from fedaux.certainty.mechanism import Mechanism, Noise, Public, Release, integer_mean, within_unit_ball
 from fedaux.config import Certainty
 
 
@@ -70,7 +70,7 @@ class PrivateMean:
         """Release the client's mean; sensitivity 2 / n_i."""
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
-        mean = self.project(features, public).mean(dim=0)
+        mean = integer_mean(self.project(features, public))
         sensitivity = sensitivity_of(len(features))
         sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
         vector = noise.perturb(mean, sensitivity=sensitivity, sigma=sigma)
@@ -104,7 +104,7 @@ class _Unprotected(PrivateMean):
     def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
-        mean = self.project(features, public).mean(dim=0)
+        mean = integer_mean(self.project(features, public))
         return Release(mean, "none", sensitivity_of(len(features)), 0.0, math.inf, 0.0, "none")
 
 

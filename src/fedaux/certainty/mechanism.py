@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedaux.bounds import require_size
+
 Public = dict[str, Tensor]
 """What a mechanism derives from public data alone and sends to every client."""
 
@@ -85,3 +87,14 @@ def within_unit_ball(rows: Tensor) -> Tensor:
     numbers = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
     cut: Tensor = numbers / numbers.norm(dim=1, keepdim=True).clamp_min(1.0)
     return cut
+
+
+def integer_mean(rows: Tensor) -> Tensor:
+    """Return the mean [k] of rows [n, k] of norm at most 1, summed exactly.
+
+    Each coordinate is rounded to a multiple of 2^-32, and the integers are added up, so that the error does not grow
+    with the number of examples. `bounds` states the n and k for which the sums fit.
+    """
+    require_size(len(rows), width=rows.shape[1])
+    total = (rows * 2.0**32).round().to(torch.int64).sum(dim=0)
+    return total.double() / (2.0**32 * len(rows))

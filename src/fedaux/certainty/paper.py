@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedaux.bounds import require_exact_regression, require_size
 from fedaux.certainty.gaussian import noise_multiplier
 from fedaux.certainty.mechanism import Noise, Public, Release, within_unit_ball
 from fedaux.config import Certainty
@@ -48,6 +49,9 @@ class PaperRegression:
             raise ValueError("a client without examples has nothing to release")
         # Negatives are cut too: of norm 1 at most, they leave every client's regression with the same good condition.
         positives, negatives = self.project(features, public), within_unit_ball(public["negatives"].double())
+        require_size(len(positives), width=positives.shape[1])
+        if noise.kind == "secure":
+            require_exact_regression(len(positives) + len(negatives), width=positives.shape[1])
         weights = solve(positives, negatives, regularisation=self._regularisation)
         sensitivity = sensitivity_of(len(positives), len(negatives), regularisation=self._regularisation)
         sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)

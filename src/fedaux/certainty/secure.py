@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedaux.bounds import MOST_COMPONENTS
 from fedaux.certainty.mechanism import Noise, SimulatedNoise
 
 GRANULARITY = 2.0**-30
@@ -22,6 +23,8 @@ ARITHMETIC = 2.0**-16
 """Share of the sensitivity set aside for the floating-point error of the two vectors that it compares."""
 LEAST_SCALE = 2.0
 """Least noise, in lattice spacings, for which the proof holds."""
+MOST_SCALE = 2.0**56
+"""Most noise, in lattice spacings: OpenDP clips draws to 64-bit integers, 128 standard deviations away from it."""
 
 
 class SecureNoise:
@@ -36,7 +39,8 @@ class SecureNoise:
         """Return a vector [k] on the lattice, for every epsilon >= 0 as private as vector + N(0, sigma^2 I).
 
         The noise is larger than sigma by the factor 1 + ARITHMETIC + 5 g sqrt(k) / sensitivity, g being the spacing.
-        Raises ValueError where there is nothing to prove: an infinite sensitivity, no noise, numbers that are none.
+        Raises ValueError where the proof does not hold: an infinite sensitivity, no noise, so much noise that the
+        sampler would clip it, too long a vector, NaN or infinity.
         """
         if not (0 < sensitivity < math.inf and 0 < sigma < math.inf):
             raise ValueError(
@@ -45,10 +49,17 @@ class SecureNoise:
             )
         if not bool(torch.isfinite(vector).all()):
             raise ValueError("the vector to release holds NaN or infinity")
+        if len(vector) > MOST_COMPONENTS:
+            raise ValueError(f"a release of {len(vector)} numbers: should be at most {MOST_COMPONENTS}")
         spacing = lattice_spacing(sensitivity, size=len(vector))
         scale = enlarged_sigma(sigma, sensitivity=sensitivity, size=len(vector)) / spacing
         if scale < LEAST_SCALE:
             raise ValueError(f"sigma = {sigma} is too little noise at sensitivity {sensitivity}: the proof needs more")
+        if not scale <= MOST_SCALE:
+            raise ValueError(
+                f"sigma = {sigma} at sensitivity {sensitivity}: the sampler would clip so much noise; "
+                f"sigma / sensitivity should be at most {MOST_SCALE * spacing / sensitivity:.3g}"
+            )
         # Division by a power of two is exact, and Python's integers have no largest one.
         points = [round(value) for value in (vector.detach().double().cpu() / spacing).tolist()]
         draws = self._draw(len(points), scale=scale)
@@ -89,12 +100,6 @@ def noise_for(*, deployment: bool, generator: np.random.Generator | None = None)
     if generator is None:
         raise ValueError("a simulation needs a seeded generator for its noise, or it cannot be repeated")
     return SimulatedNoise(generator)
-
-
-def require_secure(kinds: set[str]) -> None:
-    """Raise ValueError unless every kind of noise protects somebody: what a deployment asks of what it receives."""
-    if unsafe := sorted(kinds - {SecureNoise.kind}):
-        raise ValueError(f"noise of kind {', '.join(unsafe)} protects nobody; a deployment takes secure noise alone")
 
 
 def _opendp() -> Any:

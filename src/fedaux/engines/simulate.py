@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedaux import many, seeding
 from fedaux.certainty import MECHANISMS
+from fedaux.certainty.exact_gaussian import SimulatedDraws
 from fedaux.certainty.mechanism import Noise
 from fedaux.certainty.secure import noise_for
 from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, as_received
@@ -86,11 +87,8 @@ class SimulatedClients:
         return noise_for(deployment=False, generator=generator)
 
     def generator(self, request: TrainRequest, client: int) -> np.random.Generator:
-        """Return where a client's order of examples comes from and, where training is private, sampling and noise."""
+        """Return where a client's order of examples comes from and, if training is private, sampling and noise."""
         return seeding.generator(request.seed, "local", round=request.round, client=client)
-
-    update_noise = "simulated"
-    """What the ledger says of the noise in private training."""
 
     def reasons(self) -> Mapping[int, str]:
         """Return nothing: simulated clients answer."""
@@ -167,9 +165,8 @@ class SimulatedClients:
                 place.labels[job.rows],
                 section=request.local,
                 proximal=request.proximal,
-                generator=job.generator,
+                draws=SimulatedDraws(job.generator, device=place.labels.device),
                 client=client,
                 compute=place.compute,
-                noise=self.update_noise,
             )
             yield Update(client, len(job.rows), snapshot(place.model), None, entry)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,15 +9,17 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
+from fedaux.bounds import update_problem
+from fedaux.certainty.filters import ROUNDING
 from fedaux.certainty.gaussian import noise_multiplier
 from fedaux.certainty.secure import noise_for
 from fedaux.checks import problems_of
 from fedaux.config import ConfigError, Experiment
 from fedaux.data import LabelledData
-from fedaux.dpsgd import update_entry
+from fedaux.dpsgd import schedule, update_entry
 from fedaux.engines.flower.node import UNPROTECTED_MECHANISMS, NodeConfig, load_node
-from fedaux.engines.flower.policy import Guard, Refusal, composed
-from fedaux.engines.flower.work import own_data, update_noise
+from fedaux.engines.flower.policy import Guard, Refusal
+from fedaux.engines.flower.work import declared_shape, own_data, update_noise
 from fedaux.methods import METHODS
 from fedaux.privacy import SCORES, LedgerEntry
 from fedaux.reading import find_recipe, load_experiment
@@ -30,12 +31,19 @@ def check_node(file: Path, *, recipe: str | None = None) -> tuple[list[Renderabl
     Raises ConfigError or ValueError where its configuration or its data cannot be used.
     """
     config = load_node(file)
-    data = own_data(config)
-    shape = " x ".join(map(str, data.images.shape[1:]))
+    data, total = own_data(config)
+    if total > len(data.labels) and not config.data.skip_bad:
+        raise ValueError(
+            f"data: {total - len(data.labels)} of {total} rows cannot be read; mend them, or set data.skip_bad = true: "
+            "then they count as examples and contribute nothing"
+        )
+    shape = " x ".join(map(str, declared_shape(config)))
     name = f", {config.name}" if config.name else ""
-    heading = f"Client {config.number}{name}: {len(data.labels)} examples, images {shape}"
-    said: list[RenderableType] = [heading, class_table(data), *policy_lines(config)]
-    if len(data.labels) == 0:
+    heading = f"Client {config.number}{name}: {total} examples, images {shape}"
+    said: list[RenderableType] = [*warning_lines(config), heading, class_table(data, config), *policy_lines(config)]
+    if total > len(data.labels):
+        said.append(f"{total - len(data.labels)} rows cannot be read: they count as examples and contribute nothing.")
+    if total == 0:
         said.append("Warning: there are no examples here; the node would have nothing to do.")
     if config.privacy.noise == "secure":
         noise_for(deployment=True)  # says what to install where it cannot be drawn
@@ -45,28 +53,41 @@ def check_node(file: Path, *, recipe: str | None = None) -> tuple[list[Renderabl
     if unknown := [name for name in experiment.method if name not in METHODS]:
         # Only what concerns a node: the server's files are elsewhere.
         raise ConfigError([line for line in problems_of(experiment) if unknown[0] in line], origin=recipe)
-    lines, refused = recipe_lines(config, experiment, num_examples=len(data.labels))
+    lines, refused = recipe_lines(config, experiment, num_examples=total)
     return [*said, "", f"{recipe} would ask:", *lines], not refused
 
 
-def class_table(data: LabelledData) -> Table:
-    """Return what the node holds."""
+def warning_lines(config: NodeConfig) -> list[str]:
+    """Say first what makes the budget meaningless."""
+    lines = []
+    if config.privacy.plain_updates:
+        lines.append(
+            "NOT PROTECTED: privacy.plain_updates = true lets trained models leave without differential privacy. A "
+            "hostile server can read private data out of them; the budget below covers the certainty scores alone."
+        )
+    if config.privacy.noise != "secure":
+        lines.append("NOT PRIVATE: privacy.noise = simulated is known to the server. For trials alone.")
+    return lines
+
+
+def class_table(data: LabelledData, config: NodeConfig) -> Table:
+    """Return what the node holds, and which of it does not take part."""
     table = Table()
     table.add_column("class")
     table.add_column("examples", justify="right")
     counts = np.bincount(data.labels.numpy(), minlength=len(data.classes))
     for label, count in zip(data.classes, counts, strict=True):
         if count:
-            table.add_row(str(label), str(count))
+            declared = "" if label in config.classes else " (not in `classes`: contributes nothing)"
+            table.add_row(f"{label}{declared}", str(count))
     return table
 
 
 def policy_lines(config: NodeConfig) -> list[str]:
     """Say what may leave this machine, what has left it, and what protects nobody."""
     terms = config.privacy
-    spent = Guard(config).entries()
-    counted = [entry for entry in spent if not math.isinf(entry.epsilon)]
-    used = composed(counted, delta=terms.delta) if counted else 0.0
+    guard = Guard(config)
+    used = guard.spent(guard.counted())
     lines = [
         "Leaves this machine when the server asks for it, and nothing else does:",
         "- the client's number and name, the version of fedaux, and the number of examples;",
@@ -74,11 +95,9 @@ def policy_lines(config: NodeConfig) -> list[str]:
         "- trained models, as they are, and their mean training loss."
         if terms.plain_updates
         else "- trained models, if they were trained with DP-SGD.",
-        f"Budget: ε = {terms.epsilon:g} at δ = {terms.delta:g}, of which {used:.4g} is spent ({len(spent)} releases, "
-        f"in {config.folder}).",
+        f"Budget: ε = {terms.epsilon:g} at δ = {terms.delta:g}, of which {used:.4g} is spent "
+        f"({len(guard.entries())} releases, in {config.folder}).",
     ]
-    if terms.noise != "secure":
-        lines.append("NOT PRIVATE: privacy.noise = simulated is known to the server. For trials alone.")
     if unprotected := [name for name in terms.mechanisms if name in UNPROTECTED_MECHANISMS]:
         lines.append(f"NOT PRIVATE: privacy.mechanisms allows {_listed(unprotected)}, which no budget counts.")
     if config.split is not None:
@@ -108,15 +127,20 @@ def recipe_lines(config: NodeConfig, experiment: Experiment, *, num_examples: in
         )
         guard.check_update(experiment.local, None)
         if experiment.local.privacy is not None and num_examples > 0:
+            steps = schedule(experiment.local, num_examples=num_examples)[1]
+            if (problem := update_problem(experiment.local, steps=steps)) is not None:
+                raise Refusal(problem)
             noise = update_noise(config)
             one = update_entry(experiment.local, num_examples=num_examples, client=config.number, noise=noise)
             asked += [one] * (rounds * cells)
-        before = [entry for entry in guard.entries() if not math.isinf(entry.epsilon)]
-        together = composed([*before, *asked], delta=terms.delta) if asked else 0.0
-        if together > terms.epsilon:
+        together = guard.spent([*guard.counted(), *asked]) if asked else 0.0
+        if together > terms.epsilon * (1.0 + ROUNDING):
+            hint = ""
+            if experiment.local.privacy is not None and terms.accountant == "gaussian":
+                hint = '; privacy.accountant = "renyi" counts DP-SGD more tightly'
             raise Refusal(
                 f"all of it, if this client is asked in every round, comes to ε = {together:.4g} at "
-                f"δ = {terms.delta:g} with what was spent before; the budget is {terms.epsilon:g}"
+                f"δ = {terms.delta:g} with what was spent before; the budget is {terms.epsilon:g}{hint}"
             )
     except Refusal as refusal:
         return [*lines, f"REFUSED: {refusal}"], True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -42,14 +43,40 @@ def init(
         int,
         typer.Option("--port", help="The port on which the server will listen; that of simulations is 100 further."),
     ] = 8000,
+    plain_updates: Annotated[
+        bool | None,
+        typer.Option(
+            "--plain-updates/--no-plain-updates",
+            help="Whether trained models may leave the nodes without differential privacy.",
+            show_default="asks, unless the recipe has [local.privacy] or this is a trial",
+        ),
+    ] = None,
 ) -> None:
     """Write a ready Flower app, its recipe, and a configuration for every node, all with comments."""
-    from fedaux.federate.folder import write_folder
+    from fedaux.federate.folder import needs_plain_updates, write_folder
 
-    files = write_folder(folder, recipe=recipe, clients=clients, trial=trial, port=port)
+    if plain_updates is None and not trial and needs_plain_updates(recipe):
+        plain_updates = _ask_for_plain_updates()
+    files = write_folder(
+        folder, recipe=recipe, clients=clients, trial=trial, port=port, plain_updates=bool(plain_updates)
+    )
     for file in files:
         typer.echo(folder / file.relative_to(folder.resolve()))
     typer.echo(f"Next: fedaux federate certificates {folder} --host NAME, the server's name as nodes know it.")
+
+
+def _ask_for_plain_updates() -> bool:
+    """Ask whether unprotected models may leave; without a terminal, say which option answers."""
+    if not sys.stdin.isatty():
+        raise ValueError(
+            "the recipe trains without DP-SGD, so trained models would leave the nodes unprotected: "
+            "say --plain-updates to allow that, or --no-plain-updates and give the recipe a [local.privacy]"
+        )
+    return typer.confirm(
+        "The recipe trains without DP-SGD: trained models leave each node unprotected, and a hostile server can read "
+        "private data out of them. Certainty scores are private either way. Allow unprotected models?",
+        default=False,
+    )
 
 
 @app.command()

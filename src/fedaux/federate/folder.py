@@ -6,6 +6,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -15,6 +16,7 @@ import tomli_w
 
 from fedaux.checks import source_problems
 from fedaux.config import ConfigError, ExperimentFields
+from fedaux.data import load_test
 from fedaux.methods import METHODS
 from fedaux.mistakes import inspect
 from fedaux.reading import find_recipe, merged, read_recipe
@@ -29,8 +31,16 @@ OF_THE_DATA = ("source", "image_size", "channels", "image_column", "label_column
 """What a node's data has in common with the recipe's."""
 
 
-def write_folder(folder: Path, *, recipe: str, clients: int | None, trial: bool, port: int = PORT) -> list[Path]:
-    """Write the folder of a federation; return its files.
+def write_folder(
+    folder: Path,
+    *,
+    recipe: str,
+    clients: int | None,
+    trial: bool,
+    port: int = PORT,
+    plain_updates: bool = False,
+) -> list[Path]:
+    """Write the folder of a federation; return its files. `plain_updates` lets nodes send unprotected updates.
 
     A trial gives each node its part of the recipe's own data and seeded noise, so that the federation comes to the
     simulator's figures; otherwise nodes read their own data and draw noise that protects. Raises ValueError where the
@@ -68,14 +78,24 @@ def write_folder(folder: Path, *, recipe: str, clients: int | None, trial: bool,
         "flower.env": _filled("flower.env", common),
     }
     paths = list((raw.get("data") or {}).get("clients") or ())
+    declared = declaration(experiment)
     for client in range(count):
         own = paths[client] if client < len(paths) else None
-        texts[f"nodes/node-{client}.toml"] = node_text(experiment, client, trial=trial, path=own)
-    texts["nodes/simulation.toml"] = _for_simulation(node_text(experiment, 0, trial=True, path=None))
+        texts[f"nodes/node-{client}.toml"] = node_text(
+            experiment, client, trial=trial, path=own, declared=declared, plain_updates=trial or plain_updates
+        )
+    texts["nodes/simulation.toml"] = _for_simulation(
+        node_text(experiment, 0, trial=True, path=None, declared=declared, plain_updates=True)
+    )
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in texts]
+
+
+def needs_plain_updates(recipe: str) -> bool:
+    """Return whether a recipe trains without DP-SGD, so that its updates are not protected."""
+    return "privacy" not in (read_recipe(find_recipe(recipe))[0].get("local") or {})
 
 
 def port_of(folder: Path, *, simulation: bool) -> int:
@@ -91,7 +111,35 @@ def port_of(folder: Path, *, simulation: bool) -> int:
         ) from error
 
 
-def node_text(experiment: ExperimentFields, client: int, *, trial: bool, path: str | None) -> str:
+@dataclass(frozen=True)
+class Declaration:
+    """What every node declares about its data before anything is asked: it must not depend on private data."""
+
+    classes: tuple[str, ...]
+    image_size: int | None
+    channels: int | None
+
+
+def declaration(experiment: ExperimentFields) -> Declaration:
+    """Return classes and image shape of the server's test data; what cannot be read there is left for nodes to fill."""
+    section = experiment.data
+    try:
+        data = load_test(section)
+    except (OSError, ValueError, AssertionError):
+        return Declaration((), section.image_size, section.channels)
+    channels, height, width = data.images.shape[1:]
+    return Declaration(data.classes, section.image_size or (height if height == width else None), channels)
+
+
+def node_text(
+    experiment: ExperimentFields,
+    client: int,
+    *,
+    trial: bool,
+    path: str | None,
+    declared: Declaration,
+    plain_updates: bool,
+) -> str:
     """Return the configuration of one node, with what the recipe asks of it as its budget."""
     section = experiment.certainty
     # Methods of a seed ask for the same release, and get it once.
@@ -102,21 +150,21 @@ def node_text(experiment: ExperimentFields, client: int, *, trial: bool, path: s
         data |= {"test_fraction": experiment.data.test_fraction}
     else:
         data |= {"path": path or "/path/to/your/images"}
+        data |= {"image_size": declared.image_size, "channels": declared.channels}
     protected = experiment.local.privacy is not None
     values = {
         "client": str(client),
+        "classes": json.dumps(list(declared.classes), ensure_ascii=False),
         "data": tomli_w.dumps({key: value for key, value in data.items() if value not in (None, False)}).rstrip(),
         "epsilon": f"{float(max(1, releases) * section.epsilon):g}",
         "delta": f"{max(1, releases) * section.delta:.3g}",
+        "accountant": "renyi" if protected else "gaussian",
         "mechanisms": json.dumps([section.mechanism] if section.mechanism in {"mean", "paper"} else ["mean"]),
         "noise": "simulated" if trial else "secure",
         "noise_comment": "# a trial: seeded by the server, which protects nobody. Never with private data"
         if trial
         else "# drawn on this machine, unpredictable and safe from rounding",
-        "plain_updates": "false" if protected else "true",
-        "plain_comment": "# only updates that were trained with DP-SGD may leave"
-        if protected
-        else "# trained models leave without protection; false allows those of DP-SGD alone (local.privacy)",
+        "plain_updates": "true" if plain_updates and not protected else "false",
         "split": _split_text(experiment) if trial else "",
     }
     return _filled("node.toml", values).rstrip() + "\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,11 +86,9 @@ def train(message: Message, context: Context) -> Message:
             frozen = records.expected_of(model.features.state_dict())
             extractor = records.tensors(message.content["extractor"], frozen)
         guard = _guard(config)
-        began = time.perf_counter()
         with guard.alone():
             update = work.train(config, guard, terms, weights, extractor).update
         said: dict[str, Any] = {"client": config.number, "num_examples": update.num_examples, "loss": update.loss}
-        said["seconds"] = round(time.perf_counter() - began, 3)
         if update.entry is not None:
             said["entry"] = update.entry.to_json()
         return RecordDict(

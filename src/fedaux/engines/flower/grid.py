@@ -38,7 +38,6 @@ class FlowerClients:
         self._classes = tuple(classes)
         self._reasons: dict[int, str] = {}
         self._have: dict[int, str] = {}
-        self._worked: list[float] = []
         self.traffic = {"down": 0, "up": 0}
         """Bytes of the tensors and texts that were handed to Flower and came from it."""
 
@@ -145,7 +144,6 @@ class FlowerClients:
         began = time.monotonic()
         ends = began + seconds
         reading = 0.0
-        self._worked = []
         pending: dict[str, int] = {}
         nodes = {client: self._members.node(client) for client in contents}
         for client, content in contents.items():
@@ -180,10 +178,9 @@ class FlowerClients:
             pause = POLL_SECONDS[0] if replies else min(1.5 * pause, POLL_SECONDS[1])
             if pending:
                 time.sleep(min(pause, max(0.0, ends - time.monotonic())))
-        waited, worked = time.monotonic() - began, max(self._worked, default=0.0)
         LOGGER.info(
-            "%s: %.2f s in all; sent in %.2f s, answers fetched in %.2f s, the slowest client worked for %.2f s",
-            *(what, waited, sent, reading, worked),
+            "%s: %.2f s in all; sent in %.2f s, answers fetched in %.2f s",
+            *(what, time.monotonic() - began, sent, reading),
         )
         for client in pending.values():
             self._members.doubt(client)
@@ -218,8 +215,6 @@ class FlowerClients:
             raise Unusable("states a loss that is no number")
         if request.local.privacy is not None:
             loss = None
-        if isinstance(said.get("seconds"), float):  # for the log alone
-            self._worked.append(said["seconds"])
         entry = entry_in(said, client=client, purpose=UPDATE) if "entry" in said else None
         weights = records.tensors(content.get("weights"), records.expected_of(sent), wire=request.wire)
         return Update(client, examples, {name: one.to(self._task.device) for name, one in weights.items()}, loss, entry)

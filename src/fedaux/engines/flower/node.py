@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from fedaux.bounds import DELTA, EPSILON
 from fedaux.config import (
     DEVICE_PATTERN,
     ConfigError,
@@ -34,12 +35,17 @@ class NodePrivacy(Section):
     """Budget for everything that ever leaves: certainty scores and, where they are trained with DP-SGD, updates."""
     delta: Fraction = 1e-5
     """The delta at which that budget is counted."""
+    accountant: Literal["gaussian", "renyi"] = "gaussian"
+    """How the budget is counted when the server chooses requests after seeing answers. `gaussian` is exact for scores
+    and counts DP-SGD without amplification by sampling; `renyi` is for DP-SGD and counts scores at a little more than
+    they state. Choose before the node is first used."""
     mechanisms: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ("mean", "paper")
     """Ways of releasing certainty that are allowed; `release` and `none` protect nothing and no budget counts them."""
     noise: Literal["secure", "simulated"] = "secure"
     """`simulated` noise can be computed by the server, so it protects nobody: for trials alone."""
-    plain_updates: bool = True
-    """Whether updates that were not trained with DP-SGD may leave."""
+    plain_updates: bool = False
+    """Whether updates that were not trained with DP-SGD may leave. The budget then covers the scores alone: a server
+    can read private data out of unprotected updates."""
 
 
 class NodeSplit(Section):
@@ -74,9 +80,12 @@ class NodeConfig(Section):
     """auto, cpu, cuda or cuda:N."""
     threads: Count | None = None
     """Threads of torch on the CPU; its own choice when not given."""
+    classes: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    """The names of the classes this node takes part with. Examples of other classes count as examples and contribute
+    nothing, so that no answer tells which classes are held."""
     data: Data
     """This node's labelled data, as in a recipe; all of it is used for training. Paths are beside this file unless they
-    are absolute."""
+    are absolute. `image_size` and `channels` must be given: no answer may depend on the first image."""
     split: NodeSplit | None = None
     privacy: NodePrivacy = NodePrivacy()
     limits: Limits = Limits()
@@ -111,6 +120,20 @@ def load_node(path: Path, *, partition: int | None = None) -> NodeConfig:
         problems.append("client: missing; the number of this client, from 0 upwards")
     if config.data.clients:
         problems.append("data.clients: a node has data of its own alone; should be data.path")
+    if not config.classes:
+        problems.append('classes: missing; the names of all classes of the federation, such as ["cat", "dog"]')
+    elif len(set(config.classes)) < len(config.classes):
+        problems.append(f"classes = {list(config.classes)}: should be different names")
+    if config.data.path is not None and config.split is None:  # others are not private, and have a shape of their own
+        problems += [
+            f"data.{key}: missing; should be {right}, so that no answer depends on the first image"
+            for key, right in (("image_size", "a number of pixels"), ("channels", "1 or 3"))
+            if getattr(config.data, key) is None
+        ]
+    if problem := EPSILON.problem("privacy.epsilon", config.privacy.epsilon):
+        problems.append(problem)
+    if problem := DELTA.problem("privacy.delta", config.privacy.delta):
+        problems.append(problem)
     if config.split is not None and config.client is not None and config.client >= config.split.num_clients:
         problems.append(f"client = {config.client}: there are {config.split.num_clients} parts, numbered from 0")
     if problems:

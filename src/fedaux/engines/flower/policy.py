@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -20,14 +20,12 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedaux.composition import MissingAccountantError, tight_composition
+from fedaux.bounds import release_problem
+from fedaux.certainty.filters import FILTERS, ROUNDING
 from fedaux.config import Certainty, Local
 from fedaux.engines.flower.node import UNPROTECTED_MECHANISMS, NodeConfig
 from fedaux.files import read_json, save_json, save_tensors
-from fedaux.privacy import LedgerEntry, basic_composition
-
-LEAST_REGULARISATION = 1e-6
-"""Below it the regression behind a release might fail for some data and not for others, which would tell of them."""
+from fedaux.privacy import LedgerEntry
 
 
 class Refusal(ValueError):
@@ -53,6 +51,15 @@ class Guard:
         """Return everything that was ever spent."""
         return [LedgerEntry.from_json(row["entry"]) for row in self._ledger()["spent"]]
 
+    def counted(self) -> list[LedgerEntry]:
+        """Return what the budget counts: everything but what was released without protection."""
+        return [one for one in self.entries() if not math.isinf(one.epsilon)]
+
+    def spent(self, entries: Sequence[LedgerEntry]) -> float:
+        """Return the epsilon of entries at the budget's delta, by the node's filter."""
+        terms = self._terms
+        return FILTERS[terms.accountant](entries, epsilon=terms.epsilon, delta=terms.delta)
+
     def check_release(self, section: Certainty) -> None:
         """Raise Refusal for a release that is out of the question, before any work is done for it."""
         if section.mechanism not in self._terms.mechanisms:
@@ -60,8 +67,8 @@ class Guard:
             raise Refusal(f"certainty.mechanism = {section.mechanism}: this node allows {allowed}")
         if section.mechanism not in UNPROTECTED_MECHANISMS and section.epsilon > self._terms.epsilon:
             raise Refusal(f"certainty.epsilon = {section.epsilon:g}: this node's budget is {self._terms.epsilon:g}")
-        if section.mechanism == "paper" and section.regularisation < LEAST_REGULARISATION:
-            raise Refusal(f"certainty.regularisation = {section.regularisation:g}: below {LEAST_REGULARISATION:g}")
+        if (problem := release_problem(section)) is not None:
+            raise Refusal(problem)
 
     def check_update(self, section: Local, entry: LedgerEntry | None) -> None:
         """Raise Refusal for an update that must not leave, before it is trained."""
@@ -74,10 +81,9 @@ class Guard:
         """Raise Refusal where one more release would go beyond the budget."""
         if math.isinf(entry.epsilon) and entry.mechanism in self._terms.mechanisms:
             return  # allowed by name, and beyond counting
-        counted = [one for one in self.entries() if not math.isinf(one.epsilon)]
-        together = composed([*counted, entry], delta=self._terms.delta)
-        if together > self._terms.epsilon:
-            before = composed(counted, delta=self._terms.delta) if counted else 0.0
+        counted = self.counted()
+        together, before = self.spent([*counted, entry]), self.spent(counted)
+        if together > self._terms.epsilon * (1.0 + ROUNDING):
             raise Refusal(
                 f"this would come to epsilon = {together:.4g} at delta = {self._terms.delta:g} with the "
                 f"{before:.4g} spent before; this node's budget is {self._terms.epsilon:g}"
@@ -156,15 +162,6 @@ class Guard:
 
     def _save(self, ledger: Mapping[str, Any]) -> None:
         save_json(self._folder / "ledger.json", ledger)
-
-
-def composed(entries: list[LedgerEntry], *, delta: float) -> float:
-    """Return the epsilon of all entries together at `delta`; without dp-accounting their sum, where that holds."""
-    try:
-        return tight_composition(entries, delta=delta)
-    except MissingAccountantError:
-        epsilon, spent = basic_composition(entries)
-        return epsilon if spent <= delta else math.inf
 
 
 def digest_of(text: str, *groups: Mapping[str, Tensor]) -> str:

@@ -1,31 +1,30 @@
-"""A node's part of the work: its own data, and the simulator's way of releasing and training with one client."""
+"""A node's part of the work: load its own examples, check its policy, release or train, and book it."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedaux import seeding
+from fedaux.bounds import update_problem
+from fedaux.certainty.exact_gaussian import Draws, SecureDraws, SimulatedDraws
 from fedaux.certainty.mechanism import Noise, Public
 from fedaux.certainty.secure import noise_for
-from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, Weights
+from fedaux.client import BLANK, Client, features_of
+from fedaux.clients import Certificate, Update, Weights
 from fedaux.compute import Compute, compute_for
-from fedaux.config import Data, Engine, Evaluation, ExperimentFields, Local, Split
-from fedaux.data import SOURCES, LabelledData, load_labelled, load_own, split_dirichlet
-from fedaux.dpsgd import update_entry
-from fedaux.engines.flower.node import NodeConfig
+from fedaux.config import Data, Engine
+from fedaux.data import SOURCES, LabelledData, count_labelled, load_labelled, load_own, split_dirichlet
+from fedaux.dpsgd import schedule, update_entry
+from fedaux.engines.flower.node import UNPROTECTED_MECHANISMS, NodeConfig
 from fedaux.engines.flower.policy import Guard, Refusal, digest_of
 from fedaux.engines.flower.terms import PrepareTerms, Terms, TrainTerms
-from fedaux.engines.simulate import SimulatedClients
-from fedaux.methods import METHODS
 from fedaux.models import MODELS, SplitModel, model_input, model_options
 from fedaux.privacy import LedgerEntry
-from fedaux.task import Task
+from fedaux.task import head_alone
 
 
 @dataclass(frozen=True)
@@ -37,47 +36,35 @@ class Answer:
     """Whether it was stored and is sent again."""
 
 
-class OwnClient(SimulatedClients):
-    """The simulator with this node's client alone in it. Noise is drawn here, unless the node plays a trial."""
-
-    def __init__(self, config: NodeConfig, task: Task, images: Tensor, labels: Tensor) -> None:
-        nobody = np.zeros(0, dtype=np.int64)
-        super().__init__(task, images, labels, [nobody] * config.number + [np.arange(len(labels))])
-        self._secure = config.privacy.noise == "secure"
-        self.update_noise = update_noise(config)
-
-    def noise(self, request: CertifyRequest, client: int) -> Noise:
-        """Return noise that nobody else can know; in a trial, the simulator's."""
-        return noise_for(deployment=True) if self._secure else super().noise(request, client)
-
-    def generator(self, request: TrainRequest, client: int) -> np.random.Generator:
-        """Return the simulator's order of examples; where training is private, one that nobody else can know."""
-        if self._secure and request.local.privacy is not None:
-            return np.random.Generator(np.random.Philox(key=secrets.randbits(128)))
-        return super().generator(request, client)
-
-
 def prepare(config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: Weights, public: Public) -> Certificate:
-    """Release certainty for h0 and the public map, within the node's terms; a second time, the stored release."""
+    """Release certainty for h0 and the public map, within the node's policy; a second time, the stored release."""
     guard.check_release(terms.certainty)
-    about = {"certainty", "prototype", "image_shape", "channel_mean", "channel_deviation"}
+    check_declared(config, terms)
+    about = {"certainty", "prototype", "image_shape", "classes", "channel_mean", "channel_deviation"}
     key = digest_of(terms.model_dump_json(include=about) + config.privacy.noise, extractor, public)
     if terms.mode == "linear":
         guard.keep_extractor(extractor)
     if (stored := guard.stored_release(key)) is not None:
         return Certificate(config.number, *stored)
-    client, task = own_client(config, terms)
-    name = terms.prototype.name
-    on_device = {key: tensor.to(task.compute.device) for key, tensor in public.items()}
-    request = CertifyRequest({name: placed(extractor, task.compute)}, {name: on_device}, terms.certainty, terms.seed)
-    (certificate,) = client.certify([config.number], request)
+    compute = compute_of(config, terms)
+    examples = own_examples(config, terms.classes)
+    if terms.certainty.mechanism in UNPROTECTED_MECHANISMS:
+        examples = examples.without_blanks()
+    model = built(terms, compute)
+    inputs = compute.place_inputs(examples.images)
+    features = features_of(model, placed(extractor, compute), inputs, compute=compute, batch_size=terms.batch_size)
+    client = Client(config.number, inputs, examples.labels.to(compute.device), model, compute)
+    certificate = client.release(
+        terms.certainty, features, placed(public, compute), noise=release_noise(config, terms.seed)
+    )
     vector = certificate.vector.detach().cpu()
     guard.store_release(key, vector, certificate.entry)
     return Certificate(config.number, vector, certificate.entry)
 
 
 def train(config: NodeConfig, guard: Guard, terms: TrainTerms, weights: Weights, extractor: Weights | None) -> Answer:
-    """Train one round within the node's terms; where an answer must not be made twice, the stored one is repeated."""
+    """Train one round within the node's policy; where an answer must not be made twice, the stored one is repeated."""
+    check_declared(config, terms)
     if terms.mode == "linear":
         if extractor is not None:
             guard.keep_extractor(extractor)
@@ -94,64 +81,124 @@ def train(config: NodeConfig, guard: Guard, terms: TrainTerms, weights: Weights,
         if terms.local.privacy is not None:
             entry = _update_entry(config, terms, about["num_examples"])
         return Answer(Update(config.number, about["num_examples"], repeated, about["loss"], entry), repeated=True)
-    client, task = own_client(config, terms)
-    num_examples = client.num_examples(config.number)
-    guard.check_update(terms.local, _update_entry(config, terms, num_examples) if terms.local.privacy else None)
-    name = terms.prototype.name
-    compute = task.compute
-    request = TrainRequest(
-        terms.round,
-        {name: placed(weights, compute)},
-        terms.local,
-        terms.proximal,
-        terms.seed,
-        {} if extractor is None else {name: placed(extractor, compute)},
-    )
-    if terms.local.optimizer_state == "kept" and (kept := guard.kept(terms.run)):
-        client.restore({config.number: Stamped(terms.round - 1, placed(kept, compute))})
-    (update,) = client.train([config.number], request)
+    compute = compute_of(config, terms)
+    examples = own_examples(config, terms.classes)
+    num_examples = len(examples.labels)
+    private = terms.local.privacy is not None
+    if private and (problem := update_problem(terms.local, steps=schedule(terms.local, num_examples=num_examples)[1])):
+        raise Refusal(problem)
+    guard.check_update(terms.local, _update_entry(config, terms, num_examples) if private else None)
+    model = built(terms, compute)
+    inputs = compute.place_inputs(examples.images)
+    if terms.mode == "linear":
+        assert extractor is not None, "looked for above"
+        features = placed(extractor, compute)
+        inputs = features_of(model, features, inputs, compute=compute, batch_size=terms.batch_size)
+        model = head_alone(model)
+    client = Client(config.number, inputs, examples.labels.to(compute.device), model, compute)
+    start = placed(weights, compute)
+    kept: Mapping[str, Tensor] = {}
+    if private:
+        update = client.train_privately(
+            start, terms.local, proximal=terms.proximal, draws=private_draws(config, terms, compute)
+        )
+    else:
+        generator = seeding.generator(terms.seed, "local", round=terms.round, client=config.number)
+        state = placed(guard.kept(terms.run), compute) if terms.local.optimizer_state == "kept" else {}
+        update, trained = client.train(start, terms.local, proximal=terms.proximal, generator=generator, state=state)
+        if all(bool(tensor.isfinite().all()) for tensor in trained.optimizer_state.values()):
+            kept = trained.optimizer_state
     update = Update(config.number, num_examples, placed(update.weights, Compute()), update.loss, update.entry)
     if once:
         tensors = {f"weights/{name}": tensor for name, tensor in update.weights.items()}
-        for stamped in client.kept().values():
-            tensors |= {f"kept/{name}": tensor for name, tensor in stamped.tensors.items()}
+        tensors |= {f"kept/{name}": tensor for name, tensor in kept.items()}
         about = {"num_examples": num_examples, "loss": update.loss}
         guard.store_answer(key, tensors, run=terms.run, about=about, entry=update.entry)
     return Answer(update, repeated=False)
 
 
-def update_noise(config: NodeConfig) -> str:
-    """Return what the ledger says of noise in private training: nobody can foretell it, but it is rounded."""
-    return "unpredictable" if config.privacy.noise == "secure" else "simulated"
+def release_noise(config: NodeConfig, seed: int) -> Noise:
+    """Return noise that nobody else can know; in a trial, the simulator's."""
+    if config.privacy.noise == "secure":
+        return noise_for(deployment=True)
+    generator = seeding.generator(seed, "certainty noise", client=config.number)
+    return noise_for(deployment=False, generator=generator)
 
 
-def own_client(config: NodeConfig, terms: Terms) -> tuple[OwnClient, Task]:
-    """Return this node's client with its data, and the task it works on."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    device = choose(config.device)
-    data = own_data(config)
-    shape = tuple(data.images.shape[1:])
+def private_draws(config: NodeConfig, terms: TrainTerms, compute: Compute) -> Draws:
+    """Return sampling and noise of private training that nobody else can know; in a trial, the simulator's."""
+    if config.privacy.noise == "secure":
+        return SecureDraws()
+    generator = seeding.generator(terms.seed, "local", round=terms.round, client=config.number)
+    return SimulatedDraws(generator, device=compute.device)
+
+
+def check_declared(config: NodeConfig, terms: Terms) -> None:
+    """Raise Refusal where the server's terms do not fit what node.toml declares. Private data has no part in it."""
+    if set(terms.classes) != set(config.classes) or len(terms.classes) != len(config.classes):
+        raise Refusal("the server's classes are not those that this node declares in its `classes`")
+    shape = declared_shape(config)
     if shape != terms.image_shape:
-        raise Refusal(
-            f"images here are {list(shape)} and the server's {list(terms.image_shape)}; "
-            "data.image_size and data.channels of the node change them"
-        )
-    labels = _numbered(data, terms.classes)
+        raise Refusal(f"images here are {list(shape)} and the server's {list(terms.image_shape)}")
     for key in ("channel_mean", "channel_deviation"):
         if len(numbers := getattr(terms, key)) not in (0, shape[0]):
             raise Refusal(f"{key} has {len(numbers)} numbers for {shape[0]} channels")
-    task = task_of(config, terms, device)
-    return OwnClient(config, task, data.images.to(device), labels.to(device)), task
 
 
-def own_data(config: NodeConfig) -> LabelledData:
-    """Load this node's training data: all of it or, in a trial, the part that the simulator would give it."""
-    section, split = config.data, config.split
+def declared_shape(config: NodeConfig) -> tuple[int, int, int]:
+    """Return (channels, height, width) as node.toml declares them; embedded data and trials have their own."""
+    if config.data.path is None or config.split is not None:
+        shape = own_data(config)[0].images.shape  # nobody's private data
+        return shape[1], shape[2], shape[3]
+    side, channels = config.data.image_size, config.data.channels
+    assert side is not None, "load_node asks for it"
+    assert channels is not None, "load_node asks for it"
+    return channels, side, side
+
+
+@dataclass(frozen=True)
+class OwnExamples:
+    """All examples of this node, the unusable ones blank."""
+
+    images: Tensor
+    """uint8 [n, C, H, W]."""
+    labels: Tensor
+    """[n], BLANK or the server's number of the class."""
+
+    def without_blanks(self) -> OwnExamples:
+        """Return the usable ones alone, for what is not protected anyway."""
+        usable = self.labels != BLANK
+        return OwnExamples(self.images[usable], self.labels[usable])
+
+
+def own_examples(config: NodeConfig, classes: tuple[str, ...]) -> OwnExamples:
+    """Return this node's examples; those that cannot be read, or have an undeclared class, count and are blank.
+
+    Their number n is that of the rows in the data, whatever they hold.
+    """
+    data, total = own_data(config)
+    number = {name: index for index, name in enumerate(classes) if name in config.classes}
+    table = torch.tensor([number.get(name, BLANK) for name in data.classes], dtype=torch.int64)
+    labels = table[data.labels] if len(data.labels) else data.labels.long()
+    unreadable = total - len(labels)
+    return OwnExamples(
+        torch.cat([data.images, data.images.new_zeros(unreadable, *data.images.shape[1:])]),
+        torch.cat([labels, labels.new_full((unreadable,), BLANK)]),
+    )
+
+
+def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
+    """Load this node's readable training data, and count all of it; in a trial, the simulator's part for this client.
+
+    Unreadable rows are left out of the first and counted in the second.
+    """
+    section, split = config.data.model_copy(update={"skip_bad": True}), config.split
     if section.source not in SOURCES or SOURCES[section.source].load_labelled is None:
-        raise ValueError(f"data.source = {section.source!r}: not known, or without labels")
+        raise ValueError(f"data.source = {section.source!r}: unknown, or without labels")
     if split is None:
-        return load_own(section)
+        data = load_own(section)
+        whole = section.model_copy(update={"test_fraction": 0.0, "size": None, "test_size": None})
+        return data, max(len(data.labels), count_labelled(whole))
     data = load_labelled(section)
     parts = split_dirichlet(
         data.labels.numpy(),
@@ -161,37 +208,24 @@ def own_data(config: NodeConfig) -> LabelledData:
         generator=seeding.generator(split.seed, "split"),
     )
     rows = torch.from_numpy(parts[config.number])
-    return LabelledData(data.images[rows], data.labels[rows], data.test_images[:0], data.test_labels[:0], data.classes)
+    own = LabelledData(data.images[rows], data.labels[rows], data.test_images[:0], data.test_labels[:0], data.classes)
+    return own, len(rows)
 
 
-def task_of(config: NodeConfig, terms: Terms, device: torch.device) -> Task:
-    """Return the task as far as a client sees it: one prototype, no public data."""
-    prototype = terms.prototype.model_copy(update={"clients": None})
+def compute_of(config: NodeConfig, terms: Terms) -> Compute:
+    """Return how this node computes: the plain way, on its own device."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     engine = Engine(device=config.device, precision=terms.precision, compile=False, clients_at_once=1)
     data = Data(channel_mean=terms.channel_mean, channel_deviation=terms.channel_deviation)
-    experiment = ExperimentFields(
-        prototypes=(prototype,),
-        mode=terms.mode,
-        data=data,
-        split=Split(num_clients=config.number + 1),
-        evaluation=Evaluation(batch_size=terms.batch_size),
-        engine=engine,
-        local=terms.local if isinstance(terms, TrainTerms) else Local(),
-    )
-    nothing = torch.zeros(0, *terms.image_shape, dtype=torch.uint8, device=device)
-    return Task(
-        experiment=experiment,
-        method=METHODS["fedavg"],  # what the server makes of the answers is its own affair
-        seed=terms.seed,
-        input_shape=terms.image_shape,
-        num_classes=len(terms.classes),
-        prototype_of=(prototype.name,) * (config.number + 1),
-        negatives=nothing,
-        distill_images=nothing,
-        test_images=nothing,
-        test_labels=torch.zeros(0, dtype=torch.int64, device=device),
-        compute=compute_for(engine, device, data),
-    )
+    return compute_for(engine, choose(config.device), data)
+
+
+def built(terms: Terms, compute: Compute) -> SplitModel:
+    """Return the model of the terms with initial weights."""
+    section = terms.prototype
+    with seeding.initialisation(terms.seed, part=section.name):
+        return compute.place(MODELS[section.model](terms.image_shape, len(terms.classes), **section.options))
 
 
 def choose(name: str) -> torch.device:
@@ -230,14 +264,9 @@ def blank_model(terms: Terms, *, most_bytes: int) -> SplitModel:
     return model
 
 
-def _numbered(data: LabelledData, classes: tuple[str, ...]) -> Tensor:
-    """Return labels as the server numbers the classes. Raises Refusal for a class that it does not know."""
-    number = {name: index for index, name in enumerate(classes)}
-    held = sorted(set(data.labels.tolist()))
-    if any(data.classes[label] not in number for label in held):
-        raise Refusal("holds classes that the server's test data does not name")
-    table = torch.tensor([number.get(name, -1) for name in data.classes], dtype=torch.int64)
-    return table[data.labels]
+def update_noise(config: NodeConfig) -> str:
+    """Return what the ledger says of noise in private training."""
+    return config.privacy.noise
 
 
 def _update_entry(config: NodeConfig, terms: TrainTerms, num_examples: int) -> LedgerEntry:
