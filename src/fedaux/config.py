@@ -422,10 +422,9 @@ class Engine(Section):
     """fp32 for reproducible figures; bf16 computes in half the bits, with weights kept in fp32; auto: bf16 on a GPU.
     A device that has no bf16 computes in fp32, with one line."""
     compile: bool | None = None
-    """Whether steps are compiled; when not given, on a GPU all of them, on a CPU what takes a second: the blocks of
-    small networks."""
+    """Whether steps are compiled; on a GPU when not given."""
     clients_at_once: Count | None = None
-    """Clients trained side by side; 8 when not given. 1 is one after another, in a plain loop of torch's operations."""
+    """Clients trained side by side; 8 when not given. 1 is one after another, in a plain loop."""
 
 
 class Federation(Section):

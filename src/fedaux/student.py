@@ -86,12 +86,9 @@ class Student:
         Weights that are numbers can still be such that nothing can be computed with them: huge ones, or a negative
         variance in batch normalisation.
         """
-        few, predictor = self._distill_inputs[:LOOKED_AT], self._predictors[0]
-        if predictor.stacks(few):
-            logits = predictor.many(models, few)
-        else:
-            by_batch = self._experiment.batch_normalisation.teachers == "batch"
-            logits = [self._predict(weights, few, by_batch=by_batch) for weights in models]
+        few = self._distill_inputs[:LOOKED_AT]
+        by_batch = self._experiment.batch_normalisation.teachers == "batch"
+        logits = [self._predict(weights, few, by_batch=by_batch) for weights in models]
         return torch.stack([torch.isfinite(own).all() for own in logits])
 
     @property
