@@ -231,21 +231,3 @@ def test_each_worker_has_one_core_to_itself_and_everybody_else_what_they_had() -
     with pytest.raises(ZeroDivisionError):
         compute.spread(lambda number: 1 // number, [0, 1])
     assert torch.get_num_threads() == 2
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_workers_beside_the_caller_are_waited_for_and_have_one_core_each() -> None:
-    compute, together, found = Compute(workers=3), Barrier(3), []
-
-    def work(number: int) -> None:
-        together.wait()
-        found.append((number, torch.get_num_threads()))
-
-    with compute.alongside(work):
-        assert torch.get_num_threads() == 1
-        together.wait()  # nobody would come if the others were not at work
-    assert sorted(found) == [(1, 1), (2, 1)]
-    assert torch.get_num_threads() == 2
-    with pytest.raises(ZeroDivisionError), Compute(workers=2).alongside(lambda number: 1 // 0):
-        pass
-    assert torch.get_num_threads() == 2

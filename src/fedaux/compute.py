@@ -84,27 +84,10 @@ class Compute:
         """
         if self.workers == 1 or len(items) < 2:
             return [work(item) for item in items]
-        with self._one_core_each() as threads:
-            return list(threads.map(work, items))
-
-    @contextmanager
-    def alongside(self, work: Callable[[int], object]) -> Iterator[None]:
-        """Let work(1), work(2), ... go on in all workers but one, which is the caller; wait for them at the end."""
-        with self._one_core_each() as threads:
-            begun = [threads.submit(work, number) for number in range(1, self.workers)]
-            try:
-                yield
-            finally:
-                for each in begun:
-                    each.result()
-
-    @contextmanager
-    def _one_core_each(self) -> Iterator[ThreadPoolExecutor]:
-        if "workers" not in self._cache:
-            self._cache["workers"] = ThreadPoolExecutor(self.workers)
+        threads = self.once("workers", lambda: ThreadPoolExecutor(self.workers))
         # Threads take over the number that is set when they first compute, and some libraries keep one for everybody.
         with self.one_thread():
-            yield self._cache["workers"]
+            return list(threads.map(work, items))
 
     @contextmanager
     def one_thread(self) -> Iterator[None]:

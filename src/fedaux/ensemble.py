@@ -181,6 +181,3 @@ TEACHERS: dict[str, Teacher] = {
     "certainty": certainty_teacher,
     "mixture": mixture_teacher,
 }
-
-ROW_BY_ROW = frozenset({mean_teacher, probabilities_teacher, certainty_teacher, mixture_teacher})
-"""Teachers whose soft label of an example depends on no other example."""

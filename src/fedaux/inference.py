@@ -95,14 +95,11 @@ class Predictor:
         inputs: Tensor,
         *,
         batch_size: int | None = None,
-        rows: Tensor | None = None,
     ) -> list[Tensor]:
-        """Return the outputs [N, ...] of several models on the same inputs, or on some rows of them."""
-        chosen = inputs if rows is None else inputs[rows]
-        batches = chosen.split(batch_size or inference_batch(inputs.device))
-        if len(chosen) > 0 and self.takes_many:
-            return self._folded(models, batches)
-        return [self(weights, inputs, batch_size=batch_size, rows=rows) for weights in models]
+        """Return the outputs [N, ...] of several models on the same inputs."""
+        if len(inputs) > 0 and self.takes_many:
+            return self._folded(models, inputs.split(batch_size or inference_batch(inputs.device)))
+        return [self(weights, inputs, batch_size=batch_size) for weights in models]
 
     def _folded(self, models: Sequence[Weights], batches: Sequence[Tensor]) -> list[Tensor]:
         inference, dtype = self._inference(batches[0]), self._compute.precision
