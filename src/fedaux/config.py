@@ -351,9 +351,6 @@ class Distillation(Section):
     """`cyclic`: learning rate at the last step of a cycle."""
     sharpening: Positive = 1.0
     """T: targets are proportional to p^(1/T) of the teacher's p; below 1 sharper, 1 leaves them."""
-    negligible_weight: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Clients are not asked about public examples on which they weigh less than this; 0 asks all. Saves time where
-    certainty weighs, except with a memory; what it can change is stated in docs/performance.md."""
     averaging: Averaging | None = None
     stopping: Stopping | None = None
 

@@ -61,18 +61,12 @@ class Student:
         """Return how many examples the distill set has."""
         return len(self._distill_inputs)
 
-    def logits(self, weights: Weights, *, where: Tensor | None = None) -> Tensor:
-        """Return a client's logits on the distill set [N, C]; zeros where it is not asked, if `where` [N] says so."""
+    def logits(self, weights: Weights) -> Tensor:
+        """Return a client's logits on the distill set [N, C]."""
         statistics = self._experiment.batch_normalisation.teachers
         if statistics == "auxiliary":
             weights = self.with_public_statistics(weights)
-        if where is None:
-            return self._predict(weights, self._distill_inputs, by_batch=statistics == "batch")
-        if statistics == "batch" and self._normalised:  # an image's batch is the same, wherever else a client is asked
-            return self._predict(weights, self._distill_inputs, by_batch=True).masked_fill_(~where[:, None], 0.0)
-        rows = where.nonzero().squeeze(1)
-        asked = self._predict(weights, self._distill_inputs, rows=rows)
-        return torch.zeros(len(where), *asked.shape[1:], device=asked.device).index_copy_(0, rows, asked)
+        return self._predict(weights, self._distill_inputs, by_batch=statistics == "batch")
 
     def predict_numbers(self, models: Sequence[Weights]) -> Tensor:
         """Say which models' logits on a few public examples are neither NaN nor infinite: flags [K] on the device.
@@ -153,11 +147,9 @@ class Student:
     def _validate(self, inputs: Tensor, labels: Tensor) -> Callable[[nn.Module], float]:
         return lambda model: evaluate(self._predict(snapshot(model), inputs), labels)[0]
 
-    def _predict(
-        self, weights: Weights, inputs: Tensor, *, by_batch: bool = False, rows: Tensor | None = None
-    ) -> Tensor:
+    def _predict(self, weights: Weights, inputs: Tensor, *, by_batch: bool = False) -> Tensor:
         return self._predictors[0](
-            weights, inputs, batch_size=self._experiment.evaluation.batch_size, rows=rows, by_batch=by_batch
+            weights, inputs, batch_size=self._experiment.evaluation.batch_size, by_batch=by_batch
         )
 
     def with_public_statistics(self, weights: Weights) -> Weights:

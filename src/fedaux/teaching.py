@@ -54,15 +54,12 @@ def teach(
     remembers = "predictions" in method.memory
     gone = {member.client for member in absent}
 
-    ready = predicted_together(present, students) if experiment.distillation.negligible_weight == 0 else {}
+    ready = predicted_together(present, students)
 
-    def predict(member: Member, where: Tensor | None = None) -> Tensor:
+    def predict(member: Member) -> Tensor:
         if member.client in gone:
             return memory[member.client].tensors["logits"].float()
-        if member.client in ready:
-            logits = ready[member.client]
-        else:
-            logits = students[member.prototype].logits(member.weights, where=None if remembers else where)
+        logits = ready[member.client] if member.client in ready else students[member.prototype].logits(member.weights)
         if member.client >= 0:
             finite[member.client] = torch.isfinite(logits).all()
             if remembers:
@@ -79,7 +76,6 @@ def teach(
             log_scores,
             generator=generator(),
             bayesian=experiment.bayesian,
-            negligible_weight=experiment.distillation.negligible_weight,
         )
         targets = TEACHERS[method.teacher](ensemble)
         if (problem := problem_of_targets(targets, shape=(rows, num_classes))) is None:
