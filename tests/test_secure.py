@@ -18,7 +18,6 @@ from fedaux.certainty.secure import (
     enlarged_sigma,
     lattice_spacing,
     noise_for,
-    require_secure,
 )
 from fedaux.config import Certainty
 
@@ -138,9 +137,6 @@ def test_deployments_and_simulations_cannot_take_each_others_noise() -> None:
         noise_for(deployment=True, generator=generator)
     with pytest.raises(ValueError, match="cannot be repeated"):
         noise_for(deployment=False)
-    require_secure({"secure"})
-    with pytest.raises(ValueError, match="none, simulated protects nobody"):
-        require_secure({"secure", "simulated", "none"})
 
 
 @needs_opendp

@@ -37,15 +37,3 @@ def noise_multiplier(*, epsilon: float, delta: float) -> float:
         else:
             high = middle
     return high
-
-
-def classical_noise_multiplier(*, epsilon: float, delta: float) -> float:
-    """Return sqrt(2 ln(1.25 / delta)) / epsilon, the classical sufficient sigma / sensitivity (Dwork & Roth, 2014).
-
-    Proved for epsilon < 1 only, and refused elsewhere: at large epsilon it is less noise than privacy needs.
-    """
-    if not 0 < epsilon < 1:
-        raise ValueError(f"certainty.epsilon = {epsilon}: the classical bound holds between 0 and 1 only")
-    if not 0 < delta < 1:
-        raise ValueError(f"certainty.delta = {delta}: should lie between 0 and 1")
-    return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon

@@ -91,12 +91,6 @@ def noise_for(*, deployment: bool, generator: np.random.Generator | None = None)
     return SimulatedNoise(generator)
 
 
-def require_secure(kinds: set[str]) -> None:
-    """Raise ValueError unless every kind of noise protects somebody: what a deployment asks of what it receives."""
-    if unsafe := sorted(kinds - {SecureNoise.kind}):
-        raise ValueError(f"noise of kind {', '.join(unsafe)} protects nobody; a deployment takes secure noise alone")
-
-
 def _opendp() -> Any:
     """Return OpenDP, imported late because only deployments need it."""
     try:
