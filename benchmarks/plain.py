@@ -20,7 +20,6 @@ from torch.nn import functional
 from fedaux import seeding
 from fedaux.config import Distillation, Local
 from fedaux.methods import Method
-from fedaux.models import blocks
 
 TEACHERS = {"mean", "certainty", "mixture"}
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
@@ -96,7 +95,6 @@ def train_client(
 
 def plainly_convolved(model: nn.Module) -> nn.Module:
     """Return the model with torch's own operations, as people write them, in the place of ours."""
-    blocks.join(model, joined=False)
     for part in model.modules():
         if isinstance(part, nn.Conv2d):
             part.__class__ = nn.Conv2d  # whose settings and weights ours have

@@ -161,11 +161,11 @@ def differences(settings: Settings, fast: Fast, data: LabelledData, auxiliary: T
     max_difference is the largest of any weight; relative_difference is the norm of all differences over the norm of
     what the round changed.
     """
-    exact = replace(settings, precision="fp32", negligible_weight=0.0)
+    exact = replace(settings, precision="fp32")
     experiment = experiment_of(exact, device=data.images.device)
     on_gpu = data.images.device.type == "cuda"
     with full_single_precision():
-        if on_gpu or fast.precision != "fp32" or settings.negligible_weight > 0:  # graphs of a GPU keep their precision
+        if on_gpu or fast.precision != "fp32":  # graphs of a GPU keep their precision
             fast = fast_federation(experiment, data, auxiliary)
         expected, _ = plain_player(fast, experiment, data, precision="fp32")(1)
         found, _ = fast_player(fast)(1)

@@ -140,7 +140,6 @@ def main(words: Sequence[str] | None = None) -> None:
         precision=arguments.precision,
         compile=arguments.compile,
         clients_at_once=arguments.clients_at_once,
-        negligible_weight=arguments.negligible_weight,
         **DEFAULTS[device.type],
     )
     result: dict[str, Any] = {"settings": asdict(base), "machine": machine_of(device), "sweeps": {}}

@@ -65,7 +65,6 @@ class Settings:
     precision: str = "auto"
     compile: bool | None = None
     clients_at_once: int | None = None
-    negligible_weight: float = 0.0
     seed: int = 0
 
 
@@ -85,7 +84,7 @@ def experiment_of(settings: Settings, *, device: torch.device) -> Experiment:
         pretraining={"kind": "none"},
         certainty=demo.get("certainty", {}),
         local=demo.get("local", {}),
-        distillation={**demo.get("distillation", {}), "negligible_weight": settings.negligible_weight},
+        distillation=demo.get("distillation", {}),
         engine={
             "device": str(device),
             "precision": settings.precision,
@@ -127,7 +126,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto", help="of fedaux's engine")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="whether fedaux's engine compiles")
     parser.add_argument("--clients-at-once", type=int, help="clients that fedaux's engine trains together")
-    parser.add_argument("--negligible-weight", type=float, default=0.0, help="below which clients are not asked")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result for machines")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the result (.png, .svg or .pdf)")
 

@@ -4,7 +4,6 @@ import platform
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Barrier, current_thread
@@ -34,7 +33,6 @@ def test_auto_on_a_cpu_is_single_precision_and_not_compiled() -> None:
     compute = compute_for(Engine(), CPU)
     assert compute.precision is torch.float32
     assert not compute.compile
-    assert compute.joins  # which takes a second
     assert not compute.captures
     assert compute.clients_at_once == CLIENTS_AT_ONCE == 8
 
@@ -45,8 +43,7 @@ def test_what_is_asked_for_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compute.precision is torch.bfloat16
     assert compute.compile
     assert compute.clients_at_once == 3
-    assert compute_for(Engine(precision="fp32", compile=False), CPU) == replace(compute_for(Engine(), CPU), joins=False)
-    assert not compute_for(Engine(clients_at_once=1), CPU).joins
+    assert compute_for(Engine(precision="fp32", compile=False), CPU) == compute_for(Engine(), CPU)
 
 
 def test_without_bf16_it_is_single_precision_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,22 +230,4 @@ def test_each_worker_has_one_core_to_itself_and_everybody_else_what_they_had() -
         assert torch.get_num_threads() == 2
     with pytest.raises(ZeroDivisionError):
         compute.spread(lambda number: 1 // number, [0, 1])
-    assert torch.get_num_threads() == 2
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_workers_beside_the_caller_are_waited_for_and_have_one_core_each() -> None:
-    compute, together, found = Compute(workers=3), Barrier(3), []
-
-    def work(number: int) -> None:
-        together.wait()
-        found.append((number, torch.get_num_threads()))
-
-    with compute.alongside(work):
-        assert torch.get_num_threads() == 1
-        together.wait()  # nobody would come if the others were not at work
-    assert sorted(found) == [(1, 1), (2, 1)]
-    assert torch.get_num_threads() == 2
-    with pytest.raises(ZeroDivisionError), Compute(workers=2).alongside(lambda number: 1 // 0):
-        pass
     assert torch.get_num_threads() == 2

@@ -36,6 +36,10 @@ def problems(**values: object) -> list[str]:
         ({"local": {"epoch": 5}}, "local.epoch: unknown key; did you mean local.epochs?"),
         ({"alpha": 1.0}, "alpha: unknown key; did you mean split.alpha?"),
         ({"rouns": 3}, "rouns: unknown key; did you mean rounds?"),
+        (
+            {"distillation": {"negligible_weight": 0.1}},
+            "distillation.negligible_weight: dropped in fedaux 0.2.0; leave it out",
+        ),
         ({"zzz": 3}, "zzz: unknown key"),
         ({"seeds": [1, 1]}, "seeds = [1, 1]: 1 appears more than once"),
         ({"seeds": []}, "seeds = []: should have at least 1 item"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedaux.config import Data, Engine
 from fedaux.data.batches import to_float
-from fedaux.models import blocks, depthwise
+from fedaux.models import depthwise
 from fedaux.models.convolutional import DepthwiseConvolution
 
 CLIENTS_AT_ONCE = 8
@@ -32,8 +32,6 @@ class Compute:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: torch.dtype = torch.float32
     compile: bool = False
-    joins: bool = False
-    """Whether blocks of small networks are one operation, on a CPU in single precision (`fedaux.models.blocks`)."""
     clients_at_once: int = 1
     workers: int = 1
     """Threads that work on different clients at the same time, on a CPU; each then has one core to itself."""
@@ -61,7 +59,6 @@ class Compute:
         placed: Model = module.to(self.device, memory_format=layout)  # type: ignore[call-overload]
         if self.device.type == "cuda" and any(isinstance(part, DepthwiseConvolution) for part in module.modules()):
             depthwise.prepare(self.device)
-        blocks.join(placed, joined=self.joins)
         return placed
 
     def place_inputs(self, inputs: Tensor) -> Tensor:
@@ -87,27 +84,10 @@ class Compute:
         """
         if self.workers == 1 or len(items) < 2:
             return [work(item) for item in items]
-        with self._one_core_each() as threads:
-            return list(threads.map(work, items))
-
-    @contextmanager
-    def alongside(self, work: Callable[[int], object]) -> Iterator[None]:
-        """Let work(1), work(2), ... go on in all workers but one, which is the caller; wait for them at the end."""
-        with self._one_core_each() as threads:
-            begun = [threads.submit(work, number) for number in range(1, self.workers)]
-            try:
-                yield
-            finally:
-                for each in begun:
-                    each.result()
-
-    @contextmanager
-    def _one_core_each(self) -> Iterator[ThreadPoolExecutor]:
-        if "workers" not in self._cache:
-            self._cache["workers"] = ThreadPoolExecutor(self.workers)
+        threads = self.once("workers", lambda: ThreadPoolExecutor(self.workers))
         # Threads take over the number that is set when they first compute, and some libraries keep one for everybody.
         with self.one_thread():
-            yield self._cache["workers"]
+            return list(threads.map(work, items))
 
     @contextmanager
     def one_thread(self) -> Iterator[None]:
@@ -185,7 +165,7 @@ def has_bf16(device: torch.device) -> bool:
 def compute_for(engine: Engine, device: torch.device, data: Data | None = None) -> Compute:
     """Return how an experiment is computed on a device: `auto` is bf16 and compiled on a GPU, fp32 elsewhere.
 
-    Where the device has no bf16, fp32 it is, with one line. One client at a time is the plain loop, and nothing joined.
+    Where the device has no bf16, fp32 it is, with one line.
     """
     on_gpu = device.type == "cuda"
     precision = engine.precision
@@ -204,7 +184,6 @@ def compute_for(engine: Engine, device: torch.device, data: Data | None = None) 
         device,
         torch.bfloat16 if precision == "bf16" else torch.float32,
         compile=on_gpu if engine.compile is None else engine.compile,
-        joins=not on_gpu and precision == "fp32" and engine.compile is not False and engine.clients_at_once != 1,
         clients_at_once=CLIENTS_AT_ONCE if engine.clients_at_once is None else engine.clients_at_once,
         workers=1 if on_gpu or engine.clients_at_once == 1 else torch.get_num_threads(),
         mean=None if data is None else _a_channel(data.channel_mean, device),

@@ -351,9 +351,6 @@ class Distillation(Section):
     """`cyclic`: learning rate at the last step of a cycle."""
     sharpening: Positive = 1.0
     """T: targets are proportional to p^(1/T) of the teacher's p; below 1 sharper, 1 leaves them."""
-    negligible_weight: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Clients are not asked about public examples on which they weigh less than this; 0 asks all. Saves time where
-    certainty weighs, except with a memory; what it can change is stated in docs/performance.md."""
     averaging: Averaging | None = None
     stopping: Stopping | None = None
 
@@ -422,10 +419,9 @@ class Engine(Section):
     """fp32 for reproducible figures; bf16 computes in half the bits, with weights kept in fp32; auto: bf16 on a GPU.
     A device that has no bf16 computes in fp32, with one line."""
     compile: bool | None = None
-    """Whether steps are compiled; when not given, on a GPU all of them, on a CPU what takes a second: the blocks of
-    small networks."""
+    """Whether steps are compiled; on a GPU when not given."""
     clients_at_once: Count | None = None
-    """Clients trained side by side; 8 when not given. 1 is one after another, in a plain loop of torch's operations."""
+    """Clients trained side by side; 8 when not given. 1 is one after another, in a plain loop."""
 
 
 class Federation(Section):

@@ -34,14 +34,12 @@ def distill(
     compute: Compute | None = None,
     validate: Callable[[nn.Module], float] | None = None,
     steps: PreparedStepping | None = None,
-    until: Callable[[int], None] | None = None,
 ) -> Weights:
     """Return the weights after minimising D_KL(targets || softmax f(x)) over inputs [N, ...] with targets [N, C].
 
     `validate` measures a model on the server's labelled data, more is better. `steps` are the model's own captured ones
-    (`prepared_steps`); without them, steps are eager. `until` is called before each step with the number of rows that
-    have been looked at after it, and returns when their targets are there. Raises ValueError where the section asks for
-    stopping and nothing validates, or for an average of weights that no step reaches.
+    (`prepared_steps`); without them, steps are eager. Raises ValueError where the section asks for stopping and nothing
+    validates, or for an average of weights that no step reaches.
     """
     if section.stopping is not None and validate is None:
         raise ValueError("distillation.stopping: needs labels at the server; data.server_validation should be above 0")
@@ -54,15 +52,11 @@ def distill(
         None if section.stopping is None or validate is None else Best(model, section.stopping, validate, total=total)
     )
     rate: float | None = None
-    seen = 0
     sizes = _batch_sizes(student, images, section=section, generator=generator)
     for number, size in zip(range(1, total + 1), sizes, strict=False):
         previous, rate = rate, SCHEDULES[section.schedule](number, total, section)
         if rate != previous:
             student.set_rate(rate)
-        seen += size
-        if until is not None:
-            until(seen)
         student.step(size)
         if mean is not None and mean.counts(number):
             student.settle()

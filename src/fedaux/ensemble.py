@@ -36,17 +36,14 @@ class Ensemble:
     """What a teacher may look at in one round: the members, by rising client id, and two ways to ask about them."""
 
     members: Sequence[Member]
-    predict: Callable[..., Tensor]
-    """predict(member) is its logits f_i(x) on the distill set, [N, C]; predict(member, where) need be right only where
-    a mask [N] says so."""
+    predict: Callable[[Member], Tensor]
+    """predict(member) is its logits f_i(x) on the distill set, [N, C]."""
     log_scores: Callable[[Sequence[int]], Tensor]
     """The log certainty scores log s_i(x) of clients on the distill set, [K, N]."""
     generator: np.random.Generator | None = None
     """Where the Bayesian teacher's randomness comes from."""
     bayesian: Bayesian = field(default_factory=Bayesian)
     """What the Bayesian teacher draws from."""
-    negligible_weight: float = 0.0
-    """Certainty weights below this count as zero."""
 
 
 Teacher = Callable[[Ensemble], Tensor]
@@ -78,21 +75,8 @@ def mixture_teacher(ensemble: Ensemble) -> Tensor:
 def _weighted_by_certainty(ensemble: Ensemble) -> Iterable[tuple[Tensor, Tensor]]:
     """Yield the logits [N, C] of each member and its weights [N, 1]."""
     weights = certainty_weights(ensemble)
-    if ensemble.negligible_weight > 0:
-        weights = without_negligible(weights, below=ensemble.negligible_weight)
     for member, own in zip(ensemble.members, weights, strict=True):
-        exact = ensemble.negligible_weight == 0
-        yield ensemble.predict(member) if exact else ensemble.predict(member, own > 0), own[:, None]
-
-
-def without_negligible(weights: Tensor, *, below: float) -> Tensor:
-    """Return weights [K, N] with small ones set to zero and the others scaled to sum to 1; the largest always stays.
-
-    With omega <= K * below the weight that is lost on an example, probabilities move by at most 2 omega in l1, the mean
-    of logits by at most 2 omega max|f_i| in every class, and softmax moves by no more than that in l1.
-    """
-    kept = torch.where(weights >= weights.amax(dim=0).clamp_max(below), weights, 0.0)
-    return kept / kept.sum(dim=0)
+        yield ensemble.predict(member), own[:, None]
 
 
 def probabilities_teacher(ensemble: Ensemble) -> Tensor:
@@ -181,6 +165,3 @@ TEACHERS: dict[str, Teacher] = {
     "certainty": certainty_teacher,
     "mixture": mixture_teacher,
 }
-
-ROW_BY_ROW = frozenset({mean_teacher, probabilities_teacher, certainty_teacher, mixture_teacher})
-"""Teachers whose soft label of an example depends on no other example."""

@@ -22,7 +22,6 @@ from fedaux.data.texts import WIDTH_STEP, token_lengths
 from fedaux.fusion import FusedInference, Untraceable
 from fedaux.kernels import IMAGE_SIZE, predictions
 from fedaux.kernels.predictions.networks import StepInference
-from fedaux.models import blocks
 from fedaux.server import load
 from fedaux.steps import attempt, statistics_of
 
@@ -89,11 +88,6 @@ class Predictor:
         """Whether `many` is quicker than one model after another on a GPU, where each batch is made only once."""
         return self._fused is not None
 
-    def stacks(self, inputs: Tensor) -> bool:
-        """Whether `many` has all models in each operation on such inputs, which small networks on a CPU gain by."""
-        single = self._compute.precision is torch.float32
-        return single and blocks.consists_of_blocks(self._module, self._compute.floats(inputs[:1]))
-
     @torch.no_grad()
     def many(
         self,
@@ -101,16 +95,11 @@ class Predictor:
         inputs: Tensor,
         *,
         batch_size: int | None = None,
-        rows: Tensor | None = None,
     ) -> list[Tensor]:
-        """Return the outputs [N, ...] of several models on the same inputs, or on some rows of them."""
-        chosen = inputs if rows is None else inputs[rows]
-        batches = chosen.split(batch_size or inference_batch(inputs.device))
-        if len(chosen) > 0 and self.takes_many:
-            return self._folded(models, batches)
-        if len(chosen) > 0 and len(models) > 1 and self.stacks(chosen):
-            return self._stacked(models, batches)
-        return [self(weights, inputs, batch_size=batch_size, rows=rows) for weights in models]
+        """Return the outputs [N, ...] of several models on the same inputs."""
+        if len(inputs) > 0 and self.takes_many:
+            return self._folded(models, inputs.split(batch_size or inference_batch(inputs.device)))
+        return [self(weights, inputs, batch_size=batch_size) for weights in models]
 
     def _folded(self, models: Sequence[Weights], batches: Sequence[Tensor]) -> list[Tensor]:
         inference, dtype = self._inference(batches[0]), self._compute.precision
@@ -122,12 +111,6 @@ class Predictor:
             for own, weights in zip(outputs, folded, strict=True):
                 own.append(inference(weights, prepared).float())
         return [torch.cat(own) for own in outputs]
-
-    def _stacked(self, models: Sequence[Weights], batches: Sequence[Tensor]) -> list[Tensor]:
-        forward = blocks.of_models(self._module)
-        weights = {name: torch.stack([own[name] for own in models]) for name in models[0]}
-        floats = (self._compute.floats(batch) for batch in batches)
-        return list(torch.cat([forward(weights, batch.expand(len(models), *batch.shape)) for batch in floats], dim=1))
 
     def _inference(self, inputs: Tensor) -> Inference | None:
         """Return kernels of our own for such inputs where there are some, else joined operations where possible."""

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 from fedaux.config import PATTERN_MEANING, ExperimentFields, without_none
 
+DROPPED = {"distillation.negligible_weight": "0.2.0"}
+"""Keys of earlier versions, and the version that dropped each."""
+
 
 def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
     """Return the fields of an experiment and all problems; where a value is wrong, the field holds the default.
@@ -120,6 +123,8 @@ def _explain(item: Any, raw: Mapping[str, Any], known: list[str]) -> tuple[str, 
     location = _existing(location, raw)
     key = ".".join(str(part) for part in location)
     kind, value = item["type"], item["input"]
+    if kind == "extra_forbidden" and key in DROPPED:
+        return f"{key}: dropped in fedaux {DROPPED[key]}; leave it out", location
     if kind == "extra_forbidden":
         name = str(location[-1])
         parent = ".".join(str(p) for p in location[:-1] if isinstance(p, str))

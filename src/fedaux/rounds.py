@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.clients import Certificate, Clients, Stamped, TrainRequest, Update, Weights, problem_of
+from fedaux.clients import Clients, Stamped, TrainRequest, Update, Weights, problem_of
 from fedaux.config import ExperimentFields
 from fedaux.ensemble import Member
 from fedaux.frozen import extract
@@ -25,7 +25,7 @@ from fedaux.privacy import LedgerEntry
 from fedaux.server import average, evaluate
 from fedaux.student import Student
 from fedaux.task import Clock, Preparation, State, Task, Watcher, trained_models
-from fedaux.teaching import NO_NUMBERS, Unteachable, teach, teacher_of_rows, teaches_by_rows
+from fedaux.teaching import NO_NUMBERS, teach
 
 DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
 
@@ -112,9 +112,7 @@ class Federation:
             with clock.phase("average"):
                 weights |= average_by_prototype([*members, *absent])
             predictions: Mapping[int, Tensor] = {}
-            learned = self._learned_alongside(weights, members, number, certificates, clock)
-            weights |= learned
-            if task.method.teacher is not None and not learned:
+            if task.method.teacher is not None:
                 with clock.phase("teach"):
                     lesson = teach(
                         members,
@@ -191,42 +189,6 @@ class Federation:
         """Say whether every server model predicts numbers: clients that train from another one are lost for good."""
         flags = [student.predict_numbers([weights[name]]) for name, student in self.students.items()]
         return bool(torch.cat(flags).all())
-
-    def _learned_alongside(
-        self,
-        weights: Mapping[str, Weights],
-        members: Sequence[Member],
-        number: int,
-        certificates: Mapping[int, Certificate],
-        clock: Clock,
-    ) -> dict[str, Weights]:
-        """Distill while teachers are at work, where that is quicker; nothing where it is not, or where it fails.
-
-        What distillation spends on teaching, or on waiting for it, is booked as teaching.
-        """
-        (name, student), *others = self.students.items()
-        method, seed = self.task.method, self.task.seed
-        if others or not teaches_by_rows(method) or not student.learns_alongside:
-            return {}
-        with clock.phase("teach"):
-            teach_rows = teacher_of_rows(
-                members,
-                method=method,
-                student=student,
-                log_scores=lambda ids: self.scorer.log_scores(certificates, ids),
-                num_classes=self.task.num_classes,
-            )
-        with clock.phase("distill"):
-            try:
-                learned, waited = student.learn_alongside(
-                    weights[name],
-                    teach_rows,
-                    generator=lambda: seeding.generator(seed, "distillation", round=number, part=name),
-                )
-            except Unteachable:
-                return {}
-        clock.book(waited, under="teach", instead_of="distill")
-        return {name: learned}
 
     def _distill(self, weights: Mapping[str, Weights], targets: Tensor, number: int) -> dict[str, Weights]:
         """Distill every prototype's averaged model on the same soft labels."""

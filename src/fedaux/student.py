@@ -6,7 +6,6 @@ the prediction of an image never depends on its batch, unless `batch` asks for w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
@@ -17,11 +16,8 @@ from torch import Tensor, nn
 from fedaux.clients import Weights
 from fedaux.compute import Compute
 from fedaux.config import ExperimentFields
-from fedaux.data.batches import inference_batch
-from fedaux.dictation import Dictation, TeachRows
-from fedaux.distillation import distill, number_of_steps, prepared_steps, recompute_statistics
+from fedaux.distillation import distill, prepared_steps, recompute_statistics
 from fedaux.inference import Predictor
-from fedaux.local import epoch_orders
 from fedaux.models import SplitModel
 from fedaux.server import evaluate, load, snapshot
 from fedaux.steps import PreparedStepping
@@ -29,8 +25,6 @@ from fedaux.steps import PreparedStepping
 STATISTICS_BATCH = 512
 LOOKED_AT = 16
 """Public examples on which every model that comes in, and the one that comes of a round, has to predict numbers."""
-FEW_WORKERS = 4
-"""With more, the teachers' work is soon done, and a large model should not be distilled on one core."""
 
 
 class Student:
@@ -67,18 +61,12 @@ class Student:
         """Return how many examples the distill set has."""
         return len(self._distill_inputs)
 
-    def logits(self, weights: Weights, *, where: Tensor | None = None) -> Tensor:
-        """Return a client's logits on the distill set [N, C]; zeros where it is not asked, if `where` [N] says so."""
+    def logits(self, weights: Weights) -> Tensor:
+        """Return a client's logits on the distill set [N, C]."""
         statistics = self._experiment.batch_normalisation.teachers
         if statistics == "auxiliary":
             weights = self.with_public_statistics(weights)
-        if where is None:
-            return self._predict(weights, self._distill_inputs, by_batch=statistics == "batch")
-        if statistics == "batch" and self._normalised:  # an image's batch is the same, wherever else a client is asked
-            return self._predict(weights, self._distill_inputs, by_batch=True).masked_fill_(~where[:, None], 0.0)
-        rows = where.nonzero().squeeze(1)
-        asked = self._predict(weights, self._distill_inputs, rows=rows)
-        return torch.zeros(len(where), *asked.shape[1:], device=asked.device).index_copy_(0, rows, asked)
+        return self._predict(weights, self._distill_inputs, by_batch=statistics == "batch")
 
     def predict_numbers(self, models: Sequence[Weights]) -> Tensor:
         """Say which models' logits on a few public examples are neither NaN nor infinite: flags [K] on the device.
@@ -86,12 +74,9 @@ class Student:
         Weights that are numbers can still be such that nothing can be computed with them: huge ones, or a negative
         variance in batch normalisation.
         """
-        few, predictor = self._distill_inputs[:LOOKED_AT], self._predictors[0]
-        if predictor.stacks(few):
-            logits = predictor.many(models, few)
-        else:
-            by_batch = self._experiment.batch_normalisation.teachers == "batch"
-            logits = [self._predict(weights, few, by_batch=by_batch) for weights in models]
+        few = self._distill_inputs[:LOOKED_AT]
+        by_batch = self._experiment.batch_normalisation.teachers == "batch"
+        logits = [self._predict(weights, few, by_batch=by_batch) for weights in models]
         return torch.stack([torch.isfinite(own).all() for own in logits])
 
     @property
@@ -113,11 +98,6 @@ class Student:
         dealt = self._compute.spread(work, range(workers))
         return [dealt[index % workers][index // workers] for index in range(len(clients))]
 
-    def logits_of_rows(self, clients: Sequence[Weights], rows: Tensor, *, worker: int) -> list[Tensor]:
-        """Return clients' logits [n, C] on some rows [n] of the distill set; each worker has a predictor."""
-        batch_size = self._experiment.evaluation.batch_size
-        return self._predictors[worker].many(clients, self._distill_inputs, batch_size=batch_size, rows=rows)
-
     @torch.no_grad()
     def _all_products(self, clients: Sequence[Weights]) -> list[Tensor]:
         """Return [x W_1 + b_1, x W_2 + b_2, ...] as one product, which reads the features x once for all clients."""
@@ -132,30 +112,14 @@ class Student:
         by_batch = self._experiment.batch_normalisation.server == "batch"
         return self._predict(weights, self._test_inputs, by_batch=by_batch)
 
-    @property
-    def learns_alongside(self) -> bool:
-        """Whether distillation had better begin while teachers are at work: few cores, each row looked at once."""
-        experiment = self._experiment
-        section = experiment.distillation
-        return (
-            1 < self._compute.workers <= FEW_WORKERS
-            and experiment.mode == "full"  # a head alone has learned before threads have found their work
-            and experiment.batch_normalisation.teachers == "client"
-            and section.negligible_weight == 0
-            and section.sharpening == 1
-            and number_of_steps(len(self._distill_inputs), section=section)
-            <= math.ceil(len(self._distill_inputs) / section.batch_size)
-        )
-
     def distill(
         self,
         weights: Weights,
         targets: Tensor,
         *,
         generator: np.random.Generator,
-        until: Callable[[int], None] | None = None,
     ) -> Weights:
-        """Return the weights after distillation on soft labels [N, C], which `until` may still be adding rows to."""
+        """Return the weights after distillation on soft labels [N, C]."""
         section = self._experiment.distillation
         if self._captures and self._steps is None:
             self._captures = False  # tried once; what cannot be captured stays eager
@@ -178,34 +142,14 @@ class Student:
                 compute=self._compute,
                 validate=None if self._validation is None else self._validate(*self._validation),
                 steps=self._steps,
-                until=until,
             )
-
-    def learn_alongside(
-        self, weights: Weights, teach: TeachRows, *, generator: Callable[[], np.random.Generator]
-    ) -> tuple[Weights, float]:
-        """Return the weights after a distillation that begins while teachers work, and the seconds it waited for them.
-
-        `generator` returns a generator of the distillation's order, the same one every time. Raises what `teach` does.
-        """
-        (order,) = epoch_orders(len(self._distill_inputs), epochs=1, generator=generator())
-        piece = self._experiment.evaluation.batch_size or inference_batch(self._compute.device)
-        dictation = Dictation(teach, order, piece=piece)
-        with self._compute.alongside(dictation.help):
-            try:
-                learned = self.distill(weights, dictation.targets, generator=generator(), until=dictation.until)
-            finally:
-                dictation.end()
-        return learned, dictation.seconds
 
     def _validate(self, inputs: Tensor, labels: Tensor) -> Callable[[nn.Module], float]:
         return lambda model: evaluate(self._predict(snapshot(model), inputs), labels)[0]
 
-    def _predict(
-        self, weights: Weights, inputs: Tensor, *, by_batch: bool = False, rows: Tensor | None = None
-    ) -> Tensor:
+    def _predict(self, weights: Weights, inputs: Tensor, *, by_batch: bool = False) -> Tensor:
         return self._predictors[0](
-            weights, inputs, batch_size=self._experiment.evaluation.batch_size, rows=rows, by_batch=by_batch
+            weights, inputs, batch_size=self._experiment.evaluation.batch_size, by_batch=by_batch
         )
 
     def with_public_statistics(self, weights: Weights) -> Weights:

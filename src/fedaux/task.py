@@ -161,8 +161,3 @@ class Clock:
         if self._task.device.type == "cuda":
             torch.cuda.synchronize(self._task.device)
         self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - began, 6)
-
-    def book(self, seconds: float, *, under: str, instead_of: str) -> None:
-        """Count seconds of one phase, in which something else went on as well, as another's."""
-        self.seconds[under] = round(self.seconds.get(under, 0.0) + seconds, 6)
-        self.seconds[instead_of] = round(self.seconds[instead_of] - seconds, 6)

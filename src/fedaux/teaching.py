@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fedaux.clients import Stamped
 from fedaux.config import ExperimentFields
-from fedaux.dictation import TeachRows
-from fedaux.ensemble import ROW_BY_ROW, TEACHERS, Ensemble, Member
+from fedaux.ensemble import TEACHERS, Ensemble, Member
 from fedaux.methods import Method
 from fedaux.student import Student
 
@@ -55,15 +54,12 @@ def teach(
     remembers = "predictions" in method.memory
     gone = {member.client for member in absent}
 
-    ready = predicted_together(present, students) if experiment.distillation.negligible_weight == 0 else {}
+    ready = predicted_together(present, students)
 
-    def predict(member: Member, where: Tensor | None = None) -> Tensor:
+    def predict(member: Member) -> Tensor:
         if member.client in gone:
             return memory[member.client].tensors["logits"].float()
-        if member.client in ready:
-            logits = ready[member.client]
-        else:
-            logits = students[member.prototype].logits(member.weights, where=None if remembers else where)
+        logits = ready[member.client] if member.client in ready else students[member.prototype].logits(member.weights)
         if member.client >= 0:
             finite[member.client] = torch.isfinite(logits).all()
             if remembers:
@@ -80,7 +76,6 @@ def teach(
             log_scores,
             generator=generator(),
             bayesian=experiment.bayesian,
-            negligible_weight=experiment.distillation.negligible_weight,
         )
         targets = TEACHERS[method.teacher](ensemble)
         if (problem := problem_of_targets(targets, shape=(rows, num_classes))) is None:
@@ -92,40 +87,6 @@ def teach(
         unusable |= dict.fromkeys(culprits, NO_NUMBERS)
         members = [member for member in members if member.client not in unusable]
     return Lesson(None, {}, unusable)
-
-
-class Unteachable(Exception):
-    """Soft labels of some rows are no distributions; whose fault that is, `teach` finds out."""
-
-
-def teaches_by_rows(method: Method) -> bool:
-    """Whether a method's soft labels can be made some rows at a time, and nothing is remembered of them."""
-    return method.teacher is not None and TEACHERS[method.teacher] in ROW_BY_ROW and not method.memory
-
-
-def teacher_of_rows(
-    members: Sequence[Member],
-    *,
-    method: Method,
-    student: Student,
-    log_scores: Callable[[Sequence[int]], Tensor],
-    num_classes: int,
-) -> TeachRows:
-    """Return what makes the soft labels of any rows of the distill set, as `teach` would; it raises Unteachable."""
-    assert method.teacher is not None, "a method without a teacher does not teach"
-    teacher = TEACHERS[method.teacher]
-    members = sorted(members, key=lambda member: member.client)
-    scores = log_scores([member.client for member in members]) if method.scores else torch.zeros(0)
-
-    def teach_rows(rows: Tensor, worker: int) -> Tensor:
-        outputs = student.logits_of_rows([member.weights for member in members], rows, worker=worker)
-        logits = {member.client: output for member, output in zip(members, outputs, strict=True)}
-        targets = teacher(Ensemble(members, lambda member: logits[member.client], lambda _: scores[:, rows]))
-        if (problem := problem_of_targets(targets, shape=(len(rows), num_classes))) is not None:
-            raise Unteachable(problem)
-        return targets
-
-    return teach_rows
 
 
 def predicted_together(members: Sequence[Member], students: Mapping[str, Student]) -> dict[int, Tensor]:

@@ -13,17 +13,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedaux.clients import Weights
 from fedaux.config import Local
 from fedaux.engines.training import Job, Workplace
 from fedaux.local import Trained, epoch_orders
-from fedaux.models.blocks import OfModels, of_models
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
 """Of Adam, as torch's own."""
+
+OfModels = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+"""forward(weights, inputs): the outputs [K, B, ...] of K models with weights [K, ...] each, on inputs [K, B, ...]."""
 
 
 def can_stack(model: nn.Module) -> bool:
@@ -38,6 +41,17 @@ def can_stack(model: nn.Module) -> bool:
         and all(parameter.requires_grad for parameter in model.parameters())
         and not any(isinstance(module, layers) for module in model.modules())
     )
+
+
+def of_models(model: nn.Module) -> OfModels:
+    """Return a model as a function of the weights of several models."""
+    vmapped = vmap(lambda weights, inputs: functional_call(model, weights, (inputs,)))
+
+    def forward(weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        outputs: Tensor = vmapped(dict(weights), inputs)
+        return outputs
+
+    return forward
 
 
 class StackedTraining:

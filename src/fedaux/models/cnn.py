@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedaux.models.blocks import Layers
 from fedaux.models.convolutional import ImageConvolution
 from fedaux.models.split import SplitModel
 
@@ -27,5 +26,5 @@ def cnn(image_shape: tuple[int, int, int], num_classes: int, *, width: int = 32)
         ]
         channels = out_channels
     quarters = nn.AdaptiveAvgPool2d(2) if max(image_shape[1:]) > 8 or min(image_shape[1:]) < 5 else nn.Identity()
-    features = Layers(*layers, quarters, nn.Flatten())  # at 5 to 8 pixels a side, quarters are what is left
+    features = nn.Sequential(*layers, quarters, nn.Flatten())  # at 5 to 8 pixels a side, quarters are what is left
     return SplitModel(features, nn.Linear(4 * channels, num_classes), feature_width=4 * channels)

@@ -13,7 +13,7 @@ from typing import Any
 from fedaux.reproduce import ensemble, privacy_grid, qualitative, similar_images, split, toy_gaussians, toy_iris
 from fedaux.reproduce.writing import Outcome
 
-__all__ = ["ALIASES", "EXPERIMENTS", "Outcome", "Reproduction"]
+__all__ = ["EXPERIMENTS", "Outcome", "Reproduction"]
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,6 @@ class Reproduction:
     """Whether `run` takes an `Experiment` as ``base``."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the paper's version."""
-    full_time: str = ""
-    """Of the paper's version; an estimate unless it says measured."""
 
 
 EXPERIMENTS: dict[str, Reproduction] = {
@@ -42,7 +40,6 @@ EXPERIMENTS: dict[str, Reproduction] = {
         data=("cifar10", "stl10"),
         takes_base=True,
         options={"grids": privacy_grid.PAPER_GRIDS},
-        full_time="about 0.4 h",
     ),
     "split": Reproduction(
         split.run,
@@ -50,7 +47,6 @@ EXPERIMENTS: dict[str, Reproduction] = {
         time="5 seconds",
         data=("cifar10",),
         takes_base=True,
-        full_time="a minute on a CPU",
     ),
     "toy-iris": Reproduction(
         toy_iris.run,
@@ -68,7 +64,6 @@ EXPERIMENTS: dict[str, Reproduction] = {
         time="20 seconds",
         data=("cifar10", "imagenet32"),
         takes_base=True,
-        full_time="h0, then a minute",
     ),
     "qualitative": Reproduction(
         qualitative.run,
@@ -76,7 +71,6 @@ EXPERIMENTS: dict[str, Reproduction] = {
         time="20 seconds",
         data=("cifar10", "stl10"),
         takes_base=True,
-        full_time="h0, then two minutes",
     ),
     "ensemble": Reproduction(
         ensemble.run,
@@ -84,8 +78,5 @@ EXPERIMENTS: dict[str, Reproduction] = {
         time="30 seconds",
         data=("cifar10", "stl10"),
         takes_base=True,
-        full_time="h0, then ten minutes",
     ),
 }
-ALIASES = {"privacy-grid": "privacy"}
-"""Earlier names."""

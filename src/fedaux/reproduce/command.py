@@ -13,7 +13,7 @@ from fedaux.config import Experiment
 from fedaux.execute import out_of_memory
 from fedaux.mistakes import nearest
 from fedaux.reading import find_recipe, load_experiment, merged, parse_value
-from fedaux.reproduce import ALIASES, EXPERIMENTS, Outcome, Reproduction, costs, places
+from fedaux.reproduce import EXPERIMENTS, Outcome, Reproduction, places
 from fedaux.reproduce.presenting import part, run_study
 from fedaux.reproduce.running import (
     Request,
@@ -37,12 +37,11 @@ HIDDEN = {"out", "base", "version", "notes", "on_line", "sweeping"}
 
 def default_folder(name: str, *, quick: bool) -> Path:
     """Return where an experiment goes when no folder is given."""
-    name = ALIASES.get(name, name)
     return Path("runs") / (SHARED_RUNS.get(name, name) + ("-quick" if quick else ""))
 
 
-def listing() -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield name, what it shows, data, time on an H200 and time of the quick version, for every experiment."""
+def listing() -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, what it shows, data and time of the quick version, for every experiment."""
     for name, study in STUDIES.items():
         try:
             check_available(study)
@@ -50,29 +49,24 @@ def listing() -> Iterator[tuple[str, str, str, str, str]]:
         except ValueError:
             missing = "; not in this version"
         data = ", ".join(places.DATA_SETS[key].title for key in study.grid.data_sets())
-        said = costs.said(costs.estimate(study))
-        if costs.is_linear(study):
-            said = f"h0, then {said} on one core"
         grid = study.grid
         labels = {
             axis: [value.label for value in values.values] for axis, values in zip(AXES, grid.axes(), strict=True)
         }
         shows = f"{study.shows} ({part({'methods': read_base(grid.path(), ())['method'], **labels})})"
-        yield name, shows + missing, data, said, study.quick_time
+        yield name, shows + missing, data, study.quick_time
     for name, entry in EXPERIMENTS.items():
         data = ", ".join(places.DATA_SETS[key].title for key in entry.data) or "comes with the package"
-        yield name, entry.shows, data, entry.full_time or entry.time, entry.time
+        yield name, entry.shows, data, entry.time
 
 
 def part_line(name: str, request: Request) -> str:
-    """Say how many runs a request for a study comes to, on the data that is there, and how long they would take."""
-    if (name := ALIASES.get(name, name)) not in STUDIES:
+    """Return how many runs and rounds a request for a study comes to, on the data that is there."""
+    if name not in STUDIES:
         raise ValueError(f"--list {name}: not a table of runs; without a name, --list names all experiments")
     prepared = plan(STUDIES[name], request)
-    runs = [cell.experiment for cell in prepared.cells]
     rounds = sum(cell.rounds for cell in prepared.cells)
-    time = "" if request.quick else f"; {costs.said_of(runs)}"
-    return f"{name}: {len(runs)} runs, {rounds:,} rounds{time}"
+    return f"{name}: {len(prepared.cells)} runs, {rounds:,} rounds"
 
 
 def listing_table() -> list[Any]:
@@ -80,20 +74,15 @@ def listing_table() -> list[Any]:
     from rich.table import Table
 
     table = Table()
-    for column in ("name", "shows", "data", "on an H200", "--quick, 2 cores"):
+    for column in ("name", "shows", "data", "--quick, 2 cores"):
         table.add_column(column, no_wrap=column == "name")
     for row in listing():
         table.add_row(*row)
-    note = (
-        "Times on an H200 are estimates from measured rounds of ResNet-8, MobileNetV2 and ShuffleNet, for as many "
-        "seeds as the paper has; those of quick versions were measured."
-    )
-    return [table, note]
+    return [table, "Times of quick versions were measured."]
 
 
 def reproduce(name: str, request: Request, *, recipe: str | None = None, options: Sequence[str] = ()) -> Outcome:
     """Run an experiment by name. Raises ValueError for what cannot be run, before anything is."""
-    name = ALIASES.get(name, name)
     names = [*STUDIES, *EXPERIMENTS]
     if name not in names:
         raise ValueError(f"{name}: no such experiment{nearest(name, names) or '; see fedaux reproduce --list'}")

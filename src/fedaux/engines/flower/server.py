@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,7 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
     tensorboard.check(experiment)
     device = prepare_device(experiment)
     data = load_test(experiment.data).to(device)
-    # As nodes compute, who run no compiler: a trial's figures are then the plain simulator's to the last digit.
-    compute = replace(compute_for(experiment.engine, device, experiment.data), joins=False)
+    compute = compute_for(experiment.engine, device, experiment.data)
     auxiliary = load_auxiliary(experiment.auxiliary, shape=data.input_shape).to(device)
     inputs = Inputs(data, auxiliary, compute)
     watching = Watching()
