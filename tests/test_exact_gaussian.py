@@ -15,9 +15,9 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.certainty import exact_gaussian
-from fedaux.certainty.exact_gaussian import RELATIVE_ERROR, SecureDraws, SimulatedDraws, rounded_gaussian
-from fedaux.dpsgd import LATTICE, noisy_sum
+from fedaux.core.dpsgd import LATTICE, noisy_sum
+from fedaux.privacy import exact_gaussian
+from fedaux.privacy.exact_gaussian import RELATIVE_ERROR, SecureDraws, SimulatedDraws, rounded_gaussian
 
 
 def test_small_scales_have_the_probabilities_of_a_rounded_gaussian() -> None:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedaux.certainty.filters import FILTERS, ROUNDING, orders_of, sampled_divergence
-from fedaux.certainty.gaussian import delta_of, noise_multiplier
-from fedaux.composition import query_of, tight_composition
-from fedaux.privacy import SCORES, UPDATE, LedgerEntry
+from fedaux.privacy.accounting import query_of, tight_composition
+from fedaux.privacy.filters import FILTERS, ROUNDING, orders_of, sampled_divergence
+from fedaux.privacy.gaussian import delta_of, noise_multiplier
+from fedaux.privacy.ledger import SCORES, UPDATE, LedgerEntry
 
 
 def release(multiplier: float) -> LedgerEntry:

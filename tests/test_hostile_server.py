@@ -19,12 +19,12 @@ pytest.importorskip("opendp", reason="needs the extra privacy (opendp)")
 from flwr.app import RecordDict
 from loopback import asked
 
-from fedaux.certainty import MECHANISMS
 from fedaux.config import Certainty, Local, Prototype
-from fedaux.engines.flower import records
-from fedaux.engines.flower.terms import PREPARE, TRAIN, PrepareTerms, TrainTerms
+from fedaux.core.weights import snapshot
+from fedaux.federation import records
+from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, TrainTerms
 from fedaux.models import MODELS
-from fedaux.server import snapshot
+from fedaux.privacy.mechanisms import MECHANISMS
 
 CLASSES = ("cat", "cow", "dog")
 MODEL = Prototype(name="p", model="cnn", options={"width": 4})
@@ -242,12 +242,12 @@ def test_blank_examples_contribute_nothing_and_count(tmp_path: Path) -> None:
     vectors = []
     for name, labels in (("whole", ["cat"] * 6), ("half", ["cat"] * 6 + ["horse"] * 6)):
         file = node(tmp_path / name, images(tmp_path / f"{name}-data", labels), mechanisms=["mean", "paper"])
-        from fedaux.engines.flower.node import load_node
-        from fedaux.engines.flower.work import own_examples
+        from fedaux.federation.node import load_node
+        from fedaux.federation.work import own_examples
 
         examples = own_examples(load_node(file), CLASSES)
-        from fedaux.certainty.mechanism import integer_mean
-        from fedaux.client import BLANK
+        from fedaux.core.client import BLANK
+        from fedaux.privacy.mechanism import integer_mean
 
         mechanism = MECHANISMS["mean"](Certainty(components=4))
         public = mechanism.publish(torch.randn(60, 64, generator=torch.Generator().manual_seed(0)))
@@ -261,8 +261,8 @@ def test_blank_examples_contribute_nothing_and_count(tmp_path: Path) -> None:
 def test_requests_chosen_after_answers_end_at_the_budget(tmp_path: Path) -> None:
     """A release of half of the budget, then DP-SGD as long as the node answers: the filter decides."""
     pytest.importorskip("opacus")
-    from fedaux.certainty.filters import FILTERS
-    from fedaux.privacy import LedgerEntry
+    from fedaux.privacy.filters import FILTERS
+    from fedaux.privacy.ledger import LedgerEntry
 
     file = node(tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4), accountant="renyi")
     assert refusal(ask_for_release(file, epsilon=0.5)) is None

@@ -10,19 +10,12 @@ import torch
 from scipy.stats import norm
 
 from fedaux import seeding
-from fedaux.bounds import require_exact_regression, require_size
-from fedaux.certainty import MECHANISMS, SimulatedNoise
-from fedaux.certainty.gaussian import delta_of, noise_multiplier
-from fedaux.certainty.mechanism import integer_mean, within_unit_ball
-from fedaux.certainty.secure import (
-    GRANULARITY,
-    MOST_SCALE,
-    SecureNoise,
-    enlarged_sigma,
-    lattice_spacing,
-    noise_for,
-)
 from fedaux.config import Certainty
+from fedaux.privacy.bounds import require_exact_regression, require_size
+from fedaux.privacy.gaussian import delta_of, noise_multiplier
+from fedaux.privacy.mechanism import integer_mean, within_unit_ball
+from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
+from fedaux.privacy.secure import GRANULARITY, MOST_SCALE, SecureNoise, enlarged_sigma, lattice_spacing, noise_for
 
 needs_opendp = pytest.mark.skipif(importlib.util.find_spec("opendp") is None, reason="needs the extra privacy (opendp)")
 

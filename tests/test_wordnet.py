@@ -14,7 +14,7 @@ import pytest
 
 from fedaux.config import Auxiliary
 from fedaux.data.folders import part_files
-from fedaux.wordnet import ROOTS, nouns, rows_in_folders, rows_in_parquet, rows_of, subset
+from fedaux.data.wordnet import ROOTS, nouns, rows_in_folders, rows_in_parquet, rows_of, subset
 
 TINY = Path(__file__).parents[2] / "shared" / "data" / "tinyimagenet32"
 WORDNET = Path(os.environ.get("WNSEARCHDIR", "/usr/share/wordnet")) / "data.noun"

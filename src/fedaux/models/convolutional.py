@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedaux.models import depthwise
+from fedaux.fast import depthwise
 
 MOST_GROUPS = 32
 MATRIX_MULTIPLE = 8

@@ -1,0 +1,99 @@
+"""One client: its own examples, what it releases about them, and how it trains on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaux.config import Certainty, Local
+from fedaux.core.compute import Compute
+from fedaux.core.dpsgd import train_privately
+from fedaux.core.local_training import Trained, train_locally
+from fedaux.core.messages import Certificate, Update, Weights
+from fedaux.core.weights import load, snapshot
+from fedaux.fast.inference import Predictor
+from fedaux.models import SplitModel
+from fedaux.privacy.exact_gaussian import Draws
+from fedaux.privacy.ledger import SCORES, entry_of
+from fedaux.privacy.mechanism import Noise, Public
+from fedaux.privacy.mechanisms import MECHANISMS
+
+BLANK = -1
+"""The label of an example that counts and contributes nothing: unreadable, or of a class the client did not declare."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """The examples of one client on its device, and the model it trains.
+
+    Every example counts towards n, whatever it holds. An example whose label is BLANK contributes a zero vector to
+    a private release and a zero gradient to private training, so that n does not depend on the content of examples.
+    """
+
+    number: int
+    inputs: Tensor
+    """uint8 [n, C, H, W], or features [n, F] where heads are trained."""
+    labels: Tensor
+    """[n], BLANK or 0 .. classes - 1."""
+    model: SplitModel
+    compute: Compute
+
+    def release(self, section: Certainty, features: Tensor, public: Public, *, noise: Noise) -> Certificate:
+        """Release certainty about features [n, F] of this client's examples under h0 (Algorithm 1)."""
+        features = features.masked_fill((self.labels == BLANK)[:, None], torch.nan)  # mechanisms take NaN for zero
+        release = MECHANISMS[section.mechanism](section).release(features, public, noise=noise)
+        entry = entry_of(release, client=self.number, num_examples=len(features), purpose=SCORES)
+        return Certificate(self.number, release.vector, entry)
+
+    def train(
+        self,
+        weights: Weights,
+        section: Local,
+        *,
+        proximal: float,
+        generator: np.random.Generator,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Update, Trained]:
+        """Train from the server's weights without protection (Algorithm 2); return the update and what stays here."""
+        load(self.model, weights)
+        usable = self.labels != BLANK
+        if not bool(usable.any()):
+            return Update(self.number, len(self.labels), snapshot(self.model), 0.0), Trained(0.0, {})
+        rows = slice(None) if bool(usable.all()) else usable
+        trained = train_locally(
+            self.model,
+            self.inputs[rows],
+            self.labels[rows],
+            section=section,
+            proximal=proximal,
+            generator=generator,
+            compute=self.compute,
+            state=state,
+        )
+        return Update(self.number, len(self.labels), snapshot(self.model), trained.loss), trained
+
+    def train_privately(self, weights: Weights, section: Local, *, proximal: float, draws: Draws) -> Update:
+        """Train from the server's weights with DP-SGD; the loss stays here, because it has no noise."""
+        load(self.model, weights)
+        _, entry = train_privately(
+            self.model,
+            self.inputs,
+            self.labels,
+            section=section,
+            proximal=proximal,
+            draws=draws,
+            client=self.number,
+            compute=self.compute,
+        )
+        return Update(self.number, len(self.labels), snapshot(self.model), None, entry)
+
+
+def features_of(
+    model: SplitModel, extractor: Weights, inputs: Tensor, *, compute: Compute, batch_size: int | None
+) -> Tensor:
+    """Return the features [n, F] of inputs under h0."""
+    return Predictor(model.features, compute)(extractor, inputs, batch_size=batch_size)

@@ -1,0 +1,273 @@
+"""A node's part of the work: load its own examples, check its policy, release or train, and book it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedaux import seeding
+from fedaux.config import Data, Engine
+from fedaux.core.client import BLANK, Client, features_of
+from fedaux.core.compute import Compute, compute_for
+from fedaux.core.dpsgd import schedule, update_entry
+from fedaux.core.messages import Certificate, Update, Weights
+from fedaux.core.task import head_alone
+from fedaux.data import SOURCES, LabelledData, count_labelled, load_labelled, load_own, split_dirichlet
+from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
+from fedaux.federation.policy import Guard, Refusal, digest_of
+from fedaux.federation.terms import PrepareTerms, Terms, TrainTerms
+from fedaux.models import MODELS, SplitModel, model_input, model_options
+from fedaux.privacy.bounds import update_problem
+from fedaux.privacy.exact_gaussian import Draws, SecureDraws, SimulatedDraws
+from fedaux.privacy.ledger import LedgerEntry
+from fedaux.privacy.mechanism import Noise, Public
+from fedaux.privacy.secure import noise_for
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A trained update and what is said with it."""
+
+    update: Update
+    repeated: bool
+    """Whether it was stored and is sent again."""
+
+
+def prepare(config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: Weights, public: Public) -> Certificate:
+    """Release certainty for h0 and the public map, within the node's policy; a second time, the stored release."""
+    guard.check_release(terms.certainty)
+    check_declared(config, terms)
+    about = {"certainty", "prototype", "image_shape", "classes", "channel_mean", "channel_deviation"}
+    key = digest_of(terms.model_dump_json(include=about) + config.privacy.noise, extractor, public)
+    if terms.mode == "linear":
+        guard.keep_extractor(extractor)
+    if (stored := guard.stored_release(key)) is not None:
+        return Certificate(config.number, *stored)
+    compute = compute_of(config, terms)
+    examples = own_examples(config, terms.classes)
+    if terms.certainty.mechanism in UNPROTECTED_MECHANISMS:
+        examples = examples.without_blanks()
+    model = built(terms, compute)
+    inputs = compute.place_inputs(examples.images)
+    features = features_of(model, placed(extractor, compute), inputs, compute=compute, batch_size=terms.batch_size)
+    client = Client(config.number, inputs, examples.labels.to(compute.device), model, compute)
+    certificate = client.release(
+        terms.certainty, features, placed(public, compute), noise=release_noise(config, terms.seed)
+    )
+    vector = certificate.vector.detach().cpu()
+    guard.store_release(key, vector, certificate.entry)
+    return Certificate(config.number, vector, certificate.entry)
+
+
+def train(config: NodeConfig, guard: Guard, terms: TrainTerms, weights: Weights, extractor: Weights | None) -> Answer:
+    """Train one round within the node's policy; where an answer must not be made twice, the stored one is repeated."""
+    check_declared(config, terms)
+    if terms.mode == "linear":
+        if extractor is not None:
+            guard.keep_extractor(extractor)
+        extractor = guard.extractor(terms.extractor or "") if extractor is None else extractor
+        if extractor is None:
+            raise Refusal("h0 is missing here; it has to come with the message")
+    # A private update costs when it is made, and kept moments move when it is: neither may happen twice.
+    once = terms.local.privacy is not None or terms.local.optimizer_state == "kept"
+    key = digest_of(terms.model_dump_json(), weights) if once else ""
+    if once and (stored := guard.stored_answer(key)) is not None:
+        held, about = stored
+        repeated = {name.removeprefix("weights/"): one for name, one in held.items() if name.startswith("weights/")}
+        entry = None
+        if terms.local.privacy is not None:
+            entry = _update_entry(config, terms, about["num_examples"])
+        return Answer(Update(config.number, about["num_examples"], repeated, about["loss"], entry), repeated=True)
+    compute = compute_of(config, terms)
+    examples = own_examples(config, terms.classes)
+    num_examples = len(examples.labels)
+    private = terms.local.privacy is not None
+    if private and (problem := update_problem(terms.local, steps=schedule(terms.local, num_examples=num_examples)[1])):
+        raise Refusal(problem)
+    guard.check_update(terms.local, _update_entry(config, terms, num_examples) if private else None)
+    model = built(terms, compute)
+    inputs = compute.place_inputs(examples.images)
+    if terms.mode == "linear":
+        assert extractor is not None, "looked for above"
+        features = placed(extractor, compute)
+        inputs = features_of(model, features, inputs, compute=compute, batch_size=terms.batch_size)
+        model = head_alone(model)
+    client = Client(config.number, inputs, examples.labels.to(compute.device), model, compute)
+    start = placed(weights, compute)
+    kept: Mapping[str, Tensor] = {}
+    if private:
+        update = client.train_privately(
+            start, terms.local, proximal=terms.proximal, draws=private_draws(config, terms, compute)
+        )
+    else:
+        generator = seeding.generator(terms.seed, "local", round=terms.round, client=config.number)
+        state = placed(guard.kept(terms.run), compute) if terms.local.optimizer_state == "kept" else {}
+        update, trained = client.train(start, terms.local, proximal=terms.proximal, generator=generator, state=state)
+        if all(bool(tensor.isfinite().all()) for tensor in trained.optimizer_state.values()):
+            kept = trained.optimizer_state
+    update = Update(config.number, num_examples, placed(update.weights, Compute()), update.loss, update.entry)
+    if once:
+        tensors = {f"weights/{name}": tensor for name, tensor in update.weights.items()}
+        tensors |= {f"kept/{name}": tensor for name, tensor in kept.items()}
+        about = {"num_examples": num_examples, "loss": update.loss}
+        guard.store_answer(key, tensors, run=terms.run, about=about, entry=update.entry)
+    return Answer(update, repeated=False)
+
+
+def release_noise(config: NodeConfig, seed: int) -> Noise:
+    """Return noise that nobody else can know; in a trial, the simulator's."""
+    if config.privacy.noise == "secure":
+        return noise_for(deployment=True)
+    generator = seeding.generator(seed, "certainty noise", client=config.number)
+    return noise_for(deployment=False, generator=generator)
+
+
+def private_draws(config: NodeConfig, terms: TrainTerms, compute: Compute) -> Draws:
+    """Return sampling and noise of private training that nobody else can know; in a trial, the simulator's."""
+    if config.privacy.noise == "secure":
+        return SecureDraws()
+    generator = seeding.generator(terms.seed, "local", round=terms.round, client=config.number)
+    return SimulatedDraws(generator, device=compute.device)
+
+
+def check_declared(config: NodeConfig, terms: Terms) -> None:
+    """Raise Refusal where the server's terms do not fit what node.toml declares. Private data has no part in it."""
+    if set(terms.classes) != set(config.classes) or len(terms.classes) != len(config.classes):
+        raise Refusal("the server's classes are not those that this node declares in its `classes`")
+    shape = declared_shape(config)
+    if shape != terms.image_shape:
+        raise Refusal(f"images here are {list(shape)} and the server's {list(terms.image_shape)}")
+    for key in ("channel_mean", "channel_deviation"):
+        if len(numbers := getattr(terms, key)) not in (0, shape[0]):
+            raise Refusal(f"{key} has {len(numbers)} numbers for {shape[0]} channels")
+
+
+def declared_shape(config: NodeConfig) -> tuple[int, int, int]:
+    """Return (channels, height, width) as node.toml declares them; embedded data and trials have their own."""
+    if config.data.path is None or config.split is not None:
+        shape = own_data(config)[0].images.shape  # nobody's private data
+        return shape[1], shape[2], shape[3]
+    side, channels = config.data.image_size, config.data.channels
+    assert side is not None, "load_node asks for it"
+    assert channels is not None, "load_node asks for it"
+    return channels, side, side
+
+
+@dataclass(frozen=True)
+class OwnExamples:
+    """All examples of this node, the unusable ones blank."""
+
+    images: Tensor
+    """uint8 [n, C, H, W]."""
+    labels: Tensor
+    """[n], BLANK or the server's number of the class."""
+
+    def without_blanks(self) -> OwnExamples:
+        """Return the usable ones alone, for what is not protected anyway."""
+        usable = self.labels != BLANK
+        return OwnExamples(self.images[usable], self.labels[usable])
+
+
+def own_examples(config: NodeConfig, classes: tuple[str, ...]) -> OwnExamples:
+    """Return this node's examples; those that cannot be read, or have an undeclared class, count and are blank.
+
+    Their number n is that of the rows in the data, whatever they hold.
+    """
+    data, total = own_data(config)
+    number = {name: index for index, name in enumerate(classes) if name in config.classes}
+    table = torch.tensor([number.get(name, BLANK) for name in data.classes], dtype=torch.int64)
+    labels = table[data.labels] if len(data.labels) else data.labels.long()
+    unreadable = total - len(labels)
+    return OwnExamples(
+        torch.cat([data.images, data.images.new_zeros(unreadable, *data.images.shape[1:])]),
+        torch.cat([labels, labels.new_full((unreadable,), BLANK)]),
+    )
+
+
+def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
+    """Load this node's readable training data, and count all of it; in a trial, the simulator's part for this client.
+
+    Unreadable rows are left out of the first and counted in the second.
+    """
+    section, split = config.data.model_copy(update={"skip_bad": True}), config.split
+    if section.source not in SOURCES or SOURCES[section.source].load_labelled is None:
+        raise ValueError(f"data.source = {section.source!r}: unknown, or without labels")
+    if split is None:
+        data = load_own(section)
+        whole = section.model_copy(update={"test_fraction": 0.0, "size": None, "test_size": None})
+        return data, max(len(data.labels), count_labelled(whole))
+    data = load_labelled(section)
+    parts = split_dirichlet(
+        data.labels.numpy(),
+        num_clients=split.num_clients,
+        alpha=split.alpha,
+        num_classes=len(data.classes),
+        generator=seeding.generator(split.seed, "split"),
+    )
+    rows = torch.from_numpy(parts[config.number])
+    own = LabelledData(data.images[rows], data.labels[rows], data.test_images[:0], data.test_labels[:0], data.classes)
+    return own, len(rows)
+
+
+def compute_of(config: NodeConfig, terms: Terms) -> Compute:
+    """Return how this node computes: the plain way, on its own device."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    engine = Engine(device=config.device, precision=terms.precision, compile=False, clients_at_once=1)
+    data = Data(channel_mean=terms.channel_mean, channel_deviation=terms.channel_deviation)
+    return compute_for(engine, choose(config.device), data)
+
+
+def built(terms: Terms, compute: Compute) -> SplitModel:
+    """Return the model of the terms with initial weights."""
+    section = terms.prototype
+    with seeding.initialisation(terms.seed, part=section.name):
+        return compute.place(MODELS[section.model](terms.image_shape, len(terms.classes), **section.options))
+
+
+def choose(name: str) -> torch.device:
+    """Return the node's device."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def placed(tensors: Mapping[str, Tensor], compute: Compute) -> dict[str, Tensor]:
+    """Return tensors on a device."""
+    return {name: tensor.to(compute.device) for name, tensor in tensors.items()}
+
+
+def blank_model(terms: Terms, *, most_bytes: int) -> SplitModel:
+    """Return the model without memory for its weights. Raises Refusal for one that is unknown or too large."""
+    section = terms.prototype
+    if section.model not in MODELS:
+        raise Refusal(f"prototypes.model = {section.model}: not known here")
+    if model_input(section.model) == "text":  # those of texts may name files, and names from the network are not used
+        raise Refusal(f"prototypes.model = {section.model}: nodes train models of images")
+    known = model_options(section.model)
+    wrong = [
+        name for name, value in section.options.items() if name not in known or type(value) is not type(known[name])
+    ]
+    if wrong:
+        raise Refusal(f"prototypes.options.{wrong[0]}: {section.model} has no such option, or not of this kind")
+    try:
+        with torch.device("meta"):
+            model = MODELS[section.model](terms.image_shape, len(terms.classes), **section.options)
+    except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        raise Refusal(f"prototypes.model = {section.model}: cannot be built with these options") from error
+    size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    if size > most_bytes:
+        raise Refusal(f"the model has {size} bytes; this node takes {most_bytes}")
+    return model
+
+
+def update_noise(config: NodeConfig) -> str:
+    """Return what the ledger says of noise in private training."""
+    return config.privacy.noise
+
+
+def _update_entry(config: NodeConfig, terms: TrainTerms, num_examples: int) -> LedgerEntry:
+    return update_entry(terms.local, num_examples=num_examples, client=config.number, noise=update_noise(config))

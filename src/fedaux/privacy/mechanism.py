@@ -1,0 +1,100 @@
+"""The seam between clients, server and the ways to release certainty: publish, release, score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaux.privacy.bounds import require_size
+
+Public = dict[str, Tensor]
+"""What a mechanism derives from public data alone and sends to every client."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """The one thing that leaves a client, with what it cost.
+
+    `sensitivity` is the proved bound on the l2 distance between the noiseless vectors of neighbouring data sets:
+    those that differ by replacing one example, the number of examples being public.
+    """
+
+    vector: Tensor
+    mechanism: str
+    sensitivity: float
+    sigma: float
+    epsilon: float
+    delta: float
+    noise: str
+
+
+class Noise(Protocol):
+    """A source of Gaussian noise that says what it is: "simulated" or "secure"."""
+
+    kind: str
+
+    def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
+        """Return vector [k] + N(0, sigma^2 I), as private as that for every epsilon >= 0.
+
+        `sensitivity` bounds the l2 distance between vectors of neighbours: a source that rounds needs to know it.
+        """
+        ...
+
+
+class SimulatedNoise:
+    """Seeded noise: right for simulations, worthless as protection, and marked as such in the ledger."""
+
+    kind = "simulated"
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self._generator = generator
+
+    def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
+        """Return vector [k] + N(0, sigma^2 I), drawn in double precision."""
+        return vector + torch.from_numpy(self._generator.normal(0.0, sigma, len(vector))).to(vector.device)
+
+
+class Mechanism(Protocol):
+    """One way to release certainty. `release` runs where the data is; the rest needs public data and releases."""
+
+    def publish(self, negatives: Tensor) -> Public:
+        """Derive from the negatives' features [M, F] what clients need (server)."""
+        ...
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        """Release a vector about the client's features [n, F] (client)."""
+        ...
+
+    def project(self, features: Tensor, public: Public) -> Tensor:
+        """Prepare public features [N, F] for scoring, once (server)."""
+        ...
+
+    def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
+        """Return log s_i(x) [K, N] of released vectors [K, D] with noise sigmas [K] on projected features (server)."""
+        ...
+
+
+def within_unit_ball(rows: Tensor) -> Tensor:
+    """Return rows [N, k] cut to norm 1; those that are no numbers count as 0, and so do those too long to have a norm.
+
+    The map that made them comes from the server. One that overflows on some examples must not make their client fail:
+    that it failed would tell of them, without noise.
+    """
+    numbers = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
+    cut: Tensor = numbers / numbers.norm(dim=1, keepdim=True).clamp_min(1.0)
+    return cut
+
+
+def integer_mean(rows: Tensor) -> Tensor:
+    """Return the mean [k] of rows [n, k] of norm at most 1, summed exactly.
+
+    Each coordinate is rounded to a multiple of 2^-32, and the integers are added up, so that the error does not grow
+    with the number of examples. `bounds` states the n and k for which the sums fit.
+    """
+    require_size(len(rows), width=rows.shape[1])
+    total = (rows * 2.0**32).round().to(torch.int64).sum(dim=0)
+    return total.double() / (2.0**32 * len(rows))
