@@ -25,9 +25,9 @@ from torch.nn import functional
 
 from fedaux import seeding
 from fedaux.config import Experiment
+from fedaux.core.task import build_models
 from fedaux.data import LabelledData
 from fedaux.models import SplitModel
-from fedaux.task import build_models
 
 
 class FrozenNetwork:

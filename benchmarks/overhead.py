@@ -24,7 +24,7 @@ import torch
 from federation.harness import Federation
 
 import fedaux
-from fedaux.engines.flower import records
+from fedaux.federation import records
 from fedaux.models import MODELS
 
 
@@ -77,8 +77,8 @@ def _weights() -> dict[str, torch.Tensor]:
 def start() -> float:
     """Return the processor seconds of loading what a node needs for a message."""
     code = (
-        "import time, flwr.supernode.runtime.run_clientapp, fedaux.engines.flower.client, "
-        "fedaux.engines.flower.records, fedaux.engines.flower.work; print(time.process_time())"
+        "import time, flwr.supernode.runtime.run_clientapp, fedaux.federation.client, "
+        "fedaux.federation.records, fedaux.federation.work; print(time.process_time())"
     )
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from fedaux import seeding
 from fedaux.config import Distillation, Local
-from fedaux.methods import Method
+from fedaux.core.methods import Method
 
 TEACHERS = {"mean", "certainty", "mixture"}
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}

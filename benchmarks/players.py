@@ -17,17 +17,17 @@ from setting import PROTOTYPE, Settings, experiment_of
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.clients import Weights
-from fedaux.compute import compute_for
 from fedaux.config import Experiment
+from fedaux.core.compute import compute_for
+from fedaux.core.messages import Weights
+from fedaux.core.methods import METHODS
+from fedaux.core.preparation import Scorer, prepare
+from fedaux.core.round import Federation, clients_a_round, select
+from fedaux.core.simulation import SimulatedClients
+from fedaux.core.task import State, build_models
 from fedaux.data import LabelledData
-from fedaux.engines.simulate import SimulatedClients
-from fedaux.execute import Silent, Work, split_for
-from fedaux.methods import METHODS
-from fedaux.preparation import Scorer, prepare
-from fedaux.rounds import Federation, clients_a_round, select
-from fedaux.runs import RunDirectory
-from fedaux.task import State, build_models
+from fedaux.running.run import Silent, Work, split_for
+from fedaux.running.run_directory import RunDirectory
 
 Seconds = dict[str, float]
 """By phase, and `all`."""

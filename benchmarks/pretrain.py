@@ -26,17 +26,17 @@ from limits import machine_of, operations_of_image, peak_operations
 from plain import wait
 
 from fedaux import seeding
-from fedaux.compute import CLIENTS_AT_ONCE, Compute, compute_for, has_bf16
 from fedaux.config import Experiment, Pretraining
+from fedaux.core.compute import CLIENTS_AT_ONCE, Compute, compute_for, has_bf16
+from fedaux.core.weights import snapshot
 from fedaux.data import LabelledData, load_both
-from fedaux.execute import choose_device
+from fedaux.fast.inference import Predictor
 from fedaux.files import save_json
-from fedaux.inference import Predictor
 from fedaux.models import MODELS, SplitModel
-from fedaux.pretrain.command import probe_h0
 from fedaux.pretrain.training import Training
-from fedaux.reading import find_recipe, load_experiment
-from fedaux.server import snapshot
+from fedaux.recipes import find_recipe, load_experiment
+from fedaux.running.pretraining import probe_h0
+from fedaux.running.run import choose_device
 
 HELD_OUT = 0.1
 """Share of the training examples by which settings are compared."""

@@ -44,14 +44,14 @@ from setting import (
 )
 from showing import check_plot, draw_round, print_round
 
-from fedaux.compute import has_bf16
 from fedaux.config import Experiment
+from fedaux.core.compute import has_bf16
+from fedaux.core.methods import METHODS
+from fedaux.core.round import clients_a_round
+from fedaux.core.task import build_models
 from fedaux.data import LabelledData
 from fedaux.files import save_json
-from fedaux.methods import METHODS
 from fedaux.models import MODELS
-from fedaux.rounds import clients_a_round
-from fedaux.task import build_models
 
 PEER_WARMUP = 2
 """Other simulators start processes and evaluate in their first rounds."""

@@ -24,8 +24,8 @@ from players import fast_federation, fast_player
 from setting import NEGATIVES_FRACTION, Settings, add_engine_arguments, device_of, experiment_of, random_data
 from showing import check_plot, draw_scale
 
+from fedaux.core.methods import METHODS
 from fedaux.data import LabelledData
-from fedaux.methods import METHODS
 
 AIM = 0.1
 """How far from flat a round's cost against the population may be."""

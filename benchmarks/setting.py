@@ -15,7 +15,7 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.config import Experiment
 from fedaux.data import LabelledData
-from fedaux.execute import choose_device
+from fedaux.running.run import choose_device
 
 CLASSES = 10
 NEGATIVES_FRACTION = 0.2

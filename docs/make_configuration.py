@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedaux.reading import reference
+from fedaux.recipes import reference
 
 PAGE = Path(__file__).with_name("configuration.md")
 

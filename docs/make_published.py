@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedaux.reproduce import published
-from fedaux.reproduce.writing import markdown_table
+from fedaux.paper import published
+from fedaux.paper.writing import markdown_table
 
 HEADING = """# The paper's tables
 
 Sattler, Korjakow, Rischke, Samek: *FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning* (2021), as
 printed; accuracy in %, mean ± deviation. Written by `python docs/make_published.py` from
-`src/fedaux/reproduce/published.toml`, which a test compares with the paper's source. How to run them here:
+`src/fedaux/paper/published.toml`, which a test compares with the paper's source. How to run them here:
 [reproduce.md](reproduce.md).
 """
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import fedaux
-from fedaux.ensemble import TEACHERS, Ensemble
+from fedaux.core.teachers import TEACHERS, Ensemble
 
 
 def surest_teacher(ensemble: Ensemble) -> Tensor:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedaux.compute import has_bf16
 from fedaux.config import Experiment
+from fedaux.core.compute import has_bf16
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.models import MODELS, model_input
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedaux.federate.folder import write_folder
+from fedaux.federation.folder import write_folder
 
 
 def federate_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -17,8 +17,8 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedaux.config import Experiment
-from fedaux.engines.flower.client import app
-from fedaux.reading import merged
+from fedaux.federation.client import app
+from fedaux.recipes import merged
 
 TaskIdentity.run_id = 1  # messages want to know which run they belong to
 TaskIdentity.node_id = TaskIdentity.task_id = 1

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 import numpy as np
 
 from fedaux.config import Experiment
-from fedaux.reproduce.running import Plan, Request, plan
-from fedaux.reproduce.studies import STUDIES
+from fedaux.paper.running import Plan, Request, plan
+from fedaux.paper.studies import STUDIES
 
 
 def write_images(folder: Path) -> Path:

@@ -11,15 +11,15 @@ from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from fedaux import audit as module
 from fedaux import seeding
-from fedaux.audit import audit, auditable, clopper_pearson, epsilon_bound, search, to_json, verdict
-from fedaux.certainty import MECHANISMS, Mechanism, Noise, Public, Release, SimulatedNoise
-from fedaux.certainty.mean import PrivateMean
-from fedaux.certainty.paper import NEWTON_FEATURES, minimise, solve
-from fedaux.certainty.release import claimed_sensitivity, classical_multiplier, regress
 from fedaux.config import Certainty
-from fedaux.privacy import LedgerEntry, entry_of
+from fedaux.privacy import audit as module
+from fedaux.privacy.audit import audit, auditable, clopper_pearson, epsilon_bound, search, to_json, verdict
+from fedaux.privacy.ledger import LedgerEntry, entry_of
+from fedaux.privacy.mean import PrivateMean
+from fedaux.privacy.mechanisms import MECHANISMS, Mechanism, Noise, Public, Release, SimulatedNoise
+from fedaux.privacy.paper import NEWTON_FEATURES, minimise, solve
+from fedaux.privacy.released_code import claimed_sensitivity, classical_multiplier, regress
 
 
 class HalfNoise:

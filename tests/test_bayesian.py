@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedaux.bayesian import draw, draw_dirichlet, draw_gaussian, variance
-from fedaux.clients import Weights
 from fedaux.config import Bayesian
-from fedaux.ensemble import NO_CLIENT, Ensemble, Member, bayesian_teacher, probabilities_teacher
-from fedaux.server import average, snapshot
+from fedaux.core.bayesian import draw, draw_dirichlet, draw_gaussian, variance
+from fedaux.core.messages import Weights
+from fedaux.core.teachers import NO_CLIENT, Ensemble, Member, bayesian_teacher, probabilities_teacher
+from fedaux.core.weights import average, snapshot
 
 VALUES = np.random.default_rng(0).normal(size=(3, 6))
 SIZES = [10, 1, 5]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedaux.compute import has_bf16
+from fedaux.core.compute import has_bf16
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(FOLDER))

@@ -15,17 +15,17 @@ pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fed
 
 from corpus import BERT, news
 
-from fedaux import checkpoints, seeding
-from fedaux.compute import Compute
+from fedaux import seeding
 from fedaux.config import Local
-from fedaux.data import vocabulary
+from fedaux.core.compute import Compute
+from fedaux.core.dpsgd import train_privately
+from fedaux.core.weights import load, snapshot
+from fedaux.data import checkpoints, vocabulary
 from fedaux.data.texts import token_lengths
 from fedaux.data.vocabulary import PAD_ID, Vocabulary
-from fedaux.dpsgd import train_privately
-from fedaux.fusion import FusedInference, Untraceable
-from fedaux.inference import Predictor
+from fedaux.fast.fusion import FusedInference, Untraceable
+from fedaux.fast.inference import Predictor
 from fedaux.models import MODELS, SplitModel, model_input
-from fedaux.server import load, snapshot
 
 
 def model(name: str = "bert", *, size: int = 300, classes: int = 3, **options: Any) -> SplitModel:

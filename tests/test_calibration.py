@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedaux.certainty.gaussian import delta_of, noise_multiplier
+from fedaux.privacy.gaussian import delta_of, noise_multiplier
 
 EPSILONS = (1e-3, 1e-2, 0.1, 0.5, 1.0, 3.0, 10.0, 30.0, 100.0)
 DELTAS = (1e-12, 1e-9, 1e-6, 1e-5, 1e-3, 0.1)

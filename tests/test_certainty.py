@@ -13,11 +13,11 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.certainty import MECHANISMS, SimulatedNoise
-from fedaux.certainty.gaussian import delta_of, noise_multiplier
-from fedaux.certainty.mean import without_noise
-from fedaux.certainty.paper import objective, solve
 from fedaux.config import Certainty
+from fedaux.privacy.gaussian import delta_of, noise_multiplier
+from fedaux.privacy.mean import without_noise
+from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
+from fedaux.privacy.paper import objective, solve
 
 
 class NoNoise:

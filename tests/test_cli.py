@@ -17,7 +17,7 @@ from typing_commands import called
 
 import fedaux
 from fedaux.config import ConfigError
-from fedaux.methods import METHODS
+from fedaux.core.methods import METHODS
 
 
 def fedaux_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -42,7 +42,7 @@ def test_version_and_help(tmp_path: Path) -> None:
 
 def test_help_and_import_do_not_load_torch() -> None:
     program = (
-        "import sys, fedaux, fedaux.cli, fedaux.methods\n"
+        "import sys, fedaux, fedaux.cli, fedaux.core.methods\n"
         "from typer.testing import CliRunner\n"
         "assert CliRunner().invoke(fedaux.cli.app, ['--help']).exit_code == 0\n"
         "assert CliRunner().invoke(fedaux.cli.app, ['methods', '--json']).exit_code == 0\n"

@@ -18,9 +18,9 @@ import tomli_w
 from conftest import TINY, merged
 from test_sweep import accuracies, alive
 
-from fedaux import execute
-from fedaux.reproduce import command, embedded
-from fedaux.reproduce.running import Request
+from fedaux.paper import command, embedded
+from fedaux.paper.running import Request
+from fedaux.running import run as execute
 from fedaux.sweep import cluster, expand, sweep
 from fedaux.sweep.cluster import Node, shares
 from fedaux.sweep.runner import rounds_done

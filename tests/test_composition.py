@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedaux.certainty.gaussian import delta_of, noise_multiplier
-from fedaux.composition import Query, _composed_epsilon, _losses, composed_epsilon, tight_composition, total_cost
-from fedaux.privacy import SCORES, UPDATE, LedgerEntry, basic_composition, worst_client
+from fedaux.privacy.accounting import Query, _composed_epsilon, _losses, composed_epsilon, tight_composition, total_cost
+from fedaux.privacy.gaussian import delta_of, noise_multiplier
+from fedaux.privacy.ledger import SCORES, UPDATE, LedgerEntry, basic_composition, worst_client
 
 needs_accountant = pytest.mark.skipif(
     importlib.util.find_spec("dp_accounting") is None, reason="needs the extra privacy (dp-accounting)"

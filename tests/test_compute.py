@@ -14,13 +14,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedaux import compute as module
 from fedaux import seeding
-from fedaux.compute import CLIENTS_AT_ONCE, Compute, compute_for, has_bf16
 from fedaux.config import Engine
-from fedaux.inference import Predictor
+from fedaux.core import compute as module
+from fedaux.core.compute import CLIENTS_AT_ONCE, Compute, compute_for, has_bf16
+from fedaux.core.weights import snapshot
+from fedaux.fast.inference import Predictor
 from fedaux.models import MODELS
-from fedaux.server import snapshot
 
 CPU = torch.device("cpu")
 

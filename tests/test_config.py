@@ -7,10 +7,10 @@ import pytest
 import tomli_w
 from conftest import tiny
 
-from fedaux.checks import problems_of
 from fedaux.config import ConfigError, Experiment
-from fedaux.mistakes import inspect, known_keys
-from fedaux.reading import load_experiment, read_recipe
+from fedaux.config_errors import inspect, known_keys
+from fedaux.recipes import load_experiment, read_recipe
+from fedaux.running.preflight import problems_of
 
 
 def problems(**values: object) -> list[str]:

@@ -11,12 +11,12 @@ from oracles import nt_xent_loop
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedaux.compute import Compute
 from fedaux.config import Augmentation, Pretraining
+from fedaux.core.compute import Compute
+from fedaux.core.weights import snapshot
 from fedaux.pretrain import training as module
 from fedaux.pretrain.contrastive import ProjectionHead, barlow_twins, nt_xent
 from fedaux.pretrain.training import DeviceRates, Passed, Training, learning_rate
-from fedaux.server import snapshot
 
 GENTLE = Augmentation(crop_scale=(0.6, 1.0), flip=0.0)
 

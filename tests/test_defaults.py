@@ -7,7 +7,7 @@ from test_contrastive import blobs, extractor, seeded
 
 from fedaux.config import Augmentation, Pretraining
 from fedaux.pretrain.training import Training
-from fedaux.reading import find_recipe, load_experiment
+from fedaux.recipes import find_recipe, load_experiment
 
 
 def test_pretraining_is_simclr_as_the_paper_trains_it() -> None:

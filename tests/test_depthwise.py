@@ -6,14 +6,14 @@ import torch
 from interpreting import interpreted, needs_triton
 from torch import nn
 
-from fedaux.compute import Compute
-from fedaux.models import depthwise
+from fedaux.core.compute import Compute
+from fedaux.fast import depthwise
 from fedaux.models.convolutional import DepthwiseConvolution
 
 COMPARE = """
 import torch
 from torch.nn import functional
-from fedaux.models import depthwise
+from fedaux.fast import depthwise
 
 depthwise.POSITIONS, depthwise.PROGRAMS = 8, 6
 torch.manual_seed(0)

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux import seeding
-from fedaux.clients import Weights
-from fedaux.compute import Compute
 from fedaux.config import Averaging, Distillation, Stopping
+from fedaux.core.compute import Compute
+from fedaux.core.distillation import SCHEDULES, distill, distillation_loss, prepared_steps, sharpen
+from fedaux.core.messages import Weights
+from fedaux.core.steps import CapturedSteps, Steps
+from fedaux.core.weights import snapshot
 from fedaux.data.batches import to_float
-from fedaux.distillation import SCHEDULES, distill, distillation_loss, prepared_steps, sharpen
-from fedaux.inference import Predictor
-from fedaux.server import snapshot
-from fedaux.steps import CapturedSteps, Steps
+from fedaux.fast.inference import Predictor
 
 RNG = np.random.default_rng(0)
 IMAGES = torch.from_numpy(RNG.integers(0, 256, (20, 1, 2, 2), dtype=np.uint8))

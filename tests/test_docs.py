@@ -95,7 +95,7 @@ def test_the_worked_example_of_a_sweep_runs(tmp_path: Path) -> None:
 
 
 def test_recipes_that_ship_are_valid_but_for_their_data() -> None:
-    from fedaux.reading import load_experiment
+    from fedaux.recipes import load_experiment
 
     recipes = sorted((ROOT / "recipes").glob("*.toml"), key=lambda recipe: recipe.stem)
     news = ["agnews", "agnews-minilm", "agnews-quick"]

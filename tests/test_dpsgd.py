@@ -18,15 +18,15 @@ from torch.nn import functional
 
 import fedaux
 from fedaux import seeding
-from fedaux.clients import TrainRequest, Update
-from fedaux.composition import ledger_lines, tight_composition
 from fedaux.config import Local
+from fedaux.core.dpsgd import refusal_of, schedule, train_privately
+from fedaux.core.local_training import train_locally
+from fedaux.core.messages import TrainRequest, Update
 from fedaux.data.batches import to_float
-from fedaux.dpsgd import refusal_of, schedule, train_privately
-from fedaux.local import train_locally
 from fedaux.models import MODELS
-from fedaux.privacy import UPDATE, LedgerEntry
-from fedaux.runs import RunDirectory
+from fedaux.privacy.accounting import ledger_lines, tight_composition
+from fedaux.privacy.ledger import UPDATE, LedgerEntry
+from fedaux.running.run_directory import RunDirectory
 
 needs_opacus = pytest.mark.skipif(
     importlib.util.find_spec("opacus") is None or importlib.util.find_spec("dp_accounting") is None,

@@ -14,23 +14,23 @@ from conftest import IMAGE_MODELS, tiny
 from torch import Tensor, nn
 
 from fedaux import seeding
-from fedaux.clients import Stamped, TrainRequest, Weights
-from fedaux.compute import Compute
 from fedaux.config import Local
+from fedaux.core.compute import Compute
+from fedaux.core.local_training import Trained
+from fedaux.core.messages import Stamped, TrainRequest, Weights
+from fedaux.core.methods import METHODS
+from fedaux.core.preparation import prepare
+from fedaux.core.round import Federation
+from fedaux.core.simulation import SimulatedClients
+from fedaux.core.task import State
+from fedaux.core.training import Job, Training, Workplace, one_by_one
+from fedaux.core.weights import snapshot
 from fedaux.data import load_auxiliary, load_labelled
-from fedaux.engines import stacked
-from fedaux.engines.simulate import SimulatedClients
-from fedaux.engines.stacked import StackedTraining, can_stack
-from fedaux.engines.training import Job, Training, Workplace, one_by_one
-from fedaux.execute import Silent, Work, split_for
-from fedaux.local import Trained
-from fedaux.methods import METHODS
+from fedaux.fast import stacked
+from fedaux.fast.stacked import StackedTraining, can_stack
 from fedaux.models import MODELS, SplitModel
-from fedaux.preparation import prepare
-from fedaux.rounds import Federation
-from fedaux.runs import RunDirectory
-from fedaux.server import snapshot
-from fedaux.task import State
+from fedaux.running.run import Silent, Work, split_for
+from fedaux.running.run_directory import RunDirectory
 
 SIZES = (13, 4, 1, 9, 8, 5, 2)
 """Examples of seven clients: one alone, remainders of one and more, and whole batches of four."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaux.ensemble import TEACHERS, Ensemble, Member, certainty_teacher, certainty_weights, mean_teacher
+from fedaux.core.teachers import TEACHERS, Ensemble, Member, certainty_teacher, certainty_weights, mean_teacher
 
 LOGITS = torch.from_numpy(np.random.default_rng(0).normal(0, 3, (3, 5, 4))).float()  # clients, examples, classes
 SCORES = torch.from_numpy(np.random.default_rng(1).uniform(0.01, 1, (3, 5)))

@@ -14,17 +14,17 @@ import torch
 from federate_trial import federate_command, write_trial
 from rich.console import Console
 
-from fedaux.composition import tight_composition
 from fedaux.config import ConfigError
+from fedaux.core.dpsgd import update_entry
 from fedaux.data import load_labelled
-from fedaux.dpsgd import update_entry
-from fedaux.engines.flower.node import load_node
-from fedaux.engines.flower.policy import Guard
-from fedaux.engines.flower.work import own_data
-from fedaux.execute import split_for
-from fedaux.federate.checking import _score_entry, check_node
-from fedaux.federate.folder import port_of, write_folder
-from fedaux.reading import load_experiment
+from fedaux.federation.checking import _score_entry, check_node
+from fedaux.federation.folder import port_of, write_folder
+from fedaux.federation.node import load_node
+from fedaux.federation.policy import Guard
+from fedaux.federation.work import own_data
+from fedaux.privacy.accounting import tight_composition
+from fedaux.recipes import load_experiment
+from fedaux.running.run import split_for
 
 ROOT = Path(__file__).parents[1]
 

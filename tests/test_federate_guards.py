@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from federate_trial import federate_command, write_trial
 
-from fedaux.federate import processes
-from fedaux.federate.folder import write_folder
-from fedaux.federate.keys import write_certificates, write_node_key
+from fedaux.federation import processes
+from fedaux.federation.folder import write_folder
+from fedaux.federation.keys import write_certificates, write_node_key
 
 # Keys and certificates.
 
@@ -167,7 +167,7 @@ def test_the_client_process_never_touches_the_app_it_is_sent() -> None:
     runtime = pytest.importorskip("flwr.supernode.runtime.run_clientapp")
     import dis
 
-    from fedaux.federate.clientapp import REPLACED, guard
+    from fedaux.federation.clientapp import REPLACED, guard
 
     # Whatever reads the bundle in Flower's process goes through a name that is replaced.
     names = {instruction.argval for instruction in dis.get_instructions(runtime.run_clientapp)}
@@ -187,7 +187,7 @@ def node(tmp_path: Path) -> Path:
 PROGRAM = """
 import os, subprocess, sys, time
 from pathlib import Path
-from fedaux.federate import processes, warm
+from fedaux.federation import processes, warm
 folder = processes.write_commands(Path("commands"))
 cold = subprocess.run([folder / "flwr-clientapp", "--help"], capture_output=True, text=True)
 assert cold.returncode == 0 and "Run a Flower ClientApp" in cold.stdout, cold

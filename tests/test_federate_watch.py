@@ -15,8 +15,8 @@ import pytest
 from federate_trial import federate_command
 from rich.console import Console
 
-from fedaux.federate.status import NodeBoard
-from fedaux.federate.watch import read_status, view, watch
+from fedaux.federation.status import NodeBoard
+from fedaux.federation.watch import read_status, view, watch
 
 
 def seen(status: dict[str, Any], *, later: float = 0.0) -> str:

@@ -15,7 +15,7 @@ from fedaux.config import Experiment
 pytest.importorskip("flwr", reason="needs the extra flower")
 from loopback import LoopbackGrid, write_nodes
 
-from fedaux.engines.flower.server import federate
+from fedaux.federation.server import federate
 
 TELLS = ("accuracy", "loss", "local_loss", "clients_answered", "clients_dropped", "bytes_up", "bytes_down")
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from fedaux.config import Certainty, ConfigError, Experiment, LocalPrivacy
-from fedaux.engines.flower.node import NodeConfig, load_node
-from fedaux.engines.flower.policy import Guard, Refusal, composed, digest_of
-from fedaux.privacy import SCORES, LedgerEntry
+from fedaux.federation.node import NodeConfig, load_node
+from fedaux.federation.policy import Guard, Refusal, composed, digest_of
+from fedaux.privacy.ledger import SCORES, LedgerEntry
 
 
 def node(tmp_path: Path, text: str, **keywords: Any) -> NodeConfig:
@@ -28,7 +28,7 @@ def guard(tmp_path: Path, privacy: str = "") -> Guard:
 
 
 def entry(epsilon: float = 0.5, *, delta: float = 1e-5) -> LedgerEntry:
-    from fedaux.certainty.gaussian import noise_multiplier
+    from fedaux.privacy.gaussian import noise_multiplier
 
     sigma = 0.02 * noise_multiplier(epsilon=epsilon, delta=delta)
     return LedgerEntry(3, 100, "mean", SCORES, 0.02, sigma, epsilon, delta, "secure")
@@ -184,8 +184,8 @@ def test_unprotected_updates_can_be_forbidden(tmp_path: Path) -> None:
 def test_a_model_too_large_is_refused_before_it_is_built() -> None:
     pytest.importorskip("flwr", reason="needs the extra flower")
     from fedaux.config import Certainty, Prototype
-    from fedaux.engines.flower.terms import PrepareTerms
-    from fedaux.engines.flower.work import blank_model
+    from fedaux.federation.terms import PrepareTerms
+    from fedaux.federation.work import blank_model
 
     def terms(**options: Any) -> PrepareTerms:
         return PrepareTerms(
@@ -214,7 +214,7 @@ def test_a_model_too_large_is_refused_before_it_is_built() -> None:
 
 def test_records_hold_every_bit_and_nothing_else() -> None:
     pytest.importorskip("flwr", reason="needs the extra flower")
-    from fedaux.engines.flower import records
+    from fedaux.federation import records
 
     weights = {
         "a": torch.randn(3, 4),
@@ -234,7 +234,7 @@ def test_records_hold_every_bit_and_nothing_else() -> None:
 
 
 def test_large_numbers_survive_half_precision() -> None:
-    from fedaux.clients import as_received
+    from fedaux.core.messages import as_received
 
     weights = {"v": torch.tensor([1e6, -1e6, 0.1]), "n": torch.tensor([float("inf"), float("nan")])}
     received = as_received(weights, wire="fp16")
@@ -244,7 +244,7 @@ def test_large_numbers_survive_half_precision() -> None:
 
 
 def test_the_account_of_half_precision_is_half() -> None:
-    from fedaux.clients import num_bytes
+    from fedaux.core.messages import num_bytes
 
     weights = {"a": torch.zeros(10), "n": torch.zeros(3, dtype=torch.int64)}
     assert num_bytes(weights) == 40 + 24
@@ -275,9 +275,9 @@ def write_images(path: Path, labels: list[int]) -> None:
 
 
 def test_a_node_trains_on_all_it_has_and_a_server_tests_on_all_it_has(tmp_path: Path) -> None:
-    from fedaux.checks import problems_of
     from fedaux.config import Data
     from fedaux.data import load_own, load_test
+    from fedaux.running.preflight import problems_of
 
     write_images(tmp_path / "own.safetensors", [0, 1, 1, 2])
     own = load_own(Data(source="tensors", path=str(tmp_path / "own.safetensors"), image_size=4))
@@ -307,7 +307,7 @@ def test_a_node_trains_on_all_it_has_and_a_server_tests_on_all_it_has(tmp_path: 
 def test_classes_are_the_servers_by_name(tmp_path: Path) -> None:
     from fedaux.config import Data
     from fedaux.data import load_own
-    from fedaux.engines.flower.work import _numbered
+    from fedaux.federation.work import _numbered
 
     write_images(tmp_path / "own.safetensors", [0, 2, 2])
     data = load_own(Data(source="tensors", path=str(tmp_path / "own.safetensors")))
@@ -320,8 +320,8 @@ def test_keys_are_compared_as_their_files_have_them(tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="needs the extra flower")
     from cryptography.hazmat.primitives import serialization
 
-    from fedaux.engines.flower.members import key_of, same_key
-    from fedaux.federate.keys import write_node_key
+    from fedaux.federation.keys import write_node_key
+    from fedaux.federation.members import key_of, same_key
 
     public = write_node_key(tmp_path / "node.key", comment="ward 7").read_text()
     key = serialization.load_ssh_public_key(public.encode())

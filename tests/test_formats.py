@@ -19,11 +19,11 @@ from conftest import tiny
 from PIL import Image
 
 import fedaux
-from fedaux.checks import problems_of
 from fedaux.config import Auxiliary, Data
 from fedaux.data import SOURCES, count_labelled, load_auxiliary, load_labelled
 from fedaux.data.decoding import decode
 from fedaux.data.tables import number_labels
+from fedaux.running.preflight import problems_of
 
 RNG = np.random.default_rng
 

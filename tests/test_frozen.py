@@ -11,13 +11,14 @@ from conftest import tiny
 from torch import Tensor, nn
 
 import fedaux
-from fedaux import frozen, seeding
-from fedaux.clients import Weights
-from fedaux.compute import Compute
-from fedaux.frozen import LOOKED_AT, PROCESSOR_BATCH, KeptFeatures
-from fedaux.inference import Predictor
+from fedaux import seeding
+from fedaux.core.compute import Compute
+from fedaux.core.messages import Weights
+from fedaux.core.server_model import Student
+from fedaux.fast import feature_cache as frozen
+from fedaux.fast.feature_cache import LOOKED_AT, PROCESSOR_BATCH, KeptFeatures
+from fedaux.fast.inference import Predictor
 from fedaux.models import SplitModel
-from fedaux.student import Student
 
 IMAGES = torch.randint(0, 256, (3 * PROCESSOR_BATCH + 5, 1, 6, 6), dtype=torch.uint8)
 

@@ -15,17 +15,18 @@ from conftest import IMAGE_MODELS
 from torch import nn
 
 from fedaux import seeding
-from fedaux.compute import Compute
 from fedaux.config import Local, Pretraining
+from fedaux.core.compute import Compute
+from fedaux.core.training import Job, Workplace, one_by_one
+from fedaux.core.weights import snapshot
 from fedaux.data.batches import to_float
 from fedaux.data.vocabulary import Vocabulary
-from fedaux.engines.streams import StreamTraining
-from fedaux.engines.training import Job, Workplace, one_by_one
-from fedaux.fusion import FusedInference
-from fedaux.inference import Predictor
-from fedaux.models import MODELS, SplitModel, depthwise
+from fedaux.fast import depthwise
+from fedaux.fast.fusion import FusedInference
+from fedaux.fast.inference import Predictor
+from fedaux.fast.streams import StreamTraining
+from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain.training import Training, pretrain
-from fedaux.server import snapshot
 
 pytestmark = [
     pytest.mark.gpu,

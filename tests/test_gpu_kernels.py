@@ -9,17 +9,18 @@ import pytest
 import torch
 from test_gpu import CLASSES, difference, jobs
 
-from fedaux import kernels, seeding
-from fedaux.clients import Weights
-from fedaux.compute import Compute
+from fedaux import seeding
 from fedaux.config import Averaging, Distillation, Local
-from fedaux.distillation import distill, prepared_steps
-from fedaux.engines.batched import BatchedTraining
-from fedaux.engines.training import Workplace, one_by_one
-from fedaux.local import Trained
+from fedaux.core.compute import Compute
+from fedaux.core.distillation import distill, prepared_steps
+from fedaux.core.local_training import Trained
+from fedaux.core.messages import Weights
+from fedaux.core.steps import CapturedSteps
+from fedaux.core.training import Workplace, one_by_one
+from fedaux.core.weights import snapshot
+from fedaux.fast import triton as kernels
+from fedaux.fast.batched import BatchedTraining
 from fedaux.models import MODELS
-from fedaux.server import snapshot
-from fedaux.steps import CapturedSteps
 
 
 def can() -> bool:
@@ -156,7 +157,7 @@ def test_distillation_by_kernels_is_as_near_the_exact_one_as_captured_steps(sett
 
 
 def test_what_cannot_be_compiled_is_trained_on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedaux.kernels import network
+    from fedaux.fast.triton import network
 
     def refuse(*_: object) -> None:
         raise ValueError("no such instruction")

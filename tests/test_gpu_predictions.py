@@ -12,15 +12,15 @@ from test_inference import randomised
 from torch import Tensor, nn
 
 from fedaux import seeding
-from fedaux.clients import Weights
-from fedaux.compute import Compute
+from fedaux.core.compute import Compute
+from fedaux.core.messages import Weights
+from fedaux.core.weights import snapshot
 from fedaux.data.batches import to_float
-from fedaux.fusion import FusedInference
-from fedaux.inference import Predictor
-from fedaux.kernels.predictions import steps, units
-from fedaux.kernels.predictions.networks import StepInference
+from fedaux.fast.fusion import FusedInference
+from fedaux.fast.inference import Predictor
+from fedaux.fast.triton.predictions import steps, units
+from fedaux.fast.triton.predictions.networks import StepInference
 from fedaux.models import MODELS, SplitModel
-from fedaux.server import snapshot
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,12 +12,12 @@ from conftest import IMAGE_MODELS
 from torch import Tensor, nn
 
 from fedaux import seeding
-from fedaux.clients import Weights
-from fedaux.compute import Compute
-from fedaux.fusion import FusedInference, Untraceable
-from fedaux.inference import Predictor
+from fedaux.core.compute import Compute
+from fedaux.core.messages import Weights
+from fedaux.core.weights import snapshot
+from fedaux.fast.fusion import FusedInference, Untraceable
+from fedaux.fast.inference import Predictor
 from fedaux.models import MODELS
-from fedaux.server import snapshot
 
 RNG = np.random.default_rng(0)
 IMAGES = torch.from_numpy(RNG.integers(0, 256, (11, 3, 8, 8), dtype=np.uint8))

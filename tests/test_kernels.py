@@ -10,13 +10,13 @@ from conftest import IMAGE_MODELS
 from interpreting import interpreted, needs_triton
 from torch import nn
 
-from fedaux import kernels
-from fedaux.compute import Compute
-from fedaux.kernels.tiling import Shape, split_of, tile_of
+from fedaux.core.compute import Compute
+from fedaux.core.steps import optimizer_state
+from fedaux.core.weights import snapshot
+from fedaux.fast import triton as kernels
+from fedaux.fast.triton.tiling import Shape, split_of, tile_of
 from fedaux.models import MODELS
 from fedaux.models.resnet import WIDTHS
-from fedaux.server import snapshot
-from fedaux.steps import optimizer_state
 
 IMAGES = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
 
@@ -25,15 +25,15 @@ import copy
 import numpy as np
 import torch
 from fedaux import seeding
-from fedaux.compute import Compute
+from fedaux.core.compute import Compute
 from fedaux.config import Distillation, Local
-from fedaux.distillation import distill
-from fedaux.engines.batched import BatchedTraining
-from fedaux.engines.training import Job, Workplace, one_by_one
-from fedaux.kernels import network, tiling
-from fedaux.kernels.steps import BatchedSteps, StudentSteps
+from fedaux.core.distillation import distill
+from fedaux.fast.batched import BatchedTraining
+from fedaux.core.training import Job, Workplace, one_by_one
+from fedaux.fast.triton import network, tiling
+from fedaux.fast.triton.steps import BatchedSteps, StudentSteps
 from fedaux.models import MODELS
-from fedaux.server import snapshot
+from fedaux.core.weights import snapshot
 
 torch.set_num_threads(1)
 network.BLOCK, network.ROWS = 2**16, 1024  # a program costs the interpreter more than what it does
@@ -134,7 +134,7 @@ def test_a_distillation_by_kernels_is_the_plain_one() -> None:
 
 @needs_triton
 def test_what_a_client_is_given_is_what_it_has_and_nobody_else() -> None:
-    from fedaux.kernels.steps import BatchedSteps
+    from fedaux.fast.triton.steps import BatchedSteps
 
     model = MODELS["resnet8"]((1, 32, 32), 7)
     steps = BatchedSteps(

@@ -22,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedaux
 from fedaux import seeding
-from fedaux.compute import Compute
 from fedaux.config import ConfigError, Pretraining, Prototype
+from fedaux.core.compute import Compute
+from fedaux.core.weights import snapshot
 from fedaux.data import vocabulary
 from fedaux.data.vocabulary import BEGIN, END, MASK, Vocabulary
 from fedaux.models import MODELS, SplitModel
@@ -31,7 +32,6 @@ from fedaux.pretrain import Wanted, content_digest, pretrained, pretrained_extra
 from fedaux.pretrain.language import Guessing, MaskedTokens, NextToken
 from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.training import Training, pretrain
-from fedaux.server import snapshot
 
 TEXTS = sentences(200)
 PROTOTYPE = Prototype(name="bert", model="bert", options=BERT)

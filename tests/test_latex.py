@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from latex_checks import check_latex
 
-from fedaux.reproduce import latex, page
-from fedaux.reproduce.writing import markdown_table
+from fedaux.paper import latex, page
+from fedaux.paper.writing import markdown_table
 
 NASTY = "50 % & more_of {it} \\ #1 ~ ^ <a|b> $5"
 SIGNS = "α ε δ λ μ σ τ Σ ² → × ∞ – ±"

@@ -9,10 +9,10 @@ from torch import nn
 
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.local import adam, train_locally
+from fedaux.core.local_training import adam, train_locally
+from fedaux.core.steps import add_proximal_gradient
+from fedaux.core.weights import snapshot
 from fedaux.models import MODELS
-from fedaux.server import snapshot
-from fedaux.steps import add_proximal_gradient
 
 
 def linear() -> nn.Module:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedaux import many
+from fedaux.core import foreach as many
+from fedaux.core.weights import load, snapshot
 from fedaux.models import MODELS
-from fedaux.server import load, snapshot
 
 
 def test_copies_keep_type_and_layout_and_stand_on_their_own() -> None:

@@ -19,16 +19,16 @@ from torch.nn import functional
 
 import fedaux
 from fedaux import seeding
-from fedaux.bayesian import draw
-from fedaux.clients import TrainRequest, Update
 from fedaux.config import ConfigError
+from fedaux.core.bayesian import draw
+from fedaux.core.messages import TrainRequest, Update
+from fedaux.core.methods import METHODS, Method
+from fedaux.core.round import Federation
+from fedaux.core.task import State, build_models
+from fedaux.core.teachers import TEACHERS
 from fedaux.data import load_labelled
-from fedaux.ensemble import TEACHERS
-from fedaux.execute import split_for
-from fedaux.methods import METHODS, Method
-from fedaux.reading import find_recipe, load_experiment
-from fedaux.rounds import Federation
-from fedaux.task import State, build_models
+from fedaux.recipes import find_recipe, load_experiment
+from fedaux.running.run import split_for
 
 Weights = dict[str, Tensor]
 
@@ -321,7 +321,7 @@ def test_linear_mode_is_training_on_frozen_features(method: str, tmp_path: Path)
 
 
 def test_linear_mode_needs_methods_that_start_from_h0() -> None:
-    from fedaux.checks import check
+    from fedaux.running.preflight import check
 
     with pytest.raises(ConfigError, match=r"mode = 'linear': fedavg, feddf should be a method that starts from h0"):
         check(tiny(method=["fedavg", "fedaux", "feddf"], mode="linear"))
@@ -446,6 +446,6 @@ def test_a_gpu_that_is_too_small_is_explained(tmp_path: Path, monkeypatch: pytes
     def overflow(*_: Any, **__: Any) -> None:
         raise torch.cuda.OutOfMemoryError
 
-    monkeypatch.setattr("fedaux.execute.Federation.play_round", overflow)
+    monkeypatch.setattr("fedaux.running.run.Federation.play_round", overflow)
     with pytest.raises(ValueError, match=r"Lower engine.clients_at_once \(now 8\).*--resume"):
         fedaux.run(tiny(method="fedavg"), out=tmp_path / "run")

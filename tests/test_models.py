@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional
 
 from fedaux import seeding
-from fedaux.clients import num_bytes
+from fedaux.core.messages import num_bytes
 from fedaux.models import MODELS, SplitModel, model_options, split_model
 from fedaux.models.convolutional import ImageConvolution, PointwiseConvolution, group_norm
 from fedaux.models.mobilenet import make_divisible

@@ -10,9 +10,9 @@ import pytest
 from conftest import tiny
 from PIL import Image
 
-from fedaux.checks import problems_of
 from fedaux.config import Auxiliary, Data
 from fedaux.data import load_auxiliary, load_labelled, load_test
+from fedaux.running.preflight import problems_of
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
 SHARED = Path(os.environ.get("FEDAUX_TEST_DATA") or Path(__file__).parents[2] / "shared" / "data") / "cifar10"

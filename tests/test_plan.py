@@ -10,11 +10,12 @@ import torch
 from conftest import tiny
 from rich.console import Console
 
-from fedaux.certainty import MECHANISMS, SimulatedNoise, mean
-from fedaux.certainty.gaussian import noise_multiplier
-from fedaux.composition import Query, composed_epsilon
-from fedaux.plan import NOISE_LIMIT, PrivacyPlan, least_examples, privacy_plan
-from fedaux.privacy import NEIGHBOURS
+from fedaux.privacy import mean
+from fedaux.privacy.accounting import Query, composed_epsilon
+from fedaux.privacy.gaussian import noise_multiplier
+from fedaux.privacy.ledger import NEIGHBOURS
+from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
+from fedaux.running.privacy_plan import NOISE_LIMIT, PrivacyPlan, least_examples, privacy_plan
 from fedaux.seeding import generator
 
 needs_accountant = pytest.mark.skipif(

@@ -14,14 +14,14 @@ import tomli_w
 from conftest import TINY, merged, tiny
 
 import fedaux
-from fedaux import plugins
-from fedaux.ensemble import TEACHERS
-from fedaux.methods import METHODS
-from fedaux.plugins import REGISTRIES, load_plugin, loaded
+from fedaux.core.methods import METHODS
+from fedaux.core.teachers import TEACHERS
+from fedaux.running import plugins
+from fedaux.running.plugins import REGISTRIES, load_plugin, loaded
 
 OWN = """\
-from fedaux.ensemble import TEACHERS, mean_teacher
-from fedaux.methods import METHODS, Method
+from fedaux.core.teachers import TEACHERS, mean_teacher
+from fedaux.core.methods import METHODS, Method
 
 
 def own_teacher(ensemble):
@@ -124,7 +124,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         ("import not_there\n", ":1: fails with ModuleNotFoundError: No module named 'not_there'"),
         ("raise SystemExit\n", ":1: fails with SystemExit"),
         (
-            'from fedaux.methods import Method\nMethod("x", start="scratch", memory=("predictions",))\n',
+            'from fedaux.core.methods import Method\nMethod("x", start="scratch", memory=("predictions",))\n',
             ":2: fails with ValueError: method x: remembers predictions and has no teacher that would use them",
         ),
     ],
@@ -150,7 +150,7 @@ def test_a_file_that_fails_is_named_with_its_line(content: str, said: str, write
         ),
         ('METHODS["x"] = Method("y", start="scratch")', "METHODS['x'].name = 'y': should be 'x'"),
         ('METHODS["x/y"] = Method("x/y", start="scratch")', "METHODS['x/y']: names a directory"),
-        ('METHODS["x"] = "fedavg"', "METHODS['x'] = 'fedavg': should be a fedaux.methods.Method"),
+        ('METHODS["x"] = "fedavg"', "METHODS['x'] = 'fedavg': should be a fedaux.core.methods.Method"),
         ('TEACHERS["x"] = 3', "TEACHERS['x'] = 3: should be a function"),
         ('SOURCES["x"] = Source()', "SOURCES['x']: loads nothing"),
         ('SOURCES["x"] = Source(load_labelled=print)', "SOURCES['x'].count_labelled: missing"),
@@ -173,7 +173,7 @@ def test_an_identical_row_is_no_offence_and_another_plugins_row_is_its_own(write
     same = write(OWN + 'METHODS["feddf"] = Method("feddf", start="scratch", teacher="mean")\n')
     load_plugin(same)
     other = write(
-        'from fedaux.methods import METHODS, Method\nMETHODS["ours"] = Method("ours", start="scratch")\n', "b.py"
+        'from fedaux.core.methods import METHODS, Method\nMETHODS["ours"] = Method("ours", start="scratch")\n', "b.py"
     )
     assert f"METHODS['ours'] is a row of the plugin {same}; a plugin should give its row another name" in refusal(other)
 
@@ -222,7 +222,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_commands_take_plugins_and_say_what_they_are(write: Write, command: Command, tmp_path: Path) -> None:
     write(OWN)
     more = 'METHODS["more"] = Method("more", start="scratch", teacher="own")\n'
-    write(f"from fedaux.methods import METHODS, Method\n{more}", "b.py")
+    write(f"from fedaux.core.methods import METHODS, Method\n{more}", "b.py")
     write(tomli_w.dumps(merged(TINY, {"method": ["ours", "more"], "rounds": 1})), "recipe.toml")
     both = ("--plugin", "own.py", "--plugin", "b.py")
     status, _, errors = command("run", "recipe.toml", *both)
@@ -246,7 +246,7 @@ def test_commands_take_plugins_and_say_what_they_are(write: Write, command: Comm
 
 
 def test_an_own_mechanism_can_be_attacked(write: Write, command: Command) -> None:
-    write("from fedaux.certainty import MECHANISMS\nMECHANISMS['copy'] = MECHANISMS['mean']\n")
+    write("from fedaux.privacy.mechanisms import MECHANISMS\nMECHANISMS['copy'] = MECHANISMS['mean']\n")
     status, output, errors = command(
         "audit", "--mechanism", "copy", "--epsilon", "1", "--trials", "20000", "--json", "--plugin", "own.py"
     )

@@ -14,29 +14,31 @@ from interpreting import interpreted, needs_triton
 from test_inference import distance, evaluated, randomised
 from torch import Tensor, nn
 
-from fedaux import kernels, seeding
-from fedaux.compute import Compute
-from fedaux.fusion import FusedInference
-from fedaux.inference import Predictor
-from fedaux.kernels import predictions
-from fedaux.kernels.predictions import steps, tiling, units
-from fedaux.kernels.predictions.networks import StepInference
-from fedaux.kernels.predictions.packing import filled
-from fedaux.kernels.predictions.steps import Narrowing, Pointwise, Residual
-from fedaux.kernels.predictions.units import Opening, Unit
+from fedaux import seeding
+from fedaux.core.compute import Compute
+from fedaux.core.weights import snapshot
+from fedaux.fast import triton as kernels
+from fedaux.fast.fusion import FusedInference
+from fedaux.fast.inference import Predictor
+from fedaux.fast.triton import predictions
+from fedaux.fast.triton.predictions import steps, tiling, units
+from fedaux.fast.triton.predictions.networks import StepInference
+from fedaux.fast.triton.predictions.packing import filled
+from fedaux.fast.triton.predictions.steps import Narrowing, Pointwise, Residual
+from fedaux.fast.triton.predictions.units import Opening, Unit
 from fedaux.models import MODELS, SplitModel
-from fedaux.server import snapshot
 
 NETWORKS = {"mobilenetv2": tiling.MOBILENETV2, "shufflenet": tiling.SHUFFLENET}
 
 PREPARE = f"""
 import torch
 from torch import Tensor, nn
-from fedaux import inference, kernels, seeding
-from fedaux.compute import Compute
-from fedaux.kernels.predictions.networks import StepInference
+from fedaux.fast import inference, triton as kernels
+from fedaux import seeding
+from fedaux.core.compute import Compute
+from fedaux.fast.triton.predictions.networks import StepInference
 from fedaux.models import MODELS
-from fedaux.server import snapshot
+from fedaux.core.weights import snapshot
 
 {inspect.getsource(randomised)}
 {inspect.getsource(distance)}

@@ -14,9 +14,9 @@ from latex_checks import check_latex
 from study_data import saved
 from typing_commands import called
 
-from fedaux.reproduce import EXPERIMENTS, command, comparison, drawing, latex, page, presenting, published, tables
-from fedaux.reproduce.running import CENTRAL, Request
-from fedaux.reproduce.study import quick_base
+from fedaux.paper import EXPERIMENTS, command, comparison, drawing, latex, page, presenting, published, tables
+from fedaux.paper.running import CENTRAL, Request
+from fedaux.paper.study import quick_base
 
 # From runs to tables
 

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 from fedaux import seeding
-from fedaux.clients import Weights
 from fedaux.config import Augmentation, Auxiliary, Pretraining, Prototype
+from fedaux.core.messages import Weights
+from fedaux.core.weights import snapshot
 from fedaux.data import load_auxiliary
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain import Wanted, content_digest, pretrained, pretrained_extractor, shared_store
 from fedaux.pretrain.store import MAKE_ONE, weights_digest
-from fedaux.server import snapshot
 
 IMAGES = load_auxiliary(Auxiliary(size=60))
 PROTOTYPE = Prototype(name="cnn", model="cnn", options={"width": 4})

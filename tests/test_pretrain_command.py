@@ -23,17 +23,17 @@ from test_pretrain import equal, extractor
 
 import fedaux
 from fedaux import seeding
-from fedaux.compute import has_bf16
 from fedaux.config import Auxiliary, ConfigError, Data
+from fedaux.core.compute import has_bf16
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.files import save_tensors
 from fedaux.models import MODELS
+from fedaux.paper.command import reproduce
+from fedaux.paper.running import Request
 from fedaux.pretrain import content_digest
-from fedaux.pretrain.command import Watch, pretrain_prototypes
 from fedaux.pretrain.store import MAKE_ONE, probe_line, read_card
-from fedaux.reading import find_recipe, load_experiment
-from fedaux.reproduce.command import reproduce
-from fedaux.reproduce.running import Request
+from fedaux.recipes import find_recipe, load_experiment
+from fedaux.running.pretraining import Watch, pretrain_prototypes
 
 
 @pytest.fixture(scope="module")
@@ -280,7 +280,7 @@ def test_h0_that_cannot_be_written_in_the_end_is_told_with_its_place_in_the_stor
 
     monkeypatch.setattr(Watch, "begin", taken)
     if not store:
-        monkeypatch.setattr("fedaux.pretrain.command.shared_store", lambda: None)
+        monkeypatch.setattr("fedaux.running.pretraining.shared_store", lambda: None)
     output = command(tmp_path, "--out", str(tmp_path / "place" / "h0.safetensors"), "--no-probe")
     assert f"could not be written ({os.strerror(errno.EEXIST)}); " in output
     assert output.endswith(f"'--out {tmp_path / 'place' / 'h0.safetensors'}'")
@@ -330,10 +330,10 @@ def test_a_gpu_too_small_for_an_experiment_is_explained(tmp_path: Path, monkeypa
     def overflow(*_: Any, **__: Any) -> None:
         raise torch.cuda.OutOfMemoryError
 
-    monkeypatch.setattr("fedaux.reproduce.similar_images.Predictor", overflow)
-    monkeypatch.setattr("fedaux.reproduce.similar_images.Work.extractor", lambda *_: lambda *_: {})
+    monkeypatch.setattr("fedaux.paper.similar_images.Predictor", overflow)
+    monkeypatch.setattr("fedaux.paper.similar_images.Work.extractor", lambda *_: lambda *_: {})
     with pytest.raises(ValueError, match=r"similar-images: the GPU's memory .* evaluation.batch_size \(now 4096\)"):
         reproduce("similar-images", Request(tmp_path, quick=True))
-    monkeypatch.setattr("fedaux.pretrain.command.Predictor", overflow)
+    monkeypatch.setattr("fedaux.running.pretraining.Predictor", overflow)
     with pytest.raises(ValueError, match="probe of cnn: the GPU's memory is not enough; --no-probe"):
         pretrain_prototypes(tiny(), seed=0, watch=Watch(Console()))

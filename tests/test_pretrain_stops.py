@@ -18,7 +18,7 @@ from test_pretrain import equal, model, wanted
 
 from fedaux.config import Augmentation, Pretraining
 from fedaux.pretrain import Passed, Stopped, pretrained
-from fedaux.pretrain.command import stopped_line
+from fedaux.running.pretraining import stopped_line
 
 SECTION = Pretraining(epochs=5, batch_size=20, augmentation=Augmentation(flip=0.0))
 

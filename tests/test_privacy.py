@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import math
 
-from fedaux.privacy import LedgerEntry, basic_composition, worst_client
+from fedaux.privacy.ledger import LedgerEntry, basic_composition, worst_client
 
 
 def entry(client: int, epsilon: float, delta: float = 1e-5) -> LedgerEntry:

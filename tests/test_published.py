@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedaux import wordnet
-from fedaux.reproduce import published
-from fedaux.reproduce.studies import STUDIES
+from fedaux.data import wordnet
+from fedaux.paper import published
+from fedaux.paper.studies import STUDIES
 
 TEX = next(
     (path for parent in Path(__file__).parents for path in [parent / "shared/paper/fedaux.tex"] if path.exists()), None

@@ -15,15 +15,15 @@ from conftest import tiny
 from latex_checks import check_latex
 from study_data import saved
 
-from fedaux import execute
-from fedaux.certainty import MECHANISMS
 from fedaux.config import Certainty, ConfigError
+from fedaux.core.preparation import Scorer, prepare
+from fedaux.core.simulation import SimulatedClients
 from fedaux.data import load_auxiliary, load_labelled
-from fedaux.engines.simulate import SimulatedClients
-from fedaux.preparation import Scorer, prepare
+from fedaux.paper import Outcome, ensemble, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
+from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.report import svg
-from fedaux.reproduce import Outcome, ensemble, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
-from fedaux.runs import RunDirectory
+from fedaux.running import run as execute
+from fedaux.running.run_directory import RunDirectory
 
 
 def test_what_epsilon_means_to_each_mechanism() -> None:

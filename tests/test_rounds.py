@@ -11,19 +11,19 @@ import torch
 from conftest import tiny
 
 from fedaux import seeding
-from fedaux.clients import Certificate, CertifyRequest, Stamped, TrainRequest, Update, num_bytes
-from fedaux.compute import Compute
 from fedaux.config import Experiment
+from fedaux.core.compute import Compute
+from fedaux.core.messages import Certificate, CertifyRequest, Stamped, TrainRequest, Update, num_bytes
+from fedaux.core.methods import METHODS
+from fedaux.core.preparation import prepare
+from fedaux.core.round import Federation, select
+from fedaux.core.simulation import SimulatedClients
+from fedaux.core.task import Preparation, State, assign_prototypes, trained_models
+from fedaux.core.weights import average, snapshot
 from fedaux.data import load_auxiliary, load_labelled
-from fedaux.engines.simulate import SimulatedClients
-from fedaux.execute import Silent, Work, split_for
-from fedaux.inference import Predictor
-from fedaux.methods import METHODS
-from fedaux.preparation import prepare
-from fedaux.rounds import Federation, select
-from fedaux.runs import RunDirectory
-from fedaux.server import average, snapshot
-from fedaux.task import Preparation, State, assign_prototypes, trained_models
+from fedaux.fast.inference import Predictor
+from fedaux.running.run import Silent, Work, split_for
+from fedaux.running.run_directory import RunDirectory
 
 
 class Wrapped:

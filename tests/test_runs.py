@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 
 import fedaux
 from fedaux.config import ConfigError, Experiment
-from fedaux.display import dropped_lines, privacy_lines
-from fedaux.privacy import LedgerEntry
-from fedaux.reading import load_experiment
-from fedaux.rounds import Federation
-from fedaux.task import State
+from fedaux.core.round import Federation
+from fedaux.core.task import State
+from fedaux.privacy.ledger import LedgerEntry
+from fedaux.recipes import load_experiment
+from fedaux.running.display import dropped_lines, privacy_lines
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ def test_foreign_directories_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
-    from fedaux.runs import RunDirectory
+    from fedaux.running.run_directory import RunDirectory
 
     with (
         RunDirectory.open(tmp_path / "run", tiny(), resume=False),

@@ -10,16 +10,10 @@ import torch
 from scipy.stats import norm
 
 from fedaux import seeding
-from fedaux.certainty import MECHANISMS, SimulatedNoise
-from fedaux.certainty.gaussian import delta_of, noise_multiplier
-from fedaux.certainty.secure import (
-    GRANULARITY,
-    SecureNoise,
-    enlarged_sigma,
-    lattice_spacing,
-    noise_for,
-)
 from fedaux.config import Certainty
+from fedaux.privacy.gaussian import delta_of, noise_multiplier
+from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
+from fedaux.privacy.secure import GRANULARITY, SecureNoise, enlarged_sigma, lattice_spacing, noise_for
 
 needs_opendp = pytest.mark.skipif(importlib.util.find_spec("opendp") is None, reason="needs the extra privacy (opendp)")
 

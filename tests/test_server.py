@@ -5,7 +5,7 @@ import oracles
 import pytest
 import torch
 
-from fedaux.server import average, evaluate
+from fedaux.core.weights import average, evaluate
 
 RNG = np.random.default_rng(0)
 

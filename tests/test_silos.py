@@ -12,13 +12,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import fedaux
-from fedaux.checks import problems_of
 from fedaux.config import ConfigError, Data, Experiment, Split
+from fedaux.config_errors import inspect
 from fedaux.data import count_labelled, load_labelled
 from fedaux.data.labelled import union_of_classes
-from fedaux.execute import split_for, split_table
-from fedaux.mistakes import inspect
-from fedaux.reading import load_experiment
+from fedaux.recipes import load_experiment
+from fedaux.running.preflight import problems_of
+from fedaux.running.run import split_for, split_table
 from fedaux.sweep import expand
 
 

@@ -10,11 +10,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import fedaux
-from fedaux.checks import problems_of
 from fedaux.config import Auxiliary, ConfigError, Data, Experiment
 from fedaux.data import SOURCES, load_auxiliary, load_labelled
 from fedaux.pretrain import content_digest
 from fedaux.pretrain.store import read_card
+from fedaux.running.preflight import problems_of
 
 
 def images(size: int, *, side: int = 6, channels: int = 3) -> torch.Tensor:

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedaux.clients import Weights
-from fedaux.compute import Compute
 from fedaux.config import Local
-from fedaux.local import OPTIMIZERS
-from fedaux.server import snapshot
-from fedaux.steps import (
+from fedaux.core.compute import Compute
+from fedaux.core.local_training import OPTIMIZERS
+from fedaux.core.messages import Weights
+from fedaux.core.steps import (
     Steps,
     batch_sizes,
     loss_of_weights,
@@ -24,6 +23,7 @@ from fedaux.steps import (
     restore_optimizer,
     statistics_of,
 )
+from fedaux.core.weights import snapshot
 
 RNG = np.random.default_rng(0)
 IMAGES = torch.from_numpy(RNG.integers(0, 256, (11, 1, 2, 2), dtype=np.uint8))

@@ -15,15 +15,16 @@ from test_engines import federation
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedaux import seeding, student
-from fedaux.clients import TrainRequest, Update, Weights
-from fedaux.compute import Compute
+from fedaux import seeding
 from fedaux.config import Distillation
-from fedaux.distillation import distill
-from fedaux.ensemble import TEACHERS, Ensemble, Member
+from fedaux.core import server_model as student
+from fedaux.core.compute import Compute
+from fedaux.core.distillation import distill
+from fedaux.core.messages import TrainRequest, Update, Weights
+from fedaux.core.server_model import Student
+from fedaux.core.teachers import TEACHERS, Ensemble, Member
+from fedaux.core.weights import average, snapshot
 from fedaux.models import SplitModel
-from fedaux.server import average, snapshot
-from fedaux.student import Student
 
 RNG = np.random.default_rng(0)
 PUBLIC = torch.from_numpy(RNG.integers(0, 256, (23, 1, 6, 6), dtype=np.uint8))

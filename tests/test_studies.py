@@ -11,12 +11,12 @@ import pytest
 from conftest import tiny
 from study_data import planned, settings, write_images
 
-from fedaux import execute
 from fedaux.config import Local
-from fedaux.reproduce import EXPERIMENTS, command, places, published, running
-from fedaux.reproduce.running import CENTRAL, Request, plan
-from fedaux.reproduce.studies import STUDIES
-from fedaux.reproduce.study import narrowed
+from fedaux.paper import EXPERIMENTS, command, places, published, running
+from fedaux.paper.running import CENTRAL, Request, plan
+from fedaux.paper.studies import STUDIES
+from fedaux.paper.study import narrowed
+from fedaux.running import run as execute
 
 pytest.importorskip("pyarrow")
 SIX = [0.01, 0.04, 0.16, 0.64, 2.56, 10.24]

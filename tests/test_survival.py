@@ -13,16 +13,16 @@ from conftest import tiny
 from test_rounds import Wrapped, federation, play, same_weights
 from torch import Tensor, nn
 
-from fedaux import checks
-from fedaux.clients import Certificate, CertifyRequest, TrainRequest, Update
 from fedaux.config import ConfigError
+from fedaux.core.messages import Certificate, CertifyRequest, TrainRequest, Update
+from fedaux.core.methods import METHODS, Method
+from fedaux.core.round import DIVERGED, average_by_prototype
+from fedaux.core.server_model import Student
+from fedaux.core.task import State
+from fedaux.core.teachers import Member
 from fedaux.data import load_auxiliary, load_labelled
-from fedaux.ensemble import Member
-from fedaux.methods import METHODS, Method
 from fedaux.models import MODELS, SplitModel
-from fedaux.rounds import DIVERGED, average_by_prototype
-from fedaux.student import Student
-from fedaux.task import State
+from fedaux.running import preflight as checks
 
 
 class Absent(Wrapped):

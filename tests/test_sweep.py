@@ -19,8 +19,8 @@ import tomli_w
 from conftest import TINY, merged
 from typing_commands import called
 
-from fedaux import execute
 from fedaux.config import ConfigError
+from fedaux.running import run as execute
 from fedaux.sweep import Cell, cells_of, expand, read_records, sweep
 from fedaux.sweep.processes import Lost, NoPlace, OwnProcess, Process
 from fedaux.sweep.runner import _Record, _run, is_finished, neighbours
@@ -227,7 +227,9 @@ def test_a_sweep_that_is_killed_goes_on_from_there(tmp_path: Path) -> None:
 def test_the_command_tells_plan_ranking_and_status(tmp_path: Path) -> None:
     recipe, plugin = tmp_path / "recipe.toml", tmp_path / "own.py"
     recipe.write_text(tomli_w.dumps(merged(TINY, {"rounds": 1})))
-    plugin.write_text('from fedaux.methods import METHODS, Method\nMETHODS["own"] = Method("own", start="scratch")\n')
+    plugin.write_text(
+        'from fedaux.core.methods import METHODS, Method\nMETHODS["own"] = Method("own", start="scratch")\n'
+    )
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"COLUMNS": "120"}

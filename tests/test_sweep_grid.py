@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedaux.config import ConfigError, ExperimentFields
-from fedaux.mistakes import known_keys
-from fedaux.reading import parse_value
+from fedaux.config_errors import known_keys
+from fedaux.recipes import parse_value
 from fedaux.sweep import axes_of, cells_of, expand
 from fedaux.sweep.grid import cell_names, is_list
 

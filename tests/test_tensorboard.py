@@ -12,8 +12,8 @@ from conftest import TINY, tiny
 from typing_commands import called
 
 import fedaux
-from fedaux.rounds import Federation
-from fedaux.task import State
+from fedaux.core.round import Federation
+from fedaux.core.task import State
 
 pytest.importorskip("tensorboard")
 
@@ -141,7 +141,7 @@ def test_the_option_of_the_command_line(tmp_path: Path) -> None:
 def test_without_tensorboard_the_extra_is_named_and_nothing_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedaux.tensorboard.find_spec", lambda name: None)
+    monkeypatch.setattr("fedaux.running.tensorboard.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"output.tensorboard = true: needs TensorBoard.*'fedaux\[tensorboard\]'"):
         fedaux.run(tiny(output={"tensorboard": True}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

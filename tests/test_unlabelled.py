@@ -17,13 +17,13 @@ from test_pretrain_command import invoked
 
 import fedaux
 from fedaux import seeding
-from fedaux.checks import check_public, problems_of
 from fedaux.config import Auxiliary, ConfigError, Experiment
+from fedaux.config_errors import inspect
 from fedaux.data import load_auxiliary
-from fedaux.federate.folder import write_folder
-from fedaux.mistakes import inspect
+from fedaux.federation.folder import write_folder
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain.store import weights_digest
+from fedaux.running.preflight import check_public, problems_of
 
 UNMEASURED = "no labelled data given, so h0 is not measured"
 DO_WITHOUT = "--set data.source=none does without labelled data"

@@ -13,21 +13,21 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fedaux.config import ConfigError, Experiment
-    from fedaux.execute import Result, run
-    from fedaux.methods import METHODS, Method
+    from fedaux.core.methods import METHODS, Method
     from fedaux.models import MODELS, SplitModel, split_model
-    from fedaux.plugins import load_plugin
-    from fedaux.reading import load_experiment
+    from fedaux.recipes import load_experiment
+    from fedaux.running.plugins import load_plugin
+    from fedaux.running.run import Result, run
 
 _HOMES = {
     "ConfigError": "fedaux.config",
     "Experiment": "fedaux.config",
-    "load_experiment": "fedaux.reading",
-    "load_plugin": "fedaux.plugins",
-    "Result": "fedaux.execute",
-    "run": "fedaux.execute",
-    "METHODS": "fedaux.methods",
-    "Method": "fedaux.methods",
+    "load_experiment": "fedaux.recipes",
+    "load_plugin": "fedaux.running.plugins",
+    "Result": "fedaux.running.run",
+    "run": "fedaux.running.run",
+    "METHODS": "fedaux.core.methods",
+    "Method": "fedaux.core.methods",
     "MODELS": "fedaux.models",
     "SplitModel": "fedaux.models",
     "split_model": "fedaux.models",

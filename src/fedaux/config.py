@@ -258,7 +258,7 @@ class Certainty(Section):
     """The private release that certainty scores are computed from."""
 
     mechanism: str = "mean"
-    """How: a row of `fedaux.certainty.MECHANISMS`."""
+    """How: a row of `fedaux.privacy.mechanisms.MECHANISMS`."""
     epsilon: Positive = 0.1
     """Privacy loss of a client's release; neighbours differ by replacing one example."""
     delta: Fraction = 1e-5
@@ -458,7 +458,7 @@ class ExperimentFields(Section):
     name: Annotated[str, Field(min_length=1, pattern=NAME_PATTERN)] = "experiment"
     """What the run is called; a recipe that does not say is called as its file."""
     method: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_as_tuple)] = ("fedaux",)
-    """One method or a list: rows of `fedaux.methods.METHODS`, see `fedaux methods`."""
+    """One method or a list: rows of `fedaux.core.methods.METHODS`, see `fedaux methods`."""
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(_as_tuple)] = (0,)
     """Each seed is a run of its own: split, h0, selection, noise and batches."""
     rounds: Count = 100
@@ -528,7 +528,7 @@ class Experiment(ExperimentFields):
     """Everything a run depends on. Raises ConfigError with all problems at once."""
 
     def __init__(self, **values: Any) -> None:
-        from fedaux.mistakes import inspect, plain  # which is about the fields above
+        from fedaux.config_errors import inspect, plain  # which is about the fields above
 
         _, problems = inspect(values)
         if problems:

@@ -18,10 +18,10 @@ from typing import Any
 
 import tomli_w
 
-from fedaux.federate.folder import write_folder
-from fedaux.federate.keys import write_certificates, write_node_key
-from fedaux.federate.processes import environment
-from fedaux.reading import merged
+from fedaux.federation.folder import write_folder
+from fedaux.federation.keys import write_certificates, write_node_key
+from fedaux.federation.processes import environment
+from fedaux.recipes import merged
 
 BIN = Path(sys.executable).parent
 

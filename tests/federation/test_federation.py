@@ -61,7 +61,7 @@ def test_three_nodes_over_tls_come_to_the_simulators_figures(tmp_path: Path) -> 
         federation.start()
         # Somebody with a certificate of the right authority, and a key that nobody has registered.
         stranger = federation.folder / "stranger.key"
-        from fedaux.federate.keys import write_node_key
+        from fedaux.federation.keys import write_node_key
 
         write_node_key(stranger)
         federation.ports[9] = free_port()

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fedaux.config import Auxiliary, Data
+from fedaux.config_errors import nearest
 from fedaux.data.tables import Table, key_of
-from fedaux.mistakes import nearest
 
 IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 TEXT_SUFFIXES = {".txt"}

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedaux.checkpoints import checkpoint_of, locate
 from fedaux.config import ExperimentFields
 from fedaux.data import cache, vocabulary
+from fedaux.data.checkpoints import checkpoint_of, locate
 from fedaux.data.labelled import LabelledData
 from fedaux.data.sources import SOURCES, load_auxiliary, load_labelled
 from fedaux.data.tables import Table

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedaux import seeding, wordnet
+from fedaux import seeding
 from fedaux.config import Auxiliary, Data
-from fedaux.data import embedded
+from fedaux.data import embedded, wordnet
 from fedaux.data.binary import open_cifar10, open_cifar100, open_stl10, open_svhn
 from fedaux.data.decoding import convert
 from fedaux.data.folders import open_folder

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from fedaux.checkpoints import lowercases, read_tokenizer
+from fedaux.data.checkpoints import lowercases, read_tokenizer
 
 PAD, UNKNOWN, BEGIN, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 PAD_ID = 0

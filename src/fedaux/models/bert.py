@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedaux.checkpoints import MINILM, locate, read_config, read_weights
+from fedaux.data.checkpoints import MINILM, locate, read_config, read_weights
 from fedaux.data.vocabulary import PAD_ID
 from fedaux.models.split import SplitModel
 

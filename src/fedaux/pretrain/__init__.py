@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from fedaux import seeding
-from fedaux.clients import Weights
+from fedaux.core.messages import Weights
+from fedaux.core.weights import snapshot
 from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.store import (
     Card,
@@ -29,7 +30,6 @@ from fedaux.pretrain.store import (
     stored_card,
 )
 from fedaux.pretrain.training import SAVE_SECONDS, OnEpoch, Passed, Stopped, Training, pretrain
-from fedaux.server import snapshot
 
 __all__ = [
     "H0",

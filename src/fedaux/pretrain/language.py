@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedaux.compute import Compute
 from fedaux.config import Pretraining
+from fedaux.core.compute import Compute
 from fedaux.data.vocabulary import BEGIN, END, MASK, PAD_ID, Vocabulary
 
 DEVIATION = 0.02

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedaux.compute import Compute
 from fedaux.config import Pretraining
+from fedaux.core.compute import Compute
 from fedaux.data.augment import Views
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.pretrain.contrastive import LOSSES, ProjectionHead

@@ -20,9 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedaux.clients import Weights
-from fedaux.compute import Compute
 from fedaux.config import Pretraining, Prototype
+from fedaux.core.compute import Compute
+from fedaux.core.messages import Weights
 from fedaux.data.vocabulary import METADATA, Vocabulary
 from fedaux.files import read_json, save_json, save_tensors
 from fedaux.models import MODELS, SplitModel, model_options

@@ -21,13 +21,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedaux.compute import Compute
 from fedaux.config import Pretraining
+from fedaux.core.compute import Compute
+from fedaux.core.steps import WARM_UP_STEPS, optimizer_state, reset, restore_optimizer
+from fedaux.core.weights import snapshot
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.files import save_tensors
 from fedaux.pretrain.objectives import Objective, objective_of, resolved
-from fedaux.server import snapshot
-from fedaux.steps import WARM_UP_STEPS, optimizer_state, reset, restore_optimizer
 
 SAVE_SECONDS = 30.0
 """Progress is saved at the end of the first epoch after so many seconds."""

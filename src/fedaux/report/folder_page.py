@@ -14,7 +14,7 @@ import numpy as np
 import tomli_w
 
 from fedaux.files import save_text
-from fedaux.reading import flatten
+from fedaux.recipes import flatten
 from fedaux.report import figures, folder_figures, html
 from fedaux.report.comparison import Comparison, value_text
 from fedaux.report.folder_figures import Mark

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedaux.methods import METHODS
-from fedaux.reading import flatten
+from fedaux.core.methods import METHODS
+from fedaux.recipes import flatten
 from fedaux.report.record import REQUIRED, Run, as_number, read_run
 
 NOT_SETTINGS = ("name", "method", "seeds")

@@ -12,10 +12,10 @@ from rich.markup import escape
 from rich.progress import TaskID, TextColumn
 from rich.table import Table
 
-from fedaux.display import QUIET_SECONDS, live_bar
 from fedaux.report.comparison import value_text
 from fedaux.report.html import budget, megabytes
 from fedaux.report.records import settings_of
+from fedaux.running.display import QUIET_SECONDS, live_bar
 from fedaux.sweep.grid import Cell
 
 MOST_ROWS = 40

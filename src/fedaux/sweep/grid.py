@@ -20,7 +20,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 
 from fedaux.config import ConfigError, Experiment, ExperimentFields
-from fedaux.mistakes import inspect, plain, section_in
+from fedaux.config_errors import inspect, plain, section_in
 
 APART = ("method", "seeds")
 """Lists that mean several methods or seeds within one run, unless each is asked to be a run of its own."""
@@ -75,7 +75,7 @@ def cells_of(raw: Mapping[str, Any], points: Iterable[Mapping[str, Any]]) -> lis
 
     Raises ConfigError with the mistakes of all cells, each told once.
     """
-    from fedaux.checks import problems_of
+    from fedaux.running.preflight import problems_of
 
     listed = [dict(plain(point)) for point in points]
     tables = [_with_settings(raw, point) for point in listed]

@@ -20,9 +20,9 @@ from typing import IO, Any, Protocol
 
 from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, ConfigError
 from fedaux.files import read_json, save_json
-from fedaux.reading import load_experiment
+from fedaux.recipes import load_experiment
 from fedaux.report import write_report
-from fedaux.runs import locked, refuse_other_experiment
+from fedaux.running.run_directory import locked, refuse_other_experiment
 from fedaux.sweep.grid import Cell
 from fedaux.sweep.processes import PATIENCE, Here, Seat
 from fedaux.sweep.team import Events, Work, Worker, serve

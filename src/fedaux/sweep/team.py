@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedaux import plugins
+from fedaux.running import plugins
 from fedaux.sweep.grid import Cell
 from fedaux.sweep.processes import PATIENCE, Lost, NoPlace, Process, Seat
 

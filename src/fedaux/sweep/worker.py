@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fedaux.config import Experiment
-from fedaux.mistakes import plain
+from fedaux.config_errors import plain
 
 if TYPE_CHECKING:
-    from fedaux.execute import Inputs
-    from fedaux.task import Task
+    from fedaux.core.task import Task
+    from fedaux.running.run import Inputs
 
 OF_ROUNDS = {
     *("name", "method", "seeds", "rounds", "participation_rate", "split", "pretraining", "certainty", "local"),
@@ -64,8 +64,8 @@ class Remembered:
         """Return data and compute for an experiment."""
         import torch
 
-        from fedaux.compute import compute_for
-        from fedaux.execute import load_inputs
+        from fedaux.core.compute import compute_for
+        from fedaux.running.run import load_inputs
 
         data, models = input_keys(experiment)
         if (data, models) == self._keys and self._inputs is not None:
@@ -111,7 +111,7 @@ class Telling:
 
 def run_cell(order: Mapping[str, Any], *, load: Remembered, telling: Telling) -> None:
     """Run one cell, with what it prints in its log, and tell how it ended."""
-    from fedaux import execute
+    from fedaux.running import run as execute
 
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (1, 2):
@@ -153,7 +153,7 @@ def main() -> None:
     while True:
         order = orders.get()
         if "plugins" in order:
-            from fedaux.plugins import load_plugin
+            from fedaux.running.plugins import load_plugin
 
             for path in order["plugins"]:
                 load_plugin(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 FAULT = os.environ.get("FEDAUX_FAULT", "")
 
-if FAULT and {"fedaux.federate.clientapp", "fedaux.federate.warm"} & set(sys.orig_argv):
+if FAULT and {"fedaux.federation.clientapp", "fedaux.federation.warm"} & set(sys.orig_argv):
     import json
     import time
 

@@ -1,0 +1,195 @@
+"""How work is computed: device, precision, compilation. One value, passed to whoever runs a model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedaux.config import Data, Engine
+from fedaux.data.batches import to_float
+from fedaux.fast import depthwise
+from fedaux.models.convolutional import DepthwiseConvolution
+
+CLIENTS_AT_ONCE = 8
+
+Model = TypeVar("Model", bound=nn.Module)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where and how precisely models run. The default is the plain one: CPU, single precision, nothing compiled."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: torch.dtype = torch.float32
+    compile: bool = False
+    clients_at_once: int = 1
+    workers: int = 1
+    """Threads that work on different clients at the same time, on a CPU; each then has one core to itself."""
+    mean: Tensor | None = field(default=None, compare=False)
+    """Taken from images after they are mapped to [0, 1], [C, 1, 1]."""
+    deviation: Tensor | None = field(default=None, compare=False)
+    """By which images are then divided, [C, 1, 1]."""
+    _cache: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def captures(self) -> bool:
+        """Whether training steps are captured as CUDA graphs: on a GPU, unless clients are trained one by one."""
+        return self.device.type == "cuda" and self.clients_at_once > 1
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Run what is inside in the chosen precision; weights stay in single precision."""
+        if self.precision is torch.float32:
+            return nullcontext()
+        # Without a cache: a weight is used once a step, and a cached copy would outlive the graph that made it.
+        return torch.autocast(self.device.type, self.precision, cache_enabled=False)
+
+    def place(self, module: Model) -> Model:
+        """Move a module to the device, convolutions in the layout that is fastest there."""
+        layout = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
+        placed: Model = module.to(self.device, memory_format=layout)  # type: ignore[call-overload]
+        if self.device.type == "cuda" and any(isinstance(part, DepthwiseConvolution) for part in module.modules()):
+            depthwise.prepare(self.device)
+        return placed
+
+    def place_inputs(self, inputs: Tensor) -> Tensor:
+        """Move examples to the device, images in the layout of convolutions there."""
+        if self.device.type == "cuda" and inputs.ndim == 4:
+            return inputs.to(self.device, memory_format=torch.channels_last)
+        return inputs.to(self.device)
+
+    def floats(self, inputs: Tensor) -> Tensor:
+        """Return inputs as models take them: images in [0, 1] and normalised; features and token ids as they are."""
+        floats = to_float(inputs)
+        return self.normalised(floats) if inputs.dtype is torch.uint8 else floats
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Return images in [0, 1] without the mean of each channel, in units of its deviation."""
+        images = images if self.mean is None else images - self.mean
+        return images if self.deviation is None else images / self.deviation
+
+    def spread(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return the work's results on all items, in order; several at a time where there are several workers.
+
+        One thread a client leaves small operations whole, which beats sharing each of them among all cores.
+        """
+        if self.workers == 1 or len(items) < 2:
+            return [work(item) for item in items]
+        threads = self.once("workers", lambda: ThreadPoolExecutor(self.workers))
+        # Threads take over the number that is set when they first compute, and some libraries keep one for everybody.
+        with self.one_thread():
+            return list(threads.map(work, items))
+
+    @contextmanager
+    def one_thread(self) -> Iterator[None]:
+        """Do not share operations among cores: on small ones, waiting for each other takes longer than the work."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def once(self, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Return what was made under a key, and make it the first time: for what all tasks of a process share."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        made: Result = self._cache[key]
+        return made
+
+    def compiled(self, key: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        """Return the function that `make` makes, compiled, once for each key; where that fails, the function itself.
+
+        A function of a model's weights should hold a copy of the model: torch notes that a tensor it is given is one
+        that the function holds, and compiles anew for the first tensors of somebody else.
+        """
+        return self.once(("compiled", key), lambda: _Compiled(make()))
+
+
+class _Compiled:
+    """A compiled function that falls back to the plain one, with one line, where this machine cannot compile."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._plain = function
+        self._compiled: Callable[..., Any] | None = None
+        self._possible = True
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._possible:
+            try:
+                if self._compiled is None:
+                    self._compiled = torch.compile(_with_own_code(self._plain), dynamic=False)
+                return self._compiled(*arguments)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except Exception as error:
+                self._possible = False
+                reason = str(error).strip().splitlines() or [type(error).__name__]
+                warnings.warn(f"engine.compile: not possible here, going on without ({reason[0]})", stacklevel=2)
+        return self._plain(*arguments)
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same function with a copy of its code.
+
+    torch counts compilations by code and gives up after the eighth, so that functions of many models would share them.
+    """
+    if isinstance(function, MethodType):
+        return MethodType(_with_own_code(function.__func__), function.__self__)
+    if not isinstance(function, FunctionType):
+        return function
+    code = function.__code__.replace()
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return whether a device computes in bf16 by itself; a processor that does not takes hundreds of times as long."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    tell = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return torch.backends.mkldnn.is_available() and tell is not None and bool(tell())
+
+
+def compute_for(engine: Engine, device: torch.device, data: Data | None = None) -> Compute:
+    """Return how an experiment is computed on a device: `auto` is bf16 and compiled on a GPU, fp32 elsewhere.
+
+    Where the device has no bf16, fp32 it is, with one line.
+    """
+    on_gpu = device.type == "cuda"
+    precision = engine.precision
+    if precision == "auto":
+        precision = "bf16" if on_gpu and has_bf16(device) else "fp32"
+    elif precision == "bf16" and not has_bf16(device):
+        what = "GPU" if on_gpu else "processor"
+        warnings.warn(f"engine.precision: this {what} has no bf16, going on in fp32", stacklevel=2)
+        precision = "fp32"
+    if on_gpu:
+        # Trying out convolutions is worth a fifth of the time, but two runs may choose differently; and "fp32" should
+        # not mean the shortened format that convolutions take by default.
+        torch.backends.cudnn.benchmark = precision != "fp32"
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    return Compute(
+        device,
+        torch.bfloat16 if precision == "bf16" else torch.float32,
+        compile=on_gpu if engine.compile is None else engine.compile,
+        clients_at_once=CLIENTS_AT_ONCE if engine.clients_at_once is None else engine.clients_at_once,
+        workers=1 if on_gpu or engine.clients_at_once == 1 else torch.get_num_threads(),
+        mean=None if data is None else _a_channel(data.channel_mean, device),
+        deviation=None if data is None else _a_channel(data.channel_deviation, device),
+    )
+
+
+def _a_channel(numbers: Sequence[float], device: torch.device) -> Tensor | None:
+    return torch.tensor(numbers, device=device)[:, None, None] if numbers else None

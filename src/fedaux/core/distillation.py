@@ -1,0 +1,324 @@
+"""Distillation: the server's student learns the teacher's soft labels on the distill set (Eq. 1).
+
+Schedules, averages and measurements happen between steps; without stopping, nothing waits for the device between two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedaux.config import Averaging, Distillation, Stopping
+from fedaux.core.compute import Compute
+from fedaux.core.local_training import OPTIMIZERS, epoch_orders
+from fedaux.core.messages import Weights
+from fedaux.core.steps import CapturedSteps, PreparedStepping, Stepping, Steps, attempt, batch_sizes
+from fedaux.core.weights import load, snapshot
+from fedaux.fast import triton as kernels
+from fedaux.models import SplitModel
+
+
+def distill(
+    model: nn.Module,
+    weights: Weights,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    section: Distillation,
+    generator: np.random.Generator,
+    compute: Compute | None = None,
+    validate: Callable[[nn.Module], float] | None = None,
+    steps: PreparedStepping | None = None,
+) -> Weights:
+    """Return the weights after minimising D_KL(targets || softmax f(x)) over inputs [N, ...] with targets [N, C].
+
+    `validate` measures a model on the server's labelled data, more is better. `steps` are the model's own captured ones
+    (`prepared_steps`); without them, steps are eager. Raises ValueError where the section asks for stopping and nothing
+    validates, or for an average of weights that no step reaches.
+    """
+    if section.stopping is not None and validate is None:
+        raise ValueError("distillation.stopping: needs labels at the server; data.server_validation should be above 0")
+    total = number_of_steps(len(images), section=section)
+    compute = Compute(images.device) if compute is None else compute
+    load(model, weights)
+    mean = None if section.averaging is None else MeanWeights(model, section.averaging, total=total)
+    student = _started(model, images, sharpen(targets, temperature=section.sharpening), section, compute, steps)
+    best = (
+        None if section.stopping is None or validate is None else Best(model, section.stopping, validate, total=total)
+    )
+    rate: float | None = None
+    sizes = _batch_sizes(student, images, section=section, generator=generator)
+    for number, size in zip(range(1, total + 1), sizes, strict=False):
+        previous, rate = rate, SCHEDULES[section.schedule](number, total, section)
+        if rate != previous:
+            student.set_rate(rate)
+        student.step(size)
+        if mean is not None and mean.counts(number):
+            student.settle()
+            mean.look()
+        if best is not None and best.measures(number):
+            student.settle()
+            if best.is_final(number):
+                break
+    student.settle()
+    if mean is not None:
+        mean.load()
+        recompute_statistics(model, images, batch_size=section.batch_size, compute=compute)
+    return snapshot(model) if best is None else best.weights
+
+
+def prepared_steps(
+    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: Hashable
+) -> PreparedStepping | None:
+    """Return the model's distillation steps as CUDA graphs, or None, with a warning, where they cannot be captured.
+
+    The model's weights are in disorder afterwards; `distill` loads them.
+    """
+    if section.clip is None and kernels.possible(
+        model, images, optimizer=section.optimizer, batch_size=section.batch_size, clients=1, compute=compute
+    ):
+        made = attempt(
+            lambda: _kernel_steps(model, images, targets, section=section, compute=compute),
+            device=compute.device,
+            otherwise=f"{key}: no kernels of our own here, distillation is slower",
+            errors=Exception,
+        )
+        if made is not None:
+            return made
+    return attempt(
+        lambda: _captured_steps(model, images, targets, section=section, compute=compute, key=key),
+        device=compute.device,
+        otherwise=f"{key}: steps cannot be captured, distillation is slower",
+    )
+
+
+def _kernel_steps(
+    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute
+) -> PreparedStepping:
+    from fedaux.fast.triton.steps import BatchedSteps, StudentSteps  # which needs Triton
+
+    assert isinstance(model, SplitModel)
+    batched = BatchedSteps(
+        model,
+        images,
+        targets.clone(),
+        clients=1,
+        learning_rate=section.learning_rate,
+        weight_decay=section.weight_decay,
+        compute=compute,
+        capacity=len(images),
+        batch_size=section.batch_size,
+    )
+    batched.prepare()
+    return StudentSteps(model, batched)
+
+
+def _captured_steps(
+    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: Hashable
+) -> CapturedSteps:
+    """The learning rate is a tensor on the device, so that `set_rate` reaches the graphs."""
+
+    def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})
+        made = OPTIMIZERS[section.optimizer](parameters, section, **how)
+        for group in made.param_groups:
+            group["lr"] = torch.tensor(section.learning_rate, device=compute.device)
+        return made
+
+    steps = CapturedSteps(
+        model,
+        images,
+        targets.clone(),
+        loss=distillation_loss,
+        optimizer=optimizer,
+        compute=compute,
+        capacity=len(images),
+        batch_size=section.batch_size,
+        key=key,
+        clip=section.clip,
+    )
+    model.train()
+    steps.prepare(sorted(set(batch_sizes(len(images), section.batch_size)), reverse=True))
+    return steps
+
+
+def _started(
+    model: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    section: Distillation,
+    compute: Compute,
+    captured: PreparedStepping | None,
+) -> Stepping:
+    """Return steps that begin at the model's present weights with an optimizer that starts anew."""
+    steps: Stepping
+    if captured is None:
+        steps = Steps(
+            model,
+            images,
+            targets,
+            loss=distillation_loss,
+            optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section),
+            compute=compute,
+            clip=section.clip,
+        )
+    else:
+        assert captured.model is model, "captured steps change the model that they were captured with"
+        captured.set_targets(targets)
+        captured.reset()
+        steps = captured
+    steps.start()
+    return steps
+
+
+def number_of_steps(size: int, *, section: Distillation) -> int:
+    """Return how many batches a distillation takes on so many examples, unless it is stopped."""
+    return section.steps or section.epochs * math.ceil(size / section.batch_size)
+
+
+def _batch_sizes(
+    steps: Stepping, images: Tensor, *, section: Distillation, generator: np.random.Generator
+) -> Iterator[int]:
+    """Yield the size of every batch; at the start of an epoch, tell the steps its random order."""
+    size = len(images)
+    epochs = math.ceil(number_of_steps(size, section=section) / math.ceil(size / section.batch_size))
+    for order in epoch_orders(size, epochs=epochs, generator=generator):
+        steps.begin(order.to(images.device))
+        yield from batch_sizes(size, section.batch_size)
+
+
+def distillation_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of D_KL(targets || softmax(logits)), for logits and targets [N, C] (Eq. 1)."""
+    return functional.kl_div(torch.log_softmax(logits, dim=1), targets, reduction="batchmean")
+
+
+def sharpen(targets: Tensor, *, temperature: float) -> Tensor:
+    """Return p^(1/T) / sum_c p_c^(1/T) of every row p of targets [N, C] (Berthelot et al. 2019, MixMatch)."""
+    return targets if temperature == 1.0 else torch.softmax(targets.log() / temperature, dim=1)
+
+
+def constant_rate(number: int, total: int, section: Distillation) -> float:
+    """Return the learning rate itself."""
+    return section.learning_rate
+
+
+def cosine_rate(number: int, total: int, section: Distillation) -> float:
+    """Return rate / 2 * (1 + cos(pi (number - 1) / total)): all of it at the first step, 0 after the last."""
+    return section.learning_rate * 0.5 * (1.0 + math.cos(math.pi * (number - 1) / total))
+
+
+def cyclic_rate(number: int, total: int, section: Distillation) -> float:
+    """Return (1 - t) rate + t lowest, t = ((number - 1) mod c + 1) / c for cycles of c steps (Izmailov et al. 2018)."""
+    passed = ((number - 1) % section.cycle_steps + 1) / section.cycle_steps
+    return (1.0 - passed) * section.learning_rate + passed * section.lowest_learning_rate
+
+
+SCHEDULES: dict[str, Callable[[int, int, Distillation], float]] = {
+    "constant": constant_rate,
+    "cosine": cosine_rate,
+    "cyclic": cyclic_rate,
+}
+"""The learning rate of step `number`, from 1 to `total`."""
+
+
+class MeanWeights:
+    """The running mean of a model's parameters at some of its steps (SWA, Izmailov et al. 2018)."""
+
+    def __init__(self, model: nn.Module, section: Averaging, *, total: int) -> None:
+        check_averaging(section, total=total)
+        self._section = section
+        self._parameters = list(model.parameters())
+        self._means = [torch.zeros_like(parameter) for parameter in self._parameters]
+        self._count = 0
+
+    def counts(self, number: int) -> bool:
+        """Say whether the weights after step `number` count."""
+        return number > self._section.start and number % self._section.every == 0
+
+    @torch.no_grad()
+    def look(self) -> None:
+        """Take the present weights in: mean_n = mean_(n-1) + (theta - mean_(n-1)) / n."""
+        self._count += 1
+        for mean, parameter in zip(self._means, self._parameters, strict=True):
+            mean.lerp_(parameter, 1.0 / self._count)
+
+    @torch.no_grad()
+    def load(self) -> None:
+        """Give the model the mean."""
+        for mean, parameter in zip(self._means, self._parameters, strict=True):
+            parameter.copy_(mean)
+
+
+def check_averaging(section: Averaging, *, total: int) -> None:
+    """Raise ValueError where no step of a distillation counts for the mean of its weights."""
+    if total - total % section.every <= section.start:
+        raise ValueError(
+            f"distillation.averaging.start = {section.start}: the last of {total} steps to count, of every "
+            f"{section.every}, is {total - total % section.every}; start should be less"
+        )
+
+
+class Best:
+    """The best weights measured so far, and when to give up looking for better ones."""
+
+    def __init__(
+        self, model: nn.Module, section: Stopping, validate: Callable[[nn.Module], float], *, total: int
+    ) -> None:
+        self.weights: Weights = {}
+        self._model = model
+        self._section = section
+        self._validate = validate
+        self._total = total
+        self._score = -math.inf
+        self._number = 0
+        if section.include_start:
+            self._measure(0)
+
+    def measures(self, number: int) -> bool:
+        """Say whether it is time to measure after step `number`."""
+        return number % self._section.every == 0 or number == self._total
+
+    def is_final(self, number: int) -> bool:
+        """Measure the weights after step `number`, and say whether patience has come to its end."""
+        self._measure(number)
+        return number - self._number >= self._section.patience
+
+    def _measure(self, number: int) -> None:
+        score = self._validate(self._model)
+        score = -math.inf if math.isnan(score) else score
+        self._model.train()
+        if not self.weights or score > self._score:
+            self.weights, self._score, self._number = snapshot(self._model), score, number
+
+
+@torch.no_grad()
+def recompute_statistics(model: nn.Module, images: Tensor, *, batch_size: int, compute: Compute | None = None) -> None:
+    """Set the statistics of batch normalisation to their means over images, every image with the same weight.
+
+    Other parts of the model are in evaluation mode meanwhile; batches of one are left out, for they have no variance.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    batches = [batch for batch in images.split(batch_size) if len(batch) > 1]
+    if not layers or not batches:
+        return
+    compute = Compute(images.device) if compute is None else compute
+    momenta = [layer.momentum for layer in layers]
+    model.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.train()
+    seen = 0
+    for batch in batches:
+        seen += len(batch)
+        for layer in layers:
+            layer.momentum = len(batch) / seen
+        with compute.autocast():
+            model(compute.floats(batch))
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    model.train()

@@ -1,0 +1,181 @@
+"""Who carries out the clients' part: a protocol of two verbs, and the values that cross the network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fedaux.config import Certainty, Local
+from fedaux.core import foreach as many
+from fedaux.privacy.ledger import LedgerEntry
+from fedaux.privacy.mechanism import Public
+
+Weights = dict[str, Tensor]
+"""A model's parameters and buffers by name."""
+
+
+@dataclass(frozen=True)
+class Stamped:
+    """Tensors of one client that outlive a round, and the round they are from."""
+
+    round: int
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class CertifyRequest:
+    """What the server sends in the preparation phase: h0 and the public map, per prototype."""
+
+    extractors: Mapping[str, Weights]
+    public: Mapping[str, Public]
+    certainty: Certainty
+    seed: int
+
+    def num_bytes(self, prototype: str) -> int:
+        """Return the size of the message to a client of this prototype."""
+        return num_bytes(self.extractors[prototype]) + num_bytes(self.public[prototype])
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A client's answer: the released vector and its price."""
+
+    client: int
+    vector: Tensor
+    entry: LedgerEntry
+
+    def num_bytes(self) -> int:
+        """Return the size of the message."""
+        return num_bytes({"vector": self.vector})
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """What the server sends in a round: the current model per prototype and how to train it."""
+
+    round: int
+    weights: Mapping[str, Weights]
+    local: Local
+    proximal: float
+    seed: int
+    extractors: Mapping[str, Weights] = field(default_factory=dict)
+    """h0, where heads alone are trained on its features; clients have it since the preparation phase."""
+    wire: Literal["fp32", "fp16"] = "fp32"
+    """The precision in which weights travel, both ways."""
+
+    def num_bytes(self, prototype: str) -> int:
+        """Return the size of the message to a client of this prototype."""
+        return num_bytes(self.weights[prototype], wire=self.wire)
+
+
+@dataclass(frozen=True)
+class Update:
+    """A client's answer: its trained weights, the size of its data, and its mean training loss unless that is private.
+
+    `entry` is what the update cost, where training was differentially private; the loss is then kept at the client.
+    """
+
+    client: int
+    num_examples: int
+    weights: Weights
+    loss: float | None
+    entry: LedgerEntry | None = None
+
+    def num_bytes(self, *, wire: str = "fp32") -> int:
+        """Return the size of the message."""
+        return num_bytes(self.weights, wire=wire)
+
+
+class Clients(Protocol):
+    """The clients of a federation. Iterators may yield fewer answers than asked for, in any order."""
+
+    def present(self) -> Sequence[int]:
+        """Return the ids of clients that can be asked now, rising."""
+        ...
+
+    def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
+        """Ask for certainty releases (preparation phase)."""
+        ...
+
+    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        """Ask for local training (one round)."""
+        ...
+
+    def reasons(self) -> Mapping[int, str]:
+        """Say why clients of those last asked have not answered, as far as that is known."""
+        ...
+
+    def kept(self) -> Mapping[int, Stamped]:
+        """Return what clients keep between rounds that has to be stored with the run."""
+        ...
+
+    def restore(self, kept: Mapping[int, Stamped]) -> None:
+        """Give clients back what they kept."""
+        ...
+
+
+WIRE = {"fp32": torch.float32, "fp16": torch.float16}
+"""Precisions in which weights cross a network; only single-precision tensors are shortened."""
+
+
+def num_bytes(tensors: Mapping[str, Tensor], *, wire: str = "fp32") -> int:
+    """Return the bytes of tensors as they would cross a network."""
+    return sum(tensor.numel() * sent_as(tensor.dtype, wire).itemsize for tensor in tensors.values())
+
+
+def sent_as(dtype: torch.dtype, wire: str) -> torch.dtype:
+    """Return the type in which a tensor travels."""
+    return WIRE[wire] if dtype is torch.float32 else dtype
+
+
+def as_received(weights: Weights, *, wire: str) -> Weights:
+    """Return weights as the other side gets them: rounded to the precision of the wire, and held in their own again.
+
+    Numbers too large for it become its largest, for infinity would make the whole message unusable.
+    """
+    return {name: shortened(tensor, wire=wire).to(tensor.dtype) for name, tensor in weights.items()}
+
+
+def shortened(tensor: Tensor, *, wire: str) -> Tensor:
+    """Return a tensor in the type in which it travels; what is infinite or no number stays so."""
+    dtype = sent_as(tensor.dtype, wire)
+    if dtype is tensor.dtype:
+        return tensor
+    limit = torch.finfo(dtype).max
+    return torch.where(tensor.isinf(), tensor, tensor.clamp(-limit, limit)).to(dtype)
+
+
+def problem_of_release(vector: Tensor, *, width: int) -> str | None:
+    """Say why a release cannot be scored with: another shape than [width], numbers that are none."""
+    if tuple(vector.shape) != (width,):
+        return f"released {list(vector.shape)} numbers, should be {width}"
+    return None if bool(torch.isfinite(vector).all()) else "released NaN or infinity"
+
+
+def problem_of(update: Update, *, expected: Weights) -> str | None:
+    """Say why an update cannot be used: missing or foreign tensors, wrong shapes, numbers that are none."""
+    if update.num_examples < 1:
+        return f"claims {update.num_examples} examples"
+    if missing := sorted(expected.keys() - update.weights.keys()):
+        return f"tensor {missing[0]} is missing"
+    if foreign := sorted(update.weights.keys() - expected.keys()):
+        return f"tensor {foreign[0]} is unknown"
+    for name, tensor in update.weights.items():
+        if tensor.shape != expected[name].shape or tensor.dtype != expected[name].dtype:
+            return (
+                f"tensor {name} is {tensor.dtype} {list(tensor.shape)}, "
+                f"should be {expected[name].dtype} {list(expected[name].shape)}"
+            )
+    floats = {name: tensor for name, tensor in update.weights.items() if tensor.is_floating_point()}
+    if not many.surely_finite(list(floats.values())):
+        for name, tensor in floats.items():
+            if not bool(torch.isfinite(tensor).all()):
+                return f"tensor {name} holds NaN or infinity"
+    if update.loss is not None and not math.isfinite(update.loss):
+        return f"training came to a loss of {update.loss}"
+    return None

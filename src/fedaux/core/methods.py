@@ -1,0 +1,63 @@
+"""METHODS: one row a method. A method is a choice on a few axes; everything else is shared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+STARTS = ("scratch", "pretrained")
+MEMORIES = ("predictions", "weights")
+
+
+@dataclass(frozen=True)
+class Method:
+    """What distinguishes one federated method from another."""
+
+    name: str
+    start: Literal["scratch", "pretrained"]
+    """Initial weights: random, or the features of h0 from self-supervised pretraining."""
+    proximal: bool = False
+    """Whether local training adds mu/2 ||theta - theta_server||^2 (`local.proximal` is mu)."""
+    teacher: str | None = None
+    """The key of `fedaux.core.teachers.TEACHERS` that makes soft labels; without one there is no distillation."""
+    scores: bool = False
+    """Whether clients release certainty scores in the preparation phase."""
+    memory: tuple[Literal["predictions", "weights"], ...] = ()
+    """What of absent clients' last answers still counts (`+m`): predictions for the teacher, weights in the average."""
+
+    def __post_init__(self) -> None:
+        if self.start not in STARTS:
+            raise ValueError(f"method {self.name}: start = {self.start!r}; should be one of {', '.join(STARTS)}")
+        if foreign := [what for what in self.memory if what not in MEMORIES]:
+            raise ValueError(f"method {self.name}: memory = {foreign[0]!r}; should be of {', '.join(MEMORIES)}")
+        if "predictions" in self.memory and self.teacher is None:
+            raise ValueError(f"method {self.name}: remembers predictions and has no teacher that would use them")
+
+    def looks_at(self, key: str) -> bool:
+        """Whether a setting can matter: without a teacher there is no distillation, without a term no mu."""
+        return not (key.startswith("distillation.") and self.teacher is None) and not (
+            key == "local.proximal" and not self.proximal
+        )
+
+
+METHODS: dict[str, Method] = {
+    "fedavg": Method("fedavg", start="scratch"),
+    "fedavg+p": Method("fedavg+p", start="pretrained"),
+    "fedavg+m": Method("fedavg+m", start="scratch", memory=("weights",)),
+    "fedavg+p+m": Method("fedavg+p+m", start="pretrained", memory=("weights",)),
+    "fedprox": Method("fedprox", start="scratch", proximal=True),
+    "fedprox+p": Method("fedprox+p", start="pretrained", proximal=True),
+    "feddf": Method("feddf", start="scratch", teacher="mean"),
+    "feddf+p": Method("feddf+p", start="pretrained", teacher="mean"),
+    "feddf+m": Method("feddf+m", start="scratch", teacher="mean", memory=("predictions",)),
+    "feddf+p+m": Method("feddf+p+m", start="pretrained", teacher="mean", memory=("predictions",)),
+    "fedbe": Method("fedbe", start="scratch", teacher="bayesian"),
+    "fedbe+p": Method("fedbe+p", start="pretrained", teacher="bayesian"),
+    "fedaux": Method("fedaux", start="pretrained", teacher="mixture", scores=True),
+    "fedaux+m": Method("fedaux+m", start="pretrained", teacher="mixture", scores=True, memory=("predictions",)),
+    "fedaux+logits": Method("fedaux+logits", start="pretrained", teacher="certainty", scores=True),
+    "fedaux+logits+m": Method(
+        "fedaux+logits+m", start="pretrained", teacher="certainty", scores=True, memory=("predictions",)
+    ),
+}
+"""`fedaux` averages probabilities, which is what the paper's theory asks for; `fedaux+logits` is its Eq. 3."""

@@ -1,0 +1,176 @@
+"""The simulator: all clients in one process, their data on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedaux import seeding
+from fedaux.config import Local
+from fedaux.core import foreach as many
+from fedaux.core.dpsgd import check_ready, train_privately
+from fedaux.core.messages import Certificate, CertifyRequest, Stamped, TrainRequest, Update, as_received
+from fedaux.core.task import Task, trained_models
+from fedaux.core.training import Job, Training, Workplace, one_by_one
+from fedaux.core.weights import load, snapshot
+from fedaux.fast.batched import BatchedTraining
+from fedaux.fast.feature_cache import extract
+from fedaux.fast.stacked import StackedTraining, can_stack
+from fedaux.fast.streams import StreamTraining
+from fedaux.privacy.ledger import SCORES, entry_of
+from fedaux.privacy.mechanism import Noise
+from fedaux.privacy.mechanisms import MECHANISMS
+from fedaux.privacy.secure import noise_for
+
+
+class SimulatedClients:
+    """Clients whose examples are rows of one tensor on the device. Those without examples are not present."""
+
+    def __init__(self, task: Task, images: Tensor, labels: Tensor, parts: Sequence[NDArray[np.int64]]) -> None:
+        self._task = task
+        self._images = task.compute.place_inputs(images)
+        self._labels = labels
+        self._parts = [torch.from_numpy(part).to(images.device) for part in parts]
+        self._models = trained_models(task)
+        self._inputs: dict[str, Tensor] = {}
+        self._training: dict[tuple[str, float, Local], Training] = {}
+        self._kept: dict[int, Stamped] = {}
+        if task.experiment.local.privacy is not None:
+            check_ready(self._models.values())  # before anything is pretrained
+
+    def present(self) -> Sequence[int]:
+        """Return the clients that hold examples."""
+        return [client for client, part in enumerate(self._parts) if len(part) > 0]
+
+    def num_examples(self, client: int) -> int:
+        """Return n_i."""
+        return len(self._parts[client])
+
+    def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
+        """Release each client's certainty vector."""
+        mechanism = MECHANISMS[request.certainty.mechanism](request.certainty)
+        for prototype, members in self._by_prototype(clients).items():
+            sizes = [len(self._parts[client]) for client in members]
+            rows = torch.cat([self._parts[client] for client in members])
+            features = extract(self._task, prototype, request.extractors[prototype], self._images, rows=rows)
+            for client, own in zip(members, features.split(sizes), strict=True):
+                noise = self.noise(request, client)
+                release = mechanism.release(own, request.public[prototype], noise=noise)
+                entry = entry_of(release, client=client, num_examples=len(own), purpose=SCORES)
+                yield Certificate(client, release.vector, entry)
+
+    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        """Train each client from the server's model, side by side where that is faster."""
+        received = {name: as_received(weights, wire=request.wire) for name, weights in request.weights.items()}
+        for update in self._train(clients, replace(request, weights=received)):
+            yield replace(update, weights=as_received(update.weights, wire=request.wire))
+
+    def _train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        for prototype, members in self._by_prototype(clients).items():
+            if request.local.privacy is not None:
+                yield from self._train_privately(prototype, members, request)
+                continue
+            jobs = [self._job(client, request) for client in members]
+            for job, weights, trained in self._trained(prototype, request)(jobs, request.weights[prototype]):
+                if trained.optimizer_state:
+                    self._keep(job.client, Stamped(request.round, trained.optimizer_state))
+                yield Update(job.client, len(job.rows), weights, trained.loss)
+
+    def noise(self, request: CertifyRequest, client: int) -> Noise:
+        """Return the noise of a client's release: seeded, so that a simulation can be repeated."""
+        generator = seeding.generator(request.seed, "certainty noise", client=client)
+        return noise_for(deployment=False, generator=generator)
+
+    def generator(self, request: TrainRequest, client: int) -> np.random.Generator:
+        """Return where a client's order of examples comes from and, where training is private, sampling and noise."""
+        return seeding.generator(request.seed, "local", round=request.round, client=client)
+
+    update_noise = "simulated"
+    """What the ledger says of the noise in private training."""
+
+    def reasons(self) -> Mapping[int, str]:
+        """Return nothing: simulated clients answer."""
+        return {}
+
+    def kept(self) -> Mapping[int, Stamped]:
+        """Return what clients keep between rounds: their optimizers' tensors, if the experiment says so."""
+        return dict(self._kept)
+
+    def restore(self, kept: Mapping[int, Stamped]) -> None:
+        """Give clients back what they kept."""
+        self._kept = dict(kept)
+
+    def _keep(self, client: int, state: Stamped) -> None:
+        """Keep what a client's optimizer has learned; one that has come to NaN or infinity starts anew instead."""
+        self._kept[client] = state
+        tensors = list(state.tensors.values())
+        if not many.surely_finite(tensors) and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+            del self._kept[client]
+
+    def _by_prototype(self, clients: Sequence[int]) -> dict[str, list[int]]:
+        groups: dict[str, list[int]] = {}
+        for client in clients:
+            groups.setdefault(self._task.prototype_of[client], []).append(client)
+        return groups
+
+    def _job(self, client: int, request: TrainRequest) -> Job:
+        generator = self.generator(request, client)
+        kept = self._kept.get(client)
+        return Job(client, self._parts[client], generator, {} if kept is None else kept.tensors)
+
+    def _place(self, prototype: str, request: TrainRequest) -> Workplace:
+        """Return where the clients of a prototype train; in linear mode on features, which are computed once."""
+        if prototype not in self._inputs:
+            inputs = self._images
+            if prototype in request.extractors:
+                inputs = extract(self._task, prototype, request.extractors[prototype], inputs)
+            self._inputs[prototype] = inputs
+        return Workplace(
+            model=self._models[prototype],
+            inputs=self._inputs[prototype],
+            labels=self._labels,
+            section=request.local,
+            proximal=request.proximal,
+            compute=self._task.compute,
+            key=self._task.architecture(prototype),
+        )
+
+    def _trained(self, prototype: str, request: TrainRequest) -> Training:
+        """Return the way of training that is fastest here; it is kept, for it can be costly to set up."""
+        key = (prototype, request.proximal, request.local)
+        if key not in self._training:
+            place = self._place(prototype, request)
+            if place.compute.clients_at_once == 1:
+                self._training[key] = one_by_one(place)
+            elif place.compute.captures:
+                capacity = max(len(part) for part in self._parts)
+                fastest = BatchedTraining if BatchedTraining.possible(place) else StreamTraining
+                self._training[key] = fastest(place, capacity=capacity)
+            elif can_stack(place.model):
+                self._training[key] = StackedTraining(place)
+            else:
+                self._training[key] = one_by_one(place)
+        return self._training[key]
+
+    def _train_privately(self, prototype: str, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        place = self._place(prototype, request)
+        for client in clients:
+            job = self._job(client, request)
+            load(place.model, request.weights[prototype])
+            _, entry = train_privately(  # the loss stays at the client: it has no noise
+                place.model,
+                place.inputs[job.rows],
+                place.labels[job.rows],
+                section=request.local,
+                proximal=request.proximal,
+                generator=job.generator,
+                client=client,
+                compute=place.compute,
+                noise=self.update_noise,
+            )
+            yield Update(client, len(job.rows), snapshot(place.model), None, entry)

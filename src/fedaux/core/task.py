@@ -1,0 +1,163 @@
+"""A task: one method and one seed, with what the server works on; its state, its models, its clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedaux import seeding
+from fedaux.config import ExperimentFields
+from fedaux.core.compute import Compute
+from fedaux.core.messages import Certificate, Stamped, Weights
+from fedaux.core.methods import Method
+from fedaux.models import MODELS, SplitModel
+from fedaux.privacy.ledger import LedgerEntry
+from fedaux.privacy.mechanisms import Public
+
+
+class FeatureSource(Protocol):
+    """Somebody who gives the features of examples, or of some rows of them, under an extractor."""
+
+    def __call__(self, module: nn.Module, weights: Weights, examples: Tensor, *, rows: Tensor | None = None) -> Tensor:
+        """Return features [n, F]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One method and one seed of an experiment, with everything public that the server works on."""
+
+    experiment: ExperimentFields
+    method: Method
+    seed: int
+    input_shape: tuple[int, ...]
+    """(channels, height, width) of images, (tokens, vocabulary) of texts."""
+    num_classes: int
+    prototype_of: tuple[str, ...]
+    """The prototype of each client."""
+    negatives: Tensor
+    """Public examples, as all others here uint8 images [N, C, H, W] or token ids, int32 [N, L]."""
+    distill_images: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    validation: tuple[Tensor, Tensor] | None = None
+    """Images and labels at the server, for methods that stop distillation early."""
+    compute: Compute = field(default_factory=Compute)
+    features: FeatureSource | None = field(default=None, compare=False)
+    """Who knows features under h0 that others have asked for before; without, they are computed anew."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work is done."""
+        return self.distill_images.device
+
+    def architecture(self, prototype: str) -> str:
+        """Return a name for what the models of a prototype have in common, whatever their weights."""
+        (section,) = [one for one in self.experiment.prototypes if one.name == prototype]
+        shape = "x".join(map(str, self.input_shape))
+        return f"{section.model} {sorted(section.options.items())} {shape} {self.num_classes} {self.experiment.mode}"
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the server carries from round to round."""
+
+    round: int
+    weights: Mapping[str, Weights]
+    """The server model of each prototype."""
+    certificates: Mapping[int, Certificate] = field(default_factory=dict)
+    """What clients have released; nobody is asked twice."""
+    ledger: tuple[LedgerEntry, ...] = ()
+    """What the updates of clients have cost them, where they are protected."""
+    memory: Mapping[int, Stamped] = field(default_factory=dict)
+    """What is kept of each client's last answer, for methods with a memory: its "logits" on the distill set, its
+    "weights/NAME"."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What the preparation phase leaves behind."""
+
+    extractors: Mapping[str, Weights]
+    """h0 of each prototype, where the method scores clients by it or trains heads on it."""
+    public: Mapping[str, Public]
+    seconds: Mapping[str, float]
+    bytes_up: int
+    bytes_down: int
+
+
+class Watcher(Protocol):
+    """Somebody who wants to know how far the work is."""
+
+    def phase(self, task: Task, round: int, name: str) -> None:
+        """Called when a phase begins."""
+        ...
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Called with the metrics of a finished round."""
+        ...
+
+
+def assign_prototypes(experiment: ExperimentFields) -> tuple[str, ...]:
+    """Return the prototype of each client: named ones first, the others by share, in turn."""
+    names: dict[int, str] = {
+        client: prototype.name for prototype in experiment.prototypes for client in prototype.clients or ()
+    }
+    sharing = [prototype for prototype in experiment.prototypes if prototype.clients is None]
+    given = {prototype.name: 0 for prototype in sharing}
+    for client in range(experiment.split.num_clients):
+        if client not in names:
+            # The one furthest behind its share is next, so every prefix of the clients is as mixed as the whole.
+            behind = min(sharing, key=lambda prototype: (given[prototype.name] + 1) / prototype.share)
+            given[behind.name] += 1
+            names[client] = behind.name
+    return tuple(names[client] for client in range(experiment.split.num_clients))
+
+
+def build_models(task: Task) -> dict[str, SplitModel]:
+    """Return each prototype's model with its initial random weights."""
+    models = {}
+    for prototype in task.experiment.prototypes:
+        with seeding.initialisation(task.seed, part=prototype.name):
+            model = MODELS[prototype.model](task.input_shape, task.num_classes, **prototype.options)
+        models[prototype.name] = task.compute.place(model)
+    return models
+
+
+def trained_models(task: Task) -> dict[str, SplitModel]:
+    """Return each prototype's model as far as it is trained: all of it, or in linear mode its head alone."""
+    models = build_models(task)
+    if task.experiment.mode == "full":
+        return models
+    return {name: head_alone(model) for name, model in models.items()}
+
+
+def head_alone(model: SplitModel) -> SplitModel:
+    """Return a model of features: the head, with nothing before it."""
+    return SplitModel(nn.Identity(), model.head, feature_width=model.feature_width)
+
+
+class Clock:
+    """Seconds by phase, announced to a watcher."""
+
+    def __init__(self, task: Task, round: int, watcher: Watcher) -> None:
+        self.seconds: dict[str, float] = {}
+        self._task = task
+        self._round = round
+        self._watcher = watcher
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase; work on a GPU is waited for, so that it is booked where it belongs."""
+        self._watcher.phase(self._task, self._round, name)
+        began = time.perf_counter()
+        yield
+        if self._task.device.type == "cuda":
+            torch.cuda.synchronize(self._task.device)
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - began, 6)

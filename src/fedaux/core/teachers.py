@@ -1,0 +1,167 @@
+"""Teachers: how the clients' predictions on the distill set become soft labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaux.config import Bayesian
+from fedaux.core.bayesian import draw
+from fedaux.core.messages import Weights
+from fedaux.core.weights import average
+
+NO_CLIENT = -1
+"""The client of a member that is nobody's model: a drawn one, or the average."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One client model of a round, or what is remembered of one."""
+
+    client: int
+    prototype: str
+    num_examples: int
+    weights: Weights
+    """Empty for a client of which only predictions are remembered."""
+    share: float = 1.0
+    """Its weight relative to other members; below 1 for predictions remembered from an earlier round."""
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """What a teacher may look at in one round: the members, by rising client id, and two ways to ask about them."""
+
+    members: Sequence[Member]
+    predict: Callable[[Member], Tensor]
+    """predict(member) is its logits f_i(x) on the distill set, [N, C]."""
+    log_scores: Callable[[Sequence[int]], Tensor]
+    """The log certainty scores log s_i(x) of clients on the distill set, [K, N]."""
+    generator: np.random.Generator | None = None
+    """Where the Bayesian teacher's randomness comes from."""
+    bayesian: Bayesian = field(default_factory=Bayesian)
+    """What the Bayesian teacher draws from."""
+
+
+Teacher = Callable[[Ensemble], Tensor]
+"""Returns soft labels on the distill set, [N, C], each row a distribution."""
+
+
+def mean_teacher(ensemble: Ensemble) -> Tensor:
+    """Softmax of the mean of the clients' logits (Eq. 2), weighted by their shares r_i / sum_j r_j."""
+    return soft_labels(
+        (ensemble.predict(member), torch.tensor(weight))
+        for member, weight in zip(ensemble.members, share_weights(ensemble), strict=True)
+    )
+
+
+def certainty_teacher(ensemble: Ensemble) -> Tensor:
+    """Softmax of the certainty-weighted mean of the clients' logits (Eq. 3)."""
+    return soft_labels(_weighted_by_certainty(ensemble))
+
+
+def mixture_teacher(ensemble: Ensemble) -> Tensor:
+    """Certainty-weighted mean of the clients' probabilities, sum_i w_i(x) softmax(f_i(x)).
+
+    This is the distribution-weighted combination of Mansour et al. (2008) to the letter: hypotheses, not their logits,
+    are combined, so a client that is very sure and hardly concerned cannot outshout the others.
+    """
+    return mixed_probabilities(_weighted_by_certainty(ensemble))
+
+
+def _weighted_by_certainty(ensemble: Ensemble) -> Iterable[tuple[Tensor, Tensor]]:
+    """Yield the logits [N, C] of each member and its weights [N, 1]."""
+    weights = certainty_weights(ensemble)
+    for member, own in zip(ensemble.members, weights, strict=True):
+        yield ensemble.predict(member), own[:, None]
+
+
+def probabilities_teacher(ensemble: Ensemble) -> Tensor:
+    """Mean of the clients' probabilities, sum_i r_i softmax(f_i(x)) / sum_j r_j: `mixture` without certainty."""
+    return mixed_probabilities(
+        (ensemble.predict(member), torch.tensor(weight))
+        for member, weight in zip(ensemble.members, share_weights(ensemble), strict=True)
+    )
+
+
+def bayesian_teacher(ensemble: Ensemble) -> Tensor:
+    """Mean of the probabilities of models drawn from a distribution over weights (FedBE, Chen & Chao 2021).
+
+    For each prototype, a distribution is fitted to its members' weights; the drawn models and the members' average
+    count as much as a client with share 1, and so do the clients' own models unless `include_clients` is off. Members
+    of which only predictions are remembered take part as clients, not in the distribution. Raises ValueError where
+    there is something to draw and no generator.
+    """
+    members = sorted(ensemble.members, key=lambda member: member.client)
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        if member.weights and member.share > 0:
+            groups.setdefault(member.prototype, []).append(member)
+    clients = members if ensemble.bayesian.include_clients else []
+    total = sum(member.share for member in clients) + len(groups) * (ensemble.bayesian.samples + 1)
+
+    def models() -> Iterable[Member]:
+        yield from clients
+        for _, group in sorted(groups.items()):
+            yield from _drawn_members(group, ensemble)
+
+    return mixed_probabilities((ensemble.predict(member), torch.tensor(member.share / total)) for member in models())
+
+
+def _drawn_members(group: Sequence[Member], ensemble: Ensemble) -> Iterable[Member]:
+    """Yield the average of a prototype's members, then the models drawn: one at a time, for they are large."""
+    if ensemble.generator is None:
+        raise ValueError("Ensemble.generator = None: the Bayesian teacher draws models, it should be a generator")
+    weights, sizes = [member.weights for member in group], [member.num_examples * member.share for member in group]
+    prototype, examples = group[0].prototype, sum(member.num_examples for member in group)
+    yield Member(NO_CLIENT, prototype, examples, average(weights, sizes=sizes))
+    for sample in draw(weights, sizes=sizes, section=ensemble.bayesian, generator=ensemble.generator):
+        yield Member(NO_CLIENT, prototype, examples, sample)
+
+
+def share_weights(ensemble: Ensemble) -> list[float]:
+    """Return r_i / sum_j r_j of the members' shares."""
+    total = sum(member.share for member in ensemble.members)
+    return [member.share / total for member in ensemble.members]
+
+
+def certainty_weights(ensemble: Ensemble) -> Tensor:
+    """Return r_i s_i(x) / sum_j r_j s_j(x) [K, N], for shares r and certainty scores s.
+
+    It is the softmax over clients of log s_i + log r_i, which neither overflows nor divides by zero.
+    """
+    log_scores = ensemble.log_scores([member.client for member in ensemble.members])
+    shares = [member.share for member in ensemble.members]
+    log_shares = torch.tensor(shares, dtype=log_scores.dtype, device=log_scores.device).log()
+    return torch.softmax(log_scores + log_shares[:, None], dim=0).to(torch.float32)
+
+
+def soft_labels(weighted: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return softmax(sum_i w_i f_i): logits [N, C] and weights that broadcast to them, one client at a time."""
+    return torch.softmax(_weighted_sum(weighted), dim=1)
+
+
+def mixed_probabilities(weighted: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return sum_i w_i softmax(f_i): logits [N, C] and weights that broadcast to them, one model at a time."""
+    return _weighted_sum((torch.softmax(logits, dim=1), weight) for logits, weight in weighted)
+
+
+def _weighted_sum(weighted: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    total: Tensor | None = None
+    for values, weight in weighted:
+        term = values * weight.to(values.device)
+        total = term if total is None else total + term
+    assert total is not None, "a teacher needs at least one model"
+    return total
+
+
+TEACHERS: dict[str, Teacher] = {
+    "mean": mean_teacher,
+    "probabilities": probabilities_teacher,
+    "bayesian": bayesian_teacher,
+    "certainty": certainty_teacher,
+    "mixture": mixture_teacher,
+}

@@ -1,0 +1,102 @@
+"""Local training of several clients of a ResNet-8 as one network: every step is one CUDA graph for all of them.
+
+Clients need not be of one size: those that are through with their rows leave every kernel at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedaux.core.local_training import Trained, epoch_orders
+from fedaux.core.messages import Weights
+from fedaux.core.steps import attempt
+from fedaux.core.training import Job, Training, Workplace
+from fedaux.fast import triton as kernels
+from fedaux.fast.streams import StreamTraining
+
+if TYPE_CHECKING:
+    from fedaux.fast.triton.steps import BatchedSteps
+
+
+class BatchedTraining:
+    """Trains so many clients at once as `compute.clients_at_once` says; on streams where kernels cannot be compiled."""
+
+    def __init__(self, place: Workplace, *, capacity: int) -> None:
+        self._place = place
+        self._capacity = capacity
+        self._steps: BatchedSteps | None = None
+        self._otherwise: Training | None = None
+
+    @staticmethod
+    def possible(place: Workplace) -> bool:
+        """Say whether there are kernels for what clients train."""
+        return kernels.possible(
+            place.model,
+            place.inputs,
+            optimizer=place.section.optimizer,
+            batch_size=place.section.batch_size,
+            clients=place.compute.clients_at_once,
+            compute=place.compute,
+        )
+
+    def __call__(self, jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+        """Train each job from the given weights, large ones first: those side by side then end together."""
+        if self._steps is None and self._otherwise is None:
+            self._steps = attempt(
+                self._prepared,
+                device=self._place.compute.device,
+                otherwise=f"{self._place.key}: no kernels of our own here, training is slower",
+                errors=Exception,
+            )
+            if self._steps is None:
+                self._otherwise = StreamTraining(self._place, capacity=self._capacity)
+        if self._otherwise is not None:
+            yield from self._otherwise(jobs, weights)
+            return
+        assert self._steps is not None
+        ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
+        width = self._place.compute.clients_at_once
+        for begin in range(0, len(ordered), width):
+            yield from self._wave(self._steps, ordered[begin : begin + width], weights)
+
+    def _prepared(self) -> BatchedSteps:
+        from fedaux.fast.triton.steps import BatchedSteps  # which needs Triton
+
+        place, section = self._place, self._place.section
+        steps = BatchedSteps(
+            place.model,
+            place.inputs,
+            place.labels,
+            clients=place.compute.clients_at_once,
+            learning_rate=section.learning_rate,
+            weight_decay=section.weight_decay,
+            proximal=place.proximal,
+            compute=place.compute,
+            capacity=section.epochs * self._capacity,
+            batch_size=section.batch_size,
+        )
+        steps.prepare()
+        return steps
+
+    def _wave(
+        self, steps: BatchedSteps, wave: Sequence[Job], weights: Weights
+    ) -> Iterator[tuple[Job, Weights, Trained]]:
+        section = self._place.section
+        orders = [
+            torch.cat(list(epoch_orders(len(job.rows), epochs=section.epochs, generator=job.generator))) for job in wave
+        ]
+        rows = [job.rows[order.to(job.rows.device, non_blocking=True)] for job, order in zip(wave, orders, strict=True)]
+        steps.load(weights)
+        steps.reset()
+        for number, job in enumerate(wave):
+            if job.state:
+                steps.restore_optimizer(number, job.state)
+        steps.start()
+        steps.run(rows, epochs=section.epochs)
+        losses, trained = steps.total.tolist(), steps.weights(len(wave))  # one wait for the device a wave
+        for number, job in enumerate(wave):
+            kept = steps.optimizer_state(number) if section.optimizer_state == "kept" else {}
+            yield job, trained[number], Trained(losses[number] / (section.epochs * len(job.rows)), kept)

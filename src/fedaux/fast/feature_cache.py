@@ -1,0 +1,141 @@
+"""Features under h0. Linear mode asks for those of the same examples in every run, so they are computed once."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedaux.core.compute import Compute
+from fedaux.core.messages import Weights
+from fedaux.core.task import Task, build_models
+from fedaux.fast.inference import Predictor
+from fedaux.files import save_tensors
+from fedaux.pretrain.store import content_digest, weights_digest
+
+WORTH_KEEPING = 10.0
+"""Seconds that features must have taken to be kept on disk."""
+PROCESSOR_BATCH = 32
+"""Images a batch on a CPU: what lies between two layers then stays in its cache (1.5 times the speed of 256)."""
+RECENT = 4
+"""Sets of features that a process keeps at hand: private, public and test examples, and those of a validation."""
+LOOKED_AT = 8
+"""Examples whose features are computed anew before stored ones are believed."""
+
+
+def extract(task: Task, prototype: str, weights: Weights, examples: Tensor, *, rows: Tensor | None = None) -> Tensor:
+    """Return the features [n, F] of examples, or of some rows of them, under a prototype's h0."""
+    module = build_models(task)[prototype].features
+    if task.features is not None:
+        return task.features(module, weights, examples, rows=rows)
+    predictor = Predictor(module, task.compute)
+    return predictor(weights, examples, batch_size=task.experiment.evaluation.batch_size, rows=rows)
+
+
+@dataclass(frozen=True)
+class Recent:
+    """What was asked for last, by whichever task of this process."""
+
+    features: dict[str, Tensor] = field(default_factory=dict)
+    digests: list[tuple[Tensor, str]] = field(default_factory=list)
+
+
+class KeptFeatures:
+    """Features of whole sets of examples: computed once in a run, and once for all runs where that takes long.
+
+    They are found by what they depend on: weights, examples, precision. Before stored ones are used, a few are compared
+    with what the network says now, so that a network whose code has changed gets new ones.
+    """
+
+    def __init__(self, compute: Compute, *, batch_size: int | None, folder: Path | None) -> None:
+        self._compute = compute
+        self._batch_size = batch_size
+        self._folder = folder
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._recent = compute.once("features", Recent)
+
+    def tell(self, part: Tensor, *, whole: Tensor, rows: Tensor) -> None:
+        """Say that some examples are rows of a larger set, whose features serve all parts that seeds make of it."""
+        self._parts.append((part, whole, rows))
+
+    def __call__(self, module: nn.Module, weights: Weights, examples: Tensor, *, rows: Tensor | None = None) -> Tensor:
+        """Return the features [n, F] of examples, or of some rows of them."""
+        for part, whole, own in self._parts:
+            if part is examples:
+                return self(module, weights, whole, rows=own if rows is None else own[rows])
+        key = self._key(weights, examples)
+        features = self._recent.features.pop(key, None)
+        if features is None:
+            features = self._found(key, module, weights, examples)
+        self._recent.features[key] = features
+        while len(self._recent.features) > RECENT:
+            self._recent.features.pop(next(iter(self._recent.features)))
+        return features if rows is None else features[rows]
+
+    def _digest(self, examples: Tensor) -> str:
+        recent = self._recent.digests
+        for known, digest in recent:
+            if known is examples:
+                return digest
+        recent.append((examples, content_digest(examples)))
+        del recent[:-RECENT]
+        return recent[-1][1]
+
+    def _key(self, weights: Weights, examples: Tensor) -> str:
+        compute = self._compute
+        settings = {
+            "weights": weights_digest(weights),
+            "examples": self._digest(examples),
+            "precision": str(compute.precision),
+            "device": compute.device.type,
+            "mean": None if compute.mean is None else compute.mean.flatten().tolist(),
+            "deviation": None if compute.deviation is None else compute.deviation.flatten().tolist(),
+            "torch": torch.__version__,
+        } | ({"compile": True} if compute.compile else {})  # by kernels of our own, perhaps
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:40]
+
+    def _found(self, key: str, module: nn.Module, weights: Weights, examples: Tensor) -> Tensor:
+        """Return stored features where there are any that fit, else compute them."""
+        file = None if self._folder is None else self._folder / f"{key}.safetensors"
+        if file is not None and file.is_file():
+            try:
+                stored = load_file(file, device=str(examples.device))["features"]
+            except (OSError, SafetensorError, KeyError):  # damaged: as if it were not there
+                stored = torch.empty(0)
+            expected = self._computed(module, weights, examples[:LOOKED_AT])
+            if stored.shape == (len(examples), *expected.shape[1:]) and torch.allclose(
+                stored[:LOOKED_AT], expected, rtol=1e-3, atol=1e-4
+            ):
+                return stored
+        began = time.monotonic()
+        features = self._computed(module, weights, examples)
+        if file is not None and time.monotonic() - began >= WORTH_KEEPING:
+            with suppress(OSError):  # a full disk is no reason to stop
+                save_tensors(file, {"features": features})
+        return features
+
+    def _computed(self, module: nn.Module, weights: Weights, examples: Tensor) -> Tensor:
+        """Compute features, pieces of the examples on all workers."""
+        workers = self._compute.workers
+        batch_size = self._batch_size
+        if examples.ndim == 4 and examples.device.type == "cpu":
+            batch_size = PROCESSOR_BATCH
+            if self._compute.precision is not torch.float32:  # 1.1 times as fast; in single precision slower
+                module = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                examples = examples.contiguous(memory_format=torch.channels_last)
+        predictors = [Predictor(module, self._compute) for _ in range(workers)]
+
+        def work(number: int) -> Tensor:
+            return predictors[number](weights, pieces[number], batch_size=batch_size)
+
+        pieces = examples.tensor_split(workers) if len(examples) >= workers else (examples,)
+        return torch.cat(self._compute.spread(work, range(len(pieces))))

@@ -1,0 +1,213 @@
+"""Predictions of many models of one architecture on many examples: teachers, features, evaluation.
+
+On a GPU in half precision, batch normalisation is folded into the convolution before it, and operations are joined:
+by kernels of our own for some networks (`fedaux.fast.triton.predictions`), as far as cuDNN does it for others
+(`fedaux.fast.fusion`). No image ever sees its batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedaux.core.compute import Compute
+from fedaux.core.messages import Weights
+from fedaux.core.steps import attempt, statistics_of
+from fedaux.core.weights import load
+from fedaux.data.batches import inference_batch
+from fedaux.data.texts import WIDTH_STEP, token_lengths
+from fedaux.fast import triton as kernels
+from fedaux.fast.fusion import FusedInference, Untraceable
+from fedaux.fast.triton import IMAGE_SIZE, predictions
+from fedaux.fast.triton.predictions.networks import StepInference
+
+
+class Inference(Protocol):
+    """A network as few operations: weights are prepared once for many batches, and batches once for many weights."""
+
+    def fold(self, weights: Weights, *, dtype: torch.dtype) -> Any:
+        """Return the weights as calls take them."""
+
+    def prepared(self, inputs: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Return inputs [N, ...] as calls take them."""
+
+    def __call__(self, folded: Any, inputs: Tensor) -> Tensor:
+        """Return outputs [N, ...]."""
+
+
+class Predictor:
+    """An architecture that predicts with whatever weights it is given."""
+
+    def __init__(self, module: nn.Module, compute: Compute) -> None:
+        self._module = copy.deepcopy(module).eval()  # the original may be in training meanwhile
+        for layer in self._module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.momentum = 0.0  # `by_batch` looks at batches and learns nothing from them
+        self._compute = compute
+        self._by_length = ByLength()
+        self._trims = any(getattr(part, "ignores_padding", False) for part in self._module.modules())
+        self._known = predictions.known(module) if kernels.available(compute) else None
+        """The network that there are kernels of our own for, until they turn out not to run here."""
+        self._by_kernels: Inference | None = None
+        self._fused: Inference | None = None
+        if compute.device.type == "cuda" and compute.precision is not torch.float32:
+            try:
+                self._fused = FusedInference(module)
+            except Untraceable:
+                self._fused = None  # somebody's own architecture: operation by operation, then
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        weights: Weights,
+        inputs: Tensor,
+        *,
+        batch_size: int | None = None,
+        rows: Tensor | None = None,
+        by_batch: bool = False,
+    ) -> Tensor:
+        """Return outputs [N, ...] in single precision on uint8 images or features, or on some rows of them.
+
+        `by_batch` normalises by the statistics of each batch, as in training: only to compare with code that does.
+        """
+        batch_size = batch_size or inference_batch(inputs.device)
+        if len(inputs if rows is None else rows) == 0:  # the shape of what there is nothing of
+            return self(weights, inputs.new_zeros(1, *inputs.shape[1:]))[:0]
+        forward = self._forward_by_batch(weights) if by_batch else self._forward(weights, inputs)
+        if self._trims and not by_batch:
+            return self._by_length(forward, inputs, batch_size=batch_size, rows=rows)
+        picked = inputs.split(batch_size) if rows is None else (inputs[part] for part in rows.split(batch_size))
+        return torch.cat([forward(batch).float() for batch in picked])
+
+    @property
+    def takes_many(self) -> bool:
+        """Whether `many` is quicker than one model after another on a GPU, where each batch is made only once."""
+        return self._fused is not None
+
+    @torch.no_grad()
+    def many(
+        self,
+        models: Sequence[Weights],
+        inputs: Tensor,
+        *,
+        batch_size: int | None = None,
+    ) -> list[Tensor]:
+        """Return the outputs [N, ...] of several models on the same inputs."""
+        if len(inputs) > 0 and self.takes_many:
+            return self._folded(models, inputs.split(batch_size or inference_batch(inputs.device)))
+        return [self(weights, inputs, batch_size=batch_size) for weights in models]
+
+    def _folded(self, models: Sequence[Weights], batches: Sequence[Tensor]) -> list[Tensor]:
+        inference, dtype = self._inference(batches[0]), self._compute.precision
+        assert inference is not None
+        folded = [inference.fold(weights, dtype=dtype) for weights in models]
+        outputs: list[list[Tensor]] = [[] for _ in models]
+        for batch in batches:
+            prepared = inference.prepared(self._compute.floats(batch), dtype=dtype)
+            for own, weights in zip(outputs, folded, strict=True):
+                own.append(inference(weights, prepared).float())
+        return [torch.cat(own) for own in outputs]
+
+    def _inference(self, inputs: Tensor) -> Inference | None:
+        """Return kernels of our own for such inputs where there are some, else joined operations where possible."""
+        if self._known is None or not self._known.takes(inputs):
+            return self._fused
+        if self._by_kernels is None:
+            self._by_kernels = self._compute.once(("predictions", self._known), self._tried)
+            self._known = self._known if self._by_kernels is not None else None
+        return self._fused if self._by_kernels is None else self._by_kernels
+
+    def _tried(self) -> Inference | None:
+        """Return kernels of our own after they have all been compiled and have run once; None where that fails."""
+        assert self._known is not None
+        network, dtype, shape = StepInference(self._module), self._compute.precision, (1, self._known.channels)
+
+        def run() -> Inference:
+            weights = self._module.state_dict()
+            image = next(iter(weights.values())).new_zeros(*shape, IMAGE_SIZE, IMAGE_SIZE)
+            folded = network.fold(weights, dtype=dtype)
+            network(folded, network.prepared(image, dtype=dtype)).cpu()  # which waits for them
+            return network
+
+        return attempt(
+            run,
+            device=self._compute.device,
+            otherwise=f"{self._known.name}: no kernels of our own here, predictions are slower",
+            errors=Exception,
+        )
+
+    def _forward(self, weights: Weights, inputs: Tensor) -> Callable[[Tensor], Tensor]:
+        inference, floats, dtype = self._inference(inputs), self._compute.floats, self._compute.precision
+        if inference is not None:
+            folded = inference.fold(weights, dtype=dtype)
+            return lambda batch: inference(folded, inference.prepared(floats(batch), dtype=dtype))
+        module, compute = self._module, self._compute
+        self._load(weights)
+
+        def forward(batch: Tensor) -> Tensor:
+            with compute.autocast():
+                outputs: Tensor = module(compute.floats(batch))
+            return outputs
+
+        return forward
+
+    def _load(self, weights: Weights) -> None:
+        """Give the module weights; on a CPU where they lie, for copying them takes as long as a few images do."""
+        if self._compute.device.type != "cpu":
+            load(self._module, weights)
+            return
+        for name, tensor in self._module.state_dict(keep_vars=True).items():
+            tensor.data = weights[name]
+
+    def _forward_by_batch(self, weights: Weights) -> Callable[[Tensor], Tensor]:
+        module, compute = self._module, self._compute
+        self._load({name: tensor.clone() for name, tensor in weights.items()})  # batches are counted in them
+
+        def forward(batch: Tensor) -> Tensor:
+            module.train()
+            with statistics_of(module, batch_size=len(batch)), compute.autocast():
+                outputs: Tensor = module(compute.floats(batch))
+            module.eval()
+            return outputs
+
+        return forward
+
+
+class ByLength:
+    """Batches of token ids [N, L], long texts first, so that none is wider than its texts.
+
+    To know the widths takes a wait for the device; it is had once for inputs that come again, as a round's do.
+    """
+
+    REMEMBERED = 2
+    """The distill set and the test set."""
+
+    def __init__(self) -> None:
+        self._plans: list[tuple[Tensor, int, list[tuple[Tensor, int]]]] = []
+
+    def __call__(
+        self, forward: Callable[[Tensor], Tensor], texts: Tensor, *, batch_size: int, rows: Tensor | None
+    ) -> Tensor:
+        """Return outputs [N, ...], or on some rows of the texts, in the order that was asked for."""
+        chosen = texts if rows is None else texts[rows]
+        parts = self._parts(chosen, batch_size, again=rows is None and len(texts) > batch_size)
+        outputs = torch.cat([forward(chosen[part, :width]).float() for part, width in parts])
+        return torch.empty_like(outputs).index_copy_(0, torch.cat([part for part, _ in parts]), outputs)
+
+    def _parts(self, texts: Tensor, batch_size: int, *, again: bool) -> list[tuple[Tensor, int]]:
+        """Return the rows of each batch and its width; `again`: the same texts will be asked about once more."""
+        for known, size, parts in self._plans:
+            if known is texts and size == batch_size:
+                return parts
+        lengths = token_lengths(texts)
+        order = lengths.argsort(descending=True, stable=True)
+        longest = lengths[order[::batch_size]].tolist()
+        widths = [max(1, -(-length // WIDTH_STEP)) * WIDTH_STEP for length in longest]
+        parts = list(zip(order.split(batch_size), widths, strict=True))
+        if again:
+            self._plans = [(texts, batch_size, parts), *self._plans][: self.REMEMBERED]
+        return parts

@@ -1,0 +1,225 @@
+"""Local training on a CPU: the weights of several clients stacked, each operation done once for all of them.
+
+Small models spend their time between operations, not in them. A step here is one pass over the stacked weights, all of
+which are one tensor. Where a client's batch is short, rows are filled up and count for nothing; that is exact as long
+as no example sees another, so models with batch normalisation are trained one by one.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from fedaux.config import Local
+from fedaux.core.local_training import Trained, epoch_orders
+from fedaux.core.messages import Weights
+from fedaux.core.training import Job, Workplace
+
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+"""Of Adam, as torch's own."""
+
+OfModels = Callable[[Mapping[str, Tensor], Tensor], Tensor]
+"""forward(weights, inputs): the outputs [K, B, ...] of K models with weights [K, ...] each, on inputs [K, B, ...]."""
+
+
+def can_stack(model: nn.Module) -> bool:
+    """Whether no example sees another in a model, nothing is drawn in it, and all of it is trained parameters.
+
+    Text models are not stacked: their operations are large enough, and attention would fall apart into single ones.
+    """
+    layers = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Embedding)
+    return (
+        [name for name, _ in model.named_parameters()] == list(model.state_dict())  # no buffers, nothing shared
+        and len({parameter.dtype for parameter in model.parameters()}) <= 1
+        and all(parameter.requires_grad for parameter in model.parameters())
+        and not any(isinstance(module, layers) for module in model.modules())
+    )
+
+
+def of_models(model: nn.Module) -> OfModels:
+    """Return a model as a function of the weights of several models."""
+    vmapped = vmap(lambda weights, inputs: functional_call(model, weights, (inputs,)))
+
+    def forward(weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        outputs: Tensor = vmapped(dict(weights), inputs)
+        return outputs
+
+    return forward
+
+
+class StackedTraining:
+    """Trains up to `compute.clients_at_once` clients in one stack, and a stack in each of `compute.workers` threads."""
+
+    def __init__(self, place: Workplace) -> None:
+        self._place = place
+        self._shapes = {name: parameter.shape for name, parameter in place.model.named_parameters()}
+        self._forwards: list[OfModels] = []
+
+    def __call__(self, jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+        """Train each job from the given weights, those of many steps first."""
+        ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
+        compute = self._place.compute
+        # Dealt out in turn, so that stacks are of the same work.
+        count = min(len(ordered), max(compute.workers, math.ceil(len(ordered) / compute.clients_at_once)))
+        stacks = [ordered[begin::count] for begin in range(count)]
+        while len(self._forwards) < count:  # each with a copy, for it is borrowed
+            self._forwards.append(of_models(copy.deepcopy(self._place.model).train()))
+        done = compute.spread(lambda n: self._train(stacks[n], weights, self._forwards[n]), range(count))
+        for results in done:
+            yield from results
+
+    def _train(self, jobs: Sequence[Job], weights: Weights, forward: OfModels) -> list[tuple[Job, Weights, Trained]]:
+        place, section = self._place, self._place.section
+        batches = [list(_batches(job, section)) for job in jobs]
+        anchor = torch.cat([weights[name].detach().flatten() for name in self._shapes])
+        stack = anchor.expand(len(jobs), -1).clone()
+        optimizer = OPTIMIZERS[section.optimizer](stack, self._shapes, [job.state for job in jobs], section)
+        totals = torch.zeros(len(jobs))
+        for number in range(len(batches[0])):
+            # Sorted by size, so those that still have a batch are the first ones.
+            active = sum(number < len(own) for own in batches)
+            rows, present = _filled([own[number] for own in batches[:active]], section.batch_size)
+            before = stack[:active].detach()
+            leaves = {name: part.requires_grad_() for name, part in _named(before, self._shapes).items()}
+            inputs = place.compute.floats(place.inputs[rows.flatten()]).unflatten(0, rows.shape)
+            with place.compute.autocast():
+                logits = forward(leaves, inputs).float()
+            losses = functional.cross_entropy(
+                logits.flatten(0, 1), place.labels[rows.flatten()], reduction="none"
+            ).view_as(present)
+            sums = (losses * present).sum(dim=1)
+            sizes = present.sum(dim=1)
+            gradients = torch.autograd.grad((sums / sizes).sum(), list(leaves.values()), allow_unused=True)
+            totals[:active] += sums.detach()
+            unused = [name for name, own in zip(leaves, gradients, strict=True) if own is None]
+            left = {name: leaves[name].detach().clone() for name in unused}
+            gradient = torch.cat([_flat(own, of) for own, of in zip(gradients, leaves.values(), strict=True)], dim=1)
+            if place.proximal > 0:
+                gradient.add_(before - anchor, alpha=place.proximal)
+            optimizer.step(gradient, active)
+            for name, tensor in left.items():  # which optimizers of torch leave alone
+                _named(before, self._shapes)[name].copy_(tensor)
+        results = []
+        named = _named(stack, self._shapes)
+        for index, (job, total) in enumerate(zip(jobs, totals.tolist(), strict=True)):
+            own = {name: tensor[index].clone() for name, tensor in named.items()}
+            kept = optimizer.state(index) if section.optimizer_state == "kept" else {}
+            results.append((job, own, Trained(total / (section.epochs * len(job.rows)), kept)))
+        return results
+
+
+class StackedAdam:
+    """Adam (Kingma & Ba 2015) on a stack of weights [K, P], of which the first few take a step.
+
+    m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, theta -= rate * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon),
+    with t the number of steps of each client, for kept states may differ in it.
+    """
+
+    def __init__(
+        self, stack: Tensor, shapes: Mapping[str, torch.Size], states: Sequence[Mapping[str, Tensor]], section: Local
+    ) -> None:
+        self._stack = stack
+        self._shapes = shapes
+        self._section = section
+        self._first = _stacked(stack, shapes, states, "exp_avg")
+        self._second = _stacked(stack, shapes, states, "exp_avg_sq")
+        counts = [float(state[f"{next(iter(shapes))}/step"]) if state else 0.0 for state in states]
+        self._counts = torch.tensor(counts, dtype=torch.float64)
+
+    def step(self, gradient: Tensor, active: int) -> None:
+        """Take a step with the gradients [active, P] of the first clients."""
+        section = self._section
+        self._counts[:active] += 1
+        counts = self._counts[:active, None]
+        rates = (section.learning_rate / (1 - BETAS[0] ** counts)).float()
+        scales = torch.sqrt(1 - BETAS[1] ** counts).float()
+        theta, mean, square = self._stack[:active], self._first[:active], self._second[:active]
+        if section.weight_decay > 0:
+            gradient = gradient.add(theta, alpha=section.weight_decay)
+        mean.lerp_(gradient, 1 - BETAS[0])
+        square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        scale = square.sqrt().div_(scales).add_(EPSILON)
+        theta.sub_(mean.div(scale).mul_(rates))
+
+    def state(self, client: int) -> dict[str, Tensor]:
+        """Return one client's tensors, named as torch's Adam names them."""
+        first, second = _named(self._first, self._shapes), _named(self._second, self._shapes)
+        tensors: dict[str, Tensor] = {}
+        for name in self._shapes:
+            tensors[f"{name}/exp_avg"] = first[name][client].clone()
+            tensors[f"{name}/exp_avg_sq"] = second[name][client].clone()
+            tensors[f"{name}/step"] = self._counts[client].float()
+        return tensors
+
+
+class StackedSgd:
+    """Gradient descent with momentum on a stack of weights [K, P]: b = momentum b + g, theta -= rate * b."""
+
+    def __init__(
+        self, stack: Tensor, shapes: Mapping[str, torch.Size], states: Sequence[Mapping[str, Tensor]], section: Local
+    ) -> None:
+        self._stack = stack
+        self._shapes = shapes
+        self._section = section
+        self._momenta = _stacked(stack, shapes, states, "momentum_buffer") if section.momentum > 0 else None
+
+    def step(self, gradient: Tensor, active: int) -> None:
+        """Take a step with the gradients [active, P] of the first clients."""
+        section = self._section
+        theta = self._stack[:active]
+        if section.weight_decay > 0:
+            gradient = gradient.add(theta, alpha=section.weight_decay)
+        if self._momenta is not None:
+            gradient = self._momenta[:active].mul_(section.momentum).add_(gradient)
+        theta.sub_(gradient, alpha=section.learning_rate)
+
+    def state(self, client: int) -> dict[str, Tensor]:
+        """Return one client's tensors, named as torch's SGD names them."""
+        named = {} if self._momenta is None else _named(self._momenta, self._shapes)
+        return {f"{name}/momentum_buffer": momentum[client].clone() for name, momentum in named.items()}
+
+
+OPTIMIZERS: dict[str, Callable[..., StackedAdam | StackedSgd]] = {"adam": StackedAdam, "sgd": StackedSgd}
+
+
+def _stacked(
+    stack: Tensor, shapes: Mapping[str, torch.Size], states: Sequence[Mapping[str, Tensor]], key: str
+) -> Tensor:
+    """Return the clients' kept moments as a stack like their weights; zero for those who start anew."""
+    moments = torch.zeros_like(stack)
+    for name, moment in _named(moments, shapes).items():
+        for index, state in enumerate(states):
+            if f"{name}/{key}" in state:
+                moment[index].copy_(state[f"{name}/{key}"])
+    return moments
+
+
+def _named(stack: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Return a stack [K, P] tensor by tensor, [K, ...] each, where it lies."""
+    parts = stack.split([shape.numel() for shape in shapes.values()], dim=1)
+    return {name: part.view(len(part), *shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+
+
+def _flat(gradient: Tensor | None, of: Tensor) -> Tensor:
+    """Return a gradient [K, ...] as [K, P], zero where there is none."""
+    return (torch.zeros_like(of) if gradient is None else gradient).reshape(len(of), -1)
+
+
+def _batches(job: Job, section: Local) -> Iterator[Tensor]:
+    for order in epoch_orders(len(job.rows), epochs=section.epochs, generator=job.generator):
+        yield from job.rows[order].split(section.batch_size)
+
+
+def _filled(batches: Sequence[Tensor], batch_size: int) -> tuple[Tensor, Tensor]:
+    """Return batches as one tensor [K, B], filled up with a row that counts for nothing, and what counts [K, B]."""
+    width = min(batch_size, max(len(batch) for batch in batches))
+    rows = torch.stack([functional.pad(batch, (0, width - len(batch)), value=int(batch[0])) for batch in batches])
+    sizes = torch.tensor([len(batch) for batch in batches])
+    return rows, (torch.arange(width) < sizes[:, None]).float()

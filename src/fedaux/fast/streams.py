@@ -1,0 +1,114 @@
+"""Local training on a GPU: several clients side by side, each a CUDA graph on a stream of its own.
+
+A training step of a small model on a small batch leaves most of a GPU idle and is over before Python has launched the
+next kernel. Captured once, a step is one launch, and the steps of different clients run at the same time. Clients need
+not be of one size: each stream goes through its own batches, and the rest of an epoch is a graph of its own size.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedaux.core.local_training import OPTIMIZERS, Trained, epoch_orders
+from fedaux.core.messages import Weights
+from fedaux.core.steps import CapturedSteps, attempt, batch_sizes, optimizer_state, restore_optimizer
+from fedaux.core.training import Job, Training, Workplace, one_by_one
+from fedaux.core.weights import load, snapshot
+
+
+class StreamTraining:
+    """Trains so many clients at once as `compute.clients_at_once` says; what cannot be captured is trained plainly."""
+
+    def __init__(self, place: Workplace, *, capacity: int) -> None:
+        self._place = place
+        self._capacity = capacity
+        self._slots: list[CapturedSteps] = []
+        self._plain: Training | None = None
+
+    def __call__(self, jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+        """Train each job from the given weights, large ones first: those side by side then end together."""
+        ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
+        width = self._place.compute.clients_at_once
+        for begin in range(0, len(ordered), width):
+            wave = ordered[begin : begin + width]
+            if self._plain is None and not self._prepared(wave):
+                self._plain = one_by_one(self._place)
+            yield from self._wave(wave, weights) if self._plain is None else self._plain(wave, weights)
+
+    def _prepared(self, wave: Sequence[Job]) -> bool:
+        """Capture the steps that a wave needs, and say whether it was possible."""
+        batch_size = self._place.section.batch_size
+
+        def capture() -> bool:
+            while len(self._slots) < len(wave):
+                self._slots.append(self._slot())
+            for slot, job in zip(self._slots, wave, strict=False):
+                slot.prepare(sorted(set(batch_sizes(len(job.rows), batch_size)), reverse=True))
+            return True
+
+        otherwise = f"{self._place.key}: steps cannot be captured, training is slower"
+        possible = attempt(capture, device=self._place.compute.device, otherwise=otherwise) is not None
+        if not possible:
+            self._slots.clear()
+        return possible
+
+    def _slot(self) -> CapturedSteps:
+        place, section = self._place, self._place.section
+        how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})
+        return CapturedSteps(
+            place.compute.place(copy.deepcopy(place.model)),
+            place.inputs,
+            place.labels,
+            loss=functional.cross_entropy,
+            optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section, **how),
+            compute=place.compute,
+            capacity=self._capacity,
+            batch_size=section.batch_size,
+            key=place.key,
+            proximal=place.proximal,
+        )
+
+    def _wave(self, wave: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+        section, here = self._place.section, torch.cuda.current_stream(self._place.compute.device)
+        slots = self._slots[: len(wave)]
+        orders = [
+            [
+                job.rows[order.to(job.rows.device, non_blocking=True)]
+                for order in epoch_orders(len(job.rows), epochs=section.epochs, generator=job.generator)
+            ]
+            for job in wave
+        ]
+        for slot, job in zip(slots, wave, strict=True):
+            load(slot.model, weights)
+            slot.reset()
+            if job.state:
+                restore_optimizer(slot.optimizer, slot.model, dict(job.state))
+            slot.start()
+        for slot in slots:
+            slot.stream.wait_stream(here)
+        # In turn, for whoever is launched to the end first has long begun before the last one does.
+        running = [_steps(slot, rows, batch_size=section.batch_size) for slot, rows in zip(slots, orders, strict=True)]
+        while running:
+            running = [steps for steps in running if next(steps, False)]
+        for slot in slots:
+            here.wait_stream(slot.stream)
+        losses = torch.stack([slot.total for slot in slots]).tolist()  # one wait for the device a wave
+        for slot, job, loss in zip(slots, wave, losses, strict=True):
+            kept = optimizer_state(slot.optimizer, slot.model) if section.optimizer_state == "kept" else {}
+            yield job, snapshot(slot.model), Trained(loss / (section.epochs * len(job.rows)), kept)
+
+
+def _steps(slot: CapturedSteps, epochs: Sequence[Tensor], *, batch_size: int) -> Iterator[bool]:
+    """Launch a client's next step on its own stream whenever asked; yield True for each."""
+    for rows in epochs:
+        for number, size in enumerate(batch_sizes(len(rows), batch_size)):
+            with torch.cuda.stream(slot.stream):
+                if number == 0:
+                    slot.begin(rows)
+                slot.step(size)
+            yield True

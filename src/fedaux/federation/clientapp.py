@@ -1,0 +1,54 @@
+"""Flower's `flwr-clientapp` at a node of fedaux: the installed client answers, and the app that was sent is left alone.
+
+Flower sends the app's code with the first message of a run and would unpack, import and execute it here. The node's
+policy would then be worth as much as the server's good will.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+REPLACED = ("install_from_fab", "get_project_dir", "get_load_client_app_fn", "install_app_dependencies")
+"""All that Flower's process does with the app it was sent."""
+
+
+def guard(runtime: Any) -> None:
+    """Take the app that was sent out of Flower's client process.
+
+    Raises RuntimeError where that process is not the one this was written for, rather than run what it would run.
+    """
+    if missing := [name for name in REPLACED if not hasattr(runtime, name)]:
+        raise RuntimeError(f"this version of Flower has no {', '.join(missing)}; fedaux needs flwr 1.41")
+    runtime.install_from_fab = _nothing
+    runtime.get_project_dir = _nothing
+    runtime.install_app_dependencies = _nothing
+    runtime.get_load_client_app_fn = _load_own
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """Leave what was sent where it is."""
+
+
+def _load_own(*_: object, **__: object) -> Callable[..., Any]:
+    def load(*_: object) -> Any:
+        from fedaux.federation.client import app
+
+        return app
+
+    return load
+
+
+def main() -> None:
+    """Answer one message."""
+    from flwr.supernode.cli import flwr_clientapp
+    from flwr.supernode.runtime import run_clientapp
+
+    guard(run_clientapp)
+    sys.argv[0] = "flwr-clientapp"
+    flwr_clientapp()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""The folder of a federation: a Flower app that points at fedaux, its recipe, a configuration for every node."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import tomli_w
+
+from fedaux.config import ConfigError, ExperimentFields
+from fedaux.config_errors import inspect
+from fedaux.core.methods import METHODS
+from fedaux.recipes import find_recipe, merged, read_recipe
+from fedaux.running.preflight import source_problems
+
+PORT = 8000
+FEWEST = 3
+"""Clients, where neither the recipe nor the command says how many."""
+FURTHER = 100
+"""How far from the server's port that of the simulation lies: both may run at once."""
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,38}")
+OF_THE_DATA = ("source", "image_size", "channels", "image_column", "label_column", "subset", "skip_bad")
+"""What a node's data has in common with the recipe's."""
+
+
+def write_folder(folder: Path, *, recipe: str, clients: int | None, trial: bool, port: int = PORT) -> list[Path]:
+    """Write the folder of a federation; return its files.
+
+    A trial gives each node its part of the recipe's own data and seeded noise, so that the federation comes to the
+    simulator's figures; otherwise nodes read their own data and draw noise that protects. Raises ValueError where the
+    folder is not empty or its name is no name for a Flower app, and ConfigError for a wrong recipe.
+    """
+    folder = folder.resolve()
+    if not 1 <= port <= 65535 - FURTHER:
+        raise ValueError(f"--port {port}: should be between 1 and {65535 - FURTHER}")
+    if not NAME.fullmatch(folder.name):
+        raise ValueError(f"{folder.name}: names the Flower app; should be a letter, then letters, digits and hyphens")
+    if found := re.search(r'["\\\\$`\n]', str(folder)):
+        raise ValueError(
+            f"{folder}: {found.group()!r} in a path is more than shells and Flower bear; choose another place"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there already, and is not overwritten; choose another name")
+    raw, experiment = _recipe(recipe, name=folder.name, clients=clients)
+    count = experiment.split.num_clients
+    common = {
+        "name": folder.name,
+        "folder": str(folder),
+        "shown": folder.name,
+        "clients": str(count),
+        "port": str(port),
+        "simulation_port": str(port + FURTHER),
+        "recipe": _recipe_text(recipe, raw, name=folder.name, count=count),
+    }
+    texts = {
+        "app/pyproject.toml": _filled("pyproject.toml", common),
+        "app/recipe.toml": _filled("recipe.toml", common),
+        "app/fedaux_app/__init__.py": '"""Points at fedaux."""\n',
+        "app/fedaux_app/server_app.py": _filled("server_app.py", common),
+        "app/fedaux_app/client_app.py": _filled("client_app.py", common),
+        "flower/config.toml": _filled("config.toml", common),
+        "flower.env": _filled("flower.env", common),
+    }
+    paths = list((raw.get("data") or {}).get("clients") or ())
+    for client in range(count):
+        own = paths[client] if client < len(paths) else None
+        texts[f"nodes/node-{client}.toml"] = node_text(experiment, client, trial=trial, path=own)
+    texts["nodes/simulation.toml"] = _for_simulation(node_text(experiment, 0, trial=True, path=None))
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
+
+
+def port_of(folder: Path, *, simulation: bool) -> int:
+    """Return the port on which the server of a folder listens. Raises ValueError where it is no such folder."""
+    file = folder / "flower" / "config.toml"
+    try:
+        connections = tomllib.loads(file.read_text(encoding="utf-8"))["superlink"]
+        address: str = connections["simulation" if simulation else connections["default"]]["address"]
+        return int(address.rpartition(":")[2])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file}: names no address ({error}); `fedaux federate init` makes the folder of a federation"
+        ) from error
+
+
+def node_text(experiment: ExperimentFields, client: int, *, trial: bool, path: str | None) -> str:
+    """Return the configuration of one node, with what the recipe asks of it as its budget."""
+    section = experiment.certainty
+    # Methods of a seed ask for the same release, and get it once.
+    releases = len(experiment.seeds) if any(METHODS[name].scores for name in experiment.method) else 0
+    data: dict[str, Any] = {key: getattr(experiment.data, key) for key in OF_THE_DATA}
+    if trial:
+        data |= {"path": experiment.data.path, "test": experiment.data.test}
+        data |= {"test_fraction": experiment.data.test_fraction}
+    else:
+        data |= {"path": path or "/path/to/your/images"}
+    protected = experiment.local.privacy is not None
+    values = {
+        "client": str(client),
+        "data": tomli_w.dumps({key: value for key, value in data.items() if value not in (None, False)}).rstrip(),
+        "epsilon": f"{float(max(1, releases) * section.epsilon):g}",
+        "delta": f"{max(1, releases) * section.delta:.3g}",
+        "mechanisms": json.dumps([section.mechanism] if section.mechanism in {"mean", "paper"} else ["mean"]),
+        "noise": "simulated" if trial else "secure",
+        "noise_comment": "# a trial: seeded by the server, which protects nobody. Never with private data"
+        if trial
+        else "# drawn on this machine, unpredictable and safe from rounding",
+        "plain_updates": "false" if protected else "true",
+        "plain_comment": "# only updates that were trained with DP-SGD may leave"
+        if protected
+        else "# trained models leave without protection; false allows those of DP-SGD alone (local.privacy)",
+        "split": _split_text(experiment) if trial else "",
+    }
+    return _filled("node.toml", values).rstrip() + "\n"
+
+
+def _split_text(experiment: ExperimentFields) -> str:
+    split, seed = experiment.split, experiment.seeds[0]
+    table = {"num_clients": split.num_clients, "alpha": split.alpha, "seed": seed}
+    lines = "\n".join(f"{key} = {value}" for key, value in table.items())
+    return (
+        f"\n[split] # a trial: the node takes its part of data that the simulator would split in the same way\n{lines}"
+    )
+
+
+def _for_simulation(text: str) -> str:
+    """Return a node's configuration for all nodes of Flower's simulation, which gives them their numbers."""
+    lines = [
+        line.replace("state-0", "../state-simulation")
+        for line in text.splitlines()
+        if not line.startswith(("client = ", "# What the node", "# `fedaux"))
+    ]
+    heading = "# What every node of Flower's simulation allows; Flower gives them their numbers."
+    return "\n".join([heading, *lines]) + "\n"
+
+
+def _recipe(recipe: str, *, name: str, clients: int | None) -> tuple[dict[str, Any], ExperimentFields]:
+    """Return the raw recipe and its fields, with the number of clients it will have."""
+    path = find_recipe(recipe)
+    raw, problems = read_recipe(path)
+    named = len((raw.get("data") or {}).get("clients") or ())
+    if named and clients not in (None, named):
+        raise ValueError(f"--clients {clients}: the recipe's data.clients names {named}")
+    if clients is not None and clients < 1:
+        raise ValueError(f"--clients {clients}: should be at least 1")
+    stated = (raw.get("split") or {}).get("num_clients")
+    if _ships(recipe):
+        raw = merged(raw, _changes(name=name, count=clients or stated or FEWEST))
+    elif not named:
+        raw = merged(raw, {"split": {"num_clients": clients or stated or FEWEST}})
+    fields, found = inspect(raw)
+    if problems := [*problems, *found, *source_problems(fields.data)]:
+        raise ConfigError(problems, origin=str(path))
+    # Nodes name their own data, so the recipe that is written must say how many they are.
+    return merged(raw, {"split": {"num_clients": fields.split.num_clients}}), fields
+
+
+def _ships(recipe: str) -> bool:
+    return not Path(recipe).is_file()
+
+
+def _changes(*, name: str, count: int) -> dict[str, Any]:
+    """Return how a federation's recipe differs from one that ships: one method, one seed, everybody in every round."""
+    return {
+        "name": name,
+        "method": ["fedaux"],
+        "seeds": [0],
+        "participation_rate": 1.0,
+        "split": {"num_clients": count},
+    }
+
+
+def _recipe_text(recipe: str, raw: Mapping[str, Any], *, name: str, count: int) -> str:
+    """Return the recipe as it is written: what differs from one that ships, or all of a user's own."""
+    if _ships(recipe):
+        return tomli_w.dumps({"extends": recipe, **_changes(name=name, count=count)}).rstrip()
+    data = {key: value for key, value in (raw.get("data") or {}).items() if key != "clients"}
+    return tomli_w.dumps({**raw, "data": data}).rstrip()
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    text = files("fedaux.federation").joinpath("templates", template).read_text(encoding="utf-8")
+    return Template(text).substitute(values)

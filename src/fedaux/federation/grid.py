@@ -1,0 +1,278 @@
+"""Clients at the other end of Flower's grid: who is there, and what they answer by the deadline."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from flwr.app import Message, RecordDict
+from torch import Tensor
+
+from fedaux.core.messages import Certificate, CertifyRequest, Stamped, TrainRequest, Update, Weights, problem_of_release
+from fedaux.core.preparation import release_width
+from fedaux.core.task import Task
+from fedaux.federation import records
+from fedaux.federation.members import Members, pulled
+from fedaux.federation.policy import digest_of
+from fedaux.federation.records import Unusable
+from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, TrainTerms
+from fedaux.privacy.ledger import SCORES, UPDATE, LedgerEntry
+
+POLL_SECONDS = (0.1, 1.0)
+"""How often answers are looked for: at first, and when they take long."""
+MOST_EXAMPLES = 2**40
+LOGGER = logging.getLogger("fedaux.core.weights")
+
+
+class FlowerClients:
+    """The clients of one method and seed, each a node of the federation."""
+
+    def __init__(self, task: Task, members: Members, *, classes: Sequence[str]) -> None:
+        self._task = task
+        self._members = members
+        self._classes = tuple(classes)
+        self._reasons: dict[int, str] = {}
+        self._have: dict[int, str] = {}
+        self._worked: list[float] = []
+        self.traffic = {"down": 0, "up": 0}
+        """Bytes of the tensors and texts that were handed to Flower and came from it."""
+
+    def present(self) -> Sequence[int]:
+        """Return the clients whose nodes are connected and answer; waits where there are too few."""
+        return self._members.present()
+
+    def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
+        """Ask for certainty releases: h0 and the public map down, a vector and its price up."""
+        self._reasons = {}
+        contents: dict[int, RecordDict] = {}
+        arrays = {name: records.arrays(weights) for name, weights in request.extractors.items()}
+        public = {name: records.arrays(tensors) for name, tensors in request.public.items()}
+        for client in clients:
+            name = self._task.prototype_of[client]
+            terms = PrepareTerms(certainty=request.certainty, **self._common(client, request.seed))
+            contents[client] = RecordDict(
+                {
+                    "terms": records.text_record(terms.model_dump_json()),
+                    "extractor": arrays[name],
+                    "public": public[name],
+                }
+            )
+        for client, content in self._ask(contents, kind=PREPARE, what="certify", round=0):
+            name = self._task.prototype_of[client]
+            try:
+                yield self._certificate(client, content, request.public[name], request)
+                self._have[client] = digest_of("h0", request.extractors[name])
+                self._members.board.answered(client)
+            except Unusable as error:
+                self._give_up(client, str(error))
+
+    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        """Ask for local training: weights down, weights up."""
+        self._reasons = {}
+        arrays = {name: records.arrays(own, wire=request.wire) for name, own in request.weights.items()}
+        frozen = {name: records.arrays(own) for name, own in request.extractors.items()}
+        digests = {name: digest_of("h0", own) for name, own in request.extractors.items()}
+        contents: dict[int, RecordDict] = {}
+        for client in clients:
+            name = self._task.prototype_of[client]
+            terms = TrainTerms(
+                round=request.round,
+                local=request.local,
+                proximal=request.proximal,
+                wire=request.wire,
+                extractor=digests.get(name),
+                **self._common(client, request.seed),
+            )
+            contents[client] = RecordDict(
+                {"terms": records.text_record(terms.model_dump_json()), "weights": arrays[name]}
+            )
+            if name in digests and self._have.get(client) != digests[name]:
+                contents[client]["extractor"] = frozen[name]
+        for client, content in self._ask(contents, kind=TRAIN, what="train", round=request.round):
+            name = self._task.prototype_of[client]
+            try:
+                yield self._update(client, content, request.weights[name], request)
+                self._have |= {client: digests[name]} if name in digests else {}
+                self._members.board.answered(client)
+            except Unusable as error:
+                self._give_up(client, str(error))
+        for client in self._reasons:
+            self._have.pop(client, None)  # who knows what it still has
+
+    def reasons(self) -> Mapping[int, str]:
+        """Say why clients have not answered, or not with anything usable."""
+        return dict(self._reasons)
+
+    def kept(self) -> Mapping[int, Stamped]:
+        """Return nothing: what nodes keep, they keep on disks of their own."""
+        return {}
+
+    def restore(self, kept: Mapping[int, Stamped]) -> None:
+        """Do nothing, for the same reason."""
+
+    def _common(self, client: int, seed: int) -> dict[str, Any]:
+        """Return what every request states."""
+        task, name = self._task, self._task.prototype_of[client]
+        (prototype,) = [one for one in task.experiment.prototypes if one.name == name]
+        data = task.experiment.data
+        return {
+            "client": client,
+            "run": f"{self._members.token} {task.method.name} {task.seed}",
+            "seed": seed,
+            "prototype": prototype.model_copy(update={"clients": None}),  # who else has it is nobody's business
+            "mode": task.experiment.mode,
+            "image_shape": task.input_shape,
+            "classes": self._classes,
+            "channel_mean": data.channel_mean,
+            "channel_deviation": data.channel_deviation,
+            "batch_size": task.experiment.evaluation.batch_size,
+            "precision": task.experiment.engine.precision,
+        }
+
+    def _ask(
+        self, contents: Mapping[int, RecordDict], *, kind: str, what: str, round: int
+    ) -> Iterator[tuple[int, RecordDict]]:
+        """Send each client its message and yield the contents of answers as they come, until the deadline."""
+        seconds = self._task.experiment.federation.deadline
+        board = self._members.board
+        board.asked(list(contents), what=what, round=round)
+        self.traffic["down"] += sum(records.size_of(content) for content in contents.values())
+        began = time.monotonic()
+        ends = began + seconds
+        reading = 0.0
+        self._worked = []
+        pending: dict[str, int] = {}
+        nodes = {client: self._members.node(client) for client in contents}
+        for client, content in contents.items():
+            if (node := nodes[client]) is None:
+                self._give_up(client, "not connected")
+                continue
+            message = Message(content, dst_node_id=node, message_type=kind, ttl=seconds, group_id=str(round))
+            pushed = list(self._members.grid.push_messages([message]))
+            if pushed and pushed[0]:
+                pending[str(pushed[0])] = client
+            else:
+                self._give_up(client, "the message could not be sent")
+        sent = time.monotonic() - began
+        pause = POLL_SECONDS[0]
+        while pending and time.monotonic() < ends:
+            looked = time.monotonic()
+            replies = pulled(self._members.grid, pending)
+            reading += time.monotonic() - looked if replies else 0.0
+            for number, reply in replies.items():
+                client = pending.pop(number)
+                if isinstance(reply, str):
+                    self._members.doubt(client)
+                    self._give_up(client, reply)
+                elif reply.metadata.src_node_id != nodes[client]:
+                    self._give_up(client, "was answered by another node")
+                else:
+                    self.traffic["up"] += records.size_of(reply.content)
+                    if "refusal" in reply.content:
+                        self._give_up(client, refusal_in(reply.content))
+                    else:
+                        yield client, reply.content
+            pause = POLL_SECONDS[0] if replies else min(1.5 * pause, POLL_SECONDS[1])
+            if pending:
+                time.sleep(min(pause, max(0.0, ends - time.monotonic())))
+        waited, worked = time.monotonic() - began, max(self._worked, default=0.0)
+        LOGGER.info(
+            "%s: %.2f s in all; sent in %.2f s, answers fetched in %.2f s, the slowest client worked for %.2f s",
+            *(what, waited, sent, reading, worked),
+        )
+        for client in pending.values():
+            self._members.doubt(client)
+            self._give_up(client, f"no answer within {seconds:g} s")
+
+    def _give_up(self, client: int, reason: str) -> None:
+        self._reasons[client] = reason
+        self._members.board.missing(client, reason)
+        LOGGER.warning("client %d: %s", client, reason)
+
+    def _certificate(
+        self, client: int, content: RecordDict, public: Mapping[str, Tensor], request: CertifyRequest
+    ) -> Certificate:
+        """Return a release that can be scored with. Raises Unusable."""
+        said = said_by(client, content)
+        entry = entry_in(said, client=client, purpose=SCORES)
+        if entry.mechanism != request.certainty.mechanism:
+            raise Unusable(f"released through {records.reason_of(entry.mechanism)}, which was not asked for")
+        width = release_width(self._task, self._task.prototype_of[client], dict(public))
+        vector = records.tensors(content.get("release"), {"vector": (torch.float64, (width,))})["vector"]
+        if (problem := problem_of_release(vector, width=width)) is not None:
+            raise Unusable(problem)
+        return Certificate(client, vector.to(self._task.device), entry)
+
+    def _update(self, client: int, content: RecordDict, sent: Weights, request: TrainRequest) -> Update:
+        """Return an update whose tensors fit. Raises Unusable."""
+        said = said_by(client, content)
+        examples, loss = said.get("num_examples"), said.get("loss")
+        if type(examples) is not int or not 1 <= examples <= MOST_EXAMPLES:
+            raise Unusable("claims a number of examples that is none")
+        if not (loss is None or type(loss) is float):
+            raise Unusable("states a loss that is no number")
+        if request.local.privacy is not None:
+            loss = None
+        if isinstance(said.get("seconds"), float):  # for the log alone
+            self._worked.append(said["seconds"])
+        entry = entry_in(said, client=client, purpose=UPDATE) if "entry" in said else None
+        weights = records.tensors(content.get("weights"), records.expected_of(sent), wire=request.wire)
+        return Update(client, examples, {name: one.to(self._task.device) for name, one in weights.items()}, loss, entry)
+
+
+def refusal_in(content: RecordDict) -> str:
+    """Return a node's own words for not answering."""
+    try:
+        return records.reason_of(records.text_of(content, "refusal"))
+    except Unusable:
+        return "refused, without saying why"
+
+
+def said_by(client: int, content: RecordDict) -> dict[str, Any]:
+    """Return what an answer says in JSON. Raises Unusable where somebody else seems to speak."""
+    try:
+        said = json.loads(records.text_of(content, "answer"))
+    except ValueError as error:
+        raise Unusable("says nothing that could be read") from error
+    if not isinstance(said, dict):
+        raise Unusable("says nothing that could be read")
+    if said.get("client") != client:
+        raise Unusable(f"speaks as client {records.reason_of(str(said.get('client')))[:20]}")
+    return said
+
+
+def entry_in(said: Mapping[str, Any], *, client: int, purpose: str) -> LedgerEntry:
+    """Return the ledger entry of an answer, with plain numbers in it. Raises Unusable."""
+    try:
+        entry = LedgerEntry.from_json(said["entry"])
+        numbers = (entry.sensitivity, entry.sigma, entry.epsilon, entry.delta)
+        honest = (
+            entry.client == client
+            and entry.purpose == purpose
+            and type(entry.num_examples) is int
+            and 1 <= entry.num_examples <= MOST_EXAMPLES
+            and all(isinstance(number, float | int) and number >= 0 for number in numbers)
+            and math.isfinite(entry.sigma)
+            and entry.delta <= 1
+            and isinstance(entry.mechanism, str)
+            and isinstance(entry.noise, str)
+            and max(len(entry.mechanism), len(entry.noise)) <= 40
+            and (entry.mechanism + entry.noise).isprintable()
+            and (purpose == UPDATE) == (entry.steps is not None)
+            and (entry.steps is None or (type(entry.steps) is int and 0 < entry.steps < 2**31))
+            and (purpose == SCORES or _is_probability(entry.sampling_probability))
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise Unusable("states no price that could be read") from error
+    if not honest:
+        raise Unusable("states a price that cannot be right")
+    return entry
+
+
+def _is_probability(value: object) -> bool:
+    return isinstance(value, float | int) and 0 < value <= 1

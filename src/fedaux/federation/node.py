@@ -1,0 +1,122 @@
+"""A node's own configuration: which client it is, where its data lies, and what it lets out. Written by its operator.
+
+Nothing in it comes over the network, and nothing that does can change it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from fedaux.config import (
+    DEVICE_PATTERN,
+    ConfigError,
+    Count,
+    Data,
+    Fraction,
+    Positive,
+    Section,
+    _as_tuple,
+)
+from fedaux.config_errors import problems_in
+
+UNPROTECTED_MECHANISMS = ("release", "none")
+"""Mechanisms that state an infinite epsilon; a node that allows them has left them out of its budget."""
+
+
+class NodePrivacy(Section):
+    """What may leave this node, whatever a server asks for."""
+
+    epsilon: Positive = 1.0
+    """Budget for everything that ever leaves: certainty scores and, where they are trained with DP-SGD, updates."""
+    delta: Fraction = 1e-5
+    """The delta at which that budget is counted."""
+    mechanisms: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ("mean", "paper")
+    """Ways of releasing certainty that are allowed; `release` and `none` protect nothing and no budget counts them."""
+    noise: Literal["secure", "simulated"] = "secure"
+    """`simulated` noise can be computed by the server, so it protects nobody: for trials alone."""
+    plain_updates: bool = True
+    """Whether updates that were not trained with DP-SGD may leave."""
+
+
+class NodeSplit(Section):
+    """For trials: the node holds the part that the simulator would give its client."""
+
+    num_clients: Count
+    """Into how many parts."""
+    alpha: Positive
+    """Concentration of the Dirichlet distribution."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """The seed of the split."""
+
+
+class Limits(Section):
+    """How much a server can make this node hold in memory."""
+
+    message_megabytes: Count = 1024
+    """Largest message, and largest model, that is looked at."""
+
+
+class NodeConfig(Section):
+    """One node: a client, its data and its terms."""
+
+    client: Annotated[int, Field(ge=0)] | None = None
+    """Which client of the federation this is; when not given, `partition-id` of Flower's node configuration."""
+    name: str = ""
+    """What people call it; the server sees it."""
+    state: str = "state"
+    """Folder on this node's disk for its releases and its ledger, beside this file unless it is absolute. It must
+    outlive the node: who loses it loses count of what was spent."""
+    device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    threads: Count | None = None
+    """Threads of torch on the CPU; its own choice when not given."""
+    data: Data
+    """This node's labelled data, as in a recipe; all of it is used for training. Paths are beside this file unless they
+    are absolute."""
+    split: NodeSplit | None = None
+    privacy: NodePrivacy = NodePrivacy()
+    limits: Limits = Limits()
+
+    @property
+    def number(self) -> int:
+        """The client this node speaks for."""
+        assert self.client is not None, "load_node has seen to it"
+        return self.client
+
+    @property
+    def folder(self) -> Path:
+        """Where this client's state lies."""
+        return Path(self.state) / f"client-{self.number:05d}"
+
+
+def load_node(path: Path, *, partition: int | None = None) -> NodeConfig:
+    """Read a node's configuration. Raises ConfigError with all problems at once."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: not valid TOML ({error})"]) from error
+    if partition is not None:
+        raw.setdefault("client", partition)
+    problems = problems_in(NodeConfig, raw)
+    if problems:
+        raise ConfigError(problems, origin=str(path))
+    config = NodeConfig.model_validate(raw)
+    if config.client is None:
+        problems.append("client: missing; the number of this client, from 0 upwards")
+    if config.data.clients:
+        problems.append("data.clients: a node has data of its own alone; should be data.path")
+    if config.split is not None and config.client is not None and config.client >= config.split.num_clients:
+        problems.append(f"client = {config.client}: there are {config.split.num_clients} parts, numbered from 0")
+    if problems:
+        raise ConfigError(problems, origin=str(path))
+    beside = path.resolve().parent
+    own = config.data.path
+    if own is not None and (beside / own).exists():  # a name on the hub is no path
+        config = config.model_copy(update={"data": config.data.model_copy(update={"path": str(beside / own)})})
+    return config.model_copy(update={"state": str(beside / config.state)})

@@ -1,0 +1,187 @@
+"""What a node lets out: checked where the data is, and written down on the node's own disk before it leaves.
+
+    ledger.json               every release and every private update, with its price and the file of what was sent
+    release-DIGEST.safetensors, answer-DIGEST.safetensors, extractor-DIGEST.safetensors
+
+A request is known by the digest of its content. One that was answered before gets the same answer again and spends
+nothing, so neither side can lose anything by stopping at any moment. Names of files are digests made here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedaux.config import Certainty, Local
+from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
+from fedaux.files import read_json, save_json, save_tensors
+from fedaux.privacy.accounting import MissingAccountantError, tight_composition
+from fedaux.privacy.ledger import LedgerEntry, basic_composition
+
+LEAST_REGULARISATION = 1e-6
+"""Below it the regression behind a release might fail for some data and not for others, which would tell of them."""
+
+
+class Refusal(ValueError):
+    """What this node does not do. The text goes to the server, so it holds nothing of the data."""
+
+
+class Guard:
+    """A node's terms and its ledger."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._terms = config.privacy
+        self._folder = config.folder
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let one message at a time look at the ledger and spend."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def entries(self) -> list[LedgerEntry]:
+        """Return everything that was ever spent."""
+        return [LedgerEntry.from_json(row["entry"]) for row in self._ledger()["spent"]]
+
+    def check_release(self, section: Certainty) -> None:
+        """Raise Refusal for a release that is out of the question, before any work is done for it."""
+        if section.mechanism not in self._terms.mechanisms:
+            allowed = ", ".join(self._terms.mechanisms) or "nothing"
+            raise Refusal(f"certainty.mechanism = {section.mechanism}: this node allows {allowed}")
+        if section.mechanism not in UNPROTECTED_MECHANISMS and section.epsilon > self._terms.epsilon:
+            raise Refusal(f"certainty.epsilon = {section.epsilon:g}: this node's budget is {self._terms.epsilon:g}")
+        if section.mechanism == "paper" and section.regularisation < LEAST_REGULARISATION:
+            raise Refusal(f"certainty.regularisation = {section.regularisation:g}: below {LEAST_REGULARISATION:g}")
+
+    def check_update(self, section: Local, entry: LedgerEntry | None) -> None:
+        """Raise Refusal for an update that must not leave, before it is trained."""
+        if section.privacy is None and not self._terms.plain_updates:
+            raise Refusal("updates without DP-SGD do not leave this node; the recipe needs local.privacy")
+        if entry is not None:
+            self.check_budget(entry)
+
+    def check_budget(self, entry: LedgerEntry) -> None:
+        """Raise Refusal where one more release would go beyond the budget."""
+        if math.isinf(entry.epsilon) and entry.mechanism in self._terms.mechanisms:
+            return  # allowed by name, and beyond counting
+        counted = [one for one in self.entries() if not math.isinf(one.epsilon)]
+        together = composed([*counted, entry], delta=self._terms.delta)
+        if together > self._terms.epsilon:
+            before = composed(counted, delta=self._terms.delta) if counted else 0.0
+            raise Refusal(
+                f"this would come to epsilon = {together:.4g} at delta = {self._terms.delta:g} with the "
+                f"{before:.4g} spent before; this node's budget is {self._terms.epsilon:g}"
+            )
+
+    def stored_release(self, key: str) -> tuple[Tensor, LedgerEntry] | None:
+        """Return what was released for the same request before."""
+        for row in self._ledger()["spent"]:
+            if row["request"] == key and row["kind"] == "release":
+                vector = load_file(self._folder / row["file"])["vector"]
+                return vector, LedgerEntry.from_json(row["entry"])
+        return None
+
+    def store_release(self, key: str, vector: Tensor, entry: LedgerEntry) -> None:
+        """Book a release within the budget; only then may it leave. Raises Refusal."""
+        self.check_budget(entry)
+        file = f"release-{key}.safetensors"
+        save_tensors(self._folder / file, {"vector": vector})
+        ledger = self._ledger()
+        ledger["spent"].append(_row("release", key, entry, file=file))
+        self._save(ledger)
+
+    def stored_answer(self, key: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the last update and what was said with it, where it answers the same request."""
+        last = self._ledger().get("last")
+        if last is None or last["request"] != key:
+            return None
+        return load_file(self._folder / last["file"]), last
+
+    def kept(self, run: str) -> dict[str, Tensor]:
+        """Return what training kept in the last round of this run."""
+        last = self._ledger().get("last")
+        if last is None or last["run"] != _digest_of_text(run):
+            return {}
+        held = load_file(self._folder / last["file"])
+        return {name.removeprefix("kept/"): tensor for name, tensor in held.items() if name.startswith("kept/")}
+
+    def store_answer(
+        self, key: str, tensors: Mapping[str, Tensor], *, run: str, about: Mapping[str, Any], entry: LedgerEntry | None
+    ) -> None:
+        """Keep the last update, with what training keeps, and book it where it was private. Raises Refusal."""
+        if entry is not None:
+            self.check_budget(entry)
+        file = f"answer-{key}.safetensors"
+        save_tensors(self._folder / file, tensors)
+        ledger = self._ledger()
+        if entry is not None:
+            ledger["spent"].append(_row("update", key, entry))
+        ledger["last"] = {"request": key, "run": _digest_of_text(run), "file": file, **about}
+        self._save(ledger)
+        for old in self._folder.glob("answer-*.safetensors"):
+            if old.name != file:
+                old.unlink()
+
+    def extractor(self, digest: str) -> dict[str, Tensor] | None:
+        """Return h0 as it was sent before, if it is this one."""
+        file = self._folder / f"extractor-{digest}.safetensors"
+        if not file.is_file():
+            return None
+        held = load_file(file)
+        return held if digest_of("h0", held) == digest else None
+
+    def keep_extractor(self, weights: Mapping[str, Tensor]) -> None:
+        """Keep h0 for the rounds to come, instead of an older one."""
+        digest = digest_of("h0", weights)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for old in self._folder.glob("extractor-*.safetensors"):
+            if old.name != f"extractor-{digest}.safetensors":
+                old.unlink()
+        save_tensors(self._folder / f"extractor-{digest}.safetensors", weights)
+
+    def _ledger(self) -> dict[str, Any]:
+        file = self._folder / "ledger.json"
+        ledger: dict[str, Any] = read_json(file) if file.exists() else {"version": 1, "spent": []}
+        return ledger
+
+    def _save(self, ledger: Mapping[str, Any]) -> None:
+        save_json(self._folder / "ledger.json", ledger)
+
+
+def composed(entries: list[LedgerEntry], *, delta: float) -> float:
+    """Return the epsilon of all entries together at `delta`; without dp-accounting their sum, where that holds."""
+    try:
+        return tight_composition(entries, delta=delta)
+    except MissingAccountantError:
+        epsilon, spent = basic_composition(entries)
+        return epsilon if spent <= delta else math.inf
+
+
+def digest_of(text: str, *groups: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a text and of tensors with their names, types and shapes."""
+    digest = hashlib.sha256(text.encode())
+    for group in groups:
+        for name, tensor in sorted(group.items()):
+            digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(b"\1")
+    return digest.hexdigest()
+
+
+def _digest_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _row(kind: str, key: str, entry: LedgerEntry, **more: str) -> dict[str, Any]:
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"kind": kind, "request": key, "when": when, **more, "entry": entry.to_json()}

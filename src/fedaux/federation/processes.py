@@ -1,0 +1,177 @@
+"""Flower's long-running processes, started so that they serve this federation alone.
+
+Open Flower answers two questions in a way that this package does not: who may start runs and register nodes (whoever
+reaches the port), and whose code a node executes (the server's). `link` and `node` answer: the server's own machine,
+and the node's own installation.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fedaux.federation import asking, warm
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+}
+"""What keeps Flower and Ray from calling home, from installing software, and from idling between message and task; what
+the user has set already, stands."""
+
+TASK = "flwr-clientapp"
+"""The command by which Flower answers a message; at a node, fedaux takes its place."""
+REFUSED_TASKS = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "flwr-simulation")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def require_flower() -> None:
+    """Raise ValueError where Flower is not installed."""
+    if find_spec("flwr") is None:
+        raise ValueError("a federation needs Flower: pip install 'fedaux[flower,privacy]'")
+
+
+def require_secure_noise() -> None:
+    """Raise ValueError where noise that protects cannot be drawn: better now than when the server asks for it."""
+    if find_spec("opendp") is None:
+        raise ValueError("privacy.noise = secure: needs OpenDP, pip install 'fedaux[privacy]'")
+
+
+def environment(home: Path, *, first: Sequence[Path] = ()) -> dict[str, str]:
+    """Return the environment of a Flower process: quiet, with a home of its own, its commands found beside Python."""
+    folders = [*map(str, first), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    own = {"FLWR_HOME": str(home), "PATH": os.pathsep.join(folders)}
+    return QUIET | dict(os.environ) | own
+
+
+class FromOutsideFleetOnly:
+    """Answer other machines on the nodes' interface alone; starting runs and registering nodes is for this machine.
+
+    Flower serves all of its interfaces on one port and asks nobody who they are but nodes. A connection is from this
+    machine when it comes from a loopback address, or from the very address it was made to.
+    """
+
+    OPEN = ("/v1/fleet/", "/health")
+
+    def __init__(self, app: Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is allowed; answer 403 to the rest."""
+        if scope["type"] == "lifespan" or from_this_machine(scope) or self._is_open(scope):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            start = {"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]}
+            await send(start)
+            await send({"type": "http.response.body", "body": b"only the server's own machine may ask this\n"})
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    def _is_open(self, scope: Scope) -> bool:
+        path = str(scope["path"])
+        return scope["type"] == "http" and (path == self.OPEN[1] or path.startswith(self.OPEN[0]))
+
+
+def from_this_machine(scope: Mapping[str, Any]) -> bool:
+    """Whether a connection was made on this machine; whatever is not certain was not."""
+    client, server = scope.get("client"), scope.get("server")
+    if not client or not server:
+        return False
+    try:
+        peer, own = (ipaddress.ip_address(pair[0].partition("%")[0]) for pair in (client, server))
+    except ValueError:
+        return False
+    mapped = getattr(peer, "ipv4_mapped", None)
+    return bool(peer.is_loopback or (mapped is not None and mapped.is_loopback) or peer == own)
+
+
+def serve_link(arguments: Sequence[str]) -> None:
+    """Run Flower's SuperLink in this process, closed to the outside but for nodes. It ends with the process.
+
+    Raises RuntimeError where Flower does not take the guard, rather than serve without it.
+    """
+    from starlette.middleware import Middleware
+
+    extensions: Any
+    main: Any
+    extensions, main = (import_module(f"flwr.superlink.{name}") for name in ("extensions", "main"))
+    extensions.get_middleware = lambda: (Middleware(FromOutsideFleetOnly),)
+    outermost = next((layer.cls for layer in main._get_middleware()), None)
+    if outermost is not FromOutsideFleetOnly:
+        raise RuntimeError("this version of Flower does not take the guard; fedaux needs flwr 1.41")
+    from flwr.superlink.cli import flower_superlink
+
+    sys.argv = ["flower-superlink", *arguments]
+    flower_superlink()
+
+
+def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> list[str]:
+    """Return the arguments of the SuperLink of a federation's folder. Raises ValueError where certificates lack."""
+    place = ["--host", host, "--port", str(port), "--disable-runtime-dependency-installation"]
+    if simulation:
+        return [*place, "--insecure", "--simulation"]
+    certificates = folder / "certificates"
+    names = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
+    for name in names.values():
+        if not (certificates / name).is_file():
+            raise ValueError(
+                f"{certificates / name}: there is no such file; fedaux federate certificates {folder} --host NAME"
+            )
+    paths = [part for option, name in names.items() for part in (option, str(certificates / name))]
+    return [*place, *paths, "--enable-supernode-auth", "--database", str(folder / "flower" / "link.db")]
+
+
+def node_command(file: Path, *, superlink: str, certificate: Path, key: Path, port: int) -> list[str]:
+    """Return the command of a SuperNode that speaks for a node file. Raises ValueError for what is not there."""
+    for option, path in (("--root-certificates", certificate), ("--key", key)):
+        if not path.is_file():
+            raise ValueError(f"{option} {path}: there is no such file")
+    host, colon, number = superlink.rpartition(":")
+    if not (colon and host and number.isdigit()):
+        raise ValueError(f"--superlink {superlink}: should be HOST:PORT")
+    command = shutil.which("flower-supernode", path=environment(Path())["PATH"])
+    assert command is not None, "flwr is installed, its commands are not"
+    return [
+        command,
+        *("--superlink", superlink),
+        *("--root-certificates", str(certificate)),
+        *("--auth-supernode-private-key", str(key)),
+        *("--port", str(port)),
+        *("--node-config", f'fedaux="{file.resolve()}"'),
+    ]
+
+
+def become_node(command: Sequence[str], *, file: Path, state: Path) -> NoReturn:
+    """Become a SuperNode whose work is done by this installation of fedaux, never by code that it is sent."""
+    commands = write_commands(state / "commands")
+    own = environment(state / "flower", first=[commands]) | warm.start(file.resolve())
+    # Not a child: whoever stops this process, stops the node.
+    os.execve(command[0], list(command), own)
+
+
+def write_commands(folder: Path) -> Path:
+    """Write the commands that take the place of Flower's own at a node; return their folder, for the front of PATH."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    scripts = {TASK: f'#!/bin/sh\nexec "{sys.executable}" -I -S "{asking.__file__}" "$@"\n'}
+    refusal = "a fedaux node does the work of its own installation alone: refused"
+    scripts |= {name: f'#!/bin/sh\necho "{name}: {refusal}" >&2\nexit 1\n' for name in REFUSED_TASKS}
+    for name, text in scripts.items():
+        temporary = folder / f".{name}.{os.getpid()}"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(0o700)
+        temporary.replace(folder / name)
+    return folder

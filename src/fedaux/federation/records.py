@@ -1,0 +1,166 @@
+"""Tensors and tables as Flower's records. Bytes are taken for what they should be and for nothing else.
+
+All tensors of a record travel as one array, in the format of safetensors: a header of JSON with type, shape and place
+of each, then their little-endian bytes. Flower passes every array on in requests of its own, so that one takes a
+fraction of the time of many. Names, types, shapes and sizes are compared with what was expected before a tensor is
+made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from safetensors.torch import save
+from torch import Tensor
+
+from fedaux.core.messages import sent_as, shortened
+
+FORMAT = "fedaux.safetensors"
+"""How tensors are written, in Flower's field for it."""
+ALL = "tensors"
+"""The name of the one array."""
+DTYPES = {"F16": torch.float16, "F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
+"""Types that are sent, by safetensors' names."""
+LONGEST_HEADER = 1_000_000
+"""Bytes of the header that are looked at."""
+LONGEST_TEXT = 1_000_000
+"""Characters of JSON that are looked at."""
+LONGEST_REASON = 300
+Expected = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Type and shape of each tensor of a record."""
+
+
+class Unusable(ValueError):
+    """A message that cannot be what it should be; the text says why and holds nothing of its content."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where a tensor lies in a record, and what it says it is."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+def arrays(tensors: Mapping[str, Tensor], *, wire: str = "fp32") -> ArrayRecord:
+    """Return tensors as a record, weights in the precision of the wire."""
+    sent = {name: shortened(tensor.detach(), wire=wire).cpu().contiguous() for name, tensor in tensors.items()}
+    for name, tensor in sent.items():
+        if tensor.dtype not in DTYPES.values():
+            raise TypeError(f"tensor {name} is {_words(tensor.dtype)}, which is not sent")
+    data = save(sent)
+    return ArrayRecord({ALL: Array("uint8", (len(data),), FORMAT, data)})
+
+
+def tensors(record: object, expected: Expected, *, wire: str = "fp32") -> dict[str, Tensor]:
+    """Return the tensors of a record, each in the type that is expected of it. Raises Unusable."""
+    pieces = _pieces(record)
+    if missing := sorted(expected.keys() - pieces.keys()):
+        raise Unusable(f"tensor {missing[0]} is missing")
+    if foreign := sorted(pieces.keys() - expected.keys()):
+        raise Unusable(f"tensor {_printable(foreign[0])} is unknown")
+    for name, (dtype, shape) in expected.items():
+        piece, sent = pieces[name], sent_as(dtype, wire)
+        if piece.dtype is not sent or piece.shape != shape:
+            shown = f"{_words(piece.dtype)} {list(piece.shape)[:8]}"
+            raise Unusable(f"tensor {_printable(name)} is {shown}, should be {_words(sent)} {list(shape)}")
+    return {name: _tensor(pieces[name]).to(dtype) for name, (dtype, _) in expected.items()}
+
+
+def some_tensors(record: object, *, most_bytes: int, most_tensors: int = 64) -> dict[str, Tensor]:
+    """Return the tensors of a record whose names and shapes are not known beforehand, within limits."""
+    pieces = _pieces(record)
+    if len(pieces) > most_tensors:
+        raise Unusable(f"should hold tensors, {most_tensors} at most")
+    if (size := sum(len(piece.data) for piece in pieces.values())) > most_bytes:
+        raise Unusable(f"holds {size} bytes, more than {most_bytes}")
+    return {name: _tensor(piece) for name, piece in pieces.items()}
+
+
+def expected_of(weights: Mapping[str, Tensor]) -> Expected:
+    """Return types and shapes of weights, which may lie on the meta device."""
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()}
+
+
+def text_record(text: str) -> ConfigRecord:
+    """Return a text, mostly JSON, as a record."""
+    return ConfigRecord({"text": text})
+
+
+def text_of(content: RecordDict, name: str) -> str:
+    """Return the text of a record. Raises Unusable."""
+    record = content.get(name)
+    text = record.get("text") if isinstance(record, ConfigRecord) else None
+    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+        raise Unusable(f"says no {name}, or too much")
+    return text
+
+
+def reason_of(text: str) -> str:
+    """Return somebody else's words as they may stand in metrics and on a screen: short, and nothing but print."""
+    return _printable(text)[:LONGEST_REASON]
+
+
+def size_of(content: RecordDict) -> int:
+    """Return the bytes of a message's tensors and texts."""
+    total = 0
+    for record in content.values():
+        if isinstance(record, ArrayRecord):
+            total += sum(len(array.data) for array in record.values())
+        else:
+            total += sum(len(str(key)) + len(str(value)) for key, value in record.items())
+    return total
+
+
+def _pieces(record: object) -> dict[str, Piece]:
+    """Return what a record says that it holds, where its bytes are as many as that. Raises Unusable."""
+    array = record.get(ALL) if isinstance(record, ArrayRecord) and len(record) == 1 else None
+    if array is None or array.stype != FORMAT:
+        raise Unusable("holds no tensors, or not as this version writes them")
+    data = memoryview(array.data)
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(LONGEST_HEADER, len(data) - 8):
+        raise Unusable("holds tensors without a header that could be read")
+    try:
+        header = json.loads(bytes(data[8 : 8 + length]))
+        entries = list(header.items())
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise Unusable("holds tensors without a header that could be read") from error
+    return {name: _piece(name, entry, data[8 + length :]) for name, entry in entries}
+
+
+def _piece(name: str, entry: object, body: memoryview) -> Piece:
+    given = entry if isinstance(entry, dict) else {}
+    kind, shape, place = given.get("dtype"), given.get("shape"), given.get("data_offsets")
+    if not (isinstance(kind, str) and kind in DTYPES and _are_counts(shape) and _are_counts(place) and len(place) == 2):
+        raise Unusable(f"tensor {_printable(name)} is of type {_printable(str(kind))}, or has no shape")
+    begin, end = place
+    if not begin <= end <= len(body) or end - begin != math.prod(shape) * DTYPES[kind].itemsize:
+        wanted = f"{_words(DTYPES[kind])} {list(shape)[:8]}"
+        raise Unusable(f"tensor {_printable(name)} has {max(0, end - begin)} bytes, which is not {wanted}")
+    return Piece(DTYPES[kind], tuple(shape), body[begin:end])
+
+
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
+def _tensor(piece: Piece) -> Tensor:
+    if len(piece.data) == 0:
+        return torch.empty(piece.shape, dtype=piece.dtype)
+    return torch.frombuffer(bytearray(piece.data), dtype=piece.dtype).reshape(piece.shape)
+
+
+def _words(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[: LONGEST_REASON + 1])

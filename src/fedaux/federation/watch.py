@@ -1,0 +1,98 @@
+"""A live view of a federation's nodes, from the small file that its server keeps in the run directory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fedaux.federation.status import FILE, VERSION
+
+SILENT_SECONDS = 60.0
+"""A running server that has written nothing for so long is worth a remark: it may be training, or gone."""
+COLOURS = {"present": "green", "busy": "cyan", "missing": "red", "unknown": "yellow"}
+
+
+def read_status(directory: Path) -> dict[str, Any]:
+    """Return what the server last wrote. Raises ValueError where there is no such file, or one of another version."""
+    file = directory / FILE
+    try:
+        status: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{file}: there is no such file; a federation's server writes it when a run begins") from None
+    except ValueError as error:
+        raise ValueError(f"{file}: damaged, not readable as JSON ({error})") from error
+    if status.get("version") != VERSION:
+        raise ValueError(f"{file}: is of version {status.get('version')}, this fedaux reads {VERSION}")
+    return status
+
+
+def view(status: Mapping[str, Any], *, now: datetime) -> Group:
+    """Return the run in a line and the nodes in a table."""
+    run = status["run"]
+    table = Table()
+    for column in ("client", "name", "state", "doing", "last seen", "rounds", "remark"):
+        table.add_column(column, justify="right" if column in {"client", "rounds"} else "left")
+    for client, row in status["clients"].items():
+        state = row["state"]
+        doing = f"{row['doing']} {row['round']}, {_ago(row['since'], now)}" if row.get("doing") else ""
+        seen = f"{_ago(row['last_seen'], now)} ago" if "last_seen" in row else "never"
+        name, remark = (_printable(row.get(key, "")) for key in ("name", "reason"))
+        table.add_row(client, name, Text(state, COLOURS[state]), doing, seen, str(row["rounds_answered"]), remark)
+    count = {state: sum(row["state"] == state for row in status["clients"].values()) for state in COLOURS}
+    nodes = ", ".join(f"{number} {state}" for state, number in count.items() if number)
+    return Group(Text(run_line(run, nodes, silent=_seconds(status["written"], now))), table)
+
+
+def run_line(run: Mapping[str, Any], nodes: str, *, silent: float) -> str:
+    """Say in a line how far the run is."""
+    parts = [run["state"] + (f": {_printable(run['reason'])}" if run.get("reason") else "")]
+    if "method" in run:
+        parts.append(f"{run['method']}, seed {run['seed']}, round {run['round']} of {run['rounds']}")
+    if run.get("phase"):
+        parts.append(run["phase"])
+    if run.get("accuracy") is not None:
+        parts.append(f"accuracy {100 * run['accuracy']:.1f} %")
+    parts.append(nodes)
+    if run["state"] == "running" and silent > SILENT_SECONDS:
+        parts.append(f"nothing written for {silent:.0f} s")
+    return "  ·  ".join(parts)
+
+
+def watch(directory: Path, console: Console, *, once: bool, every: float = 1.0) -> None:
+    """Show the nodes until the run ends; once, and as plain text, where nobody is looking on."""
+    status = read_status(directory)
+    if once or not console.is_terminal:
+        console.print(view(status, now=datetime.now(UTC)))
+        return
+    with Live(console=console, refresh_per_second=4) as live:
+        while True:
+            live.update(view(status, now=datetime.now(UTC)), refresh=True)
+            if status["run"]["state"] != "running":
+                return
+            time.sleep(every)
+            status = read_status(directory)
+
+
+def _printable(text: str) -> Text:
+    """Return what a node has said of itself, without what a terminal would take for a command."""
+    return Text("".join(letter if letter.isprintable() else "?" for letter in text))
+
+
+def _seconds(then: str, now: datetime) -> float:
+    return max(0.0, (now - datetime.fromisoformat(then)).total_seconds())
+
+
+def _ago(then: str, now: datetime) -> str:
+    seconds = _seconds(then, now)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

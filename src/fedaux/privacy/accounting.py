@@ -1,0 +1,164 @@
+"""What all releases of one client cost together, by privacy loss distributions (Google's dp-accounting).
+
+Neighbours differ by replacing one example, everywhere. A Gaussian release is the pair N(0, sigma^2), N(sensitivity,
+sigma^2). A step of DP-SGD with clipping norm C and sampling probability q is dominated by the pair
+(1-q) N(0, sigma^2) + q N(C, sigma^2), (1-q) N(0, sigma^2) + q N(-C, sigma^2) (proof: docs/privacy.md). Losses of a
+composition add up, so their distribution is a convolution; rounding is always upwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from fedaux.privacy.ledger import LedgerEntry, basic_composition
+
+INTERVAL = 5e-4
+"""Spacing at which privacy losses are rounded up; coarser where noise is small and losses are large."""
+
+
+class MissingAccountantError(ValueError):
+    """dp-accounting is not installed."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """One use of Gaussian noise: a release, or a step of DP-SGD where there is a sampling probability.
+
+    `noise_multiplier` is sigma over the distance between neighbours for a release and, as is the custom, sigma over the
+    clipping norm, which is half that distance, for a step of DP-SGD.
+    """
+
+    noise_multiplier: float
+    sampling_probability: float | None = None
+
+
+def query_of(entry: LedgerEntry) -> Query:
+    """Return what each step of a ledger entry is."""
+    if entry.steps is None:
+        return Query(entry.sigma / entry.sensitivity)
+    assert entry.sampling_probability is not None, "an entry with steps has a sampling probability"
+    return Query(2.0 * entry.sigma / entry.sensitivity, entry.sampling_probability)
+
+
+def tight_composition(entries: Iterable[LedgerEntry], *, delta: float) -> float:
+    """Return an epsilon at which all releases of one client together are (epsilon, delta)-private.
+
+    Never above basic composition where that holds at this delta; infinite where a release was not protected. Raises
+    ValueError for entries of several clients, and where dp-accounting is missing.
+    """
+    listed = list(entries)
+    if not 0 < delta < 1:
+        raise ValueError(f"delta = {delta}: should lie between 0 and 1")
+    if len({entry.client for entry in listed}) > 1:
+        raise ValueError("these are entries of several clients; compose each client's on their own")
+    if any(math.isinf(entry.epsilon) for entry in listed):
+        return math.inf
+    counts: Counter[Query] = Counter()
+    for entry in listed:
+        counts[query_of(entry)] += 1 if entry.steps is None else entry.steps
+    tight = composed_epsilon(counts, delta=delta)
+    epsilon, spent = basic_composition(listed)
+    return min(tight, epsilon) if spent <= delta else tight
+
+
+def total_cost(entries: Sequence[LedgerEntry]) -> tuple[float, float]:
+    """Return one (epsilon, delta) for everything that one client has sent.
+
+    Without DP-SGD, basic composition: the sums. With it, tight composition at the largest delta of any entry, so that
+    many updates share one delta; where dp-accounting is missing the sums again, which also hold.
+    """
+    if all(entry.steps is None for entry in entries):
+        return basic_composition(entries)
+    delta = max(entry.delta for entry in entries)
+    try:
+        return tight_composition(entries, delta=delta), delta
+    except MissingAccountantError:
+        return basic_composition(entries)
+
+
+def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
+    """Say in sentences what a ledger.json comes to: scores, updates and all of a client's together, by method."""
+    lines = []
+    for method in sorted({row["method"] for row in ledger["entries"]}):
+        cells: dict[tuple[int, int], list[LedgerEntry]] = {}
+        for row in ledger["entries"]:
+            if row["method"] == method:
+                fields = {key: value for key, value in row.items() if key not in {"method", "seed"}}
+                cells.setdefault((row["seed"], row["client"]), []).append(LedgerEntry.from_json(fields))
+        entries = [entry for cell in cells.values() for entry in cell]
+        sizes = _range([entry.num_examples for entry in entries])
+        kinds = " and ".join(sorted({entry.noise for entry in entries}))
+        about = f"({sizes} examples a client, {kinds} noise). Neighbours are {ledger['neighbours']}."
+        scores = [entry for entry in entries if entry.steps is None]
+        updates = [entry for entry in entries if entry.steps is not None]
+        for epsilon, delta in sorted({(entry.epsilon, entry.delta) for entry in scores}):
+            if math.isinf(epsilon):
+                names = " and ".join(sorted({f"`{entry.mechanism}`" for entry in scores if math.isinf(entry.epsilon)}))
+                lines.append(
+                    f"NOT PRIVATE: each client of {method} released a vector for certainty scores through {names}, "
+                    f"which has no finite ε {about}"
+                )
+                continue
+            lines.append(
+                f"Privacy: each client of {method} released one vector for certainty scores at ε = {epsilon:g}, "
+                f"δ = {delta:g} {about}"
+            )
+        if updates:
+            sent = _range([sum(entry.steps is not None for entry in cell) for cell in cells.values()])
+            epsilon, delta = max(map(total_cost, cells.values()))
+            lines.append(
+                f"Privacy: each client of {method} sent {sent} model updates, trained with DP-SGD, at "
+                f"ε = {_range([round(entry.epsilon, 2) for entry in updates])} each. All that it sent comes to "
+                f"ε = {epsilon:.4g}, δ = {delta:g} at most {about}"
+            )
+    return [*lines, f"Not protected: {ledger['unprotected']}"]
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def composed_epsilon(counts: Mapping[Query, int], *, delta: float) -> float:
+    """Return the epsilon at `delta` of so many of each query, chosen adaptively one after another."""
+    return _composed_epsilon(tuple(sorted(counts.items(), key=repr)), delta)
+
+
+@lru_cache(maxsize=4096)
+def _composed_epsilon(counts: tuple[tuple[Query, int], ...], delta: float) -> float:
+    # Losses grow with 1 / noise_multiplier^2, and the number of points on the grid should not.
+    least = min((query.noise_multiplier for query, _ in counts), default=1.0)
+    interval = INTERVAL * max(1.0, 0.25 / least**2)
+    together: Any = None
+    try:
+        for query, count in counts:
+            losses = _losses(query, interval).self_compose(count)
+            together = losses if together is None else together.compose(losses)
+        return 0.0 if together is None else float(together.get_epsilon_for_delta(delta))
+    except OverflowError:  # losses in the millions: no number that anybody would call protection
+        return math.inf
+
+
+@lru_cache(maxsize=64)
+def _losses(query: Query, interval: float) -> Any:
+    """Return the privacy loss distribution of one query."""
+    try:
+        from dp_accounting import NeighboringRelation
+        from dp_accounting.pld import privacy_loss_distribution
+    except ImportError as error:
+        raise MissingAccountantError(
+            "composing the releases of a client tightly needs dp-accounting: pip install 'fedaux[privacy]'"
+        ) from error
+    # In dp-accounting's terms the sensitivity is what adding an example does, and replacing one does it twice.
+    sampled = query.sampling_probability is not None
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        query.noise_multiplier,
+        value_discretization_interval=interval,
+        sampling_prob=query.sampling_probability if sampled else 1.0,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE if sampled else NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )

@@ -1,0 +1,113 @@
+"""The default mechanism: a linear-discriminant density ratio with a private mean.
+
+Public map: centre features on the negatives' mean, keep their leading principal components scaled to unit variance,
+clip to the norm c (the negatives' median norm) and divide by c; call the result u(x), so |u(x)| <= 1.
+Release: m_i = mean of u over the client's n_i examples, plus Gaussian noise. Replacing one example moves the mean by at
+most 2/n_i, which is the sensitivity; everything else is public or post-processing.
+Score: with unit covariance and d_i = m_i - m_0 (m_0: the negatives' mean of u), the log density ratio of x between
+the client and the negatives is c^2 (<d_i, u(x) - m_0> - |d_i|^2 / 2). The score is its exponential, tempered:
+log s_i(x) = sharpness * that, so that Eq. 3 becomes the distribution-weighted rule of Mansour et al. (2008).
+Noise makes clients look more different than they are. What tells clients apart is e_i = d_i - g, g the mean of the d_j
+of the K clients at hand; noise alone gives |e_i|^2 a mean of k sigma_i^2 (1 - 1/K). So e_i is first shrunk by the
+factor 1 - k sigma_i^2 (1 - 1/K) / mean_j |e_j|^2: clients that differ by no more than noise are weighted equally.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedaux.config import Certainty
+from fedaux.privacy.gaussian import noise_multiplier
+from fedaux.privacy.mechanism import Mechanism, Noise, Public, Release, within_unit_ball
+
+
+def sensitivity_of(num_examples: int) -> float:
+    """Return how far replacing one example moves a mean of vectors of norm at most 1: 2 / n."""
+    return 2.0 / num_examples
+
+
+def suitable_components(num_examples: int, *, epsilon: float, delta: float) -> int:
+    """Return how many components suit the noise on a client with so many examples: n / m, m the noise multiplier.
+
+    With more of them noise drowns what the first ones tell, with fewer clients look alike; found on held-out images
+    (docs/privacy.md). A public number, for n is.
+    """
+    return max(1, round(num_examples / noise_multiplier(epsilon=epsilon, delta=delta)))
+
+
+class PrivateMean:
+    """Whitened, clipped, private mean with density-ratio scores."""
+
+    def __init__(self, section: Certainty) -> None:
+        self._components = section.components
+        self._sharpness = section.sharpness
+        self._epsilon = section.epsilon
+        self._delta = section.delta
+
+    def publish(self, negatives: Tensor) -> Public:
+        """Return centre [F], map [F, k], clipping norm [] and the negatives' own mean [k]."""
+        features = negatives.double()
+        centre = features.mean(dim=0)
+        covariance = (features - centre).T @ (features - centre) / max(1, len(features) - 1)
+        variances, directions = torch.linalg.eigh(covariance)  # rising
+        # Directions in which the negatives hardly vary would be blown up to noise by whitening.
+        usable = int((variances > 1e-6 * variances[-1].clamp_min(1e-12)).sum())
+        keep = min(self._components, usable)
+        if keep == 0:
+            raise ValueError("the negatives' features do not vary: pretraining has collapsed")
+        whitening = (directions / variances.clamp_min(1e-30).sqrt()).flip(1)[:, :keep]
+        bound = ((features - centre) @ whitening).norm(dim=1).median()
+        if not bound > 1e-6:  # of whitened features, whose norm is about the root of their number
+            raise ValueError("more than half of the negatives' features are the same: no public scale to clip at")
+        # Single precision halves the message; whatever the rounded map is, it is public and norms stay clipped.
+        public = {"centre": centre.float(), "whitening": whitening.float(), "bound": bound.float()}
+        return public | {"mean": self.project(features, public).mean(dim=0).float()}
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        """Release the client's mean; sensitivity 2 / n_i."""
+        if len(features) == 0:
+            raise ValueError("a client without examples has nothing to release")
+        mean = self.project(features, public).mean(dim=0)
+        sensitivity = sensitivity_of(len(features))
+        sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        vector = noise.perturb(mean, sensitivity=sensitivity, sigma=sigma)
+        return Release(vector, "mean", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
+
+    def project(self, features: Tensor, public: Public) -> Tensor:
+        """Return u(x) [N, k], each of norm at most 1, whatever the features are."""
+        whitened = (features.double() - public["centre"]) @ public["whitening"].double() / public["bound"]
+        return within_unit_ball(whitened)
+
+    def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
+        """Return log s_i(x) [K, N]."""
+        shifts = without_noise(vectors - public["mean"], sigmas)
+        ratio = shifts @ (projected - public["mean"]).T - shifts.square().sum(dim=1)[:, None] / 2
+        return self._sharpness * public["bound"].square() * ratio
+
+
+def without_noise(shifts: Tensor, sigmas: Tensor) -> Tensor:
+    """Return shifts [K, k] drawn towards their mean by the share that noise of sigmas [K] has in their differences."""
+    clients, width = shifts.shape
+    common = shifts.mean(dim=0)
+    differences = shifts - common
+    noise = width * sigmas.square() * (1.0 - 1.0 / clients)
+    signal = 1.0 - noise / differences.square().sum(dim=1).mean().clamp_min(1e-30)
+    return common + signal.clamp_min(0.0)[:, None] * differences
+
+
+class _Unprotected(PrivateMean):
+    """The same without noise, for ablations: it protects nothing and says so."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        if len(features) == 0:
+            raise ValueError("a client without examples has nothing to release")
+        mean = self.project(features, public).mean(dim=0)
+        return Release(mean, "none", sensitivity_of(len(features)), 0.0, math.inf, 0.0, "none")
+
+
+def unprotected_mean(section: Certainty) -> Mechanism:
+    """The `mean` mechanism without noise, at infinite epsilon."""
+    return _Unprotected(section)

@@ -1,0 +1,135 @@
+"""The paper's mechanism (Eq. 4 to 6, Theorem 1), with what its proof needs in order to hold.
+
+w_i* = argmin_w J(w), J(w) = a sum_x l(t_x <w, u(x)>) + lambda/2 |w|^2 over D_i (t = +1) and D- (t = -1), where
+a = 1 / (|D_i| + |D-|).
+Three corrections. The norm bound is the largest norm of the *public* negatives, and private features are clipped to
+it: a bound that looks at private data, as published, is itself a leak. The loss is log(1 + exp(-z)); with the published
+sign a client would score its own data low. The solver stops at a gradient norm of at most `TOLERANCE`, which puts it
+within TOLERANCE / lambda of the optimum; that slack is part of the sensitivity, 2 (a + TOLERANCE) / lambda.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedaux.config import Certainty
+from fedaux.privacy.gaussian import noise_multiplier
+from fedaux.privacy.mechanism import Noise, Public, Release, within_unit_ball
+
+TOLERANCE = 1e-9
+NEWTON_FEATURES = 64
+SCORE_FLOOR = 1e-8
+"""The paper's xi, which keeps weighted means defined where every score vanishes."""
+
+
+def sensitivity_of(num_examples: int, num_negatives: int, *, regularisation: float) -> float:
+    """Return how far replacing one of n examples moves the weights: 2 (a + TOLERANCE) / lambda."""
+    return 2.0 * (1.0 / (num_examples + num_negatives) + TOLERANCE) / regularisation
+
+
+class PaperRegression:
+    """Regularised logistic regression of client data against negatives, perturbed at the output."""
+
+    def __init__(self, section: Certainty) -> None:
+        self._epsilon = section.epsilon
+        self._delta = section.delta
+        self._regularisation = section.regularisation
+
+    def publish(self, negatives: Tensor) -> Public:
+        """Return the norm bound [] and the negatives' features divided by it [M, F]."""
+        public = {"bound": negatives.double().norm(dim=1).amax().clamp_min(1e-12).float()}
+        return public | {"negatives": self.project(negatives, public).float()}
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        """Release the regression's weights; sensitivity 2 (a + TOLERANCE) / lambda."""
+        if len(features) == 0:
+            raise ValueError("a client without examples has nothing to release")
+        # Negatives are cut too: of norm 1 at most, they leave every client's regression with the same good condition.
+        positives, negatives = self.project(features, public), within_unit_ball(public["negatives"].double())
+        weights = solve(positives, negatives, regularisation=self._regularisation)
+        sensitivity = sensitivity_of(len(positives), len(negatives), regularisation=self._regularisation)
+        sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        vector = noise.perturb(weights, sensitivity=sensitivity, sigma=sigma)
+        return Release(vector, "paper", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
+
+    def project(self, features: Tensor, public: Public) -> Tensor:
+        """Return u(x) [N, F], the features over the public bound, clipped to norm 1; 0 where they are not finite."""
+        return within_unit_ball(features.double() / public["bound"])
+
+    def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
+        """Return log s_i(x) = log(1 / (1 + exp(-<w_i, u(x)>)) + xi) [K, N]."""
+        return torch.log(torch.sigmoid(vectors @ projected.T) + SCORE_FLOOR)
+
+
+def objective(weights: Tensor, positives: Tensor, negatives: Tensor, *, regularisation: float) -> Tensor:
+    """Return J(w) for features [n, F] and [M, F] (Eq. 5)."""
+    return _penalised_loss(weights, torch.cat([positives, -negatives]), torch.full_like(weights, regularisation))
+
+
+def solve(positives: Tensor, negatives: Tensor, *, regularisation: float) -> Tensor:
+    """Return a point at which the gradient of J has norm at most TOLERANCE, in double precision."""
+    inputs = torch.cat([positives, -negatives])
+    return minimise(inputs, torch.full_like(inputs[0], regularisation), tolerance=TOLERANCE)
+
+
+def minimise(inputs: Tensor, penalties: Tensor, *, tolerance: float) -> Tensor:
+    """Return w [F] at which the gradient of mean_x l(<w, z_x>) + sum_j p_j w_j^2 / 2 has norm at most `tolerance`.
+
+    `inputs` [N, F] holds z_x = t_x u(x) and `penalties` [F] the p_j, both in double precision. Newton's steps look at
+    gradients only, and double the right digits each time once they are near. A step is halved until the gradient's norm
+    falls: along Newton's direction its square falls at the rate of twice itself, so that some halving always does.
+    Raises ValueError where rounding ends this above `tolerance`.
+    """
+    # A Newton step costs N F^2: with many features L-BFGS, at N F a step, comes near at less cost.
+    weights = _approach(inputs, penalties) if inputs.shape[1] > NEWTON_FEATURES else torch.zeros_like(inputs[0])
+    gradient, misfit = _gradient(weights, inputs, penalties)
+    for _ in range(100):
+        norm = float(gradient.norm())
+        if norm <= tolerance:
+            return weights
+        curvature = (inputs.T * (misfit * (1 - misfit))) @ inputs / len(inputs)
+        curvature.diagonal().add_(penalties)
+        direction, singular = torch.linalg.solve_ex(curvature, gradient)
+        step = 1.0
+        while not int(singular) and step > 1e-9:
+            moved = weights - step * direction
+            gradient, misfit = _gradient(moved, inputs, penalties)
+            if float(gradient.norm()) <= (1 - 1e-4 * step) * norm:
+                break
+            step /= 2
+        else:
+            break
+        weights = moved
+    raise ValueError(
+        f"the regression behind the certainty scores stopped at a gradient norm of {norm:.1e}, above the "
+        f"{tolerance:.0e} that is asked of it; use a larger certainty.regularisation"
+    )
+
+
+def _approach(inputs: Tensor, penalties: Tensor) -> Tensor:
+    """Return a point near the minimum. L-BFGS comes no nearer than the square root of the loss's precision."""
+    weights = torch.zeros_like(inputs[0], requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [weights], max_iter=200, tolerance_grad=1e-5, tolerance_change=0.0, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = _penalised_loss(weights, inputs, penalties)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    return weights.detach()
+
+
+def _penalised_loss(weights: Tensor, inputs: Tensor, penalties: Tensor) -> Tensor:
+    return functional.softplus(-(inputs @ weights)).mean() + 0.5 * (penalties * weights.square()).sum()
+
+
+def _gradient(weights: Tensor, inputs: Tensor, penalties: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient [F] and the misfits -l'(<w, z_x>) [N]."""
+    misfit = torch.sigmoid(-(inputs @ weights))
+    return penalties * weights - inputs.T @ misfit / len(inputs), misfit

@@ -1,0 +1,142 @@
+"""Recipes: experiments in TOML files, changed by `key=value`, and the reference of all keys."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from fedaux.config import ConfigError, Experiment, ExperimentFields
+from fedaux.config_errors import inspect, section_in
+
+
+def load_experiment(path: Path, *, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment from a TOML file, with `key=value` overrides. Raises ConfigError with all problems."""
+    raw, problems = read_recipe(path, overrides=overrides)
+    problems += inspect(raw)[1]
+    if problems:
+        raise ConfigError(problems, origin=str(path))
+    return Experiment(**raw)
+
+
+def read_recipe(path: Path, *, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """Return the raw values of a TOML file with `key=value` overrides applied, and the problems of the latter.
+
+    A recipe may say `extends = "cifar10"`: another recipe, by name or by a path beside its own, of which it states the
+    differences. Tables are merged, everything else is replaced. One without a name is called as its file.
+    """
+    raw = {"name": re.sub(r"[^A-Za-z0-9._-]", "-", path.stem), **_read_with_base(path, ())}
+    return raw, [problem for override in overrides for problem in _apply_override(raw, override)]
+
+
+def find_recipe(name: str, *, beside: Path = Path()) -> Path:
+    """Return the file of a recipe given by its path or by the name of one that ships. Raises ValueError."""
+    if (path := beside / name).is_file():
+        return path
+    shipped = {
+        entry.name.removesuffix(".toml"): Path(str(entry)) for entry in files("fedaux").joinpath("recipes").iterdir()
+    }
+    if name not in shipped:
+        raise ValueError(f"{name}: there is no such file, nor such a recipe; there are {', '.join(sorted(shipped))}")
+    return shipped[name]
+
+
+def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: not valid TOML ({error})"]) from error
+    base = raw.pop("extends", None)
+    if base is None:
+        return raw
+    if not isinstance(base, str):
+        raise ConfigError([f"extends = {base!r}: should be the name or the path of a recipe"], origin=str(path))
+    found = find_recipe(base, beside=path.parent).resolve()
+    if found in (*seen, path.resolve()):
+        raise ConfigError([f"extends = {base!r}: leads back to {found}"], origin=str(path))
+    return merged(_read_with_base(found, (*seen, path.resolve())), raw)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested table with changes: tables are merged, everything else is replaced."""
+    result = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> list[str]:
+    """Write one `key=value` into the raw configuration; return what is wrong with it."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        return [f"--set {override}: should be key=value, for example --set local.epochs=5"]
+    table: Any = raw
+    for part in parts[:-1]:
+        table = table.setdefault(part, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            return [f"{key.strip()}: {part} is not a table"]
+    table[parts[-1]] = parse_value(text.strip())
+    return []
+
+
+def parse_value(text: str) -> Any:
+    """Read a TOML value; words that are none are strings, also inside [a, b]."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        if text.startswith("[") and text.endswith("]"):
+            return [parse_value(part.strip()) for part in _split(text[1:-1]) if part.strip()]
+        return text
+
+
+def _split(text: str) -> list[str]:
+    """Return the parts between commas that stand in no brackets of their own."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return {"split.alpha": 0.01, ...} of a nested table."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def reference(section: type[BaseModel] = ExperimentFields, key: str = "") -> str:
+    """Return every key with its default and meaning, as Markdown tables."""
+    heading = f"## `[{'[prototypes]' if key == 'prototypes' else key}]`" if key else "## Top level"
+    about = [(section.__doc__ or "").strip(), ""] if key else []
+    lines = [heading, "", *about, "| key | default | meaning |", "|---|---|---|"]
+    deeper = []
+    for name, field in section.model_fields.items():
+        if inner := section_in(field.annotation):
+            deeper.append(reference(inner, f"{key}.{name}" if key else name))
+            continue
+        default = "required" if field.is_required() else _toml_like(field.default)
+        about_field = " ".join((field.description or "").split())  # a row of a table is one line
+        lines.append(f"| `{name}` | {default} | {about_field} |")
+    return "\n".join([*lines, "", *deeper])
+
+
+def _toml_like(value: Any) -> str:
+    return "–" if value is None else f"`{json.dumps(value)}`"

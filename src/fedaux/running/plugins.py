@@ -1,0 +1,181 @@
+"""Plugins: a user's own rows of the registries, from a Python file that fedaux does not ship (docs/extending.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedaux.config import NO_DATA
+from fedaux.config_errors import nearest
+from fedaux.core.methods import METHODS, Method
+from fedaux.core.teachers import TEACHERS
+from fedaux.data.sources import SOURCES, Source
+from fedaux.files import read_json
+from fedaux.models import MODELS
+from fedaux.privacy.mechanisms import MECHANISMS
+
+Rows = dict[str, dict[str, Any]]
+
+REGISTRIES: Mapping[str, dict[str, Any]] = {
+    "TEACHERS": TEACHERS,
+    "METHODS": METHODS,
+    "MODELS": MODELS,
+    "SOURCES": SOURCES,
+    "MECHANISMS": MECHANISMS,
+}
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A loaded file: the path as it was given, what the file held, the rows it added."""
+
+    path: str
+    sha256: str
+    rows: Rows
+
+
+LOADED: dict[Path, Plugin] = {}
+"""The plugins of this process by resolved path, in the order they were loaded."""
+
+
+def load_plugin(path: Path | str) -> ModuleType:
+    """Run a Python file with the rights of this process, keep the rows it adds to the registries, return its module.
+
+    A file that is loaded again replaces its own rows. Raises ValueError, with the registries as they were before, for a
+    file that cannot be read, that fails, that changes rows of others, or whose rows cannot work.
+    """
+    place = Path(path).resolve()
+    try:
+        content = place.read_bytes()
+    except OSError as error:
+        raise ValueError(f"plugin {path}: cannot be read ({error.strerror})") from error
+    before, known = _copy(), LOADED.get(place)
+    for registry, names in (known.rows if known else {}).items():
+        for name in names:
+            REGISTRIES[registry].pop(name, None)
+    others = _copy()
+    digest = hashlib.sha256(content).hexdigest()
+    # Run from the bytes that were hashed, and under a name that neither a package nor another plugin has.
+    module = ModuleType(f"fedaux_plugin_{place.stem}_{digest[:12]}")
+    module.__file__ = str(place)
+    sys.modules[module.__name__] = module  # dataclasses look their module up there
+    try:
+        _execute(content, module, path=str(path))
+        if problems := _problems(others):
+            raise ValueError("\n".join(f"plugin {path}: {problem}" for problem in problems))
+    except BaseException:
+        for registry, rows in before.items():
+            REGISTRIES[registry].clear()
+            REGISTRIES[registry].update(rows)
+        del sys.modules[module.__name__]
+        raise
+    LOADED[place] = Plugin(str(path), digest, _added(others))
+    return module
+
+
+def loaded() -> dict[str, str]:
+    """Return path and SHA-256 of every plugin of this process, for environment.json."""
+    return {plugin.path: plugin.sha256 for plugin in LOADED.values()}
+
+
+def check_same(directory: Path) -> None:
+    """Raise ValueError where a run was made with a plugin that is not loaded, or whose content has changed since."""
+    file = directory / "environment.json"
+    used: dict[str, str] = read_json(file).get("plugins", {}) if file.is_file() else {}
+    missing = [f"{path} (SHA-256 {digest[:12]}...)" for path, digest in used.items() if digest not in loaded().values()]
+    if missing:
+        raise ValueError(
+            f"{directory} was started with the plugin {', '.join(missing)}, which is not loaded or has changed since; "
+            "give the same file with --plugin (in Python fedaux.load_plugin), or start anew in another directory"
+        )
+
+
+def _execute(content: bytes, module: ModuleType, *, path: str) -> None:
+    """Run a plugin's code; raise ValueError that names its file and line where it fails."""
+    file = str(module.__file__)
+    try:
+        exec(compile(content, file, "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SyntaxError) and error.filename == file:
+            line, said = error.lineno, error.msg
+        else:
+            frames = traceback.extract_tb(error.__traceback__)
+            line = next((frame.lineno for frame in reversed(frames) if frame.filename == file), None)
+            said = str(error)
+        reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        raise ValueError(f"plugin {path}{f':{line}' if line else ''}: fails with {reason}") from error
+
+
+def _copy() -> Rows:
+    return {registry: dict(rows) for registry, rows in REGISTRIES.items()}
+
+
+def _added(others: Rows) -> Rows:
+    return {
+        registry: {name: row for name, row in rows.items() if name not in others[registry]}
+        for registry, rows in REGISTRIES.items()
+    }
+
+
+def _problems(others: Rows) -> list[str]:
+    """Return a line for each row of others that was changed, and for each new one that cannot work."""
+    problems = [
+        f"{registry}[{name!r}] is {_owner(registry, name)}; a plugin should give its row another name"
+        for registry, rows in others.items()
+        for name, row in rows.items()
+        if REGISTRIES[registry].get(name) != row
+    ]
+    for registry, rows in _added(others).items():
+        for name, row in rows.items():
+            problems += [f"{registry}[{name!r}]{problem}" for problem in CHECKS[registry](name, row)]
+    return problems
+
+
+def _owner(registry: str, name: str) -> str:
+    owners = [plugin.path for plugin in LOADED.values() if name in plugin.rows[registry]]
+    return f"a row of the plugin {owners[0]}" if owners else "a row that ships with fedaux"
+
+
+def _method_problems(name: str, row: object) -> list[str]:
+    if not isinstance(row, Method):
+        return [f" = {row!r}: should be a fedaux.core.methods.Method"]
+    problems = []
+    if row.name != name:
+        problems.append(f".name = {row.name!r}: should be {name!r}, the name of its row")
+    if "/" in name:
+        problems.append(": names a directory of the run; it should hold no slash")
+    if row.teacher is not None and row.teacher not in TEACHERS:
+        guess = nearest(row.teacher, TEACHERS) or f"; there are {', '.join(TEACHERS)}"
+        problems.append(f".teacher = {row.teacher!r}: not known{guess}")
+    return problems
+
+
+def _source_problems(name: str, row: object) -> list[str]:
+    if not isinstance(row, Source):
+        return [f" = {row!r}: should be a fedaux.data.Source"]
+    if name == NO_DATA:
+        return [": says in a recipe that there are no data; a source should have another name"]
+    if row.load_labelled is None and row.load_auxiliary is None:
+        return [": loads nothing; it should have load_labelled, load_auxiliary or both"]
+    if row.load_labelled is not None and row.count_labelled is None:
+        return [".count_labelled: missing; a source with load_labelled should have it"]
+    return []
+
+
+def _function_problems(name: str, row: object) -> list[str]:
+    return [] if callable(row) else [f" = {row!r}: should be a function"]
+
+
+CHECKS: Mapping[str, Callable[[str, object], list[str]]] = {
+    "TEACHERS": _function_problems,
+    "METHODS": _method_problems,
+    "MODELS": _function_problems,
+    "SOURCES": _source_problems,
+    "MECHANISMS": _function_problems,
+}

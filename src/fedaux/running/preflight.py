@@ -1,0 +1,365 @@
+"""What can be known to be wrong with an experiment before any work starts, besides the fields themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedaux import seeding
+from fedaux.config import ConfigError, Data, ExperimentFields, Prototype
+from fedaux.config_errors import nearest
+from fedaux.core.distillation import check_averaging, number_of_steps
+from fedaux.core.dpsgd import check_ready
+from fedaux.core.methods import METHODS
+from fedaux.data import SOURCES, LabelledData, count_labelled, wordnet
+from fedaux.data.checkpoints import checkpoint_of, locate, read_tokenizer
+from fedaux.data.labelled import input_shape
+from fedaux.data.sources import WORDNET_ROWS, size_missing
+from fedaux.data.splits import split_auxiliary
+from fedaux.data.vocabulary import Vocabulary, of_folder
+from fedaux.models import MODELS, SHIPPED, SplitModel, model_input, model_options
+from fedaux.pretrain import fitting_weights
+from fedaux.pretrain.objectives import resolved
+from fedaux.privacy.mechanisms import MECHANISMS
+
+ANY_CLASSES = 2
+"""Of models whose head nobody looks at."""
+DO_WITHOUT = "; --set data.source=none does without labelled data"
+"""What `fedaux pretrain` adds to what is wrong with labelled data."""
+
+
+def problems_of(experiment: ExperimentFields, *, federated: bool = False, unlabelled: bool = False) -> list[str]:
+    """Return a line for each unknown name, missing file and impossible size.
+
+    `federated`: clients bring their data; `unlabelled`: it can do without labelled data.
+    """
+    problems: list[str] = []
+
+    def known(key: str, value: str, names: list[str]) -> bool:
+        if value not in names:
+            guess = nearest(value, names) or f"; there are {', '.join(names)}"
+            problems.append(f"{key} = {value!r}: not known{guess}")
+        return value in names
+
+    for name in experiment.method:
+        known("method", name, list(METHODS))
+    for prototype in experiment.prototypes:
+        if known("prototypes.model", prototype.model, list(MODELS)):
+            options = model_options(prototype.model)
+            for option, value in sorted(prototype.options.items()):
+                if option not in options:
+                    line = f"{prototype.model} has no such option{nearest(option, options)}"
+                    problems.append(f"prototypes.options.{option}: {line}")
+                elif problem := _option_problem(options[option], value):
+                    problems.append(f"prototypes.options.{option} = {value!r}: {problem}")
+    problems += _text_problems(experiment)
+    problems += _contradictions(experiment)
+    known("certainty.mechanism", experiment.certainty.mechanism, list(MECHANISMS))
+    labelled = labelled_sources()
+    public = [name for name, source in SOURCES.items() if source.load_auxiliary]
+    so_far = len(problems)
+    if missing := source_problems(experiment.data):
+        problems += missing if experiment.data.given or not unlabelled else []
+    elif known("data.source", experiment.data.source, labelled) and federated:
+        problems += _missing_test(experiment.data)
+        if experiment.text is not None:
+            problems.append("text: nodes of a federation hold images so far; texts are for the simulator")
+    elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
+        if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
+            problems += _size_problems(experiment)
+    elif experiment.data.source in labelled:
+        problems += missing
+    if unlabelled:
+        problems[so_far:] = [line + DO_WITHOUT for line in problems[so_far:]]
+    if known("auxiliary.source", experiment.auxiliary.source, public):
+        problems += _missing_file("auxiliary", experiment.auxiliary.source, experiment.auxiliary.path)
+        if SOURCES[experiment.auxiliary.source].is_made and experiment.auxiliary.size is None:
+            problems.append(size_missing(experiment.auxiliary.source))
+    problems += _split_problems(experiment) + _wordnet_problems(experiment)
+    checkpoint = experiment.pretraining.checkpoint
+    if checkpoint is not None and not Path(checkpoint).is_file():
+        problems.append(f"pretraining.checkpoint = {checkpoint!r}: there is no such file")
+    return problems
+
+
+def labelled_sources() -> list[str]:
+    """Return the names of the sources that have labelled data."""
+    return [name for name, source in SOURCES.items() if source.load_labelled]
+
+
+def source_problems(section: Data) -> list[str]:
+    """Say that labelled data are missing where they are needed, or that nobody can tell what kind of data they are."""
+    able = labelled_sources()
+    if not section.given:
+        line = f"none given, and only `fedaux pretrain` can do without; data.source should be {', '.join(able)}"
+        return [f"data: {line}"]
+    places = [key for key in ("path", "clients", "test") if getattr(section, key)]
+    if places and "source" not in section.model_fields_set:
+        read = ", ".join(name for name in able if SOURCES[name].needs_path)
+        return [f"data.source: missing, while data.{places[0]} is given; should be {read}"]
+    return []
+
+
+def _option_problem(default: object, value: object) -> str | None:
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "should be true or false"
+    if isinstance(default, int):
+        return None if type(value) is int and value >= 1 else "should be a whole number of at least 1"
+    return "should be a text" if isinstance(default, str) and not isinstance(value, str) else None
+
+
+def _text_problems(experiment: ExperimentFields) -> list[str]:
+    """Return a line for each model and source that is for images where there are texts, or the other way round."""
+    problems: list[str] = []
+    texts = experiment.text is not None
+    for prototype in experiment.prototypes:
+        wanted = model_input(prototype.model) if prototype.model in MODELS else None
+        if wanted == "image" and texts:
+            line = (
+                "is for images, and the table [text] says that the data are texts; tinybert, minilm and bert read them"
+            )
+            problems.append(f"prototypes.model = {prototype.model!r}: {line}")
+        elif wanted == "text" and not texts:
+            problems.append(f"prototypes.model = {prototype.model!r}: is for texts; add the table [text]")
+    if texts:
+        for key, name in (("data", experiment.data.source), ("auxiliary", experiment.auxiliary.source)):
+            if name in SOURCES and not SOURCES[name].holds_texts:
+                able = ", ".join(source for source, row in SOURCES.items() if row.holds_texts)
+                problems.append(f"{key}.source = {name!r}: holds no texts; those that can are {able}")
+    return problems
+
+
+def _split_problems(experiment: ExperimentFields) -> list[str]:
+    able = ", ".join(name for name, source in SOURCES.items() if source.takes_split)
+    return [
+        f"{key}.split = {section.split!r}: the source {section.source} takes none; those that do are {able}"
+        for key, section in (("data", experiment.data), ("auxiliary", experiment.auxiliary))
+        if section.split is not None and section.source in SOURCES and not SOURCES[section.source].takes_split
+    ]
+
+
+def _wordnet_problems(experiment: ExperimentFields) -> list[str]:
+    name, source = experiment.auxiliary.wordnet, experiment.auxiliary.source
+    if name is None:
+        return []
+    if source not in WORDNET_ROWS:
+        return [f"auxiliary.wordnet = {name!r}: {source} has no WordNet ids; {', '.join(WORDNET_ROWS)} can have them"]
+    try:
+        wordnet.subset(name, key="auxiliary.wordnet")
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def _contradictions(experiment: ExperimentFields) -> list[str]:
+    """Return a line for each pair of settings that cannot go together."""
+    problems: list[str] = []
+    scratch = [name for name in experiment.method if name in METHODS and METHODS[name].start != "pretrained"]
+    if experiment.mode == "linear" and scratch:
+        problems.append(
+            f"mode = 'linear': {', '.join(scratch)} should be a method that starts from h0; a head on random "
+            "features is no fair comparison"
+        )
+    if experiment.distillation.stopping is not None and experiment.data.server_validation == 0:
+        problems.append("distillation.stopping: measures on labelled data at the server; set data.server_validation")
+    if experiment.data.given and experiment.data.clients and experiment.data.server_validation > 0:
+        problems.append("data.server_validation: would take examples out of the clients' own folders; should be 0")
+    if experiment.local.privacy is not None and experiment.local.optimizer_state == "kept":
+        problems.append("local.optimizer_state = 'kept': not together with local.privacy; should be 'reset'")
+    return problems
+
+
+def check(experiment: ExperimentFields, *, federated: bool = False, unlabelled: bool = False) -> None:
+    """Raise ConfigError with everything `problems_of` finds."""
+    if problems := problems_of(experiment, federated=federated, unlabelled=unlabelled):
+        raise ConfigError(problems)
+
+
+def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tensor) -> None:
+    """Raise ConfigError for what only loaded data can tell: shapes, sizes, models and checkpoints that do not fit."""
+    if data.vocabulary is None:
+        _check_shapes(data, tuple(auxiliary.shape))
+    problems: list[str] = []
+    if len(data.test_labels) == 0:
+        few = "clients of one example each have none to hold out" if data.clients else "there is nothing to hold out"
+        problems.append(f"data: no test examples; {few}, so data.test should name a file or folder with some")
+    problems += _channel_problems(experiment.data, data.images) if data.vocabulary is None else []
+    try:
+        _, public = split_auxiliary(
+            len(auxiliary),
+            negatives_fraction=experiment.auxiliary.negatives_fraction,
+            generator=seeding.generator(0, "check"),
+        )
+        if experiment.distillation.averaging is not None and any(METHODS[name].teacher for name in experiment.method):
+            total = number_of_steps(len(public), section=experiment.distillation)
+            check_averaging(experiment.distillation.averaging, total=total)
+    except ValueError as error:
+        problems.append(str(error))
+    problems += _model_problems(experiment, data.images, num_classes=len(data.classes), vocabulary=data.vocabulary)
+    if problems:
+        raise ConfigError(problems)
+
+
+def check_public(experiment: ExperimentFields, auxiliary: Tensor, vocabulary: Vocabulary | None) -> None:
+    """Raise ConfigError for what public data alone can tell: models and numbers of channels that do not fit."""
+    problems = _channel_problems(experiment.data, auxiliary) if vocabulary is None else []
+    problems += _model_problems(experiment, auxiliary, num_classes=ANY_CLASSES, vocabulary=vocabulary)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _channel_problems(section: Data, images: Tensor) -> list[str]:
+    channels = images.shape[1]
+    return [
+        f"data.{key} = {list(numbers)}: should be {channels} numbers, one a channel"
+        for key in ("channel_mean", "channel_deviation")
+        if len(numbers := getattr(section, key)) not in (0, channels)
+    ]
+
+
+def _model_problems(
+    experiment: ExperimentFields, examples: Tensor, *, num_classes: int, vocabulary: Vocabulary | None
+) -> list[str]:
+    """Return a line for each prototype that cannot be built for such examples, trained, or begun as h0."""
+    problems: list[str] = []
+    shape = input_shape(examples, vocabulary)
+    pretrained = any(METHODS[name].start == "pretrained" for name in experiment.method)
+    for prototype in experiment.prototypes:
+        try:
+            with seeding.initialisation(0, part=prototype.name):
+                model = MODELS[prototype.model](shape, num_classes, **prototype.options)
+        except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+            problems.append(f"prototypes.options = {prototype.options}: {prototype.model} cannot be built ({error})")
+            continue
+        try:
+            if prototype.model not in SHIPPED:
+                _check_outputs(model, prototype, examples, num_classes=num_classes)
+            if experiment.local.privacy is not None:
+                check_ready([model])
+            if pretrained and experiment.pretraining.checkpoint is None:
+                given = model.given is not None
+                resolved(experiment.pretraining, model.features, texts=vocabulary is not None, given=given)
+                _check_words(prototype, vocabulary)
+            elif pretrained and experiment.pretraining.checkpoint is not None:
+                fitting_weights(
+                    Path(experiment.pretraining.checkpoint),
+                    model,
+                    key="pretraining.checkpoint",
+                    prototype=prototype,
+                    image_shape=shape if vocabulary is None else None,
+                    vocabulary=vocabulary,
+                )
+        except ValueError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _check_outputs(model: SplitModel, prototype: Prototype, examples: Tensor, *, num_classes: int) -> None:
+    """Raise ValueError where somebody's own model does not return features and logits of the widths it should."""
+    example = torch.zeros(2, *examples.shape[1:], dtype=examples.dtype)
+    model.eval()
+    with torch.no_grad():
+        try:
+            features = model.features(example.float() if example.dtype is torch.uint8 else example)
+            logits = model.head(features)
+        except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(
+                f"prototypes.model = {prototype.model!r}: fails on two empty examples ({error})"
+            ) from error
+    for what, found, width in (
+        ("features", features, model.feature_width),
+        ("logits", logits, num_classes),
+    ):
+        if tuple(found.shape) != (2, width):
+            line = f"returns {what} {list(found.shape)} for two examples, should be {[2, width]}"
+            raise ValueError(f"prototypes.model = {prototype.model!r}: {line}")
+
+
+def _check_words(prototype: Prototype, vocabulary: Vocabulary | None) -> None:
+    """Raise ValueError where a prototype's own checkpoint was trained with other tokens than the ones in use."""
+    checkpoint = checkpoint_of(prototype)
+    if checkpoint is None or vocabulary is None:
+        return
+    key = "prototypes.options.checkpoint"
+    folder = locate(checkpoint, key=key)
+    if read_tokenizer(folder) is not None and of_folder(folder, key=key).tokens != vocabulary.tokens:
+        raise ValueError(
+            f"text.vocabulary: that of {vocabulary.origin} is in use, and {prototype.name} begins with {checkpoint}, "
+            "which was trained with another; should be its own"
+        )
+
+
+def _check_shapes(data: LabelledData, auxiliary_shape: tuple[int, ...]) -> None:
+    """Raise ConfigError unless private, test and auxiliary images have one shape."""
+    shape = tuple(data.images.shape[1:])
+    if auxiliary_shape[1:] != shape:
+        raise ConfigError(
+            [
+                f"auxiliary: its images are {list(auxiliary_shape[1:])} and those of data {list(shape)}; should be "
+                "equal, image_size and channels of either section change them"
+            ]
+        )
+    if tuple(data.test_images.shape[1:]) != shape:
+        raise ConfigError([f"data: test images are {list(data.test_images.shape[1:])}, the others {list(shape)}"])
+
+
+def _missing_file(key: str, source: str, path: str | None) -> list[str]:
+    if not SOURCES[source].needs_path:
+        return [f"{key}.path = {path!r}: the source {source} takes no path"] if path is not None else []
+    if path is None:
+        return [f"{key}.path: missing; the source {source} needs one"]
+    return _not_there(f"{key}.path", source, path)
+
+
+def _not_there(key: str, source: str, path: str) -> list[str]:
+    on_disk = SOURCES[source].path_on_disk
+    return [f"{key} = {path!r}: there is no such file or folder"] if on_disk and not Path(path).exists() else []
+
+
+def _missing_data(section: Data) -> list[str]:
+    """Return what is wrong with the places of the labelled data: one for all, or one a client, and the test data's."""
+    source = SOURCES[section.source]
+    problems: list[str] = []
+    if section.test is not None and not source.takes_test:
+        problems.append(f"data.test = {section.test!r}: the source {section.source} takes none")
+    elif section.test is not None:
+        problems += _not_there("data.test", section.source, section.test)
+    if not section.clients:
+        return _missing_file("data", section.source, section.path) + problems
+    if not source.needs_path:
+        problems.append(f"data.clients: the source {section.source} reads no files")
+    if section.path is not None:
+        problems.append(f"data.path = {section.path!r}: should not be given together with data.clients")
+    for path in section.clients:
+        problems += _not_there("data.clients", section.source, path)
+    return problems
+
+
+def _missing_test(section: Data) -> list[str]:
+    """Return what is wrong with the test data of a server whose clients have the rest."""
+    if section.clients:
+        return ["data.clients: in a federation each node names its own data; should be data.test alone"]
+    if not SOURCES[section.source].needs_path or section.path is not None:
+        return _missing_data(section)
+    if section.test is None:
+        return [f"data.test: missing; the server needs test data of its own, of the source {section.source}"]
+    return _not_there("data.test", section.source, section.test)
+
+
+def _size_problems(experiment: ExperimentFields) -> list[str]:
+    clients = experiment.split.num_clients
+    try:
+        examples = count_labelled(experiment.data, texts=experiment.text is not None)
+        held = experiment.data.server_validation
+    except ValueError as error:
+        return [str(error)]
+    if examples < 1:
+        return [f"data.test_fraction = {experiment.data.test_fraction}: leaves no training examples"]
+    if held >= examples:
+        return [f"data.server_validation = {held}: leaves none of the {examples} training examples to the clients"]
+    examples -= held
+    if clients > examples:
+        return [f"split.num_clients = {clients}: more clients than the {examples} training examples"]
+    return []

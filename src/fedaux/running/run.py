@@ -1,0 +1,395 @@
+"""From an experiment to a finished run directory: every method and seed, resumable after every round."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+import fedaux
+from fedaux import seeding
+from fedaux.config import Experiment
+from fedaux.core.compute import Compute, compute_for
+from fedaux.core.messages import Clients, Weights
+from fedaux.core.methods import METHODS
+from fedaux.core.preparation import prepare
+from fedaux.core.round import Federation
+from fedaux.core.simulation import SimulatedClients
+from fedaux.core.task import State, Task, Watcher, assign_prototypes
+from fedaux.data import LabelledData, load_both, split_auxiliary, split_dirichlet
+from fedaux.data.vocabulary import Vocabulary
+from fedaux.fast.feature_cache import KeptFeatures
+from fedaux.files import save_json, save_tensors
+from fedaux.models import SplitModel
+from fedaux.pretrain import Wanted, content_digest, pretrained_extractor, shared_store
+from fedaux.privacy.mechanisms import Public
+from fedaux.running import plugins, tensorboard
+from fedaux.running import preflight as checks
+from fedaux.running.run_directory import Progress, RunDirectory
+from fedaux.running.summary import summarise
+
+TOP_IMAGES = 8
+"""How many of the auxiliary images that a client scores highest are kept for the report."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    directory: Path
+    summary: Mapping[str, Any]
+
+
+class Silent:
+    """A watcher that does not look."""
+
+    def phase(self, task: Task, round: int, name: str) -> None:
+        """Do nothing."""
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a run needs besides its experiment: data on the device, and how to compute there."""
+
+    data: LabelledData
+    auxiliary: Tensor
+    compute: Compute
+
+
+def load_inputs(experiment: Experiment) -> Inputs:
+    """Load the data of an experiment onto its device."""
+    device = prepare_device(experiment)
+    data, auxiliary = load_both(experiment)
+    return Inputs(data.to(device), auxiliary.to(device), compute_for(experiment.engine, device, experiment.data))
+
+
+def run(
+    experiment: Experiment,
+    *,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    load: Callable[[Experiment], Inputs] = load_inputs,
+) -> Result:
+    """Run every method and seed of an experiment into a run directory, and report.
+
+    `load` brings the data; who runs many experiments can keep what they share. Raises ConfigError or ValueError before
+    anything is written where the experiment cannot be run.
+    """
+    checks.check(experiment)
+    tensorboard.check(experiment)
+    inputs = load(experiment)
+    return carry_out(
+        experiment,
+        inputs,
+        simulated(experiment, inputs.data),
+        path=run_path(experiment, out),
+        resume=resume,
+        watcher=watcher or Silent(),
+        tables=lambda: split_tables(experiment, inputs.data),
+    )
+
+
+def simulated(experiment: Experiment, data: LabelledData) -> Callable[[Task], Clients]:
+    """Return what makes the simulated clients of a task."""
+    return lambda task: SimulatedClients(task, data.images, data.labels, split_for(experiment, data, task.seed))
+
+
+def prepare_device(experiment: Experiment) -> torch.device:
+    """Return the device to work on, with torch set up as the experiment says."""
+    if experiment.engine.threads is not None:
+        torch.set_num_threads(experiment.engine.threads)
+    return choose_device(experiment.engine.device)
+
+
+def run_path(experiment: Experiment, out: Path | str | None) -> Path:
+    """Return the run directory: as asked for, as the experiment says, or runs/NAME."""
+    return Path(out or experiment.output.directory or Path("runs") / experiment.name)
+
+
+def carry_out(
+    experiment: Experiment,
+    inputs: Inputs,
+    clients: Callable[[Task], Clients],
+    *,
+    path: Path,
+    resume: bool,
+    watcher: Watcher,
+    tables: Callable[[], Mapping[str, Any]] | None = None,
+) -> Result:
+    """Run every method and seed with whatever clients there are; the server sees test data and names of classes alone.
+
+    `tables` tells who holds what, where anybody knows.
+    """
+    data, auxiliary, compute = inputs.data, inputs.auxiliary, inputs.compute
+    checks.check_data(experiment, data, auxiliary)
+    if resume:
+        plugins.check_same(path)
+    with RunDirectory.open(path, experiment, resume=resume) as directory:
+        save_json(path / "environment.json", environment(compute))
+        if tables is not None:
+            save_json(path / "split.json", tables())
+        directory.write_metrics()
+        directory.write_ledger()
+        with tensorboard.watching(directory, watcher) as watching:
+            work = Work(experiment, directory, data, auxiliary, watching, compute, clients)
+            for method, seed in directory.cells():
+                try:
+                    work.finish(method, seed)
+                except torch.cuda.OutOfMemoryError as error:
+                    said = out_of_memory(experiment, f"{method}, seed {seed}")
+                    raise ValueError(f"{said}; the first can be changed when going on with --resume") from error
+        directory.write_metrics()
+        summary = write_summary(directory)
+        write_report(path)
+    return Result(path, summary)
+
+
+class Work:
+    """What the methods and seeds of one run share."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: RunDirectory,
+        data: LabelledData,
+        auxiliary: Tensor,
+        watcher: Watcher,
+        compute: Compute | None = None,
+        clients: Callable[[Task], Clients] | None = None,
+    ) -> None:
+        self._experiment = experiment
+        self._directory = directory
+        self._compute = compute or compute_for(experiment.engine, auxiliary.device, experiment.data)
+        self._clients = clients or simulated(experiment, data)
+        self._data = data
+        self._auxiliary = auxiliary
+        self._content = content_digest(auxiliary)
+        self._watcher = watcher
+
+    def finish(self, method: str, seed: int) -> None:
+        """Bring one method and seed from wherever it stands to its last round."""
+        directory, rounds = self._directory, self._experiment.rounds
+        progress = directory.load(method, seed, device=str(self._auxiliary.device))
+        if progress is not None and progress.state.round >= rounds and not self._lacks_scores(method, seed):
+            return
+        task = self.task(method, seed)
+        clients = self._clients(task)
+        if progress is not None:
+            clients.restore(progress.kept)
+        else:
+            state, preparation = prepare(
+                task,
+                clients,
+                extractor=self.extractor(task),
+                watcher=self._watcher,
+                settle=lambda public: self._settled(public, seed),
+            )
+            progress = Progress(state, preparation, [])
+            directory.save(method, seed, progress)
+            directory.write_ledger()
+        federation = Federation(task, progress.preparation, clients, watcher=self._watcher)
+        while progress.state.round < rounds:
+            state, row = federation.play_round(progress.state)
+            released = state.certificates.keys() != progress.state.certificates.keys()
+            progress = Progress(state, progress.preparation, [*progress.rows, row], clients.kept())
+            directory.save(method, seed, progress)
+            directory.append_metrics(row)
+            if released:
+                directory.write_ledger()
+        if self._lacks_scores(method, seed) and progress.state.certificates:
+            tensors, metadata = describe_scores(federation, progress.state, vocabulary=self._data.vocabulary)
+            save_tensors(directory.path / "scores.safetensors", tensors, metadata=metadata)
+        write_summary(directory)
+
+    def task(self, method: str, seed: int) -> Task:
+        """Return the task of one method and seed: all methods of a seed see the same public data."""
+        negatives, distill_set = split_auxiliary(
+            len(self._auxiliary),
+            negatives_fraction=self._experiment.auxiliary.negatives_fraction,
+            generator=seeding.generator(seed, "auxiliary split"),
+        )
+        device, placed = self._auxiliary.device, self._compute.place_inputs
+        rows = [torch.from_numpy(own).to(device) for own in (negatives, distill_set)]
+        parts = [placed(self._auxiliary[own]) for own in rows]
+        compute, features = self._compute, None
+        if self._experiment.mode == "linear":
+            batch_size = self._experiment.evaluation.batch_size
+            features = KeptFeatures(compute, batch_size=batch_size, folder=shared_store("features"))
+            compute = replace(compute, precision=torch.float32)  # heads cost next to nothing
+            for part, own in zip(parts, rows, strict=True):
+                features.tell(part, whole=self._auxiliary, rows=own)
+        return Task(
+            experiment=self._experiment,
+            method=METHODS[method],
+            seed=seed,
+            input_shape=self._data.input_shape,
+            num_classes=len(self._data.classes),
+            prototype_of=assign_prototypes(self._experiment),
+            negatives=parts[0],
+            distill_images=parts[1],
+            test_images=placed(self._data.test_images),
+            test_labels=self._data.test_labels,
+            validation=self._data.validation,
+            compute=compute,
+            features=features,
+        )
+
+    def extractor(self, task: Task) -> Callable[[str, SplitModel], Weights]:
+        """Return the function that gives each prototype's h0 for `prepare`."""
+        section = self._experiment.pretraining
+        prototypes = {prototype.name: prototype for prototype in self._experiment.prototypes}
+
+        def extract(name: str, model: SplitModel) -> Weights:
+            wanted = Wanted(
+                prototypes[name],
+                model,
+                section=section,
+                images=self._auxiliary,
+                content=self._content,
+                seed=task.seed,
+                compute=self._compute,
+                vocabulary=self._data.vocabulary,
+            )
+            return pretrained_extractor(
+                wanted,
+                store=self._directory.path / "pretrained",
+                shared=shared_store(),
+                on_epoch=lambda passed: self._watcher.phase(task, 0, f"pretrain {passed}"),
+            )
+
+        return extract
+
+    def _settled(self, public: dict[str, Public], seed: int) -> dict[str, Public]:
+        """Return the public map that was made first in this run: methods of a seed share it, and so their releases."""
+        file = self._directory.path / "public" / f"seed{seed}.safetensors"
+        if not file.exists():
+            save_tensors(file, {f"{name}/{key}": tensor for name, own in public.items() for key, tensor in own.items()})
+        stored = load_file(file, device=str(self._auxiliary.device))
+        return {name: {key: stored[f"{name}/{key}"] for key in own} for name, own in public.items()}
+
+    def _lacks_scores(self, method: str, seed: int) -> bool:
+        """Whether the scores picture is still to be made, and from this method and seed."""
+        scoring = [name for name in self._experiment.method if METHODS[name].scores]
+        first = (scoring[:1], self._experiment.seeds[0]) == ([method], seed)
+        return first and not (self._directory.path / "scores.safetensors").exists()
+
+
+def split_for(experiment: Experiment, data: LabelledData, seed: int) -> list[NDArray[np.int64]]:
+    """Return the examples of each client: its own where it brought them, else the same for every method of a seed."""
+    if data.clients is not None:
+        return list(data.clients)
+    return split_dirichlet(
+        data.labels.cpu().numpy(),
+        num_clients=experiment.split.num_clients,
+        alpha=experiment.split.alpha,
+        num_classes=len(data.classes),
+        generator=seeding.generator(seed, "split"),
+    )
+
+
+def split_table(experiment: Experiment, data: LabelledData, seed: int) -> NDArray[np.int64]:
+    """Return how many examples of each class each client holds, clients x classes."""
+    labels = data.labels.cpu().numpy()
+    parts = split_for(experiment, data, seed)
+    return np.stack([np.bincount(labels[part], minlength=len(data.classes)) for part in parts])
+
+
+def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
+    """Return the client-by-class table of every seed, for split.json."""
+    tables = {str(seed): split_table(experiment, data, seed).tolist() for seed in experiment.seeds}
+    # Data that clients brought was not drawn at any concentration.
+    drawn = {"alpha": experiment.split.alpha} if data.clients is None else {"clients": list(experiment.data.clients)}
+    return {"classes": list(data.classes), **drawn, "tables": tables}
+
+
+def describe_scores(
+    federation: Federation, state: State, *, vocabulary: Vocabulary | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return what the released scores say: weight of each client by test class, its highest-scored public examples.
+
+    Test labels are used for this picture alone; nothing else sees it.
+    """
+    import json
+
+    task, scorer = federation.task, federation.scorer
+    chosen = sorted(state.certificates)
+    projected = {
+        name: scorer.project(name, federation.preparation.extractors[name], task.test_images)
+        for name in federation.preparation.public
+    }
+    weights = torch.softmax(scorer.log_scores(state.certificates, chosen, projected), dim=0)
+    members = torch.nn.functional.one_hot(task.test_labels, task.num_classes).to(weights)
+    by_class = (weights @ members) / members.sum(dim=0).clamp_min(1)
+    scores = scorer.log_scores(state.certificates, chosen)
+    top = scores.topk(min(TOP_IMAGES, scores.shape[1]), dim=1).indices
+    words = {"method": task.method.name, "seed": str(task.seed), "clients": json.dumps(chosen)}
+    shown = task.distill_images[top]
+    if vocabulary is None:
+        return {"weights_by_class": by_class.float(), "top_images": shown}, words
+    texts = [[vocabulary.words(ids) for ids in own] for own in shown.tolist()]
+    return {"weights_by_class": by_class.float()}, words | {"top_texts": json.dumps(texts)}
+
+
+def out_of_memory(experiment: Experiment, what: str) -> str:
+    """Say which settings to lower where a GPU is too small, and what they are; pretraining says it of its own."""
+    at_once, batch = experiment.engine.clients_at_once, experiment.evaluation.batch_size
+    return (
+        f"{what}: the GPU's memory is not enough. Lower engine.clients_at_once (now {at_once or 8}), "
+        f"evaluation.batch_size (now {batch or 4096}) or distillation.batch_size "
+        f"(now {experiment.distillation.batch_size})"
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device to work on; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"engine.device = {name}: torch finds no CUDA device here; use auto or cpu")
+    return torch.device(name)
+
+
+def environment(compute: Compute) -> dict[str, Any]:
+    """Return the versions, the machine, the precision and the plugins that a result depends on."""
+    device = compute.device
+    return {
+        "fedaux": fedaux.__version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "precision": str(compute.precision).removeprefix("torch."),
+        "compiled": compute.compile,
+        "clients_at_once": compute.clients_at_once,
+        "threads": torch.get_num_threads(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    } | ({"plugins": plugins.loaded()} if plugins.loaded() else {})
+
+
+def write_summary(directory: RunDirectory) -> dict[str, Any]:
+    """Write and return summary.json."""
+    summary = summarise(directory.experiment, directory.headers())
+    save_json(directory.path / "summary.json", summary)
+    return summary
+
+
+def write_report(path: Path) -> Path:
+    """Write report.html; imported late, because drawing is not part of the work."""
+    from fedaux.report import write_report as write
+
+    return write(path)

@@ -1,0 +1,235 @@
+"""The run directory: configuration, metrics, checkpoints, ledger, summary.
+
+    config.toml  environment.json  metrics.jsonl  ledger.json  summary.json  split.json  scores.safetensors  report.html
+    pretrained/       h0 of each prototype and seed
+    public/           what clients were sent of each seed for their releases, besides h0
+    cells/METHOD-seedN/   one method and seed: state.json names the checkpoint that counts
+        memory/ kept/     a file a client: its last predictions, what it keeps between rounds
+
+`state.json` of a cell is replaced in one step after its tensors are safely on disk: it is the truth, and the other
+files are derived from it. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import tomli_w
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedaux.config import ConfigError, Experiment
+from fedaux.core.messages import Certificate, Stamped
+from fedaux.core.task import Preparation, State
+from fedaux.files import read_json, save_json, save_tensors, save_text
+from fedaux.privacy.ledger import NEIGHBOURS, UNPROTECTED, UNPROTECTED_BESIDES_UPDATES, UPDATE, LedgerEntry
+from fedaux.recipes import flatten, load_experiment
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one method and seed has come."""
+
+    state: State
+    preparation: Preparation
+    rows: Sequence[Mapping[str, Any]]
+    """The metrics of every finished round."""
+    kept: Mapping[int, Stamped] = field(default_factory=dict)
+    """What the simulated clients keep between rounds."""
+
+
+class RunDirectory:
+    """One run on disk, held by one process at a time."""
+
+    def __init__(self, path: Path, experiment: Experiment) -> None:
+        self.path = path
+        self.experiment = experiment
+        self._lock: IO[str] | None = None
+
+    @classmethod
+    def open(cls, path: Path, experiment: Experiment, *, resume: bool) -> RunDirectory:
+        """Start a run in a new or empty directory, or resume the same experiment's run in a used one."""
+        recipe = path / "config.toml"
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file; the run directory needs another name (--out)")
+        if recipe.exists():
+            if not resume:
+                raise ValueError(
+                    f"{path} already holds a run; continue it with --resume (in Python resume=True), "
+                    "or choose another directory with --out (out=)"
+                )
+            refuse_other_experiment(path, load_experiment(recipe), experiment)
+        elif path.exists() and any(item.name != ".lock" for item in path.iterdir()):
+            raise ValueError(f"{path} is not empty and holds no run; choose another directory with --out")
+        path.mkdir(parents=True, exist_ok=True)
+        directory = cls(path, experiment)
+        directory._lock = locked(path)
+        if not recipe.exists():
+            save_text(recipe, tomli_w.dumps(experiment.to_dict()))
+        return directory
+
+    def close(self) -> None:
+        """Let others use the directory."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def cells(self) -> Iterator[tuple[str, int]]:
+        """Yield (method, seed) in the order of work: all methods of a seed share its split and h0."""
+        for seed in self.experiment.seeds:
+            for method in self.experiment.method:
+                yield method, seed
+
+    def cell(self, method: str, seed: int) -> Path:
+        """Return the directory of one method and seed."""
+        return self.path / "cells" / f"{method}-seed{seed}"
+
+    def load(self, method: str, seed: int, *, device: str = "cpu") -> Progress | None:
+        """Return how far one method and seed has come, or None where it has not begun."""
+        cell = self.cell(method, seed)
+        if not (cell / "state.json").exists():
+            return None
+        header = read_json(cell / "state.json")
+        prepared = _nested(load_file(cell / header["prepared"], device=device)) if header["prepared"] else {}
+        tensors = _nested(load_file(cell / header["checkpoint"], device=device))
+        entries = [LedgerEntry.from_json(entry) for entry in header["ledger"]]
+        vectors = tensors.get("vector", {}).get("client", {})
+        certificates = {
+            entry.client: Certificate(entry.client, vectors[str(entry.client)], entry)
+            for entry in entries
+            if entry.purpose != UPDATE
+        }
+        spent = tuple(entry for entry in entries if entry.purpose == UPDATE)
+        memory, kept = (
+            {
+                int(client): Stamped(number, load_file(_stamped_file(cell, kind, int(client), number), device=device))
+                for client, number in header.get(kind, {}).items()
+            }
+            for kind in STAMPED
+        )
+        state = State(header["round"], tensors["weights"], certificates, spent, memory)
+        preparation = Preparation(prepared.get("extractor", {}), prepared.get("public", {}), **header["preparation"])
+        return Progress(state, preparation, header["rows"], kept)
+
+    def save(self, method: str, seed: int, progress: Progress) -> None:
+        """Make a round durable: tensors first, then the header that names them, then the old tensors go."""
+        cell, state, preparation = self.cell(method, seed), progress.state, progress.preparation
+        prepared = _flat("extractor", preparation.extractors) | _flat("public", preparation.public)
+        if prepared and state.round == 0:
+            save_tensors(cell / "prepared.safetensors", prepared)
+        checkpoint = f"round-{state.round:05d}.safetensors"
+        vectors = {str(client): certificate.vector for client, certificate in state.certificates.items()}
+        save_tensors(cell / checkpoint, _flat("weights", state.weights) | _flat("vector", {"client": vectors}))
+        stamped = dict(zip(STAMPED, (state.memory, progress.kept), strict=True))
+        for kind, clients in stamped.items():  # a client's tensors are written once, in the round they are from
+            for client, one in clients.items():
+                if not (file := _stamped_file(cell, kind, client, one.round)).exists():
+                    save_tensors(file, one.tensors)
+        header = {
+            "method": method,
+            "seed": seed,
+            "round": state.round,
+            "prepared": "prepared.safetensors" if prepared else None,
+            "checkpoint": checkpoint,
+            "preparation": {
+                "seconds": dict(preparation.seconds),
+                "bytes_up": preparation.bytes_up,
+                "bytes_down": preparation.bytes_down,
+            },
+            "ledger": [
+                entry.to_json()
+                for entry in (*(certificate.entry for certificate in state.certificates.values()), *state.ledger)
+            ],
+            "rows": list(progress.rows),
+        } | {kind: {str(client): one.round for client, one in clients.items()} for kind, clients in stamped.items()}
+        save_json(cell / "state.json", header)
+        for old in cell.glob("round-*.safetensors"):
+            if old.name != checkpoint:
+                old.unlink()
+        for kind, clients in stamped.items():
+            current = {_stamped_file(cell, kind, client, one.round) for client, one in clients.items()}
+            for file in (cell / kind).glob("client-*.safetensors"):
+                if file not in current:
+                    file.unlink()
+        if state.ledger:  # it grows with every round
+            self.write_ledger()
+
+    def headers(self) -> list[dict[str, Any]]:
+        """Return the header of every method and seed that has begun, in the order of work."""
+        files = [self.cell(method, seed) / "state.json" for method, seed in self.cells()]
+        return [read_json(file) for file in files if file.exists()]
+
+    def write_metrics(self) -> None:
+        """Write metrics.jsonl anew from the cells."""
+        lines = [json.dumps(row) + "\n" for header in self.headers() for row in header["rows"]]
+        save_text(self.path / "metrics.jsonl", "".join(lines))
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add a finished round to metrics.jsonl."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def write_ledger(self) -> None:
+        """Write ledger.json from the cells: every release of every client, with its price."""
+        entries = [
+            {"method": header["method"], "seed": header["seed"]} | entry
+            for header in self.headers()
+            for entry in header["ledger"]
+        ]
+        protected = self.experiment.local.privacy is not None
+        unprotected = UNPROTECTED_BESIDES_UPDATES if protected else UNPROTECTED
+        ledger = {"neighbours": NEIGHBOURS, "unprotected": unprotected, "entries": entries}
+        save_json(self.path / "ledger.json", ledger)
+
+
+STAMPED = ("memory", "kept")
+"""What is stored a file a client: the server's memory of predictions, and what simulated clients keep."""
+
+
+def _stamped_file(cell: Path, kind: str, client: int, number: int) -> Path:
+    return cell / kind / f"client-{client:05d}-round-{number:05d}.safetensors"
+
+
+def _flat(kind: str, groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{kind}/{group}/{name}": tensor for group, table in groups.items() for name, tensor in table.items()}
+
+
+def _nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, dict[str, Tensor]]]:
+    nested: dict[str, dict[str, dict[str, Tensor]]] = {}
+    for key, tensor in tensors.items():
+        kind, group, name = key.split("/", 2)
+        nested.setdefault(kind, {}).setdefault(group, {})[name] = tensor
+    return nested
+
+
+def locked(path: Path) -> IO[str]:
+    """Return the lock of a directory; it is free again when the file is closed. Raises ValueError if another has it."""
+    lock = (path / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise ValueError(f"{path} is in use by another process") from error
+    return lock
+
+
+def refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -> None:
+    """Raise ConfigError naming the keys in which a run and the experiment that wants to continue it differ."""
+    old, new = (flatten(experiment.essentials()) for experiment in (stored, given))
+    different = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    if different:
+        raise ConfigError(
+            [f"{key} = {new.get(key)!r}: the run was started with {old.get(key)!r}" for key in different],
+            origin=f"{path} holds a run of another experiment and cannot be resumed",
+        )

@@ -1,0 +1,74 @@
+"""What a run comes to: a row a method, over its seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedaux.config import Experiment
+from fedaux.privacy.accounting import total_cost
+from fedaux.privacy.ledger import SCORES, LedgerEntry, worst_client
+
+
+def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return summary.json: accuracy of the last round and maximum over rounds, price in privacy, time and bytes.
+
+    The standard deviation is over seeds, with n - 1; 0 for a single seed. The maximum over rounds is what the paper
+    reports; it looks at the test data, so the last round is the honest figure and stands first.
+    """
+    rows = []
+    for method in experiment.method:
+        cells = [header for header in headers if header["method"] == method and header["rows"]]
+        if cells:
+            rows.append({"method": method} | _row(cells, protected=experiment.local.privacy is not None))
+    finished = sum(header["round"] >= experiment.rounds for header in headers)
+    return {
+        "name": experiment.name,
+        "rows": rows,
+        "seeds": list(experiment.seeds),
+        "rounds": experiment.rounds,
+        "complete": finished == len(experiment.method) * len(experiment.seeds),
+        "config_sha256": experiment.sha256(),
+    }
+
+
+def _row(cells: Sequence[Mapping[str, Any]], *, protected: bool) -> dict[str, Any]:
+    measured = [[row["accuracy"] for row in cell["rows"] if row["accuracy"] is not None] for cell in cells]
+    last = [accuracies[-1] for accuracies in measured if accuracies]
+    best = [max(accuracies) for accuracies in measured if accuracies]
+    entries = [[LedgerEntry.from_json(entry) for entry in cell["ledger"]] for cell in cells]
+    costs = [worst_client(cell, compose=total_cost) for cell in entries]
+    spent = max((cost for cost in costs if cost is not None), default=None)
+    return {
+        "seeds_done": len(cells),
+        "accuracy_mean": _mean(last),
+        "accuracy_std": _spread(last),
+        "accuracy_max_mean": _mean(best),
+        "accuracy_max_std": _spread(best),
+        "epsilon": None if spent is None else "inf" if math.isinf(spent[0]) else spent[0],
+        "delta": None if spent is None else spent[1],
+        "mechanism": next((entry.mechanism for cell in entries for entry in cell if entry.purpose == SCORES), None),
+        "updates_protected": protected,
+        "seconds": statistics.fmean(_seconds(cell) for cell in cells),
+        "bytes_up": _mean_of_total(cells, "bytes_up"),
+        "bytes_down": _mean_of_total(cells, "bytes_down"),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    return (statistics.stdev(values) if len(values) > 1 else 0.0) if values else None
+
+
+def _seconds(cell: Mapping[str, Any]) -> float:
+    phases = [cell["preparation"]["seconds"], *(row["seconds"] for row in cell["rows"])]
+    return round(sum(sum(phase.values()) for phase in phases), 3)
+
+
+def _mean_of_total(cells: Sequence[Mapping[str, Any]], key: str) -> int:
+    return round(statistics.fmean(cell["preparation"][key] + sum(row[key] for row in cell["rows"]) for cell in cells))
