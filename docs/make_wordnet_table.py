@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-TABLES = Path(__file__).parents[1] / "src" / "fedaux" / "tables"
+TABLES = Path(__file__).parents[1] / "src" / "fedaux" / "data"
 FOLDER = Path(os.environ.get("WNSEARCHDIR", "/usr/share/wordnet"))
 
 

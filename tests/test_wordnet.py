@@ -152,7 +152,7 @@ def test_classes_named_by_ids_do_as_well(tmp_path: Path) -> None:
 
 
 def test_the_licence_of_wordnet_ships_beside_the_table() -> None:
-    notice = package_files("fedaux").joinpath("tables", "WORDNET-LICENSE").read_text(encoding="ascii")
+    notice = package_files("fedaux.data").joinpath("WORDNET-LICENSE").read_text(encoding="ascii")
     assert "WordNet 3.0 Copyright 2006 by Princeton University.  All rights reserved." in notice
     assert "Permission to use, copy, modify and distribute this software" in notice
     assert notice.endswith("Princeton University and LICENSEE agrees to preserve same.\n")

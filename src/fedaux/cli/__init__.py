@@ -10,9 +10,7 @@ from typing import Annotated
 import typer
 
 from fedaux import __version__
-from fedaux.cli.inspect import audit, methods, privacy, report
-from fedaux.cli.prepare import data, pretrain, tokenise
-from fedaux.cli.run import reproduce, run
+from fedaux.cli import inspect, prepare, run
 from fedaux.federation.commands import app as federate
 
 PUT_RIGHT = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -25,7 +23,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, data, pretrain, tokenise, report, methods, privacy, audit, reproduce):
+for command in (
+    run.run,
+    prepare.data,
+    prepare.pretrain,
+    prepare.tokenise,
+    inspect.report,
+    inspect.methods,
+    inspect.privacy,
+    inspect.audit,
+    run.reproduce,
+):
     app.command()(command)
 app.add_typer(federate, name="federate")
 

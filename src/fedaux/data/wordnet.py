@@ -55,7 +55,7 @@ class Nouns:
 def nouns() -> Nouns:
     """Read the table that ships; a noun's offset is stored as the gap to the one before, its parents as positions."""
     with (
-        package_files("fedaux").joinpath("tables", "wordnet-nouns.npz").open("rb") as file,
+        package_files("fedaux.data").joinpath("wordnet-nouns.npz").open("rb") as file,
         np.load(file, allow_pickle=False) as table,
     ):
         offsets = np.cumsum(table["gaps"], dtype=np.int64)

@@ -6,12 +6,15 @@ Triton is missing, or cannot compile, they are used all the same.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fedaux.models.convolutional import DepthwiseConvolution
 
 INSTALLED = find_spec("triton") is not None
 MOST_CHANNELS = 64
@@ -193,6 +196,7 @@ def prepare(device: torch.device) -> None:
             raise RuntimeError("Triton is not installed")
         example = torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16, device=device)
         _working[device] = bool(joined(example, example.new_zeros(1, 1, 3, 3), None, stride=1).eq(0).all())
+        DepthwiseConvolution.kernels = sys.modules[__name__]
     except Exception as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         warnings.warn(f"depthwise convolutions: no kernels of our own here, slower ({reason[0]})", stacklevel=2)

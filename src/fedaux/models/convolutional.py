@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from types import ModuleType
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from fedaux.fast import depthwise
 
 MOST_GROUPS = 32
 MATRIX_MULTIPLE = 8
@@ -57,15 +56,19 @@ class ImageConvolution(nn.Conv2d):
 class DepthwiseConvolution(nn.Conv2d):
     """A 3x3 convolution of each channel on its own; on a GPU in half precision by kernels made for it."""
 
+    kernels: ClassVar[ModuleType | None] = None
+    """Where these kernels are; `fedaux.fast.depthwise.prepare` sets it."""
+
     def __init__(self, channels: int, *, stride: int = 1) -> None:
         super().__init__(channels, channels, 3, stride=stride, padding=1, groups=channels, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map [N, C, H, W] to [N, C, H', W']."""
-        if not (in_half_precision(inputs) and depthwise.takes(inputs)):
+        kernels = self.kernels
+        if kernels is None or not (in_half_precision(inputs) and kernels.takes(inputs)):
             return super().forward(inputs)
         dtype = torch.get_autocast_dtype("cuda")
-        output: Tensor = depthwise.depthwise(inputs.to(dtype), self.weight.to(dtype), self.stride[0])
+        output: Tensor = kernels.depthwise(inputs.to(dtype), self.weight.to(dtype), self.stride[0])
         return output
 
 

@@ -5,7 +5,7 @@ normalisation needs, the head includes its loss, and Adam takes all parameters a
 client (a distillation) or for several side by side, in place of about 200 for each.
 
 They are for bf16 on GPUs with bulk tensor copies (compute capability 9 and above), written in Triton. Sums are added in
-any order, so that two runs can differ in the last bits. Predictions of other networks: `fedaux.fast.triton.predictions`.
+any order, so that two runs can differ in the last bits. Predictions of other networks: `predictions`.
 """
 
 from __future__ import annotations

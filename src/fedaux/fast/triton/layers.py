@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fedaux.fast.triton import common, convolutions, tiling
 from fedaux.fast.triton.tiling import Shape, Split
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 DEPTH = 64
 """Channels that a product takes at a time."""

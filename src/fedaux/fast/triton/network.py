@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor, nn
 
-import triton
 from fedaux.fast.triton import ends, normalisation, room_for, stem
 from fedaux.fast.triton.layers import Convolution, Normalisation, Stack, Tail, divided, launch
 from fedaux.models import SplitModel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from fedaux.fast.triton.common import LOOSE, client_of, wait
 
 

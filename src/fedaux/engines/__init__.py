@@ -1,1 +1,0 @@
-"""Who carries out the clients' part."""
