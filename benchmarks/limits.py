@@ -11,13 +11,41 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from plain import as_input, plainly_convolved, wait
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedaux
+from fedaux.core.plain import as_input
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch's profiler announces itself on the screen
+
+
+def wait(device: torch.device) -> None:
+    """Wait until a GPU has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def plainly_convolved(model: nn.Module) -> nn.Module:
+    """Return the model with torch's own operations in the place of ours."""
+    for part in model.modules():
+        if isinstance(part, nn.Conv2d):
+            part.__class__ = nn.Conv2d  # whose settings and weights ours have
+    return model
+
+
+def in_precision(model: nn.Module, precision: str, *, device: torch.device) -> nn.Module:
+    """Return the model with a forward pass in mixed precision (bf16), or as it is (fp32)."""
+    if precision == "bf16":
+        forward = model.forward
+
+        def mixed(inputs: Tensor) -> Tensor:
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                outputs: Tensor = forward(inputs)
+                return outputs.float()
+
+        model.forward = mixed
+    return model
 
 
 def machine_of(device: torch.device) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from plain import as_input, plainly_convolved, train_client, wait
+from limits import in_precision, plainly_convolved, wait
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from fedaux import seeding
 from fedaux.config import Local
+from fedaux.core.plain import as_input, train_client
 from fedaux.models import MODELS
 
 
@@ -83,7 +84,7 @@ def load_task(path: str, device: str) -> tuple[PeerTask, nn.Module]:
         local=Local.model_validate(local),
         **metadata,
     )
-    return task, task.build()
+    return task, in_precision(task.build(), task.precision, device=task.images.device)
 
 
 def answer_flower(path: str, device: str, message: Any, context: Any) -> Any:
@@ -93,21 +94,18 @@ def answer_flower(path: str, device: str, message: Any, context: Any) -> Any:
     torch.set_num_threads(1)  # Ray runs as many of us as there are cores
     task, model = load_task(path, device)
     client, number = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"])
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     examples = task.parts[client]
-    train_client(
+    weights = train_client(
         model,
+        message.content["arrays"].to_torch_state_dict(),
         task.images[examples],
         task.labels[examples],
         section=task.local,
         proximal=0.0,
-        precision=task.precision,
         generator=seeding.generator(task.seed, "local", round=number, client=client),
     )
     metrics = MetricRecord({"num-examples": len(examples)})
-    return Message(
-        content=RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message
-    )
+    return Message(content=RecordDict({"arrays": ArrayRecord(weights), "metrics": metrics}), reply_to=message)
 
 
 def time_flower(task: PeerTask) -> list[float]:

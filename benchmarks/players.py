@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from limits import full_single_precision
+from limits import full_single_precision, in_precision, plainly_convolved, wait
 from numpy.typing import NDArray
-from plain import PlainFederation, plainly_convolved, wait
 from setting import PROTOTYPE, Settings, experiment_of
 from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Experiment
+from fedaux.core import plain
 from fedaux.core.compute import compute_for
 from fedaux.core.messages import Weights
-from fedaux.core.methods import METHODS
 from fedaux.core.preparation import Scorer, prepare
 from fedaux.core.round import Federation, clients_a_round, select
 from fedaux.core.simulation import SimulatedClients
-from fedaux.core.task import State, build_models
+from fedaux.core.task import State
 from fedaux.data import LabelledData
 from fedaux.running.run import Silent, Work, split_for
 from fedaux.running.run_directory import RunDirectory
@@ -125,32 +125,53 @@ def fast_player(fast: Fast) -> Player:
     return play
 
 
+class Clock:
+    """Seconds by phase; the device is waited for where a phase begins and ends."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds: Seconds = {}
+        self._device = device
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase."""
+        wait(self._device)
+        began = time.perf_counter()
+        yield
+        wait(self._device)
+        self.seconds[name] = time.perf_counter() - began
+
+
 def plain_player(fast: Fast, experiment: Experiment, data: LabelledData, *, precision: str) -> Player:
-    """Play the same rounds with the plain loop, in torch's usual layout; certainty weights cost it nothing."""
-    task = fast.federation.task
-    federation = PlainFederation(
-        model=plainly_convolved(build_models(task)[PROTOTYPE]).to(memory_format=torch.contiguous_format),  # type: ignore[call-overload]
-        prototype=PROTOTYPE,
-        method=METHODS[experiment.method[0]],
-        seed=experiment.seeds[0],
-        local=experiment.local,
-        distillation=experiment.distillation,
-        batch_size=experiment.evaluation.batch_size or 1024,
+    """Play the same rounds with `fedaux.core.plain`, in torch's usual layout, from the same initial weights."""
+    own = fast.federation.task
+    task = plain.Task(
+        experiment=experiment,
+        method=own.method,
+        seed=own.seed,
+        input_shape=own.input_shape,
+        num_classes=own.num_classes,
+        prototype_of=own.prototype_of,
         images=data.images,
         labels=data.labels,
-        parts=[torch.from_numpy(part).to(task.device) for part in fast.parts],
-        distill_images=task.distill_images.contiguous(),
-        test_images=task.test_images.contiguous(),
-        test_labels=task.test_labels,
-        certainty_weights=fast.certainty_weights,
-        precision=precision,
+        parts=[torch.from_numpy(part).to(own.device) for part in fast.parts],
+        negatives=own.negatives.contiguous(),
+        distill_set=own.distill_images.contiguous(),
+        test_images=own.test_images.contiguous(),
+        test_labels=own.test_labels,
     )
-    weights = dict(fast.state.weights[PROTOTYPE])
+    start, prefix = fast.state.weights[PROTOTYPE], "features."
+    h0 = {name.removeprefix(prefix): tensor for name, tensor in start.items() if name.startswith(prefix)}
+    preparation, state = plain.prepare(task, extractors={PROTOTYPE: h0})
+    for model in preparation.models.values():
+        in_precision(plainly_convolved(model), precision, device=own.device)
 
     def play(number: int) -> tuple[Weights, Seconds]:
-        nonlocal weights
-        weights, seconds = federation.play_round(weights, number=number, chosen=fast.chosen(number))
-        return weights, {**seconds, "all": sum(seconds.values())}
+        nonlocal state
+        assert state.round + 1 == number, "rounds are played in order"
+        clock = Clock(own.device)
+        state, _ = plain.play_round(task, preparation, state, phase=clock.phase)
+        return state.weights[PROTOTYPE], {**clock.seconds, "all": sum(clock.seconds.values())}
 
     return play
 

@@ -22,8 +22,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from limits import machine_of, operations_of_image, peak_operations
-from plain import wait
+from limits import machine_of, operations_of_image, peak_operations, wait
 
 from fedaux import seeding
 from fedaux.config import Experiment, Pretraining

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from limits import machine_of, operations_of_image, peak_operations
 from peers import PEERS, PeerTask, refuse_missing
-from plain import can_play
 from players import (
     Fast,
     Player,
@@ -187,7 +186,7 @@ def arguments_of(words: Sequence[str] | None) -> tuple[argparse.Namespace, torch
     """Read the command line; what is not given is the paper's setting on a GPU and the demo's on a CPU."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_engine_arguments(parser)
-    parser.add_argument("--method", choices=[name for name, row in METHODS.items() if can_play(row)], default="fedaux")
+    parser.add_argument("--method", choices=list(METHODS), default="fedaux")
     parser.add_argument("--model", choices=list(MODELS))
     parser.add_argument("--image", type=image_shape, metavar="CxHxW", help="shape of an image")
     for name, meaning in {

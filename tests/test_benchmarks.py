@@ -17,7 +17,6 @@ sys.path.insert(0, str(FOLDER))
 
 import limits  # noqa: E402
 import peers  # noqa: E402
-import plain  # noqa: E402
 import players  # noqa: E402
 import round as one_round  # noqa: E402
 import scale  # noqa: E402
@@ -114,13 +113,6 @@ def test_deviation_and_line() -> None:
     intercept, slope = scale.line_through([{"size": size, "seconds": 0.5 + 0.25 * size} for size in (1, 2, 8)])
     assert intercept == pytest.approx(0.5)
     assert slope == pytest.approx(0.25)
-
-
-def test_plain_average_weighs_by_size() -> None:
-    models = [nn.Linear(2, 1, bias=False) for _ in range(2)]
-    expected = 0.25 * models[0].weight + 0.75 * models[1].weight
-    averaged = plain.average_models(models, sizes=[10, 30])["weight"]
-    assert torch.allclose(averaged, expected)
 
 
 def test_missing_peer_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

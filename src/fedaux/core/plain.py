@@ -1,0 +1,495 @@
+"""FedAUX and its peers in eager PyTorch: the whole algorithm, client by client, batch by batch.
+
+Read `prepare` (the paper's Algorithm 1) and `play_round` (Algorithm 2) first. Tests compare the
+faster code with this file, and benchmarks use it as their baseline. It covers every method in
+`METHODS`, but not every setting: see `LEFT_OUT`.
+
+Shapes: K models, N public examples, C classes, F features, n examples of one client.
+Functions that take a `model` load the given weights into it first, so it carries no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam, Optimizer
+
+from fedaux import seeding
+from fedaux.config import Bayesian, Distillation, ExperimentFields, Local
+from fedaux.core.methods import Method
+from fedaux.models import MODELS, SplitModel
+from fedaux.privacy.mechanisms import MECHANISMS, Public, Release, SimulatedNoise
+
+Weights = dict[str, Tensor]  # a model's parameters and buffers by name
+BATCH_SIZE = 1024  # of predictions
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch normalisation
+HALF_MAX = torch.finfo(torch.float16).max
+LEFT_OUT = (
+    *("local.privacy", "local.optimizer_state", "federation.wire"),
+    *("distillation.steps", "distillation.schedule", "distillation.clip"),
+    *("distillation.sharpening", "distillation.averaging", "distillation.stopping"),
+    "bayesian.distribution",
+    *("batch_normalisation.teachers", "batch_normalisation.server"),
+    *("data.channel_mean", "data.channel_deviation"),
+)
+"""Settings that must have their default values here."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One method and one seed: settings and data, on one device.
+
+    Examples are uint8 images [., channels, height, width] or token ids [., L].
+    """
+
+    experiment: ExperimentFields
+    method: Method
+    seed: int
+    input_shape: tuple[int, ...]
+    num_classes: int
+    prototype_of: Sequence[str]  # the model prototype of each client
+    images: Tensor  # private examples of all clients
+    labels: Tensor
+    parts: Sequence[Tensor]  # the rows of `images` and `labels` that each client holds
+    negatives: Tensor  # D-, public
+    distill_set: Tensor  # public
+    test_images: Tensor
+    test_labels: Tensor
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What Algorithm 1 leaves behind, by prototype. In linear mode, models are heads on features.
+
+    Methods without scores have no releases, and nothing public or projected.
+    """
+
+    models: Mapping[str, SplitModel]
+    images: Mapping[str, Tensor]  # the models' inputs: private ones,
+    distill_set: Mapping[str, Tensor]  # public ones,
+    test_images: Mapping[str, Tensor]  # and those of the test data
+    public: Mapping[str, Public]  # what the mechanism derives from the negatives
+    projected: Mapping[str, Tensor]  # the distill set as the mechanism scores it [N, .]
+    releases: Mapping[int, Release]  # by client
+
+
+@dataclass(frozen=True)
+class Member:
+    """The answer of a client, given in this round or remembered from an earlier one (`+m`)."""
+
+    client: int
+    prototype: str
+    round: int
+    size: float  # its weight in averages: r_i |D_i|
+    weights: Weights  # empty if only predictions are remembered
+    logits: Tensor | None = None  # f_i(x) on the distill set [N, C]; None if it does not teach
+    share: float = 1.0  # r_i: below 1 for a discounted memory
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server carries from round to round."""
+
+    round: int
+    weights: Mapping[str, Weights]  # the server model of each prototype
+    memory: Mapping[int, Member] = field(default_factory=dict)
+
+
+# Algorithm 1: preparation.
+
+
+def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparation, State]:
+    """Start from h0, publish the mechanism's map, let each client release its vector once.
+
+    `extractors` holds the pretrained h0 of each prototype; a start from scratch ignores it.
+    """
+    require_covered(task.experiment)
+    models = build_models(task)
+    if task.method.start == "pretrained":
+        for name, model in models.items():
+            model.features.load_state_dict(extractors[name])
+
+    h0 = {name: snapshot(model.features) for name, model in models.items()}
+
+    def features(images: Tensor) -> dict[str, Tensor]:
+        return {name: extract_features(models[name], h0[name], images) for name in models}
+
+    public: dict[str, Public] = {}
+    projected: dict[str, Tensor] = {}
+    releases: dict[int, Release] = {}
+    if task.method.scores:
+        mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
+        for name, negatives in features(task.negatives).items():
+            public[name] = mechanism.publish(negatives)
+        for name, own in features(task.distill_set).items():
+            projected[name] = mechanism.project(own, public[name])
+        for client in clients_with_data(task):
+            name = task.prototype_of[client]
+            own = extract_features(models[name], h0[name], task.images[task.parts[client]])
+            noise = SimulatedNoise(seeding.generator(task.seed, "certainty noise", client=client))
+            releases[client] = mechanism.release(own, public[name], noise=noise)
+    images, distill_set, test_images = (
+        features(own) if task.experiment.mode == "linear" else dict.fromkeys(models, own)
+        for own in (task.images, task.distill_set, task.test_images)
+    )
+    if task.experiment.mode == "linear":
+        for model in models.values():
+            model.features = nn.Identity()
+    return (
+        Preparation(models, images, distill_set, test_images, public, projected, releases),
+        State(0, {name: snapshot(model) for name, model in models.items()}),
+    )
+
+
+def build_models(task: Task) -> dict[str, SplitModel]:
+    """Return each prototype's model f = head after features, with random initial weights."""
+    models = {}
+    for prototype in task.experiment.prototypes:
+        with seeding.initialisation(task.seed, part=prototype.name):
+            build = MODELS[prototype.model]
+            model = build(task.input_shape, task.num_classes, **prototype.options)
+        models[prototype.name] = model.to(task.images.device)
+    return models
+
+
+def clients_with_data(task: Task) -> list[int]:
+    """Return the clients that hold examples, in ascending order."""
+    return [client for client, part in enumerate(task.parts) if len(part) > 0]
+
+
+def log_scores(task: Task, preparation: Preparation, clients: Sequence[int]) -> Tensor:
+    """Return log s_i(x) [K, N] of K clients on the distill set, each under its own h0 (Eq. 6)."""
+    mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
+    scores: dict[int, Tensor] = {}
+    for name, projected in preparation.projected.items():
+        own = [client for client in clients if task.prototype_of[client] == name]
+        releases = [preparation.releases[client] for client in own]
+        if own:
+            vectors = torch.stack([release.vector for release in releases])
+            sigmas = torch.tensor([release.sigma for release in releases]).to(projected)
+            rows = mechanism.log_scores(vectors, sigmas, preparation.public[name], projected)
+            scores |= dict(zip(own, rows, strict=True))
+    return torch.stack([scores[client] for client in clients])
+
+
+# Algorithm 2: training.
+
+
+def run(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[State, list[dict[str, Any]]]:
+    """Prepare and play all rounds; return the last state and the metrics of each round."""
+    preparation, state = prepare(task, extractors=extractors)
+    rows = []
+    for _ in range(task.experiment.rounds):
+        state, row = play_round(task, preparation, state)
+        rows.append(row)
+    return state, rows
+
+
+def play_round(
+    task: Task,
+    preparation: Preparation,
+    state: State,
+    *,
+    phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> tuple[State, dict[str, Any]]:
+    """Select, train, average, teach, distill, evaluate; each inside `phase(name)`, for timing."""
+    method, number = task.method, state.round + 1
+    chosen = select(task, number)
+    with phase("train"):
+        present = [train_member(task, preparation, state, client) for client in chosen]
+    absent = absent_members(task, state, chosen)
+    with phase("average"):
+        weights = {**state.weights, **average_by_prototype([*present, *absent])}
+    if method.teacher is not None:
+        with phase("teach"):
+            present = [with_logits(preparation, member) for member in present]
+            targets = teach(task, preparation, [*present, *absent], number)
+        with phase("distill"):
+            for name, model in preparation.models.items():
+                weights[name] = distill(
+                    model,
+                    weights[name],
+                    preparation.distill_set[name],
+                    targets,
+                    section=task.experiment.distillation,
+                    generator=seeding.generator(task.seed, "distillation", round=number, part=name),
+                )
+    with phase("evaluate"):
+        row = {"round": number, "clients": chosen, **evaluate(task, preparation, weights)}
+    memory = {member.client: remembered(member, method) for member in present if method.memory}
+    return State(number, weights, {**state.memory, **memory}), row
+
+
+def select(task: Task, number: int) -> list[int]:
+    """Return S_t: a random share C of the population, at least one client, in ascending order."""
+    count = max(1, round(task.experiment.participation_rate * len(task.parts)))
+    generator = seeding.generator(task.seed, "selection", round=number)
+    return sorted(generator.permutation(clients_with_data(task))[:count].tolist())
+
+
+def train_member(task: Task, preparation: Preparation, state: State, client: int) -> Member:
+    """Train one client from the server's model of its prototype."""
+    name, rows, number = task.prototype_of[client], task.parts[client], state.round + 1
+    weights = train_client(
+        preparation.models[name],
+        state.weights[name],
+        preparation.images[name][rows],
+        task.labels[rows],
+        section=task.experiment.local,
+        proximal=task.experiment.local.proximal if task.method.proximal else 0.0,
+        generator=seeding.generator(task.seed, "local", round=number, client=client),
+    )
+    return Member(client, name, number, len(rows), weights)
+
+
+def with_logits(preparation: Preparation, member: Member) -> Member:
+    """Return a member with its logits on the distill set [N, C]."""
+    name = member.prototype
+    inputs = preparation.distill_set[name]
+    return replace(member, logits=predict(preparation.models[name], member.weights, inputs))
+
+
+def remembered(member: Member, method: Method) -> Member:
+    """Return what a method with a memory keeps of an answer; predictions in half precision."""
+    weights, logits = member.weights if "weights" in method.memory else {}, None
+    if member.logits is not None and "predictions" in method.memory:
+        logits = member.logits.clamp(-HALF_MAX, HALF_MAX).half()
+    return replace(member, weights=weights, logits=logits)
+
+
+def absent_members(task: Task, state: State, chosen: Sequence[int]) -> list[Member]:
+    """Return the remembered clients that do not take part, with shares r_i = discount^age."""
+    absent = []
+    for member in state.memory.values():
+        share = task.experiment.memory.discount ** (state.round + 1 - member.round)
+        if member.client not in chosen:
+            absent.append(replace(member, share=share, size=share * member.size))
+    return absent
+
+
+def by_prototype(members: Sequence[Member]) -> dict[str, list[Member]]:
+    """Return the members whose weights are known, by prototype."""
+    known = [member for member in members if member.weights]
+    names = sorted({member.prototype for member in known})
+    return {name: [member for member in known if member.prototype == name] for name in names}
+
+
+def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
+    """Return sum_i r_i |D_i| theta_i / sum_l r_l |D_l| over each prototype's members."""
+    return {
+        name: average([one.weights for one in own], sizes=[one.size for one in own])
+        for name, own in by_prototype(members).items()
+    }
+
+
+def teach(task: Task, preparation: Preparation, members: Sequence[Member], number: int) -> Tensor:
+    """Return the teacher's soft labels [N, C], from the members that have logits.
+
+    FedBE's teacher adds, for each prototype, the members' average and models sampled around it.
+    """
+    teacher = task.method.teacher
+    members = [member for member in members if member.logits is not None]
+    members = sorted(members, key=attrgetter("client"))
+    scores = None
+    if teacher in ("certainty", "mixture"):
+        scores = log_scores(task, preparation, [member.client for member in members])
+    if teacher == "bayesian":
+        section = task.experiment.bayesian
+        generator = seeding.generator(task.seed, "bayesian", round=number)
+        sampled = []
+        for name, own in by_prototype(members).items():
+            weights, sizes = [one.weights for one in own], [one.size for one in own]
+            models = sample_models(weights, sizes=sizes, section=section, generator=generator)
+            for model in (average(weights, sizes=sizes), *models):
+                sampled.append(with_logits(preparation, Member(-1, name, number, 0, model)))
+        members = [*members, *sampled] if section.include_clients else sampled
+    logits = torch.stack([member.logits.float() for member in members if member.logits is not None])
+    shares = torch.tensor([member.share for member in members], device=logits.device)
+    of_probabilities = teacher in ("probabilities", "mixture", "bayesian")
+    weights_KN = teacher_weights(shares, log_scores=scores)
+    return soft_labels(logits, weights_KN, of_probabilities=of_probabilities)
+
+
+def evaluate(task: Task, preparation: Preparation, weights: dict[str, Weights]) -> dict[str, Any]:
+    """Return accuracy and cross-entropy on the test data, means over prototypes."""
+    accuracies, losses = {}, []
+    for name, model in preparation.models.items():
+        logits = predict(model, weights[name], preparation.test_images[name])
+        accuracies[name] = float((logits.argmax(dim=1) == task.test_labels).double().mean())
+        losses.append(float(functional.cross_entropy(logits, task.test_labels)))
+    means = {"accuracy": float(np.mean([*accuracies.values()])), "loss": float(np.mean(losses))}
+    return {**means, "accuracy_by_prototype": accuracies}
+
+
+# The parts: functions of models, weights and tensors.
+
+
+def train_client(
+    model: nn.Module,
+    weights: Weights,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    section: Local,
+    proximal: float,
+    generator: np.random.Generator,
+) -> Weights:
+    """Return the weights after local training on inputs [n, ...] and labels [n].
+
+    Minimises cross_entropy(f(x), y) + mu/2 |theta - theta_0|^2, where theta_0 are the given weights
+    and mu is `proximal`: above 0 for FedPROX, 0 for all other methods.
+    """
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        cross_entropy = functional.cross_entropy(logits, labels)
+        if proximal == 0:
+            return cross_entropy
+        return cross_entropy + proximal / 2 * squared_distance(model, weights)
+
+    return minimise(loss, model, weights, inputs, labels, section, generator)
+
+
+def distill(
+    model: nn.Module,
+    weights: Weights,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    section: Distillation,
+    generator: np.random.Generator,
+) -> Weights:
+    """Return the weights after learning the soft labels [N, C] of inputs [N, ...] (Eq. 1)."""
+    return minimise(distillation_loss, model, weights, inputs, targets, section, generator)
+
+
+def minimise(
+    loss: Callable[[Tensor, Tensor], Tensor],
+    model: nn.Module,
+    weights: Weights,
+    inputs: Tensor,
+    targets: Tensor,
+    section: Local | Distillation,
+    generator: np.random.Generator,
+) -> Weights:
+    """Minimise loss(f(x), y) from the given weights, every epoch in a new random order."""
+    model.load_state_dict(weights)
+    rate, decay = section.learning_rate, section.weight_decay
+    optimizer: Optimizer = Adam(model.parameters(), rate, weight_decay=decay)
+    if section.optimizer == "sgd":
+        optimizer = SGD(model.parameters(), rate, section.momentum, weight_decay=decay)
+    for _ in range(section.epochs):
+        order = torch.from_numpy(generator.permutation(len(targets))).to(targets.device)
+        for batch in order.split(section.batch_size):
+            model.train(len(batch) > 1)  # a single example has no variance to normalise by
+            value = loss(model(as_input(inputs[batch])), targets[batch])
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+    return snapshot(model)
+
+
+@torch.no_grad()
+def predict(model: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
+    """Return the model's outputs on inputs [N, ...] in evaluation mode."""
+    model.load_state_dict(weights)
+    model.eval()
+    return torch.cat([model(as_input(batch)) for batch in inputs.split(BATCH_SIZE)])
+
+
+def extract_features(model: SplitModel, weights: Weights, images: Tensor) -> Tensor:
+    """Return h(x) [N, F] under the given weights of the feature extractor."""
+    return predict(model.features, weights, images)
+
+
+def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
+    """Return sum_i |D_i| theta_i / sum_l |D_l| (FedAVG); of counters the largest."""
+    shares = [size / sum(sizes) for size in sizes]
+    averaged = {}
+    for name, first in weights[0].items():
+        if first.is_floating_point():
+            terms = [own[name] * share for own, share in zip(weights, shares, strict=True)]
+            averaged[name] = torch.stack(terms).sum(dim=0)
+        else:
+            averaged[name] = torch.stack([own[name] for own in weights]).amax(dim=0)
+    return averaged
+
+
+def teacher_weights(shares: Tensor, *, log_scores: Tensor | None) -> Tensor:
+    """Return w_i(x) = r_i s_i(x) / sum_j r_j s_j(x) [K, N] for shares r [K] and scores s (Eq. 3).
+
+    Without scores, r_i / sum_j r_j [K, 1].
+    """
+    logarithms = shares.double().log()[:, None]
+    if log_scores is not None:
+        logarithms = logarithms + log_scores
+    return torch.softmax(logarithms, dim=0).float()
+
+
+def soft_labels(logits_KNC: Tensor, weights_KN: Tensor, *, of_probabilities: bool) -> Tensor:
+    """Return softmax(sum_i w_i(x) f_i(x)) [N, C] (Eq. 2 and 3), or sum_i w_i(x) softmax(f_i(x))."""
+    if of_probabilities:
+        return (weights_KN[:, :, None] * torch.softmax(logits_KNC, dim=2)).sum(dim=0)
+    return torch.softmax((weights_KN[:, :, None] * logits_KNC).sum(dim=0), dim=1)
+
+
+def sample_models(
+    weights: Sequence[Weights],
+    *,
+    sizes: Sequence[float],
+    section: Bayesian,
+    generator: np.random.Generator,
+) -> Iterator[Weights]:
+    """Yield mean + sqrt(scale * variance) * noise of the clients' weights (FedBE's Gaussian).
+
+    Mean and variance are weighted by |D_i|; statistics of batch normalisation are not sampled.
+    """
+    mean = average(weights, sizes=sizes)
+    sampled = sorted(name for name in mean if name.rpartition(".")[2] not in STATISTICS)
+    apart = [{name: (own[name] - mean[name]).double() for name in sampled} for own in weights]
+    squares = [{name: tensor.square() for name, tensor in own.items()} for own in apart]
+    variance = average(squares, sizes=sizes)
+    device = mean[sampled[0]].device
+    source = torch.Generator(device).manual_seed(int(generator.integers(2**63)))
+    for _ in range(section.samples):
+        sample = dict(mean)
+        for name in sampled:
+            noise = torch.randn(mean[name].shape, generator=source, device=device)
+            sample[name] = mean[name] + (section.scale * variance[name]).sqrt().float() * noise
+        yield sample
+
+
+def distillation_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of D_KL(targets || softmax(logits)) over rows [N, C] (Eq. 1)."""
+    return functional.kl_div(torch.log_softmax(logits, dim=1), targets, reduction="batchmean")
+
+
+def squared_distance(model: nn.Module, weights: Weights) -> Tensor:
+    """Return |theta - theta_0|^2 over the model's parameters, theta_0 being the given weights."""
+    parameters = model.named_parameters()
+    return torch.stack([(own - weights[name]).square().sum() for name, own in parameters]).sum()
+
+
+def as_input(examples: Tensor) -> Tensor:
+    """Map uint8 images to [0, 1]; features and token ids stay as they are."""
+    return examples.float() / 255 if examples.dtype is torch.uint8 else examples
+
+
+def snapshot(model: nn.Module) -> Weights:
+    """Return a copy of a model's weights."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def require_covered(experiment: ExperimentFields) -> None:
+    """Raise ValueError for settings that are left out of this file."""
+    values, defaults = attrgetter(*LEFT_OUT)(experiment), attrgetter(*LEFT_OUT)(ExperimentFields())
+    triples = zip(LEFT_OUT, values, defaults, strict=True)
+    if found := [name for name, value, default in triples if value != default]:
+        raise ValueError(f"{', '.join(found)}: not part of fedaux.core.plain; use fedaux.run")
