@@ -196,12 +196,14 @@ def test_privacy_is_planned_before_anything_runs(recipe: Path, tmp_path: Path) -
 
 
 def test_audit_prints_what_machines_need(tmp_path: Path) -> None:
-    done = called("audit", "--epsilon", "1", "--trials", "20000", "--json", cwd=tmp_path)
+    done = called("audit", "--epsilon", "1", "--trials", "20000", "--releases", "40", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["max_sensitivity_ratio"] <= 1
     assert found["epsilon_lower_bound"] < 1
     assert found["trials"] == 20000
+    assert found["releases"] == 40
+    assert found["findings"] == []
     assert "there are mean, paper, release" in called("audit", "--mechanism", "maen", cwd=tmp_path).stderr
 
 

@@ -248,7 +248,18 @@ def test_commands_take_plugins_and_say_what_they_are(write: Write, command: Comm
 def test_an_own_mechanism_can_be_attacked(write: Write, command: Command) -> None:
     write("from fedaux.privacy.mechanisms import MECHANISMS\nMECHANISMS['copy'] = MECHANISMS['mean']\n")
     status, output, errors = command(
-        "audit", "--mechanism", "copy", "--epsilon", "1", "--trials", "20000", "--json", "--plugin", "own.py"
+        "audit",
+        "--mechanism",
+        "copy",
+        "--epsilon",
+        "1",
+        "--trials",
+        "20000",
+        "--releases",
+        "40",
+        "--json",
+        "--plugin",
+        "own.py",
     )
     assert status == 0, errors
     assert json.loads(output)["mechanism"] == "copy"

@@ -70,11 +70,17 @@ def audit(
     epsilon: Annotated[float, typer.Option("--epsilon", help="The claim to attack.")] = 0.1,
     delta: Annotated[float, typer.Option("--delta", help="The claim to attack.")] = 1e-5,
     trials: Annotated[int, typer.Option("--trials", help="Noisy releases of the distinguishing attack.")] = 4_000_000,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same attack.")] = 0,
+    releases: Annotated[
+        int, typer.Option("--releases", help="Real releases at each shape of data, to test their noise.")
+    ] = 700,
+    node: Annotated[
+        bool, typer.Option("--node", help="Also audit the answers and the ledger of a node of a federation.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same attack, but for secure noise.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
     plugins: Plugins = None,
 ) -> None:
-    """Attack a mechanism: search the worst neighbour, then try to tell the two data sets apart."""
+    """Attack a mechanism: search the worst neighbours, test the noise, try to tell the two data sets apart."""
     if not epsilon > 0:
         raise ValueError(f"--epsilon {epsilon}: should be greater than 0")
     if not 0 < delta < 1:
@@ -84,7 +90,9 @@ def audit(
     load_plugins(plugins)
     from fedaux.privacy import audit as attacks
 
-    found = attacks.audit(mechanism, epsilon=epsilon, delta=delta, trials=trials, seed=seed)
+    found = attacks.audit(
+        mechanism, epsilon=epsilon, delta=delta, trials=trials, seed=seed, releases=releases, node=node
+    )
     if as_json:
         typer.echo(json.dumps(attacks.to_json(found), indent=1))
         return

@@ -1,0 +1,282 @@
+"""The search for the worst neighbours: data sets that differ in one example and move the noiseless vector far.
+
+Every replacement attack is tried on data of every shape: from one example to 20,000, from one
+feature to 512. Beside the distance, each pair shows whether anything else depends on the example
+that differs: what the release states, or whether there is one at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain, cycle, islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaux.config import Certainty
+from fedaux.privacy.audit.mechanisms import Auditable, Build, FixedNoise
+from fedaux.privacy.gaussian import delta_of
+from fedaux.privacy.mechanisms import Public, Release
+
+NUM_FEATURES = 4
+Pair = tuple[Tensor, Tensor]
+Findings = dict[str, str]
+"""What contradicts the promise: the kind of fault, and where it was first seen."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Two data sets [n, F] that differ in their first example, beside the same public negatives [M, F]."""
+
+    scene: str
+    kind: str
+    mechanism: Auditable
+    negatives: Tensor
+    public: Public
+    neighbours: Pair
+    ratio: float = 0.0
+    """Distance of the noiseless vectors over the sensitivity stated."""
+
+
+@dataclass
+class Search:
+    """What a search found."""
+
+    worst: Neighbours
+    by_scene: dict[str, Neighbours]
+    """The worst neighbours of each scene."""
+    pairs: int
+    findings: Findings = field(default_factory=dict)
+
+
+# Data
+
+
+def normal(generator: np.random.Generator, rows: int, width: int, *, shift: float = 0.0) -> Tensor:
+    """Return independent normal features [rows, width]."""
+    return torch.from_numpy(generator.normal(shift, 1.0, (rows, width)))
+
+
+def gauss(n: int, negatives: int, *, width: int = NUM_FEATURES, shift: float = 0.0) -> Scene:
+    """Return normal client data [n, F] beside negatives [M, F], F being the width."""
+
+    def draw(generator: np.random.Generator) -> Pair:
+        return normal(generator, n, width, shift=shift), normal(generator, negatives, width)
+
+    return draw
+
+
+def _clusters(generator: np.random.Generator) -> Pair:
+    centres = 4 * normal(generator, 3, NUM_FEATURES)
+    examples = centres.repeat(10, 1) + 0.1 * normal(generator, 30, NUM_FEATURES)
+    return examples, normal(generator, 90, NUM_FEATURES)
+
+
+def _point(n: int, negatives: int) -> Scene:
+    """All mass of the client at one point, all negatives near the opposite one: the regression at its steepest."""
+
+    def draw(generator: np.random.Generator) -> Pair:
+        point = normal(generator, 1, NUM_FEATURES)
+        point = point / point.norm()
+        return point.repeat(n, 1), -point + 1e-3 * normal(generator, negatives, NUM_FEATURES)
+
+    return draw
+
+
+Scene = Callable[[np.random.Generator], Pair]
+SCENES: dict[str, Scene] = {
+    "one example": gauss(1, 8),
+    "a few examples": gauss(5, 15, shift=1.0),
+    "many examples": gauss(200, 1800, shift=0.5),
+    "clusters": _clusters,
+    "few at one point": _point(4, 12),
+    "many at one point": _point(200, 1800),
+}
+"""Small client data [n, F] and negatives [M, F], drawn again for every pair."""
+
+SHAPES: dict[str, Scene] = {
+    "1 example of 1 feature": gauss(1, 40, width=1),
+    "50 examples of 1 feature": gauss(50, 100, width=1, shift=1.0),
+    "300 examples of 64 features": gauss(300, 400, width=64, shift=0.5),
+    "40 examples of 512 features": gauss(40, 520, width=512, shift=0.1),
+    "20,000 examples of 2 features": gauss(20_000, 100, width=2, shift=0.5),
+    "6,000 examples of 16 features": gauss(6_000, 100, width=16, shift=0.1),
+}
+"""Large and small shapes, drawn once per audit: every replacement is tried, and the noise is tested on each."""
+
+
+# Replacements
+
+
+def _sideways(examples: Tensor, draw: Tensor) -> Pair:
+    """Two outliers against the client's mean, where the loss is steepest, and apart at right angles to it."""
+    mean = examples.mean(dim=0)
+    mean = mean / mean.norm().clamp_min(1e-12)
+    across = draw - (draw @ mean) * mean
+    across = across / across.norm().clamp_min(1e-12)
+    return 20 * (across - 0.5 * mean), 20 * (-across - 0.5 * mean)
+
+
+REPLACEMENTS: dict[str, Callable[[Tensor, Tensor], Pair]] = {
+    "another example": lambda examples, draw: (examples[0], draw),
+    "zero vector": lambda examples, draw: (examples[0], 0 * draw),
+    "20-fold outlier": lambda examples, draw: (examples[0], 20 * draw),
+    "million-fold outlier": lambda examples, draw: (examples[0], 1e6 * draw),
+    "sign flipped": lambda examples, draw: (examples[0], -examples[0]),
+    "opposite outliers": lambda examples, draw: (20 * draw, -20 * draw),
+    "sideways outliers": _sideways,
+    "largest made smallest": lambda examples, draw: (
+        20 * draw,
+        examples[examples.norm(dim=1).argmin()],
+    ),
+    "NaN": lambda examples, draw: (examples[0], math.nan * draw),
+    "infinity": lambda examples, draw: (20 * draw, math.inf * draw),
+}
+"""The two versions of the example that differs, from the client's examples [n, F] and a random draw [F]."""
+
+
+# The search
+
+
+def search(
+    build: Build,
+    section: Certainty,
+    *,
+    pairs: int,
+    generator: np.random.Generator,
+    shapes: Mapping[str, Scene] = SHAPES,
+) -> Search:
+    """Return the neighbours that lie farthest apart.
+
+    Of `pairs` in the small scenes, three quarters are by kind and the rest by ascent; each replacement is also tried
+    once in each of `shapes`, with as many components as features.
+    """
+    best: dict[str, Neighbours] = {}
+    findings: Findings = {}
+    tried = 0
+    plain = max(len(SCENES) * len(REPLACEMENTS), 3 * pairs // 4)
+    starts = chain(
+        _small(build(section), plain, generator=generator),
+        _shaped(build, section, shapes, generator=generator),
+    )
+    for start in starts:
+        found = measured(start, findings)
+        tried += 1
+        if found.scene not in best or found.ratio > best[found.scene].ratio:
+            best[found.scene] = found
+    leading = sorted((best[scene] for scene in SCENES), key=lambda found: -found.ratio)[:2]
+    share = max(0, pairs - plain) // len(leading)
+    for start in leading:
+        if math.isfinite(start.ratio):
+            best[start.scene] = _ascend(start, findings, pairs=share, generator=generator)
+            tried += share
+    worst = max(best.values(), key=lambda found: found.ratio)
+    return Search(worst, best, tried, findings)
+
+
+def _small(mechanism: Auditable, count: int, *, generator: np.random.Generator) -> Iterator[Neighbours]:
+    cases = [(scene, kind) for scene in SCENES for kind in REPLACEMENTS]
+    for scene, kind in islice(cycle(cases), count):
+        examples, negatives = SCENES[scene](generator)
+        public = mechanism.publish(negatives)
+        start = Neighbours(scene, kind, mechanism, negatives, public, (examples, examples))
+        yield _replaced(start, kind, generator)
+
+
+def _shaped(
+    build: Build,
+    section: Certainty,
+    shapes: Mapping[str, Scene],
+    *,
+    generator: np.random.Generator,
+) -> Iterator[Neighbours]:
+    for scene, draw in shapes.items():
+        examples, negatives = draw(generator)
+        components = max(section.components, examples.shape[1])
+        mechanism = build(section.model_copy(update={"components": components}))
+        public = mechanism.publish(negatives)
+        start = Neighbours(scene, "", mechanism, negatives, public, (examples, examples))
+        for kind in REPLACEMENTS:
+            yield _replaced(start, kind, generator)
+
+
+def _replaced(start: Neighbours, kind: str, generator: np.random.Generator) -> Neighbours:
+    examples = start.neighbours[0]
+    left, right = REPLACEMENTS[kind](examples, normal(generator, 1, examples.shape[1])[0])
+    pair = (_with_first(examples, left), _with_first(examples, right))
+    return replace(start, kind=kind, neighbours=pair)
+
+
+def _ascend(start: Neighbours, findings: Findings, *, pairs: int, generator: np.random.Generator) -> Neighbours:
+    """Improve both versions of the example: along the gradient by finite differences, and by random moves."""
+    best, tried = start, 0
+
+    def attempt(versions: Tensor, rest: Pair | None = None) -> Neighbours:
+        nonlocal tried
+        tried += 1
+        data = rest or best.neighbours
+        moved = (_with_first(data[0], versions[0]), _with_first(data[1], versions[1]))
+        return measured(replace(best, neighbours=moved), findings)
+
+    while tried + 2 * NUM_FEATURES + 6 <= pairs:
+        versions = torch.stack([data[0] for data in best.neighbours])  # [2, F]
+        size = float(versions.norm()) + 1e-3
+        gradient = torch.zeros_like(versions)
+        for entry in range(versions.numel()):
+            nudge = torch.zeros_like(versions)
+            nudge.view(-1)[entry] = 1e-3 * size
+            gradient.view(-1)[entry] = attempt(versions + nudge).ratio - best.ratio
+        uphill = size * gradient / gradient.norm().clamp_min(1e-30)
+        candidates = [attempt(versions + step * uphill) for step in (0.05, 0.5, 5.0)]
+        candidates.append(attempt(versions + 0.3 * size * normal(generator, 2, NUM_FEATURES)))
+        candidates.append(attempt(versions * float(generator.choice([0.5, 2.0, 10.0]))))
+        shift = 0.3 * normal(generator, 1, NUM_FEATURES)
+        candidates.append(attempt(versions, (best.neighbours[0] + shift, best.neighbours[1] + shift)))
+        best = max([best, *candidates], key=lambda found: found.ratio)
+    return best
+
+
+def _with_first(examples: Tensor, first: Tensor) -> Tensor:
+    return torch.cat([first[None], examples[1:]])
+
+
+def measured(found: Neighbours, findings: Findings) -> Neighbours:
+    """Return the neighbours with the l2 distance of their noiseless vectors over the sensitivity stated.
+
+    Adds to `findings` what else tells the two apart, and noise that is too little for what the release states.
+    """
+    where = f"{found.kind}; data: {found.scene}"
+    releases = []
+    for features in found.neighbours:
+        try:
+            releases.append(found.mechanism.release(features, found.public, noise=FixedNoise(0.0)))
+        except Exception as error:  # that a release fails shows as much as a release
+            findings.setdefault("a release fails", f"{type(error).__name__}: {error} ({where})")
+            return found
+    left, right = releases
+    if _stated(left) != _stated(right) or left.vector.shape != right.vector.shape:
+        findings.setdefault("what a release states depends on private data", where)
+        return found
+    if problem := uncalibrated(left):
+        findings.setdefault("the stated noise is too little", f"{problem} ({where})")
+    ratio = float((left.vector - right.vector).norm()) / left.sensitivity
+    return replace(found, ratio=ratio if math.isfinite(ratio) else math.inf)
+
+
+def _stated(release: Release) -> tuple[object, ...]:
+    return (release.sensitivity, release.sigma, release.epsilon, release.delta, release.noise)
+
+
+def uncalibrated(release: Release) -> str:
+    """Return why the stated sigma does not give the stated (epsilon, delta); empty where it does."""
+    if math.isinf(release.epsilon):
+        return ""
+    if not (0 < release.sigma < math.inf and 0 < release.sensitivity < math.inf):
+        return f"sigma = {release.sigma} at sensitivity {release.sensitivity}"
+    delta = delta_of(release.epsilon, noise_multiplier=release.sigma / release.sensitivity)
+    if delta <= release.delta * (1 + 1e-6):
+        return ""
+    return f"it gives delta = {delta:.3g} at epsilon = {release.epsilon:g}, not {release.delta:g}"

@@ -1,0 +1,318 @@
+"""Mechanisms with a fault each, for the audit to find. All but the last few break `mean`, and most lie about it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from scipy.special import ndtr
+from torch import Tensor
+
+from fedaux.config import Certainty
+from fedaux.privacy.mean import PrivateMean
+from fedaux.privacy.mechanisms import Noise, Public, Release, SimulatedNoise
+
+PUBLISHED: dict[tuple[str, int], Public] = {}
+
+
+class Mean(PrivateMean):
+    """`mean`, with its public map remembered: many audits of one seed look at the same negatives."""
+
+    def publish(self, negatives: Tensor) -> Public:
+        digest = hashlib.sha256(negatives.numpy().tobytes()).hexdigest()
+        key = (digest, self._components)
+        if key not in PUBLISHED:
+            PUBLISHED[key] = super().publish(negatives)
+        return PUBLISHED[key]
+
+
+Bend = Callable[[Tensor], Tensor]
+
+
+class BentNoise:
+    """Turns standard normal noise [k] into something else; no noise stays none, so that nothing else looks odd."""
+
+    def __init__(self, noise: Noise, bend: Bend) -> None:
+        self._noise, self._bend = noise, bend
+        self.kind = noise.kind
+
+    def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
+        zeros = torch.zeros_like(vector)
+        standard = self._noise.perturb(zeros, sensitivity=sensitivity / sigma, sigma=1.0)
+        return vector + sigma * self._bend(standard)
+
+
+def bent(make: Callable[[], Bend]) -> type[Mean]:
+    """Return `mean` with noise bent by what `make` returns for each instance."""
+
+    class Bent(Mean):
+        def __init__(self, section: Certainty) -> None:
+            super().__init__(section)
+            self._bend = make()
+
+        def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+            return super().release(features, public, noise=BentNoise(noise, self._bend))
+
+    return Bent
+
+
+def uniform(standard: Tensor) -> Tensor:
+    """The same standard deviation, but no tails: some outputs are possible for one data set only."""
+    return math.sqrt(3) * (2 * torch.from_numpy(ndtr(standard.numpy())) - 1)
+
+
+def laplace(standard: Tensor) -> Tensor:
+    """The same standard deviation, but other tails."""
+    tail = torch.from_numpy(ndtr(-standard.abs().numpy()))
+    return standard.sign() * -torch.log(2 * tail) / math.sqrt(2)
+
+
+def sometimes(change: Bend, *, rate: float = 0.01) -> Callable[[], Bend]:
+    """Return noise that is changed in a share of releases."""
+
+    generator = np.random.default_rng(0)
+
+    def bend(standard: Tensor) -> Tensor:
+        drawn = float(standard.abs().sum()) > 0
+        return change(standard) if drawn and generator.random() < rate else standard
+
+    return lambda: bend
+
+
+def reused(sign: float) -> Callable[[], Bend]:
+    """Every second release repeats the noise of the one before it, or its negative."""
+
+    def make() -> Bend:
+        before: list[Tensor] = []
+
+        def bend(standard: Tensor) -> Tensor:
+            if before:
+                return sign * before.pop()
+            if float(standard.abs().sum()) > 0:
+                before.append(standard)
+            return standard
+
+        return bend
+
+    return make
+
+
+def partly_repeated() -> Bend:
+    """Each release's noise shares a part with the one before it."""
+    before: list[Tensor] = []
+
+    def bend(standard: Tensor) -> Tensor:
+        if float(standard.abs().sum()) == 0:
+            return standard
+        mixed = 0.4 * before.pop() + math.sqrt(0.84) * standard if before else standard
+        before.append(mixed)
+        return mixed
+
+    return bend
+
+
+def correlated(standard: Tensor) -> Tensor:
+    """Of variance 1 in each coordinate, with a common part that can be subtracted."""
+    if len(standard) == 1:
+        return standard
+    mixed = math.sqrt(0.7) * standard + math.sqrt(0.3) * standard[0]
+    mixed[0] = standard[0]
+    return mixed
+
+
+def paired(standard: Tensor) -> Tensor:
+    """The last coordinate repeats the first."""
+    return torch.cat([standard[:-1], standard[:1]]) if len(standard) > 1 else standard
+
+
+def half_of_them(standard: Tensor) -> Tensor:
+    """No noise on the second half of the coordinates."""
+    return torch.where(torch.arange(len(standard)) < (len(standard) + 1) // 2, standard, 0.0)
+
+
+def not_on_the_last_of_many(standard: Tensor) -> Tensor:
+    """No noise on the last coordinate of a wide vector."""
+    if len(standard) > 256:
+        standard[-1] = 0.0
+    return standard
+
+
+def random_scale() -> Bend:
+    """Noise whose variance is right on average and differs between releases."""
+    generator = np.random.default_rng(0)
+    return lambda standard: standard * float(generator.choice([0.5, math.sqrt(1.75)]))
+
+
+class NoNoise(Mean):
+    """No noise at all, under a finite epsilon."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        return replace(
+            super().release(features, public, noise=noise),
+            vector=self.project(features, public).mean(dim=0),
+        )
+
+
+class NoNoiseOnOne(Mean):
+    """A client with one example is forgotten."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        release = super().release(features, public, noise=noise)
+        return replace(release, vector=self.project(features, public)[0]) if len(features) == 1 else release
+
+
+class SubsampledAboveThousands(Mean):
+    """Above 5,000 examples only the first 5,000 are averaged; the sensitivity is still stated as 2 / n."""
+
+    def project(self, features: Tensor, public: Public) -> Tensor:
+        return super().project(features[:5000], public)
+
+
+class TwoHalvesWhenWide(Mean):
+    """The two halves of wide vectors are clipped one by one, so that the norm can be the root of 2."""
+
+    def project(self, features: Tensor, public: Public) -> Tensor:
+        projected = super().project(features, public)
+        if features.shape[1] <= 256:
+            return projected
+        halves = projected.chunk(2, dim=1)
+        return torch.cat([half / half.norm(dim=1, keepdim=True).clamp_min(1e-9) for half in halves], dim=1)
+
+
+class Unclipped(Mean):
+    """Whitened features as they are."""
+
+    def project(self, features: Tensor, public: Public) -> Tensor:
+        return torch.nan_to_num((features.double() - public["centre"]) @ public["whitening"].double())
+
+
+class AffineAfterClipping(Mean):
+    """Clipped first and stretched afterwards."""
+
+    def project(self, features: Tensor, public: Public) -> Tensor:
+        projected = super().project(features, public)
+        return 0.5 + 1.5 * projected
+
+
+class StatedPrivateSigma(Mean):
+    """The noise follows the spread of the private features, and the release says how much it was."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        factor = 1 + float(self.project(features, public).norm(dim=1).mean())
+        release = super().release(features, public, noise=BentNoise(noise, lambda standard: factor * standard))
+        return replace(release, sigma=factor * release.sigma)
+
+
+class HiddenPrivateSigma(Mean):
+    """The noise follows the spread of the private features, and the release hides it."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        factor = 0.5 + float(self.project(features, public).norm(dim=1).mean())
+        return super().release(features, public, noise=BentNoise(noise, lambda standard: factor * standard))
+
+
+class SeededByData(Mean):
+    """Whoever guesses the data can compute the noise."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        seed = int.from_bytes(hashlib.sha256(features.numpy().tobytes()).digest()[:8], "little")
+        own = SimulatedNoise(np.random.default_rng(seed))
+        return super().release(features, public, noise=own)
+
+
+class OwnNoise(Mean):
+    """Noise of its own beside what was passed in: too much of it, from an unknown source."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        release = super().release(features, public, noise=noise)
+        return replace(release, vector=release.vector + release.sigma * torch.randn(len(release.vector)))
+
+
+class Cheap(Mean):
+    """Says honestly how little noise it adds, and claims the same epsilon."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        release = super().release(features, public, noise=BentNoise(noise, lambda standard: standard / 2))
+        return replace(release, sigma=release.sigma / 2)
+
+
+class Averaged(Mean):
+    """The mean of two releases, at the price of one."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        first, second = (super(Averaged, self).release(features, public, noise=noise) for _ in range(2))
+        return replace(first, vector=(first.vector + second.vector) / 2)
+
+
+class Mislabelled(Mean):
+    """Seeded noise that is stated as secure."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        return replace(super().release(features, public, noise=noise), noise="secure")
+
+
+class Refusing(Mean):
+    """An error that depends on one example is a release without noise."""
+
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        if not bool(features.isfinite().all()):
+            raise ValueError("features are not finite")
+        return super().release(features, public, noise=noise)
+
+
+class Overflowing(Mean):
+    """One example of a huge norm turns the vector into NaN."""
+
+    def project(self, features: Tensor, public: Public) -> Tensor:
+        projected = super().project(features, public)
+        return torch.where(features.norm(dim=1, keepdim=True) > 1e5, math.nan, projected)
+
+
+class Generous(Mean):
+    """Asked for one epsilon, it spends and states twice as much."""
+
+    def __init__(self, section: Certainty) -> None:
+        super().__init__(section.model_copy(update={"epsilon": 2 * section.epsilon}))
+
+
+BROKEN: dict[str, tuple[Callable[[Certainty], Mean], str]] = {
+    "half the noise": (bent(lambda: lambda standard: standard / 2), "total variance"),
+    "uniform noise": (bent(lambda: uniform), "distribution"),
+    "Laplace noise": (bent(lambda: laplace), "distribution"),
+    "no noise": (NoNoise, "noise: zeros"),
+    "no noise in 1 %": (bent(sometimes(torch.zeros_like)), "noise: zeros"),
+    "almost no noise in 1 %": (bent(sometimes(lambda standard: 1e-3 * standard)), "smallest norm"),
+    "tenfold noise in 1 %": (bent(sometimes(lambda standard: 10 * standard)), "largest norm"),
+    "NaN in 1 %": (bent(sometimes(lambda standard: math.nan * standard)), "NaN or infinity"),
+    "no noise on one example": (NoNoiseOnOne, "1 example of 1 feature"),
+    "noise used twice": (bent(reused(1.0)), "repeated values"),
+    "noise used twice, negated": (bent(reused(-1.0)), "repeated values"),
+    "noise that is partly used again": (bent(partly_repeated), "successive releases"),
+    "noise seeded by the data": (SeededByData, "noise: zeros"),
+    "correlated coordinates": (bent(lambda: correlated), "common part of the coordinates"),
+    "two equal coordinates": (bent(lambda: paired), "correlation of two coordinates"),
+    "noise on half of the coordinates": (bent(lambda: half_of_them), "variance of a coordinate"),
+    "no noise on one of many coordinates": (
+        bent(lambda: not_on_the_last_of_many),
+        "300 features",
+    ),
+    "noise of random scale": (bent(random_scale), "squared norms"),
+    "hidden sigma from private data": (HiddenPrivateSigma, "variance"),
+    "stated sigma from private data": (StatedPrivateSigma, "depends on private data"),
+    "noise of its own": (OwnNoise, "is random"),
+    "less noise than epsilon needs": (Cheap, "too little"),
+    "two releases for one": (Averaged, "total variance"),
+    "seeded noise called secure": (Mislabelled, "stated as secure"),
+    "wrong above 5,000 examples": (SubsampledAboveThousands, "distance"),
+    "wrong for wide features": (TwoHalvesWhenWide, "distance"),
+    "no clipping": (Unclipped, "distance"),
+    "affine map after clipping": (AffineAfterClipping, "distance"),
+    "NaN for huge features": (Overflowing, "distance"),
+    "an error for NaN": (Refusing, "a release fails"),
+    "twice the epsilon": (Generous, "more than was asked for"),
+}
+"""Each fault with a word of the finding that must name it; `distance`: the search must find a ratio above 1."""
