@@ -161,7 +161,7 @@ def test_the_published_claim_is_false_by_two_orders_of_magnitude() -> None:
     assert "outlier" in result.worst_kind
     assert result.epsilon_lower_bound > 50 * result.epsilon
     assert result.violated
-    assert "is not (0.1, 1e-05)-differentially private" in verdict(result)
+    assert "is not (0.1, 1e-5)-differentially private" in verdict(result)
 
 
 def test_without_outliers_the_published_theorem_holds() -> None:

@@ -64,7 +64,7 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "round 2/2" in done.stdout
     assert "test accuracy in %, seed 0" in done.stdout
-    assert "ε = 1, δ = 1e-05" in done.stdout
+    assert "(ε, δ) = (1, 1e-5)" in done.stdout
     assert "replacing one example" in done.stdout
     assert "Not protected: The model updates" in done.stdout
     summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
@@ -189,7 +189,7 @@ def test_data_prints_the_table_and_draws_the_picture(recipe: Path, tmp_path: Pat
 def test_privacy_is_planned_before_anything_runs(recipe: Path, tmp_path: Path) -> None:
     planned = called("privacy", str(recipe), "--set", "certainty.epsilon=0.01", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
-    assert "(0.01, 1e-05)" in planned.stdout
+    assert "(0.01, 1e-5)" in planned.stdout
     assert "replacing one example" in planned.stdout
     assert "Warning: " in planned.stdout
     assert not (tmp_path / "runs").exists()

@@ -194,7 +194,7 @@ def test_check_says_what_a_node_holds_and_what_would_leave_it(node: Path) -> Non
     assert text.startswith("NOT PROTECTED: privacy.plain_updates = true lets trained models leave without")
     assert "NOT PRIVATE: privacy.noise = simulated" in text
     assert "A trial: [split] gives this node" in text
-    assert "(ε, δ) = (0.5, 1e-05), 1 time, one a seed" in text
+    assert "(ε, δ) = (0.5, 1e-5), 1 time, one a seed" in text
     assert "Within the budget: together ε = 0.5 at δ = 1e-05." in text
     assert not (node.parent / "state-1").exists()  # looking leaves nothing behind
 

@@ -9,6 +9,7 @@ import pytest
 from report_runs import make_run, read_metrics
 
 from fedaux.report import figures, svg
+from fedaux.report.run import curve_points
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +79,8 @@ def test_saved_figures_are_the_same_bytes(run: Path, tmp_path: Path, kind: str, 
     paths = [tmp_path / "one" / f"curves.{kind}", tmp_path / "two" / f"curves.{kind}"]
     for path in paths:
         path.parent.mkdir()
-        svg.save(figures.learning_curves(read_metrics(run)), path)
+        svg.save(figures.labelled_lines(curve_points(read_metrics(run))), path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert paths[0].read_bytes()[:5] == start
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf"):
-        svg.save(figures.learning_curves([]), tmp_path / "curves.gif")
+        svg.save(figures.labelled_lines({}), tmp_path / "curves.gif")

@@ -8,7 +8,6 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from report_runs import LEVELS, make_folder, make_run, read_downloads, read_metr
 from rich.console import Console
 from scipy.stats import rankdata
 
-from fedaux.report import folder_figures, write_report
-from fedaux.report.comparison import Comparison, mean_ranks, value_text
-from fedaux.report.folder_figures import Mark
-from fedaux.report.records import differences, group, read_folder, read_records, tuned_keys
+from fedaux.formatting import setting_text
+from fedaux.report import figures, write_report
+from fedaux.report.figures import Mark
+from fedaux.report.results import differences, group, mean_ranks, read_records, read_runs, tuned_keys
 from fedaux.sweep.display import MOST_ROWS, result_table
 
 ALPHAS, RATES = (0.01, 0.1, 1.0), (0.4, 0.8)
@@ -82,7 +81,7 @@ def test_records_say_what_the_runs_measured(folder: Path, truth: tuple[Values, V
 
 def test_ranking_shows_last_and_best_round_with_spread(text: str, truth: tuple[Values, Values]) -> None:
     columns = [(alpha, rate) for rate in RATES for alpha in ALPHAS]
-    last, best = read_table(text, "ranking"), read_table(text, "ranking", number=1)
+    last, best = read_table(text, "results"), read_table(text, "results", number=1)
     ranks = {method: [0.0] * 6 for method in LEVELS}
     for place, (alpha, rate) in enumerate(columns):
         means = [statistics.mean(truth[0][method, alpha, rate]) for method in LEVELS]
@@ -102,7 +101,7 @@ def test_ranking_shows_last_and_best_round_with_spread(text: str, truth: tuple[V
 
 def test_every_figure_offers_its_numbers(text: str, folder: Path, truth: tuple[Values, Values]) -> None:
     downloads = read_downloads(text)
-    assert list(downloads) == ["records.csv", "curves.csv", "settings.csv", "privacy.csv", "bytes.csv"]
+    assert list(downloads) == ["results.csv", "records.csv", "curves.csv", "settings.csv", "privacy.csv", "bytes.csv"]
     assert text.count("<figure>") == 4
     assert len(downloads["records.csv"]) == 90
     for row in downloads["settings.csv"]:
@@ -144,16 +143,18 @@ def test_what_is_shown_depends_on_what_there_is_to_compare(tmp_path: Path) -> No
 
     one = {"fedaux": 0.8}
     single = make_folder(tmp_path / "single", alphas=(0.01,), rates=(0.4,), levels=one)
-    assert sections(single) == ["ranking", "curves", "runs", "configuration"]
+    assert sections(single) == [
+        *("results", "curves", "split", "scores", "privacy", "communication", "time", "runs", "configuration")
+    ], "nothing to compare: the page of the run"
     alphas = make_folder(tmp_path / "alphas", rates=(0.4,), levels=one)
-    assert sections(alphas) == ["ranking", "curves", "settings", "bytes", "runs", "configuration"]
+    assert sections(alphas) == ["results", "curves", "settings", "privacy", "communication", "runs", "configuration"]
     text = (alphas / "report.html").read_text()
-    assert "All methods and settings sent the same within 2 %" in text
-    assert "What α does" in text
+    assert "All methods and settings sent the same amount within 2 %" in text
+    assert "Effect of α" in text
     epsilons = make_folder(tmp_path / "epsilons", alphas=(0.01,), rates=(0.4,), epsilons=(0.1, 1.0), levels=one)
-    assert sections(epsilons) == ["ranking", "curves", "privacy", "bytes", "runs", "configuration"]
+    assert sections(epsilons) == ["results", "curves", "privacy", "communication", "runs", "configuration"]
     three = make_folder(tmp_path / "three", epsilons=(0.1, 1.0), levels=one, seeds=1, rounds=2)
-    assert sections(three) == ["ranking", "curves", "settings", "privacy", "bytes", "runs", "configuration"]
+    assert sections(three) == ["results", "curves", "settings", "privacy", "communication", "runs", "configuration"]
     text = (three / "report.html").read_text()
     assert "each number is a mean over C" in text  # which has the least effect here
     assert " ± " not in re.sub(r"<p.*?</p>", "", text)  # one seed has no spread
@@ -174,7 +175,7 @@ def test_seeds_of_several_runs_are_put_together(tmp_path: Path) -> None:
     values = [read_metrics(tmp_path / f"seeds={seed}")[-1]["accuracy"] for seed in range(2)]
     assert row["seeds_done"] == 2
     assert row["accuracy_std"] == pytest.approx(statistics.stdev(values))
-    (shown,) = read_table(write_report(tmp_path).read_text(), "ranking").values()
+    (shown,) = read_table(write_report(tmp_path).read_text(), "results").values()
     assert shown[0] == cell(values)
 
 
@@ -188,13 +189,13 @@ def test_runs_that_are_missing_failed_or_unfinished_are_named(tmp_path: Path) ->
     plan = {"format": 1, "name": "grid", "keys": ["split.alpha"], "cells": cells}
     (tmp_path / "sweep.json").write_text(json.dumps(plan))
     text = write_report(tmp_path).read_text()
-    assert "Of 4: 1 failed (alpha=3), 1 unfinished, 1 not begun." in text
+    assert "Of 4: 1 failed (alpha=3), 1 unfinished, 1 not started." in text
     states = {re.sub("<.*?>", "", name): cells[0] for name, cells in read_table(text, "runs").items()}
     assert states == {
         "alpha=1": "finished",
         "alpha=2": "unfinished",
         "alpha=3": "failed: <b>no memory</b>",
-        "alpha=4": "not begun",
+        "alpha=4": "not started",
     }
     assert "<b>no memory" not in text
     assert 'href="alpha%3D1/report.html"' in text
@@ -206,11 +207,11 @@ def test_runs_that_are_missing_failed_or_unfinished_are_named(tmp_path: Path) ->
 def test_a_folder_without_runs_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.toml and environment\.json missing"):
         write_report(tmp_path)
-    with pytest.raises(ValueError, match="holds no run directories, and is none itself"):
-        read_folder(tmp_path)
+    with pytest.raises(ValueError, match="is not a run directory, nor a folder of them"):
+        read_runs(tmp_path)
     (tmp_path / "sweep.json").write_text('{"name": "none", "keys": [], "cells": []}')
     text = write_report(tmp_path).read_text()
-    assert "Nothing has been measured yet." in text
+    assert "Nothing has been evaluated yet." in text
 
 
 def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
@@ -252,19 +253,19 @@ def test_what_is_tuned_for_one_method_is_no_setting_of_all(tmp_path: Path, plann
     if planned:
         plan = {"format": 1, "name": "grid", "keys": keys, "cells": cells}
         (tmp_path / "sweep.json").write_text(json.dumps(plan))
-    folder = read_folder(tmp_path)
+    folder = read_runs(tmp_path)
     assert folder.keys == ("split.alpha",)
     assert folder.tuned == {"local.proximal": {"fedprox": [0.01, 0.5]}}
     assert all("local.proximal" not in record for record in folder.records)
     text = write_report(tmp_path).read_text()
-    assert {len(row) for row in read_table(text, "ranking").values()} == {3}, "two settings and the mean rank"
+    assert {len(row) for row in read_table(text, "results").values()} == {3}, "two settings and the mean rank"
     assert "fedaux is best in 2 of 2 settings (mean rank 1.00 of 3)" in text
-    assert "local.proximal of fedprox 0.01, 0.5" in text
+    assert "local.proximal of fedprox: 0.01, 0.5" in text
     if planned:  # what is to come counts, too
         more = {"method": ["fedprox"], "split.alpha": 1.0, "local.proximal": 0.1}
         plan["cells"] = [*cells, {"name": "later", "settings": more, "failed": None}]
         (tmp_path / "sweep.json").write_text(json.dumps(plan))
-        assert read_folder(tmp_path).keys == ("split.alpha", "local.proximal")
+        assert read_runs(tmp_path).keys == ("split.alpha", "local.proximal")
 
 
 def test_a_setting_is_tuned_where_it_follows_from_method_and_setting() -> None:
@@ -307,12 +308,12 @@ def test_the_frontier_is_what_nothing_beats() -> None:
             for other in marks
         )
 
-    assert folder_figures.frontier(marks) == sorted({mark for mark in marks if not beaten(mark)})
+    assert figures.frontier(marks) == sorted({mark for mark in marks if not beaten(mark)})
 
 
 def test_heat_maps_and_privacy_show_the_numbers_they_are_given() -> None:
     panel = np.array([[0.1, 0.2, math.nan], [0.4, 0.9, 0.6]])
-    figure = folder_figures.heat_maps(
+    figure = figures.heat_maps(
         [("fedaux", panel), ("fedavg", panel / 2)], rows=["1", "2"], columns=["a", "b", "c"], labels=("α", "C")
     )
     first, second = figure.axes
@@ -323,41 +324,45 @@ def test_heat_maps_and_privacy_show_the_numbers_they_are_given() -> None:
     assert [text.get_text() for text in first.texts] == ["10.0", "20.0", "–", "40.0", "90.0", "60.0"]
     assert [text.get_text() for text in first.texts if text.get_fontweight() == "bold"] == ["90.0"]
     marks = [Mark("fedaux", cost, value, 0.0, "l") for cost, value in ((0.1, 0.5), (math.inf, 0.8), (2.0, 0.7))]
-    axes = folder_figures.against_privacy([*marks, Mark("fedavg", math.nan, 0.3, 0.0, "k")]).axes[0]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["nothing\nreleased", "0.1", "2", "∞"]
+    names = {-1.0: "nothing", 0.1: "0.1", 2.0: "2", math.inf: "∞"}
+    axes = figures.against_values([*marks, Mark("fedavg", -1.0, 0.3, 0.0, "k")], xlabel="ε", names=names).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["nothing", "0.1", "2", "∞"]
     (line,) = [line for line in axes.lines if np.size(line.get_xdata()) == 3]
     assert np.asarray(line.get_ydata()).tolist() == [50, 70, 80]
 
 
 def test_values_are_written_short_and_never_alike() -> None:
-    assert [value_text(value) for value in (0.01, 100.0, 1e-5, 0.1234, 0.12341, 3000, True, None, [0.5, 1.0])] == [
+    assert [setting_text(value) for value in (0.01, 100.0, 1e-5, 0.1234, 0.12341, 3000, True, None, [0.5, 1.0])] == [
         *("0.01", "100", "1e-5", "0.1234", "0.12341", "3,000", "true", "–", "0.5+1")
     ]
     prototypes = [
         {"name": "small", "model": "cnn", "options": {"width": 4}, "share": 1.0},
         {"name": "a", "model": "mlp"},
     ]
-    assert value_text(prototypes) == "small (cnn, width=4)+a (mlp)"
+    assert setting_text(prototypes) == "small (cnn, width=4)+a (mlp)"
 
 
 def test_labels_of_settings_stay_apart(folder: Path) -> None:
-    comparison = Comparison(read_folder(folder))
-    assert comparison.short == {"participation_rate": "C", "split.alpha": "α"}
-    settings: Mapping[str, None] = dict.fromkeys(comparison.settings)
-    assert list(settings) == [f"C = {rate:g}, α = {alpha:g}" for rate in RATES for alpha in ALPHAS]
+    runs = read_runs(folder)
+    assert runs.short == {"participation_rate": "C", "split.alpha": "α"}
+    assert runs.settings_in_order() == [f"C = {rate:g}, α = {alpha:g}" for rate in RATES for alpha in ALPHAS]
 
 
 def test_points_of_different_settings_can_be_told_apart(tmp_path: Path, text: str) -> None:
-    assert "All 6 settings have one look here; the numbers tell them apart." in text
+    assert "All 6 settings look the same here" in text
     few = make_folder(tmp_path / "few", alphas=(0.01, 1.0), rates=(0.4,), epsilons=(0.1, 1.0), clients=6)
     page = write_report(few).read_text(encoding="utf-8")
     privacy = page.partition('id="privacy"')[2].partition("</section>")[0]
-    assert "The size of a mark tells the setting. Methods stand side by side at each ε." in privacy
+    assert "The size of a mark stands for the setting. Methods stand side by side at each ε." in privacy
     assert ">α = 0.01<" in privacy, "in the legend"
     assert ">α = 1<" in privacy
     marks = [Mark("fedaux", 1.0, 0.5, 0.0, "a", "α = 0.01"), Mark("fedaux", 1.0, 0.7, 0.0, "b", "α = 1")]
-    for draw in (folder_figures.against_privacy, folder_figures.against_bytes):
-        axes = draw(marks, settings=("α = 0.01", "α = 1")).axes[0]
+    settings = ("α = 0.01", "α = 1")
+    for figure in (
+        figures.against_values(marks, xlabel="ε", names={1.0: "1"}, settings=settings),
+        figures.against_bytes(marks, settings=settings),
+    ):
+        axes = figure.axes[0]
         drawn = {
             float(np.asarray(line.get_ydata())[0]): line.get_markersize()
             for line in axes.lines

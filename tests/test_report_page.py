@@ -13,7 +13,9 @@ import pytest
 from report_runs import CLASSES, LEVELS, make_run, read_downloads, read_metrics, read_table
 from safetensors.numpy import save_file
 
-from fedaux.report import figures, page, record, svg, write_report
+from fedaux.report import figures, page, svg, write_report
+from fedaux.report.results import Runs
+from fedaux.report.run import Run, curve_points
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +41,19 @@ def test_finding_and_result_table_hold_the_numbers_of_the_metrics(run: Path, tex
         return [max(row["accuracy"] for row in mine if row["seed"] == seed) for seed in range(3)]
 
     def cell(values: list[float]) -> str:
-        return f"{100 * statistics.mean(values):.1f} ± {100 * statistics.pstdev(values):.1f}"
+        return f"{100 * statistics.mean(values):.1f} ± {100 * statistics.stdev(values):.1f}"
 
     points = 100 * (statistics.mean(last("fedaux")) - statistics.mean(last("feddf+p")))
     assert (
         f"fedaux reached {100 * statistics.mean(last('fedaux')):.1f} % in the last round, {points:.1f} points above "
-        "feddf+p, the best of the others, at (1.0, 1e-5)-differentially private scores."
+        "feddf+p, the best other method. The certainty scores are (1, 1e-5)-differentially private."
     ) in html.unescape(text)
     table = read_table(text, "results")
     assert list(table) == ["fedaux", "feddf+p", "fedavg+p", "feddf", "fedavg"]
     for method, cells in table.items():
         assert cells[:2] == [cell(last(method)), cell(best(method))]
-    assert table["fedaux"][2:] == ["1.0", "1e-5", "1,234.6", "22.5", "41.2"]
-    assert table["fedavg"][2:4] == ["–", "–"]
+    assert table["fedaux"][2:] == ["3", "(1, 1e-5)", "22.5", "41.2", "1,234.6"]
+    assert table["fedavg"][3] == "–"
     assert "not finished" not in text
 
 
@@ -68,14 +70,15 @@ def test_sections_stand_in_order_and_headings_do_not_skip(text: str) -> None:
 def test_every_figure_offers_its_numbers(run: Path, text: str) -> None:
     downloads = read_downloads(text)
     assert list(downloads) == [
-        *("results.csv", "learning_curves.csv", "split_seed_0.csv", "scores.csv", "main_classes.csv")
+        *("results.csv", "records.csv", "curves.csv", "split_seed_0.csv", "scores.csv", "main_classes.csv")
     ]
     summary = json.loads((run / "summary.json").read_text())["rows"]
     assert {row["method"]: float(row["accuracy_mean"]) for row in downloads["results.csv"]} == {
-        row["method"]: row["accuracy_mean"] for row in summary
+        row["method"]: pytest.approx(row["accuracy_mean"]) for row in summary
     }
+    assert len(downloads["records.csv"]) == 5 * 3
     metrics = read_metrics(run)
-    rows = downloads["learning_curves.csv"]
+    rows = downloads["curves.csv"]
     assert len(rows) == 5 * 9  # round 2 was not evaluated
     for row in rows:
         same = [line for line in metrics if line["method"] == row["method"] and line["round"] == int(row["round"])]
@@ -96,7 +99,7 @@ def test_every_figure_offers_its_numbers(run: Path, text: str) -> None:
 def test_overlap_of_scores_and_data_is_stated(run: Path, text: str) -> None:
     rows = read_downloads(text)["scores.csv"]
     overlap = sum(min(float(row["share_held"]), float(row["weight"])) for row in rows) / len(CLASSES)
-    assert f"they overlap by {overlap:.2f} (1 = identical" in text
+    assert f"overlap by {overlap:.2f} (1 = identical" in text
 
 
 def test_privacy_section_says_what_is_and_what_is_not_protected(run: Path, text: str) -> None:
@@ -106,14 +109,14 @@ def test_privacy_section_says_what_is_and_what_is_not_protected(run: Path, text:
     sizes = [entry["num_examples"] for entry in entries]
     cells = read_table(text, "privacy")["fedaux"]
     assert cells[:5] == [
-        *("mean, for certainty scores, noise simulated", str(len(clients)), "1.0", "1e-5"),
+        *("mean, for certainty scores, noise simulated", str(len(clients)), "1", "1e-5"),
         f"{min(sizes)} to {max(sizes)}",
     ]
     assert cells[5] == f"{2 / max(sizes):.3g} to {2 / min(sizes):.3g}"
     plain = html.unescape(text)
     assert ledger["neighbours"] in plain
     assert f"<strong>Not protected:</strong> {ledger['unprotected']}" in plain
-    assert "whoever knows the seed" in plain
+    assert "anyone who knows the seed can remove it" in plain
 
 
 def test_epsilons_that_differ_between_clients_are_a_range(tmp_path: Path) -> None:
@@ -123,11 +126,11 @@ def test_epsilons_that_differ_between_clients_are_a_range(tmp_path: Path) -> Non
     ledger["entries"].append(ledger["entries"][0])
     (directory / "ledger.json").write_text(json.dumps(ledger))
     text = write_report(directory).read_text()
-    assert read_table(text, "privacy")["fedaux"][2] == "35.2 to ∞"
+    assert read_table(text, "privacy")["fedaux"][2] == "35.25 to ∞"
     assert "up to 2 times in one run" in text
     assert "means no differential privacy" in text
-    assert read_table(text, "results")["fedaux"][2] == "∞"
-    assert "with scores that are not differentially private." in text
+    assert read_table(text, "results")["fedaux"][3] == "(∞, 1e-5)"
+    assert "The certainty scores are not differentially private." in text
 
 
 def test_communication_and_time(text: str) -> None:
@@ -164,7 +167,7 @@ def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
     text = write_report(directory).read_text()
     assert "<script" not in text
     assert text.count(html.escape(hostile)) > 10
-    assert read_downloads(text)["learning_curves.csv"][-1]["method"] == hostile
+    assert read_downloads(text)["curves.csv"][-1]["method"] == hostile
 
 
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
@@ -175,7 +178,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     assert "This run is not finished." in text
     assert "24 of 30 for each of fedavg, fedavg+p, feddf, feddf+p, fedaux." in text
     assert "So far fedaux reached" in text
-    assert {row["seeds"] for row in read_downloads(text)["learning_curves.csv"]} == {"2", "3"}
+    assert {row["seeds"] for row in read_downloads(text)["curves.csv"]} == {"2", "3"}
 
 
 def test_a_summary_that_claims_more_than_the_metrics_is_not_believed(tmp_path: Path) -> None:
@@ -191,9 +194,9 @@ def test_a_run_that_just_started_has_a_report(tmp_path: Path) -> None:
     for name in ("metrics.jsonl", "summary.json", "ledger.json", "split.json", "scores.safetensors"):
         (directory / name).unlink()
     text = write_report(directory).read_text()
-    assert "Nothing has been measured yet." in text
+    assert "Nothing has been evaluated yet." in text
     assert "0 of 30 for each of fedavg" in text
-    assert "nothing can be said about privacy" in text
+    assert "nothing is known about privacy" in text
     assert "<svg" not in text
     (directory / "metrics.jsonl").touch()
     assert write_report(directory).read_text() == text
@@ -201,10 +204,8 @@ def test_a_run_that_just_started_has_a_report(tmp_path: Path) -> None:
 
 def test_a_method_with_one_seed_so_far_has_no_spread(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", recorded=0)
-    summary = json.loads((directory / "summary.json").read_text())
-    for row in summary["rows"]:
-        row.update(seeds_done=1 if row["method"] == "feddf" else 2, accuracy_std=0.0)
-    (directory / "summary.json").write_text(json.dumps(summary))
+    rows = [row for row in read_metrics(directory) if row["method"] != "feddf" or row["seed"] == 0]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     table = read_table(write_report(directory).read_text(), "results")
     assert {method for method, cells in table.items() if "±" in cells[0]} == set(LEVELS) - {"feddf"}
 
@@ -222,21 +223,29 @@ def test_without_a_summary_the_last_accuracies_are_shown(tmp_path: Path) -> None
     ("means", "deviation", "expected"),
     [
         ({"fedaux": 0.80, "feddf+p": 0.823}, 0.0, "fedaux reached 80.0 % in the last round, 2.3 points below feddf+p"),
-        ({"fedaux": 0.80, "fedavg": 0.8001, "feddf": 0.1}, 0.0, "level with fedavg, the best of the others"),
-        ({"fedaux": 0.80, "fedavg": 0.79}, 0.02, "the only other method (a difference within the spread over seeds)"),
+        ({"fedaux": 0.80, "fedavg": 0.8001, "feddf": 0.1}, 0.0, "level with fedavg, the best other method"),
+        ({"fedaux": 0.80, "fedavg": 0.79}, 0.02, "the only other method (less than one standard deviation over seeds)"),
         ({"fedavg": 0.40, "feddf": 0.5}, 0.0, "feddf reached 50.0 % in the last round, 10.0 points above fedavg"),
         ({"fedavg": 0.40}, 0.0, "fedavg reached 40.0 % in the last round."),
-        ({"fedavg": None}, None, "Nothing has been measured yet."),
+        ({"fedavg": None}, None, "Nothing has been evaluated yet."),
     ],
 )
 def test_finding_is_honest(means: dict[str, float | None], deviation: float | None, expected: str) -> None:
-    rows = [{"method": name, "accuracy_mean": mean, "accuracy_std": deviation} for name, mean in means.items()]
-    summary = {"rows": rows, "seeds": [0, 1], "complete": True}
-    assert expected in page.finding(record.Run("demo", "", {}, {}, [], {}, summary, {}, None))
+    half = 0.0 if deviation is None else deviation / statistics.stdev([-1, 1])
+    metrics = [
+        {"method": name, "seed": seed, "round": 1, "accuracy": None if mean is None else mean + sign * half}
+        for name, mean in means.items()
+        for seed, sign in enumerate((-1, 1))
+    ]
+    run = Run("demo", "", {"rounds": 1, "seeds": [0, 1]}, {}, metrics, {}, {"complete": True}, {}, None)
+    assert expected in page.finding(Runs("demo", {"demo": run}))
 
 
 def test_only_a_run_directory_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"empty is not a run directory: config\.toml and environment\.json missing"):
+    with pytest.raises(
+        ValueError,
+        match=r"empty is not a run directory, nor a folder of them: config\.toml and environment\.json missing",
+    ):
         write_report(tmp_path / "empty")
     directory = make_run(tmp_path / "run", levels={"fedavg": 0.3}, seeds=1)
     (directory / "summary.json").write_text("{")
@@ -258,9 +267,10 @@ def test_one_round_and_text_without_images(tmp_path: Path) -> None:
     weights = np.full((20, 10), 0.05, dtype=np.float32)
     words = {"method": "fedaux", "seed": "0", "clients": json.dumps(list(range(20)))}
     save_file({"weights_by_class": weights}, directory / "scores.safetensors", metadata=words)
-    assert figures.learning_curves(read_metrics(directory)).axes[0].get_xticks().tolist() == [1]
+    curves = figures.labelled_lines(curve_points(read_metrics(directory)))
+    assert curves.axes[0].get_xticks().tolist() == [1]
     text = write_report(directory).read_text()
-    overlap = re.search(r"they overlap by ([\d.]+) \(1 = identical; equal weights would reach ([\d.]+)\)", text)
+    overlap = re.search(r"overlap by ([\d.]+) \(1 = identical; equal weights would reach ([\d.]+)\)", text)
     assert overlap
     assert overlap[1] == overlap[2]  # these weights are equal
     assert text.count("<figure>") == 3

@@ -33,16 +33,16 @@ def methods(
     if as_json:
         typer.echo(json.dumps([asdict(method) for method in METHODS.values()], indent=1))
         return
-    from rich.table import Table
+    from fedaux.report.tables import Table, to_terminal
 
-    table = Table()
-    for column in ("method", "start", "proximal", "teacher", "scores", "memory of"):
-        table.add_column(column, no_wrap=True)
+    rows = []
     for method in METHODS.values():
-        flags = ["yes" if flag else "–" for flag in (method.proximal, method.scores)]
-        remembers = ", ".join(method.memory) or "–"
-        table.add_row(method.name, method.start, flags[0], method.teacher or "–", flags[1], remembers)
-    Console().print(table)
+        proximal, scores = ("yes" if flag else "–" for flag in (method.proximal, method.scores))
+        rows.append(
+            (method.name, method.start, proximal, method.teacher or "–", scores, ", ".join(method.memory) or "–")
+        )
+    headers = ("method", "start", "proximal", "teacher", "scores", "memory of")
+    Console().print(to_terminal(Table(headers, rows, "l" * len(headers))))
 
 
 def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugins = None) -> None:

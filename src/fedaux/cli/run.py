@@ -116,7 +116,7 @@ def _cells(recipe: str, overrides: list[str], *, apart: str | None, plugins: lis
 
 
 def _run_sweep(cells: list[Cell], *, out: Path | None, resume: bool, chosen: dict[str, Any]) -> None:
-    from fedaux.report.records import group, read_records
+    from fedaux.report.results import group, read_records
     from fedaux.sweep.display import Display, result_table
     from fedaux.sweep.runner import sweep
 

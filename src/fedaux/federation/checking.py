@@ -16,6 +16,7 @@ from fedaux.data import LabelledData
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig, load_node
 from fedaux.federation.policy import Guard, Refusal
 from fedaux.federation.work import declared_shape, own_data, update_noise
+from fedaux.formatting import privacy_budget
 from fedaux.privacy.bounds import update_problem
 from fedaux.privacy.filters import ROUNDING
 from fedaux.privacy.gaussian import noise_multiplier
@@ -113,8 +114,9 @@ def recipe_lines(config: NodeConfig, experiment: Experiment, *, num_examples: in
     asked: list[LedgerEntry] = []
     try:
         if any(METHODS[name].scores for name in experiment.method):
+            cost = privacy_budget(section.epsilon, section.delta)
             lines.append(
-                f"- certainty scores by {section.mechanism}: (ε, δ) = ({section.epsilon:g}, {section.delta:g}), "
+                f"- certainty scores by {section.mechanism}: (ε, δ) = {cost}, "
                 f"{seeds} time{'s' if seeds > 1 else ''}, one a seed;"
             )
             guard.check_release(section)

@@ -13,7 +13,7 @@ from fedaux.paper import embedded, places, published
 from fedaux.paper.study import Choice, Grid, Study, Value, chosen_methods, concerning, narrowed
 from fedaux.paper.writing import spread
 from fedaux.recipes import find_recipe, merged, read_recipe
-from fedaux.report.record import curve_points, read_run
+from fedaux.report.run import curve_points, read_run
 from fedaux.sweep import Cell, cells_of, read_records, sweep
 from fedaux.sweep import Outcome as SweepOutcome
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from fedaux.formatting import interval, privacy_budget
 from fedaux.privacy.ledger import LedgerEntry, basic_composition
 
 INTERVAL = 5e-4
@@ -91,7 +92,7 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
                 fields = {key: value for key, value in row.items() if key not in {"method", "seed"}}
                 cells.setdefault((row["seed"], row["client"]), []).append(LedgerEntry.from_json(fields))
         entries = [entry for cell in cells.values() for entry in cell]
-        sizes = _range([entry.num_examples for entry in entries])
+        sizes = interval(entry.num_examples for entry in entries)
         kinds = " and ".join(sorted({entry.noise for entry in entries}))
         about = f"({sizes} examples a client, {kinds} noise). Neighbours are {ledger['neighbours']}."
         scores = [entry for entry in entries if entry.steps is None]
@@ -105,23 +106,18 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
                 )
                 continue
             lines.append(
-                f"Privacy: each client of {method} released one vector for certainty scores at ε = {epsilon:g}, "
-                f"δ = {delta:g} {about}"
+                f"Privacy: each client of {method} released one vector for certainty scores at "
+                f"(ε, δ) = {privacy_budget(epsilon, delta)} {about}"
             )
         if updates:
-            sent = _range([sum(entry.steps is not None for entry in cell) for cell in cells.values()])
+            sent = interval(sum(entry.steps is not None for entry in cell) for cell in cells.values())
             epsilon, delta = max(map(total_cost, cells.values()))
             lines.append(
                 f"Privacy: each client of {method} sent {sent} model updates, trained with DP-SGD, at "
-                f"ε = {_range([round(entry.epsilon, 2) for entry in updates])} each. All that it sent comes to "
-                f"ε = {epsilon:.4g}, δ = {delta:g} at most {about}"
+                f"ε = {interval(round(entry.epsilon, 2) for entry in updates)} each. All that it sent comes to "
+                f"(ε, δ) = {privacy_budget(epsilon, delta)} at most {about}"
             )
     return [*lines, f"Not protected: {ledger['unprotected']}"]
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def composed_epsilon(counts: Mapping[Query, int], *, delta: float) -> float:

@@ -1,4 +1,4 @@
-"""The report of a run, or of a folder of runs: figures and one self-contained page."""
+"""The report: one self-contained page about a run, or about a folder of runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ def write_report(directory: Path) -> Path:
 
     Raises ValueError if ``directory`` is neither, or holds a file that cannot be read.
     """
-    from fedaux.report import folder_page, page, records  # drawing is loaded only when a report is asked for
+    from fedaux.files import save_text
+    from fedaux.report.page import render  # matplotlib is loaded only when a report is asked for
+    from fedaux.report.results import read_runs
 
-    write = folder_page.write_report if records.is_folder(directory) else page.write_report
-    return write(directory)
+    path = Path(directory) / "report.html"
+    save_text(path, render(read_runs(directory)))  # a reader sees the old page or the new one, never half of it
+    return path

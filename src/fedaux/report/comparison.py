@@ -1,99 +1,134 @@
-"""Several runs to be compared: rows over seeds, the settings they differ in, and who is ahead."""
+"""The figures that compare runs: the effect of settings, accuracy against privacy and against bytes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
-from fedaux.report import html
-from fedaux.report.records import Folder, group
+import numpy as np
 
-Row = dict[str, Any]
-SYMBOLS = {
-    "split.alpha": "α",
-    "split.num_clients": "clients",
-    "participation_rate": "C",
-    "certainty.epsilon": "ε",
-    "certainty.delta": "δ",
-}
-"""What the paper calls a setting; the others go by the last word of their key."""
+from fedaux.formatting import as_number, megabytes, setting_text, short
+from fedaux.report import figures, html
+from fedaux.report.figures import Mark
+from fedaux.report.results import Runs, group_key, settings_of
+
+MOST_MAPS = 4
+NOTHING = -1.0  # the epsilon of methods that release nothing through a privacy mechanism
 
 
-class Comparison:
-    """What the sections of the page share: rows over seeds, and what there is to compare."""
-
-    def __init__(self, folder: Folder) -> None:
-        self.folder = folder
-        self.records = folder.records
-        self.rows: list[Row] = sorted(
-            (row for row in group(self.records) if row["accuracy_mean"] is not None),
-            key=lambda row: -row["accuracy_mean"],
-        )
-        self.keys = folder.keys
-        ends = [SYMBOLS.get(key, key.rpartition(".")[2]) for key in self.keys]
-        self.short = {key: end if ends.count(end) == 1 else key for key, end in zip(self.keys, ends, strict=True)}
-        self.values = {key: _ordered(row[key] for row in self.rows) for key in self.keys}
-        places = {key: {value_text(value): place for place, value in enumerate(self.values[key])} for key in self.keys}
-        settings = {
-            self.setting(row): tuple(places[key][value_text(row[key])] for key in self.keys) for row in self.rows
-        }
-        self.settings = sorted(settings, key=lambda setting: settings[setting])
-        self.several_seeds = any(row["seeds_done"] > 1 for row in self.rows)
-        self.ranks = mean_ranks(self.rows, self.setting)
-        listed = dict.fromkeys(row["method"] for row in self.rows)
-        self.methods = sorted(listed, key=lambda method: self.ranks.get(method, math.inf))
-
-    def setting(self, row: Mapping[str, Any]) -> str:
-        """The values of the swept keys of a row, as a person reads them."""
-        return ", ".join(f"{self.short[key]} = {value_text(row[key])}" for key in self.keys)
-
-    def find(self, method: str, setting: str) -> Row | None:
-        """The row of a method at a setting."""
-        return next((row for row in self.rows if row["method"] == method and self.setting(row) == setting), None)
-
-    def spread(self, row: Row, measure: str = "accuracy") -> str:
-        """Mean and deviation over seeds in percent."""
-        return html.spread(row[f"{measure}_mean"], row[f"{measure}_std"] if row["seeds_done"] > 1 else None)
+def effect_of_settings(runs: Runs) -> str:
+    """Return the section on the swept keys: heat maps for the two with the largest effect, lines for one."""
+    wide = [key for key in runs.keys if len(runs.values[key]) > 1]
+    if not wide or (wide == ["certainty.epsilon"] and against_privacy(runs)):  # the budget has a figure of its own
+        return ""
+    if len(wide) == 1:
+        return _one_key(runs, wide[0])
+    row_key, column_key = sorted(sorted(wide, key=lambda key: -_effect(runs, key))[:2], key=wide.index)
+    if len(runs.values[row_key]) > len(runs.values[column_key]):
+        row_key, column_key = column_key, row_key
+    rows, columns = (list(map(setting_text, runs.values[key])) for key in (row_key, column_key))
+    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for row in runs.rows:
+        found[row["method"], setting_text(row[row_key]), setting_text(row[column_key])].append(row["accuracy_mean"])
+    means = {place: sum(values) / len(values) for place, values in found.items()}
+    panels = [
+        (method, np.array([[means.get((method, one, other), math.nan) for other in columns] for one in rows]))
+        for method in runs.methods
+    ]
+    labels = runs.short[row_key], runs.short[column_key]
+    figure = figures.heat_maps(panels[:MOST_MAPS], rows=rows, columns=columns, labels=labels)
+    caption = f"Test accuracy in the last round, %, over {labels[0]} and {labels[1]}; the best of each method is bold."
+    if others := [runs.short[key] for key in wide if key not in (row_key, column_key)]:
+        caption += f" These two have the largest effect; each number is a mean over {' and '.join(others)}."
+    if len(panels) > MOST_MAPS:
+        caption += f" The {MOST_MAPS} methods with the best mean rank are drawn; the saved numbers include all."
+    data = [(*place, f"{mean:.6g}", len(found[place])) for place, mean in means.items()]
+    headers = ("method", row_key, column_key, "accuracy", "settings")
+    title = f"Effect of {labels[0]} and {labels[1]}"
+    return html.section("settings", title, html.picture_of(figure, "settings", caption, headers, data))
 
 
-def mean_ranks(rows: Sequence[Row], setting: Callable[[Row], str]) -> dict[str, float]:
-    """The mean place of each method over the settings in which all methods were measured, 1 for the best."""
-    methods = {row["method"] for row in rows}
-    by_setting: dict[str, dict[str, float]] = {}
+def _one_key(runs: Runs, key: str) -> str:
+    texts, name = list(map(setting_text, runs.values[key])), runs.short[key]
+    costs = {row["key"]: float(texts.index(setting_text(row[key]))) for row in runs.rows}
+    marks, settings, headers, data = _marks(runs, costs, key, apart=(key,))
+    figure = figures.against_values(marks, xlabel=name, names=dict(enumerate(texts)), settings=settings)
+    deviation = ", mean and standard deviation over seeds," if runs.several_seeds else ""
+    caption = f"Test accuracy in the last round{deviation} against {name}."
+    return html.section("settings", f"Effect of {name}", html.picture_of(figure, "settings", caption, headers, data))
+
+
+def _effect(runs: Runs, key: str) -> float:
+    """Return how far the mean accuracies of a key's values lie apart."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in runs.rows:
+        found[setting_text(row[key])].append(row["accuracy_mean"])
+    means = [sum(values) / len(values) for values in found.values()]
+    return max(means) - min(means)
+
+
+def against_privacy(runs: Runs) -> str:
+    """Return accuracy against epsilon, if there are several runs and budgets."""
+    costs = {row["key"]: as_number(row["epsilon"], missing=NOTHING) for row in runs.rows}
+    names = {cost: "nothing\nreleased" if cost == NOTHING else short(cost) for cost in sorted(set(costs.values()))}
+    if runs.only or len(set(names.values())) < 2:
+        return ""
+    apart = tuple(key for key in runs.keys if key.startswith(("certainty.epsilon", "local.privacy.")))
+    marks, settings, headers, data = _marks(runs, costs, "epsilon", apart=apart)
+    caption = (
+        f"Test accuracy in the last round{', with the standard deviation over seeds,' if runs.several_seeds else ''} "
+        "against the ε of the client that spent most, from the ledgers. Points that differ only in their budget are "
+        f"joined.{_told_apart(settings)}" + (" Methods stand side by side at each ε." if len(runs.methods) > 1 else "")
+    )
+    xlabel = "ε of the client that spent most"
+    figure = figures.against_values(marks, xlabel=xlabel, names=names, settings=settings)
+    return html.picture_of(figure, "privacy", caption, headers, data)
+
+
+def against_bytes(runs: Runs) -> str:
+    """Return accuracy against the bytes of a run, or that all sent the same."""
+    costs = {
+        row["key"]: (row["bytes_up"] + row["bytes_down"]) / 1e6 for row in runs.rows if row["bytes_up"] is not None
+    }
+    if len(costs) < 2 or min(costs.values()) <= 0:
+        return ""
+    if (most := max(costs.values())) < 1.02 * min(costs.values()):
+        same = f"All methods and settings sent the same amount within 2 %: {megabytes(1e6 * most)} MB per run."
+        return html.note(same)
+    marks, settings, headers, data = _marks(runs, costs, "megabytes")
+    caption = (
+        "Test accuracy in the last round against the data sent in both directions, including the preparation. The "
+        f"dotted line joins the results that nothing cheaper beats.{_told_apart(settings)}"
+    )
+    return html.picture_of(figures.against_bytes(marks, settings=settings), "bytes", caption, headers, data)
+
+
+def _told_apart(settings: Sequence[str]) -> str:
+    if len(settings) < 2:
+        return ""
+    if figures.mark_sizes(settings):
+        return " The size of a mark stands for the setting."
+    return f" All {len(settings)} settings look the same here; the saved numbers tell them apart."
+
+
+def _marks(
+    runs: Runs, costs: Mapping[str, float], cost: str, *, apart: tuple[str, ...] = ()
+) -> tuple[list[Mark], list[str], tuple[str, ...], list[tuple[object, ...]]]:
+    """Return every row with a cost as a mark, the settings of the marks in order, and their numbers.
+
+    Rows whose settings differ in the keys ``apart`` alone are of one line.
+    """
+    rows = [row for row in runs.rows if row["key"] in costs]
+    shown = [key for key in runs.keys if key not in apart]
+    marks, data = [], []
     for row in rows:
-        by_setting.setdefault(setting(row), {})[row["method"]] = row["accuracy_mean"]
-    whole = [found for found in by_setting.values() if found.keys() == methods]
-    if not whole:
-        return {}
-
-    def rank(found: Mapping[str, float], method: str) -> float:
-        above = sum(value > found[method] for value in found.values())
-        level = sum(value == found[method] for value in found.values())
-        return above + (level + 1) / 2
-
-    return {method: sum(rank(found, method) for found in whole) / len(whole) for method in methods}
-
-
-def _ordered(values: Iterable[Any]) -> list[Any]:
-    """Different values, numbers in their order and before words, words in the order they come."""
-    unique = list({value_text(value): value for value in values}.values())
-    numbers = [value for value in unique if isinstance(value, int | float) and not isinstance(value, bool)]
-    return [*sorted(numbers), *(value for value in unique if value not in numbers)]
-
-
-def value_text(value: Any) -> str:
-    """A setting as a person writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):  # three digits where they say it all: different values must not read alike
-        return short if float(short := html.short(value).replace("∞", "inf")) == value else repr(value)
-    if isinstance(value, list):
-        return "+".join(map(value_text, value))
-    if isinstance(value, Mapping):  # a prototype by its name, with what else it says
-        rest = [value_text(item) for key, item in value.items() if key not in ("name", "options", "share")]
-        rest += [f"{key}={value_text(item)}" for key, item in (value.get("options") or {}).items()]
-        return f"{value.get('name', '')} ({', '.join(rest)})".replace(" ()", "").strip()
-    return "–" if value is None else str(value)
+        price, numbers = costs[row["key"]], (row["accuracy_mean"], row["accuracy_std"], row["accuracy_max_mean"])
+        rest = {key: value for key, value in settings_of(row).items() if key in shown}
+        line = group_key({"method": row["method"]} | rest)
+        marks.append(Mark(row["method"], price, *numbers[:2], line, runs.setting(row, shown)))
+        written = setting_text(row[cost]) if cost in runs.keys else "" if price == NOTHING else f"{price:.6g}"
+        texts = (f"{number:.6g}" for number in numbers)
+        data.append((row["method"], runs.setting(row), written, *texts, row["seeds_done"]))
+    headers = ("method", "setting", cost, "accuracy_mean", "accuracy_std", "accuracy_max_mean", "seeds")
+    return marks, runs.settings_in_order(shown, rows), headers, data

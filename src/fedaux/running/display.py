@@ -20,13 +20,15 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 
 from fedaux.config import Experiment
+from fedaux.report.results import results_table
+from fedaux.report.tables import Table, bold_row, to_terminal
 
 if TYPE_CHECKING:  # a sweep shows its progress without torch
     import numpy as np
     from numpy.typing import NDArray
+    from rich.table import Table as TerminalTable
 
     from fedaux.core.task import Task
 
@@ -123,44 +125,28 @@ class Display:
             self._console.print(line, highlight=False, soft_wrap=True)
 
 
-def result_table(summary: Mapping[str, Any]) -> Table:
-    """Return the final table: mean and spread over seeds, of the last round and of the maximum over rounds."""
-    seeds: Sequence[int] = summary["seeds"]
-    table = Table(
-        title=f"{summary['name']}: test accuracy in %"
-        + (f", mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f", seed {seeds[0]}"),
-        title_justify="left",
-    )
-    table.add_column("method", no_wrap=True)
-    table.add_column("last round", justify="right")
-    table.add_column("best round", justify="right")
-    protected = any(row["updates_protected"] for row in summary["rows"])
-    table.add_column("(ε, δ) of all" if protected else "scores' (ε, δ)", justify="right", no_wrap=True)
-    table.add_column("s a seed", justify="right")
-    table.add_column("MB up / down", justify="right")
-    best = max((row["accuracy_mean"] for row in summary["rows"] if row["accuracy_mean"] is not None), default=None)
-    for row in summary["rows"]:
-        private = "–" if row["epsilon"] is None else f"({_epsilon(row['epsilon'])}, {row['delta']:g})"
-        table.add_row(
-            row["method"],
-            _with_spread(row["accuracy_mean"], row["accuracy_std"], seeds=row["seeds_done"]),
-            _with_spread(row["accuracy_max_mean"], row["accuracy_max_std"], seeds=row["seeds_done"]),
-            private,
-            f"{row['seconds']:.1f}",
-            f"{row['bytes_up'] / 1e6:.1f} / {row['bytes_down'] / 1e6:.1f}",
-            style="bold" if row["accuracy_mean"] == best else None,
-        )
-    return table
-
-
-def _with_spread(mean: float | None, spread: float | None, *, seeds: int) -> str:
-    if mean is None or spread is None:
-        return "–"
-    return f"{100 * mean:.1f} ± {100 * spread:.1f}" if seeds > 1 else f"{100 * mean:.1f}"
-
-
 def _percent(accuracy: float | None, *, width: int) -> str:
     return "" if accuracy is None else f"{100 * accuracy:>{width}.1f} %"
+
+
+def result_table(summary: Mapping[str, Any]) -> TerminalTable:
+    """Return the final table: accuracy over seeds and its cost, one row per method."""
+    seeds: Sequence[int] = summary["seeds"]
+    over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
+    covered = "everything sent" if any(row["updates_protected"] for row in summary["rows"]) else "the certainty scores"
+    caption = f"{summary['name']}: test accuracy in %, {over}; (ε, δ) covers {covered}"
+    return to_terminal(results_table(summary["rows"], caption=caption, without="seeds"))
+
+
+def split_table(table: NDArray[np.int64], classes: Sequence[str], *, how: str) -> TerminalTable:
+    """Return the client-by-class table of a split."""
+    headers = ("client", *classes, "all")
+    rows = [
+        *((client, *(count or "·" for count in counts), counts.sum()) for client, counts in enumerate(table)),
+        ("all", *table.sum(axis=0), table.sum()),
+    ]
+    bold = bold_row(len(table), headers)
+    return to_terminal(Table(headers, rows, "r" * len(headers), f"Examples by client and class ({how})", bold))
 
 
 def dropped_lines(directory: Path) -> list[str]:
@@ -195,20 +181,3 @@ def h0_lines(directory: Path, checkpoint: str | None) -> list[str]:
     cards = [read_card(file) or {} for file in files]
     several = [one for card in cards for one in (card.get("prototypes") or {"": card}).values()]
     return [line for card in several if (line := probe_line(card)) is not None]
-
-
-def split_table(table: NDArray[np.int64], classes: Sequence[str], *, how: str) -> Table:
-    """Return the client-by-class table of a split."""
-    shown = Table(title=f"Examples by client and class ({how})", title_justify="left")
-    shown.add_column("client", justify="right")
-    for name in (*classes, "all"):
-        shown.add_column(name, justify="right")
-    for client, counts in enumerate(table):
-        shown.add_row(str(client), *(str(count) if count else "·" for count in counts), str(counts.sum()))
-    shown.add_section()
-    shown.add_row("all", *(str(count) for count in table.sum(axis=0)), str(table.sum()))
-    return shown
-
-
-def _epsilon(value: float | str) -> str:
-    return "∞" if value == "inf" else f"{value:.3g}"

@@ -19,6 +19,7 @@ from fedaux.core.dpsgd import schedule
 from fedaux.core.methods import METHODS
 from fedaux.core.round import clients_a_round
 from fedaux.core.task import assign_prototypes
+from fedaux.formatting import interval, privacy_budget
 from fedaux.models import MODELS
 from fedaux.privacy import mean, paper
 from fedaux.privacy.accounting import Query, composed_epsilon
@@ -100,8 +101,8 @@ class PrivacyPlan:
         advice = knobs.get(section.mechanism, "raise certainty.epsilon or certainty.regularisation")
         remedy = f"it takes {needed} examples" if needed is not None else "no number of examples will do"
         return (
-            f"Warning: {_listed([member.client for member in members])} with {_range(sizes)} examples: the noise on "
-            f"the certainty scores is {_range(shares)} times the largest signal there can be. For {NOISE_LIMIT:g} at "
+            f"Warning: {_listed([member.client for member in members])} with {interval(sizes)} examples: the noise on "
+            f"the certainty scores is {interval(shares)} times the largest signal there can be. For {NOISE_LIMIT:g} at "
             f"epsilon {section.epsilon:g} {remedy}; {advice}."
         )
 
@@ -149,11 +150,13 @@ class PrivacyPlan:
             table.add_column(column, justify="right")
         for client in group.clients:
             scores = client.scores
-            spent = [_cost(cost) for cost in (client.update, client.expected, client.worst) if cost is not None]
+            spent = [
+                privacy_budget(*cost) for cost in (client.update, client.expected, client.worst) if cost is not None
+            ]
             table.add_row(
                 str(client.client),
                 str(client.num_examples),
-                "–" if scores is None else _cost(scores.cost),
+                "–" if scores is None else privacy_budget(*scores.cost),
                 "–" if scores is None or math.isinf(scores.cost[0]) else f"{scores.noise_share:.2g}",
                 *(spent if self.protected_updates else ["not protected"]),
             )
@@ -270,17 +273,6 @@ def _feature_widths(experiment: ExperimentFields, input_shape: tuple[int, ...]) 
     return [widths[name] for name in assign_prototypes(experiment)]
 
 
-def _cost(cost: Cost | None) -> str:
-    if cost is None:
-        return "–"
-    return f"({'∞' if math.isinf(cost[0]) else f'{cost[0]:.3g}'}, {cost[1]:.3g})"
-
-
 def _listed(clients: Sequence[int]) -> str:
     shown = ", ".join(map(str, clients[:8])) + (", ..." if len(clients) > 8 else "")
     return f"client{'s' if len(clients) != 1 else ''} {shown}"
-
-
-def _range(values: Sequence[float]) -> str:
-    low, high = (f"{value:.3g}" if isinstance(value, float) else str(value) for value in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedaux.config import Experiment
+from fedaux.formatting import over_seeds
 from fedaux.privacy.accounting import total_cost
 from fedaux.privacy.ledger import SCORES, LedgerEntry, worst_client
 
@@ -36,17 +37,17 @@ def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> d
 
 def _row(cells: Sequence[Mapping[str, Any]], *, protected: bool) -> dict[str, Any]:
     measured = [[row["accuracy"] for row in cell["rows"] if row["accuracy"] is not None] for cell in cells]
-    last = [accuracies[-1] for accuracies in measured if accuracies]
-    best = [max(accuracies) for accuracies in measured if accuracies]
+    last = over_seeds([accuracies[-1] for accuracies in measured if accuracies])
+    best = over_seeds([max(accuracies) for accuracies in measured if accuracies])
     entries = [[LedgerEntry.from_json(entry) for entry in cell["ledger"]] for cell in cells]
     costs = [worst_client(cell, compose=total_cost) for cell in entries]
     spent = max((cost for cost in costs if cost is not None), default=None)
     return {
         "seeds_done": len(cells),
-        "accuracy_mean": _mean(last),
-        "accuracy_std": _spread(last),
-        "accuracy_max_mean": _mean(best),
-        "accuracy_max_std": _spread(best),
+        "accuracy_mean": last[0],
+        "accuracy_std": last[1],
+        "accuracy_max_mean": best[0],
+        "accuracy_max_std": best[1],
         "epsilon": None if spent is None else "inf" if math.isinf(spent[0]) else spent[0],
         "delta": None if spent is None else spent[1],
         "mechanism": next((entry.mechanism for cell in entries for entry in cell if entry.purpose == SCORES), None),
@@ -55,14 +56,6 @@ def _row(cells: Sequence[Mapping[str, Any]], *, protected: bool) -> dict[str, An
         "bytes_up": _mean_of_total(cells, "bytes_up"),
         "bytes_down": _mean_of_total(cells, "bytes_down"),
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _spread(values: Sequence[float]) -> float | None:
-    return (statistics.stdev(values) if len(values) > 1 else 0.0) if values else None
 
 
 def _seconds(cell: Mapping[str, Any]) -> float:

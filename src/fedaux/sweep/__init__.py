@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedaux.report.records import group, read_records
+    from fedaux.report.results import group, read_records
     from fedaux.sweep.grid import Cell, axes_of, cells_of, expand
     from fedaux.sweep.runner import Outcome, Watcher, sweep
 
@@ -19,7 +19,7 @@ __all__ = ["Cell", "Outcome", "Watcher", "axes_of", "cells_of", "expand", "group
 _HOMES = {
     **dict.fromkeys(("Cell", "axes_of", "cells_of", "expand"), "fedaux.sweep.grid"),
     **dict.fromkeys(("Outcome", "Watcher", "sweep"), "fedaux.sweep.runner"),
-    **dict.fromkeys(("group", "read_records"), "fedaux.report.records"),
+    **dict.fromkeys(("group", "read_records"), "fedaux.report.results"),
 }
 
 

@@ -12,9 +12,9 @@ from rich.markup import escape
 from rich.progress import TaskID, TextColumn
 from rich.table import Table
 
-from fedaux.report.comparison import value_text
-from fedaux.report.html import budget, megabytes
-from fedaux.report.records import settings_of
+from fedaux.formatting import setting_text
+from fedaux.report.results import ranked, results_table, settings_of
+from fedaux.report.tables import to_terminal
 from fedaux.running.display import QUIET_SECONDS, live_bar
 from fedaux.sweep.grid import Cell
 
@@ -129,40 +129,16 @@ def plan_lines(cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[
 
 def result_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the ranking of methods and settings, best last round first."""
-    table = Table(title=f"{name}: test accuracy in %, mean ± standard deviation over seeds", title_justify="left")
     keys = list(dict.fromkeys(key for row in rows for key in settings_of(row)))
-    for column in ("method", *(key.rpartition(".")[2] for key in keys)):
-        table.add_column(column, no_wrap=True)
-    # On a narrow terminal others are broken into lines before the figures that rows are ranked by lose anything.
-    whole = max((len(_spread(row, "accuracy")) for row in rows), default=0)
-    table.add_column("last round", justify="right", no_wrap=True, min_width=whole)
-    for column in ("best round", "seeds", "ε", "MB up / down"):
-        table.add_column(column, justify="right")
-    ranked = sorted(rows, key=lambda row: -(row["accuracy_mean"] if row["accuracy_mean"] is not None else -1))
-    for row in ranked[:MOST_ROWS]:
-        table.add_row(
-            escape(row["method"]),
-            *(escape(_shown(row[key])) for key in keys),
-            _spread(row, "accuracy"),
-            _spread(row, "accuracy_max"),
-            str(row["seeds_done"]),
-            budget(row["epsilon"]),
-            f"{megabytes(row['bytes_up'])} / {megabytes(row['bytes_down'])}",
-        )
-    if len(ranked) > MOST_ROWS:
-        table.caption = f"and {len(ranked) - MOST_ROWS} more, see the report"
-    return table
-
-
-def _spread(row: Mapping[str, Any], measure: str) -> str:
-    mean, deviation = row[f"{measure}_mean"], row[f"{measure}_std"]
-    if mean is None:
-        return "–"
-    return f"{100 * mean:.1f}" + (f" ± {100 * deviation:.1f}" if row["seeds_done"] > 1 else "")
+    caption = f"{name}: test accuracy in %, mean ± standard deviation over seeds"
+    if len(rows) > MOST_ROWS:
+        caption += f"; the best {MOST_ROWS} of {len(rows)}, all are in the report"
+    names = {key: key.rpartition(".")[2] for key in keys}
+    return to_terminal(results_table(ranked(rows)[:MOST_ROWS], names=names, caption=caption, without="seconds"))
 
 
 def _shown(value: Any) -> str:
-    return f"[{', '.join(map(_shown, value))}]" if isinstance(value, list) else value_text(value)
+    return f"[{', '.join(map(_shown, value))}]" if isinstance(value, list) else setting_text(value)
 
 
 def _time(seconds: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 REQUIRED = ("config.toml", "environment.json")  # written before the first round; all else may still be missing
 Array = npt.NDArray[Any]
 Record = Mapping[str, Any]
+Row = dict[str, Any]
 
 
 class Point(NamedTuple):
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """What ``scores.safetensors`` holds; images are None where the auxiliary data has none, texts likewise."""
+    """What ``scores.safetensors`` holds; images or texts are None if the auxiliary data has none."""
 
     weights: Array
     images: Array | None
@@ -45,60 +45,44 @@ class Scores:
 
 @dataclass(frozen=True)
 class Run:
-    """The files of a run directory, read; those not written yet are empty."""
+    """The files of a run directory; those not written yet are empty."""
 
     name: str
     config_text: str
     config: Record
     environment: Record
-    metrics: list[dict[str, Any]]
+    metrics: list[Row]
     ledger: Record
     summary: Record
     split: Record
     scores: Scores | None
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The summary's rows, best first; without a summary, the last accuracies that were recorded."""
-        rows = [dict(row) for row in self.summary.get("rows", [])] or [
-            {"method": method, "accuracy_mean": points[-1].mean}
-            for method, points in curve_points(self.metrics).items()
-        ]
-        for row in rows:
-            row["method"] = str(row["method"])
-            row["several"] = row.get("seeds_done", len(self.summary.get("seeds", []))) > 1
-        return sorted(rows, key=lambda row: -as_number(row.get("accuracy_mean"), missing=-1))
-
-    @property
-    def rounds_by_method(self) -> dict[str, list[dict[str, Any]]]:
-        """The recorded rounds of each method, methods in the order of the result table."""
-        groups: dict[str, list[dict[str, Any]]] = {row["method"]: [] for row in self.rows}
-        for row in self.metrics:
-            groups.setdefault(str(row["method"]), []).append(row)
-        return {method: rows for method, rows in groups.items() if rows}
-
-    @property
     def progress(self) -> dict[str, tuple[int, int]]:
         """Rounds recorded and rounds planned, over all seeds, for each method."""
         seeds = self.config.get("seeds", [0])
         planned = int(self.config.get("rounds", 0)) * (len(seeds) if isinstance(seeds, list) else 1)
-        method = self.config.get("method", [])
-        methods = [str(name) for name in (method if isinstance(method, list) else [method])]
         recorded = Counter(str(row["method"]) for row in self.metrics)
-        return {name: (recorded[name], planned) for name in dict.fromkeys([*methods, *recorded])}
+        methods = dict.fromkeys([*methods_of(self.config), *recorded])
+        return {name: (recorded[name], planned) for name in methods}
 
     @property
     def complete(self) -> bool:
         """Whether the summary says so and no planned round is missing."""
         return bool(self.summary.get("complete")) and all(done >= all_ for done, all_ in self.progress.values())
 
+    @property
+    def updates_protected(self) -> bool:
+        """Whether (epsilon, delta) covers the model updates, too."""
+        return any(row.get("updates_protected") for row in self.summary.get("rows", []))
+
 
 def read_run(directory: Path) -> Run:
-    """Read a run directory, finished or not. Raises ValueError naming the directory and what is wrong."""
+    """Read a run directory, finished or not; ValueError names the file that is wrong."""
     directory = Path(directory)
     missing = [name for name in REQUIRED if not (directory / name).is_file()]
     if missing:
-        raise ValueError(f"{directory} is not a run directory: {' and '.join(missing)} missing")
+        raise ValueError(f"{directory} is not a run directory, nor a folder of them: {' and '.join(missing)} missing")
     text = (directory / "config.toml").read_text(encoding="utf-8", errors="replace")
     try:
         config = tomllib.loads(text)
@@ -133,13 +117,10 @@ def curve_points(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Point]]:
     }
 
 
-def as_number(value: Any, *, missing: float = math.nan) -> float:
-    """A JSON number, ``missing`` for null or NaN, infinity for "inf"."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return missing
-    return missing if math.isnan(number) else number
+def methods_of(values: Mapping[str, Any]) -> list[str]:
+    """Return the methods of a configuration, one or a list."""
+    found = values.get("method", [])
+    return [str(method) for method in found] if isinstance(found, list) else [str(found)]
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""A table as data, and its renderers: terminal, Markdown, HTML; and CSV for its numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table as TerminalTable
+
+LONG = 18
+"""Cells of text with more characters than this may be broken into lines."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headers; the first column names the row."""
+
+    headers: Sequence[str]
+    """Without any text, the table has no header line."""
+    rows: Sequence[Sequence[object]]
+    align: str = ""
+    """One letter per column, ``l`` or ``r``; by default the first is ``l`` and the others are ``r``."""
+    caption: str = ""
+    bold: Collection[tuple[int, int]] = ()
+    """Cells that stand out, as (row, column)."""
+    links: Mapping[int, str] = field(default_factory=dict)
+    """Where the first cell of a row leads."""
+    unbroken: Collection[int] = ()
+    """Columns that a narrow terminal must not break into lines."""
+
+    def __post_init__(self) -> None:
+        widths = {len(row) for row in self.rows} | ({len(self.align)} if self.align else set())
+        if widths - {len(self.headers)}:
+            raise ValueError(f"{len(self.headers)} headers for rows or alignment of {sorted(widths)} columns")
+
+    def left(self, column: int) -> bool:
+        """Return whether a column is aligned to the left, as text is."""
+        return self.align[column] == "l" if self.align else column == 0
+
+    def cells(self) -> Iterable[list[tuple[str, bool]]]:
+        """Yield the rows: text of each cell, and whether it is bold."""
+        for number, row in enumerate(self.rows):
+            yield [(str(cell), (number, column) in self.bold) for column, cell in enumerate(row)]
+
+
+def bold_row(number: int, headers: Sequence[str]) -> set[tuple[int, int]]:
+    """Return all cells of a row, for :attr:`Table.bold`."""
+    return {(number, column) for column in range(len(headers))}
+
+
+def to_terminal(table: Table) -> TerminalTable:
+    """Return a table that rich prints."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as TerminalTable
+    from rich.text import Text
+
+    shown = TerminalTable(title=Text(table.caption), title_justify="left", show_header=any(table.headers))
+    shown.box, shown.padding, shown.show_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
+    for column, name in enumerate(table.headers):
+        fixed = column in table.unbroken
+        shown.add_column(
+            Text(name),
+            justify="left" if table.left(column) else "right",
+            no_wrap=fixed or table.left(column),
+            min_width=max((len(str(row[column])) for row in table.rows), default=0) if fixed else None,
+        )
+    for row in table.cells():
+        shown.add_row(*(Text(text, style="bold" if bold else "") for text, bold in row))
+    return shown
+
+
+def to_markdown(table: Table) -> str:
+    """Return a Markdown table; the caption is left to the text around it."""
+
+    def line(cells: Iterable[str]) -> str:
+        written = (cell.replace("|", r"\|").replace("\n", " ") for cell in cells)
+        return f"| {' | '.join(written)} |\n"
+
+    rule = ("---" if table.left(column) else "---:" for column in range(len(table.headers)))
+    rows = ((f"**{text}**" if bold and text else text for text, bold in row) for row in table.cells())
+    return "".join([line(table.headers), line(rule), *map(line, rows)])
+
+
+def to_html(table: Table) -> str:
+    """Return a table that scrolls in its own box, under its caption."""
+
+    def kind(column: int, text: str = "") -> str:
+        wrap = " wrap" if column and len(text) > LONG else ""
+        return f' class="text{wrap}"' if table.left(column) else ""
+
+    names = (f'<th scope="col"{kind(column)}>{escape(name)}</th>' for column, name in enumerate(table.headers))
+    head = f"<thead><tr>{''.join(names)}</tr></thead>\n" if any(table.headers) else ""
+    lines = []
+    for number, ((name, _), *others) in enumerate(table.cells()):
+        best = all((number, column) in table.bold for column in range(len(table.headers)))
+        first = escape(name)
+        if target := table.links.get(number):
+            first = f'<a href="{escape(target)}">{first}</a>'
+        cells = "".join(
+            f"<td{kind(column, text)}>"
+            + (f"<strong>{escape(text)}</strong>" if bold and not best else escape(text))
+            + "</td>"
+            for column, (text, bold) in enumerate(others, start=1)
+        )
+        lines.append(f'<tr{" class=best" if best else ""}><th scope="row"{kind(0)}>{first}</th>{cells}</tr>')
+    caption, body = escape(table.caption), "\n".join(lines)
+    return (
+        f'<p class="caption">{caption}</p>\n<div class="scroll" role="region" tabindex="0" aria-label="{caption}">\n'
+        f"<table>\n{head}<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
+    )
+
+
+def to_csv(headers: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Return headers and rows as CSV."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(headers)
+    writer.writerows(rows)
+    return buffer.getvalue()

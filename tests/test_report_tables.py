@@ -1,0 +1,88 @@
+"""Tables as data, their renderers, and how numbers are written."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+
+import pytest
+from rich.console import Console
+
+from fedaux.formatting import interval, mean_and_deviation, megabytes, over_seeds, privacy_budget, short
+from fedaux.report.tables import Table, bold_row, to_csv, to_html, to_markdown, to_terminal
+
+HEADERS = ("method", "last\nround", "note")
+TABLE = Table(
+    HEADERS,
+    [("fedaux", "71.2 ± 2.1", "a | b"), ("[red]<i>", 3, "")],
+    "lrl",
+    "Results & more",
+    {(0, 1)},
+    {1: 'x"y.html'},
+)
+
+
+def test_markdown_has_alignment_bold_cells_and_no_broken_rows() -> None:
+    assert to_markdown(TABLE).splitlines() == [
+        "| method | last round | note |",
+        "| --- | ---: | --- |",
+        r"| fedaux | **71.2 ± 2.1** | a \| b |",
+        "| [red]<i> | 3 |  |",
+    ]
+
+
+def test_html_escapes_what_it_is_given() -> None:
+    text = to_html(TABLE)
+    assert '<p class="caption">Results &amp; more</p>' in text
+    assert "<strong>71.2 ± 2.1</strong>" in text
+    assert '<a href="x&quot;y.html">[red]&lt;i&gt;</a>' in text
+    assert re.findall(r'<th scope="col"([^>]*)>', text) == [' class="text"', "", ' class="text"']
+    whole = to_html(Table(HEADERS, TABLE.rows, bold=bold_row(1, HEADERS)))
+    assert whole.count("<tr class=best>") == 1
+    assert "<strong>" not in whole
+    assert "<thead>" not in to_html(Table(("", ""), [("a", "b")]))
+
+
+def test_terminal_shows_cells_as_they_are_and_keeps_a_column_whole() -> None:
+    console = Console(width=34, file=io.StringIO())
+    narrow = Table(HEADERS, TABLE.rows, "lrr", "Results", unbroken=[1])
+    with console.capture() as captured:
+        console.print(to_terminal(narrow))
+    assert "[red]<i>" in captured.get()
+    assert " 71.2 ± 2.1 " in captured.get()
+    assert captured.get().startswith("Results")
+
+
+def test_csv_can_be_read_back() -> None:
+    rows = [['a,"b"', "1"], ["c\nd", "2"]]
+    assert list(csv.reader(io.StringIO(to_csv(("x", "y"), rows)))) == [["x", "y"], *rows]
+
+
+def test_rows_must_fit_the_headers() -> None:
+    with pytest.raises(ValueError, match="2 headers"):
+        Table(("a", "b"), [(1, 2, 3)])
+    with pytest.raises(ValueError, match="2 headers"):
+        Table(("a", "b"), [(1, 2)], "l")
+
+
+def test_numbers_are_written_in_one_way() -> None:
+    assert mean_and_deviation(0.7123, 0.0211) == "71.2 ± 2.1"
+    assert mean_and_deviation(0.7123) == "71.2"
+    assert mean_and_deviation(71.23, 0.0, scale=1) == "71.2 ± 0.0"
+    assert mean_and_deviation(None, 0.1) == "–"
+    assert privacy_budget(0.5, 1e-5) == "(0.5, 1e-5)"
+    assert privacy_budget(12.3456, 1e-6) == "(12.35, 1e-6)"
+    assert privacy_budget("inf", 1e-5) == privacy_budget(math.inf, 1e-5) == "(∞, 1e-5)"
+    assert privacy_budget(None, None) == "–"
+    assert [short(value) for value in (0.05223, 1e-5, 1e20, None, math.inf)] == ["0.0522", "1e-5", "1e20", "–", "∞"]
+    assert [megabytes(value) for value in (61_700, 22_500_000, 1.5e9, None)] == ["0.0617", "22.5", "1,500.0", "–"]
+    assert interval([3, None, 1200]) == "3 to 1,200"
+    assert interval([0.5, 0.5]) == "0.5"
+    assert interval([]) == "–"
+    assert over_seeds([]) == (None, None)
+    assert over_seeds([0.5]) == (0.5, 0.0)
+    mean, deviation = over_seeds([1.0, 3.0])
+    assert mean == 2.0
+    assert deviation == pytest.approx(math.sqrt(2))
