@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedaux.paper import published
-from fedaux.paper.writing import markdown_table
+from fedaux.paper.tables import Table
 
 HEADING = """# The paper's tables
 
@@ -29,13 +29,12 @@ def render() -> str:
                 for method, cells in block.items()
                 if method != "columns"
             ]
-            parts.append(markdown_table([title, *block["columns"]], rows))
+            parts.append(Table([title, *block["columns"]], rows).to_markdown())
     claims = [[name, claim["value"]] for name, claim in published.tables()["claims"].items()]
-    parts.append(
-        "## In the text\n\nFigures that stand in the text alone.\n\n" + markdown_table(["where", "value"], claims)
-    )
+    table = Table(["where", "value"], claims).to_markdown()
+    parts.append(f"## In the text\n\nFigures that stand in the text alone.\n\n{table}")
     subsets = [[name, *cells] for name, cells in published.tables()["subsets"].items() if name != "label"]
-    parts.append("## Subsets of ImageNet\n\n" + markdown_table(["subset", "WordNet id", "images"], subsets))
+    parts.append(Table(["subset", "WordNet id", "images"], subsets, "Subsets of ImageNet").to_markdown())
     return "\n".join(parts)
 
 

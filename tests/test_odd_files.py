@@ -15,7 +15,6 @@ from test_formats import image_folder, pixels, png, write_csv
 from fedaux.config import Auxiliary, Data
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.data.lines import open_csv, open_jsonl
-from fedaux.data.sources import count_auxiliary
 from fedaux.data.tables import number_labels
 
 
@@ -125,7 +124,6 @@ def test_rows_of_a_table_are_chosen_by_their_ids(tmp_path: Path, source: str) ->
     write_rows()
     section = Auxiliary(source=source, path=str(file), wordnet="dogs")
     assert (load_auxiliary(section).numpy() == images[[0, 2, 3]]).all()
-    assert count_auxiliary(section) == 3
     assert (load_auxiliary(section.model_copy(update={"size": 2})).numpy() == images[[0, 2]]).all()
     content = file.read_bytes().replace(b"n03179701", b"n0317970\xe9", 1)  # the second row is not UTF-8
     file.write_bytes(content)
@@ -198,7 +196,6 @@ def test_rows_of_a_table_beyond_the_size_are_not_parsed(
     for size in (1, 3, 7):
         few = section.model_copy(update={"size": size})
         assert (load_auxiliary(few).numpy() == whole[:size]).all()
-        assert count_auxiliary(few) == size
         table = opened(str(tmp_path), "train", few, True)
         assert table is not None
         assert [content for _, content in table.cells()] == texts[:size]

@@ -19,7 +19,8 @@ from fedaux.config import Certainty, ConfigError
 from fedaux.core.preparation import Scorer, prepare
 from fedaux.core.simulation import SimulatedClients
 from fedaux.data import load_auxiliary, load_labelled
-from fedaux.paper import Outcome, ensemble, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
+from fedaux.paper import ensemble, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
+from fedaux.paper.document import Context, Outcome, write
 from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.report import svg
 from fedaux.running import run as execute
@@ -37,7 +38,7 @@ def test_what_epsilon_means_to_each_mechanism() -> None:
 
 @pytest.fixture(scope="module")
 def iris(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return toy_iris.run(tmp_path_factory.mktemp("iris"), epsilons=(1.0,), draws=2)
+    return write(toy_iris.run(epsilons=(1.0,), draws=2), tmp_path_factory.mktemp("iris"), "toy-iris")
 
 
 def test_iris_weighted_mean_is_clearly_better(iris: Outcome) -> None:
@@ -59,7 +60,7 @@ def test_iris_clients_hold_disjoint_parts_of_fifty_and_know_a_class_or_two() -> 
 def test_iris_covers_every_mechanism_and_the_private_mean_gains(iris: Outcome) -> None:
     rows = iris.numbers["accuracy_by_mechanism"]
     assert {row["mechanism"] for row in rows} == set(MECHANISMS)
-    reached = {(row["setting"], row["epsilon"]): row["accuracy"] for row in rows}
+    reached = {(row["setting"], row["epsilon"]): row["mean"] for row in rows}
     assert reached["mean, sharpness 4", "inf"] == reached["none, sharpness 4", "inf"] > 0.9
     assert reached["mean, sharpness 4", 1.0] > 0.9
     assert ("none", 1.0) not in reached, "epsilon means nothing where there is no noise"
@@ -99,7 +100,7 @@ def test_iris_offers_the_numbers_of_its_figures_and_says_what_is_one_draw(iris: 
 
 def test_true_weights_equal_densities_by_hand() -> None:
     toy = toy_gaussians.build(10, seed=0, shape="slanted")
-    weights = toy.truth[:, :5]
+    weights = toy.true_weights(toy.points[:5])
     for column, point in enumerate(toy.points[:5].numpy()):
         densities = []
         for mean, covariance in zip(toy.means, toy.covariances, strict=True):
@@ -115,13 +116,13 @@ def errors() -> dict[tuple[str, float], float]:
     toy = toy_gaussians.build(50, seed=0)
     changes: list[dict[str, float]] = [{}, {"sharpness": 9.0}]
     rows = toy_gaussians.measure(toy, changes, seed=0, epsilons=(0.1, 1.0, 10.0), draws=3)
-    return {(row["setting"], float(row["epsilon"])): row["error"] for row in rows}
+    return {(row["setting"], float(row["epsilon"])): row["mean"] for row in rows}
 
 
 def test_calibrated_mean_is_near_the_true_weights_and_the_paper_is_not(
     errors: dict[tuple[str, float], float],
 ) -> None:
-    equal = toy_gaussians.equal_error(toy_gaussians.build(1, seed=0))
+    equal = toy_gaussians.build(1, seed=0).equal_error()
     assert errors["none, sharpness 9", math.inf] < 0.03
     assert errors["none, sharpness 9", math.inf] < errors["none", math.inf] < equal
     assert errors["paper", math.inf] > 10 * errors["none, sharpness 9", math.inf]
@@ -148,16 +149,16 @@ CLIPPED = ("clipped", "unclipped")
 
 def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
     options: dict[str, Any] = {"sizes": (20,), "epsilons": (1.0,), "draws": 1, "dimensions": (2,)}
-    first = toy_gaussians.run(tmp_path / "a", **options)
-    second = toy_gaussians.run(tmp_path / "b", **options)
-    assert first.numbers == second.numbers
+    first = write(toy_gaussians.run(**options), tmp_path / "a", "toy-gaussians")
+    second = toy_gaussians.run(**options)
+    assert {**first.numbers, **second.numbers} == first.numbers
     assert {row["mechanism"] for row in first.numbers["errors"]} == set(MECHANISMS)
     assert json.loads((tmp_path / "a" / "toy-gaussians.json").read_text()) == json.loads(json.dumps(first.numbers))
-    assert check_latex((tmp_path / "a" / "toy-gaussians.tex").read_text()) == [5, 7, 3]
+    assert check_latex((tmp_path / "a" / "toy-gaussians.tex").read_text()) == [5, 5, 5, 7, 3]
     weights, errors = saved((tmp_path / "a" / "toy-gaussians.html").read_text()).values()
     toy = toy_gaussians.build(20, seed=0)
     points = torch.tensor([[float(line["x"]), float(line["y"])] for line in weights[:400]], dtype=torch.float64)
-    true = toy_gaussians.true_weights(toy.means, toy.covariances, points)
+    true = toy.true_weights(points)
     assert [float(line["true weights"]) for line in weights] == pytest.approx(true.flatten().tolist(), abs=1e-3)
     assert min(float(line["error"]) for line in errors if line["sharpness"]) == pytest.approx(
         min(min(row[key]["curve"]) for row in first.numbers["calibration_without_noise"] for key in CLIPPED), abs=1e-6
@@ -171,45 +172,49 @@ GRID = {"mean": {"epsilon": (0.5,), "delta": (1e-6, 1e-4), "components": (2,)}}
 
 
 def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
-    base = tiny(rounds=1)
-    outcome = privacy_grid.run(tmp_path, base=base, grids=GRID)
+    context = Context(tmp_path, tiny(rounds=1))
+    outcome = write(privacy_grid.run(context, grids=GRID), tmp_path, "privacy")
     names = [name for row in outcome.numbers["rows"] for name in row["cells"]]
     assert len(names) == len(set(names)) == 1 + 1 + 2, "no scores, the ceiling, two deltas"
     stamps = {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names}
     for row in outcome.numbers["rows"]:
         (name,) = row["cells"]
         stored = json.loads((tmp_path / "cells" / name / "summary.json").read_text())["rows"][0]
-        assert row["accuracy"] == pytest.approx(stored["accuracy_mean"], abs=1e-6)
+        assert row["last"]["mean"] == pytest.approx(stored["accuracy_mean"], abs=1e-6)
         assert stored["method"] == ("fedaux" if row["settings"] else "feddf+p")
         assert stored["epsilon"] == row["settings"].get("epsilon")
     assert check_latex((tmp_path / "privacy.tex").read_text()) == [3]
     (offered,) = saved((tmp_path / "privacy.html").read_text()).values()
     assert [f"{line['cell']}-seed0" for line in offered] == names
-    assert [float(line["accuracy"]) for line in offered] == [row["accuracy"] for row in outcome.numbers["rows"]]
-    assert privacy_grid.run(tmp_path, base=base, grids=GRID).numbers == outcome.numbers
+    assert [float(line["accuracy"]) for line in offered] == [row["last"]["mean"] for row in outcome.numbers["rows"]]
+    assert privacy_grid.run(context, grids=GRID).numbers["rows"] == outcome.numbers["rows"]
     assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
-    more = privacy_grid.run(tmp_path, base=tiny(rounds=1, seeds=[0, 1]), grids=GRID)
+    more = privacy_grid.run(Context(tmp_path, tiny(rounds=1, seeds=[0, 1])), grids=GRID)
     assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
     for row, before in zip(more.numbers["rows"], outcome.numbers["rows"], strict=True):
         first, second = (
             json.loads((tmp_path / "cells" / name / "summary.json").read_text())["rows"][0]["accuracy_mean"]
             for name in row["cells"]
         )
-        assert first == pytest.approx(before["accuracy"], abs=1e-6)
-        assert row["accuracy"] == pytest.approx((first + second) / 2, abs=1e-6)
-        assert row["accuracy_std"] == pytest.approx(abs(first - second) / math.sqrt(2), abs=1e-5)
+        assert first == pytest.approx(before["last"]["mean"], abs=1e-6)
+        assert row["last"]["mean"] == pytest.approx((first + second) / 2, abs=1e-6)
+        assert row["last"]["deviation"] == pytest.approx(abs(first - second) / math.sqrt(2), abs=1e-5)
     with pytest.raises(ConfigError, match="rounds = 2"):
-        privacy_grid.run(tmp_path, base=tiny(rounds=2), grids=GRID)
+        privacy_grid.run(Context(tmp_path, tiny(rounds=2)), grids=GRID)
+
+
+def grid_row(last: float, best: float, deviation: float | None = None, **settings: Any) -> dict[str, Any]:
+    """Return what a grid measures at one setting."""
+    measured = {key: {"mean": mean, "deviation": deviation} for key, mean in (("last", last), ("best", best))}
+    return {"cells": ["x-seed0"], "settings": settings, **measured}
 
 
 def grid_numbers(*, mode: str = "full", seeds: Sequence[int] = (0,)) -> dict[str, Any]:
     """Return what a grid of the paper's size would measure: the more epsilon the better, best rounds 10 above."""
+    deviation = 0.02 if len(seeds) > 1 else None
     rows = [
-        {
-            **{"cells": ["x-seed0"], "settings": chosen, "accuracy": accuracy, "accuracy_max": accuracy + 0.1},
-            **dict.fromkeys(("accuracy_std", "accuracy_max_std"), 0.02 if len(seeds) > 1 else None),
-        }
-        for chosen in privacy_grid.cells(tiny(), privacy_grid.PAPER_GRIDS)
+        grid_row(accuracy, accuracy + 0.1, deviation, **chosen)
+        for chosen in privacy_grid.settings_of(tiny(), privacy_grid.PAPER_GRIDS)
         for accuracy in [min(0.1 + chosen.get("epsilon", 0.0) / 2 + chosen.get("delta", 0.0) * 100, 0.7)]
     ]
     return {
@@ -219,23 +224,23 @@ def grid_numbers(*, mode: str = "full", seeds: Sequence[int] = (0,)) -> dict[str
 
 
 def test_grid_tells_the_last_and_the_best_round_of_every_line() -> None:
-    text = privacy_grid.describe(grid_numbers())
+    text = privacy_grid.describe(grid_numbers()).to_markdown()
     assert "last round / maximum of 10 rounds, seed 0" in text
     assert "Without scores (feddf+p): 10.0 / 20.0." in text
-    assert "74.6 without noise" in text
+    assert "74.6 at no noise" in text
     assert "| mean | ε = 0.01 | ε = 0.04 | ε = 0.1 | ε = 0.5 | ε = 1 | hardly any noise |" in text
     ends = "35.0 / 45.0 | 60.0 / 70.0 | 70.0 / 80.0 |"
     assert f"| δ = 1e-6 | 10.5 / 20.5 | 12.0 / 22.0 | 15.0 / 25.0 | {ends}" in text
     assert text.count("| λ 0.01, δ = 1e-4 | 11.5 / 21.5 |") == 2, "paper and release"
     assert text.count("70.0 / 80.0 |\n") == 10, "without noise delta means nothing: every line ends in its ceiling"
-    several = privacy_grid.describe(grid_numbers(seeds=(0, 1, 2)))
+    several = privacy_grid.describe(grid_numbers(seeds=(0, 1, 2))).to_markdown()
     assert "mean ± standard deviation over seeds 0, 1, 2" in several
     assert "| δ = 1e-6 | 10.5 ± 2.0 / 20.5 ± 2.0 |" in several
 
 
 def test_heads_alone_are_not_held_against_the_paper_s_privacy_analysis() -> None:
-    text = privacy_grid.describe(grid_numbers(mode="linear"))
-    assert "mode = 'linear'; the paper's figures are of whole networks, so they are not shown" in text
+    text = privacy_grid.describe(grid_numbers(mode="linear")).to_markdown()
+    assert "mode = 'linear'" in text
     assert "74.6" not in text
 
 
@@ -249,71 +254,57 @@ def test_three_mechanisms_fit_a_page() -> None:
 
 
 def test_grid_shows_what_is_done_and_names_what_is_not(tmp_path: Path) -> None:
-    base = tiny(rounds=1)
-    nothing = privacy_grid.run(tmp_path, base=base, grids=GRID, sweeping={"time_limit": 1e-9})
+    limited = Context(tmp_path, tiny(rounds=1), sweeping={"time_limit": 1e-9})
+    nothing = privacy_grid.run(limited, grids=GRID)
     assert len(nothing.numbers["unfinished"]) == 4
-    assert "- 0 of 4 cells are finished; the others are left out." in nothing.markdown
+    assert "- 0 of 4 settings are finished" in nothing.to_markdown()
     name = "mean-components2-epsilon0.5-delta1e-06-seed0"
     (tmp_path / "cells" / name).write_text("a file where a run would have its directory")
-    some = privacy_grid.run(tmp_path, base=base, grids=GRID)
+    some = write(privacy_grid.run(Context(tmp_path, tiny(rounds=1)), grids=GRID), tmp_path, "privacy")
     assert [line.partition(":")[0] for line in some.numbers["unfinished"]] == [name]
-    assert [row["cells"] for row in some.numbers["rows"] if row["accuracy"] is None] == [[name]]
-    assert "- 3 of 4 cells are finished; the others are left out." in some.markdown
+    assert [row["cells"] for row in some.numbers["rows"] if row["last"] is None] == [[name]]
+    assert "- 3 of 4 settings are finished" in some.markdown
     assert f"- `{name}: " in (tmp_path / "privacy.md").read_text()
     assert (tmp_path / "privacy.html").exists()
 
 
 def test_grid_says_how_far_the_papers_figures_are_where_the_settings_are_its_own() -> None:
-    def row(last: float, best: float, **settings: Any) -> dict[str, Any]:
-        return {
-            **{"cells": ["x-seed0"], "settings": settings, "accuracy": last, "accuracy_max": best},
-            **{"accuracy_std": None, "accuracy_max_std": None},
-        }
-
+    ceiling = privacy_grid.ALMOST_NO_NOISE
     rows = [
-        row(0.2, 0.3),
-        row(0.6, 0.75, mechanism="paper", regularisation=0.01, epsilon=privacy_grid.ALMOST_NO_NOISE, delta=1e-6),
-        row(0.5, 0.616, mechanism="paper", regularisation=0.01, epsilon=0.04, delta=1e-6),
-        row(0.7, 0.8, mechanism="paper", regularisation=0.1, epsilon=0.04, delta=1e-6),
-        row(0.7, 0.9, mechanism="mean", epsilon=0.04, delta=1e-6),
+        grid_row(0.2, 0.3),
+        grid_row(0.6, 0.75, mechanism="paper", regularisation=0.01, epsilon=ceiling, delta=1e-6),
+        grid_row(0.5, 0.616, mechanism="paper", regularisation=0.01, epsilon=0.04, delta=1e-6),
+        grid_row(0.7, 0.7, mechanism="paper", regularisation=0.1, epsilon=ceiling, delta=1e-6),
+        grid_row(0.7, 0.8, mechanism="paper", regularisation=0.1, epsilon=0.04, delta=1e-6),
+        grid_row(0.7, 0.7, mechanism="mean", epsilon=ceiling, delta=1e-6),
+        grid_row(0.7, 0.9, mechanism="mean", epsilon=0.04, delta=1e-6),
     ]
-    numbers = {
-        "base": {"mode": "full"},
-        "rows": rows,
-        "rounds": 10,
-        "seeds": [0],
-        "method": "fedaux",
-        "unfinished": [],
-        "version": "paper",
-        "data": "",
-    }
-    text = privacy_grid.describe(numbers)
-    assert "`paper`, λ = 0.01, no noise: maximum 75.0, the paper prints 74.6: as printed, within 1 point." in text
-    gap = "`paper`, λ = 0.01, ε = 0.04, δ = 1e-6: maximum 61.6, the paper prints 70.8: 9.2 points below."
-    assert gap in text
-    assert text.count("the paper prints") == 2, "only these two have a printed figure"
+    numbers = grid_numbers() | {"rows": rows, "version": "paper"}
+    close, far = privacy_grid.findings(numbers)  # only these two settings have a published figure
+    assert close == "`paper`, λ = 0.01, no noise: maximum 75.0, the paper states 74.6: within 1 point."
+    assert far.endswith("ε = 0.04, δ = 1e-6: maximum 61.6, the paper states 70.8: 9.2 points below.")
+    text = privacy_grid.describe(numbers).to_markdown()
     assert "| λ 0.01, δ = 1e-6 | 50.0 / 61.6 | 60.0 / 75.0 |" in text
-    quick = privacy_grid.describe(numbers | {"version": "quick"})
-    assert quick.startswith("# privacy, quick version")
-    assert "these are other data and settings" in quick
+    (quick,) = privacy_grid.findings(numbers | {"version": "quick"})
+    assert "do not compare" in quick
     assert "points below" not in quick
 
 
 def test_grid_refuses_unknown_mechanisms(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no mechanism magic"):
-        privacy_grid.run(tmp_path, base=tiny(), grids={"magic": {"epsilon": (1.0,)}})
+        privacy_grid.run(Context(tmp_path, tiny()), grids={"magic": {"epsilon": (1.0,)}})
 
 
 # The teacher itself
 
 
 def test_ensemble_measures_plain_means_and_each_mechanism(tmp_path: Path) -> None:
-    base = tiny(seeds=[0, 1])
-    said: list[str] = []
-    outcome = ensemble.run(tmp_path, base=base, alphas=(0.1, 10.0), mechanisms=("mean",), on_line=said.append)
+    lines: list[str] = []
+    context = Context(tmp_path, tiny(seeds=[0, 1]), on_line=lines.append)
+    outcome = write(ensemble.run(context, alphas=(0.1, 10.0), mechanisms=("mean",)), tmp_path, "ensemble")
     kinds = ["plain logits", "plain probabilities", "mean logits", "mean probabilities"]
     assert [row["weights"] for row in outcome.numbers["rows"]] == kinds * 4
-    assert len(said) == 16
+    assert len(lines) == 16
     first, second = (100 * row["accuracy"] for row in outcome.numbers["rows"][:8:4])
     assert (
         f"| plain logits | {(first + second) / 2:.1f} ± {abs(first - second) / math.sqrt(2):.1f} |" in outcome.markdown
@@ -341,7 +332,8 @@ def test_nearest_neighbours_equal_a_loop() -> None:
 @pytest.mark.parametrize("mechanism", ["mean", "paper"])
 def test_similar_images_shows_private_images_and_says_so(tmp_path: Path, mechanism: str) -> None:
     base = tiny(certainty={"mechanism": mechanism})
-    outcome = similar_images.run(tmp_path, base=base, num_clients=2, num_images=3, num_neighbours=2)
+    document = similar_images.run(Context(tmp_path, base), num_clients=2, num_images=3, num_neighbours=2)
+    outcome = write(document, tmp_path, "similar-images")
     assert "simulations only" in outcome.markdown
     assert outcome.markdown.startswith("# similar-images: public images")
     assert "Data: handwritten digits (embedded); public data: rendered letters (embedded)." in outcome.markdown
@@ -368,7 +360,7 @@ def test_similar_images_shows_private_images_and_says_so(tmp_path: Path, mechani
 
 def test_similar_images_are_those_that_a_run_scores_highest(tmp_path: Path) -> None:
     base = tiny(certainty={"epsilon": 0.5})
-    outcome = similar_images.run(tmp_path, base=base, num_clients=2, num_images=3, num_neighbours=2)
+    outcome = similar_images.run(Context(tmp_path, base), num_clients=2, num_images=3, num_neighbours=2)
     data, auxiliary = load_labelled(base.data), load_auxiliary(base.auxiliary)
     work = execute.Work(base, RunDirectory(tmp_path, base), data, auxiliary, execute.Silent())
     task = work.task("fedaux", 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from conftest import tiny
 from study_data import planned, settings, write_images
 
 from fedaux.config import Local
-from fedaux.paper import EXPERIMENTS, command, places, published, running
+from fedaux.paper import command, datasets, privacy_grid, published, running
+from fedaux.paper.experiments import EXPERIMENTS
 from fedaux.paper.running import CENTRAL, Request, plan
 from fedaux.paper.studies import STUDIES
 from fedaux.paper.study import narrowed
@@ -28,12 +28,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_table_and_figure_has_its_name() -> None:
-    names = {row[0] for row in command.listing()}
+    listed = command.listing().cells
+    names = {row[0] for row in listed}
     assert names == {
         *("table1", "table2", "table3", "cifar100", "nlp", "hpo", "architectures", "curves", "linear", "privacy"),
         *("split", "toy-iris", "toy-gaussians", "similar-images", "qualitative", "ensemble"),
     }
-    assert all(all(row) for row in command.listing())
+    assert all(all(row) for row in listed)
 
 
 def test_what_all_image_studies_share_is_the_paper_s(root: Path) -> None:
@@ -114,7 +115,7 @@ def test_what_is_there_is_offered_where_columns_are_missing(tmp_path: Path, root
     with pytest.raises(ValueError, match="2 of 5 data sets missing") as error:
         plan(STUDIES["table2"], Request(tmp_path, data_root=tmp_path, auxiliary="tinyimagenet32"))
     left = "'auxiliary=[STL-10,Invertebrates,Birds,Devices,Dogs,Structures]'"
-    assert str(error.value).endswith(f"What is there is enough for --only {left}")
+    assert str(error.value).endswith(f"The data suffice for --only {left}")
 
 
 def test_table3_cifar100_and_linear_are_the_paper_s_grids(root: Path) -> None:
@@ -166,18 +167,17 @@ def test_hpo_tunes_what_a_method_looks_at(root: Path) -> None:
 def test_privacy_and_similar_images_have_the_paper_s_settings(root: Path) -> None:
     request = Request(root / "out", data_root=root)
     base, _ = command.base_of("privacy", EXPERIMENTS["privacy"], request, None)
-    assert base is not None
     assert (base.rounds, base.split.num_clients, base.participation_rate, base.split.alpha) == (10, 40, 0.4, 0.01)
-    grids = EXPERIMENTS["privacy"].options["grids"]
+    grids = privacy_grid.PAPER_GRIDS
     assert {0.04, 0.1} <= set(grids["paper"]["epsilon"])
     assert 1e-6 in grids["paper"]["delta"]
     assert set(grids["paper"]["regularisation"]) == {0.01, 0.1}
     dogs, notes = command.base_of("similar-images", EXPERIMENTS["similar-images"], request, None)
-    assert dogs is not None
     assert (dogs.auxiliary.wordnet, dogs.split.alpha) == ("dogs", 0.01)
     assert notes == ["Tiny-ImageNet stands in for ImageNet"]
     for name in ("split", "qualitative", "ensemble"):
-        assert command.base_of(name, EXPERIMENTS[name], request, None)[0] is not None
+        base, _ = command.base_of(name, EXPERIMENTS[name], request, None)
+        assert base.data.source == "cifar10-binary"
 
 
 def test_nlp_says_where_texts_cannot_be_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_nlp_says_where_texts_cannot_be_read(root: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(running, "find_recipe", none)
     with pytest.raises(ValueError, match="not available, because this version of fedaux cannot read texts"):
         planned("nlp", root)
-    assert "not in this version" in next(row[1] for row in command.listing() if row[0] == "nlp")
+    assert "not in this version" in next(row[1] for row in command.listing().cells if row[0] == "nlp")
 
 
 def test_nlp_is_listed_and_says_what_it_needs(tmp_path: Path) -> None:
@@ -205,10 +205,10 @@ def test_nlp_is_listed_and_says_what_it_needs(tmp_path: Path) -> None:
             pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / name / f"{part}-0.parquet")
     with pytest.raises(ValueError, match="1 of 3 data sets missing") as error:
         plan(STUDIES["nlp"], Request(tmp_path, data_root=tmp_path))
-    assert str(error.value).endswith("What is there is enough for --only 'data=[ag_news]'")
+    assert str(error.value).endswith("The data suffice for --only 'data=[ag_news]'")
     request = Request(tmp_path, data_root=tmp_path, only=["data=ag_news"])
-    assert command.part_line("nlp", request) == "nlp: 18 runs, 360 rounds"
-    assert "minutes a round" in next(row[3] for row in command.listing() if row[0] == "nlp")
+    assert command.size_line("nlp", request) == "nlp: 18 runs, 360 rounds"
+    assert "--data-root" in next(row[3] for row in command.listing().cells if row[0] == "nlp")
 
 
 def test_another_set_takes_the_place_of_stl10(root: Path) -> None:
@@ -237,14 +237,14 @@ def test_missing_data_is_named_with_its_place(tmp_path: Path, root: Path) -> Non
 def test_the_hub_s_folders_a_configuration_are_found(tmp_path: Path) -> None:
     (tmp_path / "cifar10/plain_text").mkdir(parents=True)
     (tmp_path / "cifar10/plain_text/train-00000-of-00001.parquet").touch()
-    found = places.locate(tmp_path, ["cifar10"])["cifar10"]
+    found = datasets.locate(tmp_path, ["cifar10"])["cifar10"]
     assert (found.source, found.path) == ("parquet", (tmp_path / "cifar10/plain_text").resolve())
     unlabeled = tmp_path / "stl10/unlabeled-00000-of-00001.parquet"
     unlabeled.parent.mkdir()
     unlabeled.touch()
-    assert places.locate(tmp_path, ["stl10"])["stl10"].path == unlabeled.parent.resolve()
+    assert datasets.locate(tmp_path, ["stl10"])["stl10"].path == unlabeled.parent.resolve()
     (tmp_path / "stl10/train-00000-of-00001.parquet").touch()
-    assert places.locate(tmp_path, ["stl10"])["stl10"].path == unlabeled.resolve(), "not the labelled ones"
+    assert datasets.locate(tmp_path, ["stl10"])["stl10"].path == unlabeled.resolve(), "not the labelled ones"
 
 
 def test_a_part_can_be_asked_for(root: Path) -> None:
@@ -327,16 +327,18 @@ def test_the_papers_figures_stand_beside_the_same_experiment_only(root: Path, tm
 
 
 def test_only_narrows_one_axis_at_a_time() -> None:
-    choice = narrowed(STUDIES["table2"].grid, ["auxiliary=[Dogs,STL-10]"])
-    assert [value.key for value in choice.grid.columns.values] == ["STL-10", "Dogs"]
-    assert choice.grid.blocks == STUDIES["table2"].grid.blocks
+    grid, methods = narrowed(STUDIES["table2"].grid, ["auxiliary=[Dogs,STL-10]"])
+    assert [value.key for value in grid.columns.values] == ["STL-10", "Dogs"]
+    assert grid.blocks == STUDIES["table2"].grid.blocks
+    assert methods is None
 
 
-@pytest.mark.parametrize("name", [name for name, entry in EXPERIMENTS.items() if entry.takes_base])
-def test_every_page_can_say_what_the_command_line_changed(name: str) -> None:
-    assert "notes" in signature(EXPERIMENTS[name].run).parameters
-    with pytest.raises(ValueError, match=f"--with notes: {name} has no such option"):
-        command.read_options(name, EXPERIMENTS[name], ["notes=[]"])
+def test_options_are_those_of_the_experiment() -> None:
+    assert command.read_options("split", EXPERIMENTS["split"], ["alphas=[0.1]"]) == {"alphas": [0.1]}
+    with pytest.raises(ValueError, match="--with context: split has no such option; it has alphas"):
+        command.read_options("split", EXPERIMENTS["split"], ["context=1"])
+    with pytest.raises(ValueError, match="should be a value like"):
+        command.read_options("split", EXPERIMENTS["split"], ["alphas=1"])
 
 
 def test_what_the_command_line_changed_is_on_the_page(root: Path, tmp_path: Path) -> None:

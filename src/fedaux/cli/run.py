@@ -197,7 +197,7 @@ def reproduce(
     ] = None,
     show_list: Annotated[
         bool,
-        typer.Option("--list", help="Name the experiments, their data and their time; with NAME, what it would run."),
+        typer.Option("--list", help="Name the experiments and their data; with NAME, count its runs."),
     ] = False,
     plugins: Plugins = None,
 ) -> None:
@@ -206,14 +206,20 @@ def reproduce(
     What is finished is not run again, and what was interrupted goes on when the same command is given again. The exit
     status is 3 where some runs failed or were not begun.
     """
+    from rich.table import Table as RichTable
+
     from fedaux.paper import command
     from fedaux.paper.running import Request
     from fedaux.sweep.display import Display
 
     console = Console()
     if name is None:
-        for line in command.listing_table():
-            console.print(line)
+        listed = command.listing()
+        table = RichTable(*map(str, listed.headers))
+        for row in listed.cells:
+            table.add_row(*row)
+        table.columns[0].no_wrap = True
+        console.print(table)
         return
     load_plugins(plugins)
     with Display(console) as watcher:
@@ -230,7 +236,7 @@ def reproduce(
             sweeping={**chosen, "watcher": watcher},
         )
         if show_list:
-            console.print(command.part_line(name, request), highlight=False, soft_wrap=True)
+            console.print(command.size_line(name, request), highlight=False, soft_wrap=True)
             return
         try:
             outcome = command.reproduce(name, request, recipe=recipe, options=options or [])

@@ -50,7 +50,6 @@ class Source:
     count_labelled: Callable[..., int] | None = None
     load_labelled: Callable[..., LabelledData] | None = None
     load_auxiliary: Callable[..., Tensor] | None = None
-    count_auxiliary: Callable[[Auxiliary], int] | None = None
     open_public: Callable[[Auxiliary], Table] | None = None
 
 
@@ -126,14 +125,6 @@ def load_auxiliary(section: Auxiliary, *, texts: Texts | None = None, shape: tup
     if source.is_made:
         return load(section, shape)
     return convert(load(section), channels=section.channels, side=section.image_size)
-
-
-def count_auxiliary(section: Auxiliary) -> int | None:
-    """Count the public images, as quickly as the source can; None where that would be to read them."""
-    count = SOURCES[section.source].count_auxiliary
-    if count is None:
-        return None
-    return min(counted := count(section), section.size or counted)
 
 
 def _shortened(data: LabelledData, section: Data) -> LabelledData:
@@ -343,12 +334,6 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
             images = images[np.isin(examples.rows, rows)]
         return _first(torch.from_numpy(images), section.size)
 
-    def count_public(section: Auxiliary) -> int:
-        table = open_public(section, texts=False)
-        if section.wordnet is None:
-            return table.size
-        return len(WORDNET_ROWS[section.source](table, section.wordnet, key="auxiliary.wordnet"))
-
     return Source(
         needs_path=True,
         path_on_disk=path_on_disk,
@@ -358,7 +343,6 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
         count_labelled=count,
         load_labelled=load,
         load_auxiliary=load_public,
-        count_auxiliary=count_public,
         open_public=open_public if general else None,
     )
 
@@ -387,7 +371,7 @@ SOURCES: dict[str, Source] = {
         load_labelled=_load_digits,
     ),
     "letters": Source(load_auxiliary=_load_letters),
-    "noise": Source(load_auxiliary=_make_noise, count_auxiliary=lambda section: section.size or 0, is_made=True),
+    "noise": Source(load_auxiliary=_make_noise, is_made=True),
     "tensors": Source(
         needs_path=True,
         holds_texts=True,

@@ -1,8 +1,8 @@
-"""What a study found, in plain words: how far it is from the paper's figures, and whether the order is the same."""
+"""What a study found, in sentences: which method leads, here and in the paper, and how far the figures are apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedaux.paper import published
@@ -10,7 +10,7 @@ from fedaux.paper.running import CENTRAL
 
 Row = Mapping[str, Any]
 CLOSE = 1.0
-"""Points within which two accuracies are called the same."""
+"""Points within which two accuracies count as equal."""
 OUR_METHOD = "fedaux"
 
 
@@ -19,111 +19,81 @@ def findings(numbers: Mapping[str, Any]) -> list[str]:
     rows = [row for row in numbers["rows"] if row["best"] is not None and row["method"] != CENTRAL]
     if not rows:
         return ["Nothing is measured yet."]
-    said = _progress(numbers["rows"])
-    said += _leads(rows, numbers["study"])
+    runs, finished = (sum(row[key] for row in numbers["rows"]) for key in ("runs", "finished"))
+    found = [] if runs == finished else [f"{finished} of {runs} runs are finished; the others are left out."]
+    columns: dict[str, list[Row]] = {}
+    for row in rows:
+        columns.setdefault(_place(row), []).append(row)
+    several = {place: group for place, group in columns.items() if len(group) > 1}
+    found += [*_leads(several), *_order(several, numbers["study"])]
     if numbers["quick"]:
-        said.append(
-            "These are other data, networks and settings than the paper's, so figures cannot be held against its "
-            "own; who is ahead of whom can."
+        found.append(
+            "Data, networks and settings differ from the paper's, so accuracies cannot be compared with its "
+            "figures; the order of the methods can."
         )
     else:
-        said += _differences([row for row in rows if row["published"] is not None])
-    return said
+        found += _differences([row for row in rows if row["published"] is not None])
+    return found
 
 
-def _progress(rows: Sequence[Row]) -> list[str]:
-    runs, finished = (sum(row[key] for row in rows) for key in ("runs", "finished"))
-    return [] if runs == finished else [f"{finished} of {runs} runs are finished; the others are left out."]
-
-
-def _leads(rows: Sequence[Row], study: str) -> list[str]:
-    """Say who is best in each place, and whether that is who is best in the paper."""
-    groups = [(place, group) for place, group in _by_place(rows) if len(group) > 1]
-    return [*_who(groups), *_order(groups, study)]
-
-
-def _who(groups: Sequence[tuple[str, list[Row]]]) -> list[str]:
-    """Say where our method is best, by the places where it has a result; who is best where it has none at all."""
-    ahead, winners = [], []
-    compared = [(place, group) for place, group in groups if any(row["method"] == OUR_METHOD for row in group)]
-    for place, group in compared or groups:
-        best, second = sorted(group, key=lambda row: -row["best"]["mean"])[:2]
-        winners.append(best["method"])
-        if best["method"] == OUR_METHOD:
-            ahead.append((best["best"]["mean"] - second["best"]["mean"], second["method"], place))
-    if not groups:
-        return []
+def _leads(columns: Mapping[str, Sequence[Row]]) -> list[str]:
+    """State where our method is best."""
+    ahead, compared = [], 0
+    for place, group in columns.items():
+        if OUR_METHOD in [row["method"] for row in group]:
+            compared += 1
+            best, second = sorted(group, key=lambda row: -row["best"]["mean"])[:2]
+            if best["method"] == OUR_METHOD:
+                ahead.append((best["best"]["mean"] - second["best"]["mean"], second["method"], place))
     if not compared:
-        counts = [f"{method} in {winners.count(method)}" for method in dict.fromkeys(winners)]
-        return [f"{OUR_METHOD} has no result here; best are {', '.join(counts)} of {len(groups)} columns."]
-    line = f"{OUR_METHOD} is best in {len(ahead)} of {len(compared)} columns"
-    if len(compared) < len(groups):
-        line += " where it has a result"
+        return []
+    text = f"{OUR_METHOD} is best in {len(ahead)} of {compared} columns"
     if ahead:
-        widest, runner_up, place = max(ahead)
-        line += f", by up to {widest:.1f} points ({place}, over {runner_up})"
-    return [line + "."]
+        gap, second_best, place = max(ahead)
+        text += f", by up to {gap:.1f} points ({place}, over {second_best})"
+    return [f"{text}."]
 
 
-def _order(groups: Sequence[tuple[str, list[Row]]], study: str) -> list[str]:
-    """Say in how many places the method that the paper prints as best is best here, of those with a printed figure."""
-    found: dict[bool, tuple[list[str], list[str]]] = {True: ([], []), False: ([], [])}
-    absent: list[str] = []
-    for place, group in groups:
-        printed = [row for row in group if row["published"] is not None]
-        if len(printed) < 2:
+def _order(columns: Mapping[str, Sequence[Row]], study: str) -> list[str]:
+    """State in how many columns the paper's best method is also best here, where it has a result."""
+    same, other = 0, []
+    for place, group in columns.items():
+        ranking = published.ranking(study, group[0]["block"], group[0]["column"])
+        printed = {row["method"]: row for row in group if row["published"] is not None}
+        leader = max(ranking, key=ranking.__getitem__, default="")
+        if leader not in printed or len(printed) < 2:
             continue
-        winner = max(printed, key=lambda row: row["published"]["mean"])
-        best = max(printed, key=lambda row: row["best"]["mean"])
-        everyone = published.ranking(study, winner["block"], winner["column"])
-        first = max(everyone, key=everyone.__getitem__, default=winner["method"])
-        whole = first in [row["method"] for row in printed]
-        absent += [] if whole else [first]
-        same, other = found[whole]
-        behind = best["best"]["mean"] - winner["best"]["mean"]
+        best = max(printed.values(), key=lambda row: row["best"]["mean"])
+        behind = best["best"]["mean"] - printed[leader]["best"]["mean"]
         if behind <= CLOSE:
-            same.append(place)
+            same += 1
         else:
-            other.append(f"{place}: {winner['method']} is {behind:.1f} points behind {best['method']}")
-    said = []
-    for whole, (same, other) in found.items():
-        if not same and not other:
-            continue
-        start = "The paper's best method"
-        if not whole:
-            start = f"The paper's best ({', '.join(dict.fromkeys(absent))}) has no result here; its best of the others"
-        line = f"{start} is best here too, or within {CLOSE:g} point of it, in {len(same)} of "
-        said.append(f"{line}{len(same) + len(other)} columns" + (f"; not in {'; '.join(other)}." if other else "."))
-    return said
+            other.append(f"{place}: {leader} is {behind:.1f} points behind {best['method']}")
+    if not same and not other:
+        return []
+    text = f"The paper's best method is best here too, or within {CLOSE:g} point of it, in {same} of "
+    return [f"{text}{same + len(other)} columns" + (f"; not in {'; '.join(other)}." if other else ".")]
 
 
 def _differences(rows: Sequence[Row]) -> list[str]:
-    """Say how far the best rounds are from the printed figures."""
+    """State how far the best rounds are from the published figures."""
     if not rows:
         return []
     gaps = sorted(((row["best"]["mean"] - row["published"]["mean"], index) for index, row in enumerate(rows)))
-    close = sum(abs(gap) <= CLOSE for gap, _ in gaps)
-    said = [
-        f"{close} of {len(rows)} figures lie within {CLOSE:g} point of the printed ones, "
-        f"{sum(gap < -CLOSE for gap, _ in gaps)} below and {sum(gap > CLOSE for gap, _ in gaps)} above."
+    below, above = sum(gap < -CLOSE for gap, _ in gaps), sum(gap > CLOSE for gap, _ in gaps)
+    found = [
+        f"{len(rows) - below - above} of {len(rows)} figures are within {CLOSE:g} point of the published ones, "
+        f"{below} below and {above} above."
     ]
-    for (gap, index), word in ((gaps[0], "below"), (gaps[-1], "above")):
-        if abs(gap) > CLOSE and (gap < 0) == (word == "below"):
+    for word, count, (gap, index) in (("below", below, gaps[0]), ("above", above, gaps[-1])):
+        if count:
             row = rows[index]
-            said.append(
-                f"Furthest {word}: {row['method']}, {place_name(row)}, {row['best']['mean']:.1f} against "
+            found.append(
+                f"Furthest {word}: {row['method']}, {_place(row)}, {row['best']['mean']:.1f} against "
                 f"{row['published']['text']}, {abs(gap):.1f} points."
             )
-    return said
+    return found
 
 
-def place_name(row: Row) -> str:
-    """Return block and column of a row in words."""
+def _place(row: Row) -> str:
     return ", ".join(part for part in (row["block"], row["column"]) if part)
-
-
-def _by_place(rows: Sequence[Row]) -> Iterable[tuple[str, list[Row]]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(place_name(row), []).append(row)
-    return groups.items()

@@ -1,95 +1,191 @@
-"""As much Markdown as experiments write, read once for the page and for LaTeX: headings, paragraphs, lists, tables."""
+"""What an experiment found, and the files that show it: a page, Markdown, LaTeX tables, numbers and figures."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
-LONG = 24
-"""Characters from which a text in a cell may be broken into lines."""
+from matplotlib.figure import Figure
+
+from fedaux.config import Experiment
+from fedaux.files import save_json, save_text
+from fedaux.paper.tables import PACKAGES, Table, sentence, to_html
+from fedaux.report import html, svg
+
+# Okabe and Ito's palette, in the order in which the eye tells its colours apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+Version = Literal["quick", "paper", "own"]
+"""An experiment runs on embedded data, on the paper's recipe and your data, or on a recipe of your own."""
 
 
 @dataclass(frozen=True)
-class Heading:
-    """A heading; the title has level 1."""
+class Context:
+    """What an experiment is based on, and where its runs go."""
 
-    level: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    """Lines of text."""
-
-    text: str
+    out: Path
+    experiment: Experiment
+    version: Version = "own"
+    sweeping: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of `fedaux.sweep.sweep`."""
+    on_line: Callable[[str], None] = print
+    """Receives a line of progress."""
 
 
 @dataclass(frozen=True)
 class Items:
-    """A list."""
+    """A bullet list with an optional heading."""
 
-    items: tuple[str, ...]
+    items: Sequence[str]
+    heading: str = ""
 
 
 @dataclass(frozen=True)
-class Grid:
-    """A table: its head and its rows, all of one length."""
+class Drawing:
+    """A figure, its caption, and its numbers, which the page offers as CSV."""
 
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def words(self) -> list[bool]:
-        """Return which columns hold words: they stand left, numbers right."""
-        listed = [
-            any(re.search(r"[A-Za-z]{3}", row[column]) for row in self.rows) for column in range(len(self.header))
-        ]
-        return [True, *listed[1:]]
+    figure: Figure
+    caption: str
+    numbers: Table
 
 
-Block = Heading | Paragraph | Items | Grid
+@dataclass(frozen=True)
+class Document:
+    """The result of an experiment: numbers, and the paragraphs, lists, tables and figures that show them."""
 
+    title: str
+    numbers: Mapping[str, Any]
+    parts: Sequence[str | Items | Table]
+    figures: Mapping[str, Drawing] = field(default_factory=dict)
 
-def read(markdown: str) -> Iterator[Block]:
-    """Yield the parts of a document in order."""
-    for block in re.split(r"\n\s*\n", markdown.strip()):
-        for kind, group in groupby(block.splitlines(), key=_kind):
-            lines = list(group)
-            if kind == "heading":
-                for line in lines:
-                    yield Heading(len(line) - len(line.lstrip("#")), line.lstrip("# "))
-            elif kind == "list":
-                yield Items(tuple(line[2:] for line in lines))
-            elif kind == "table":
-                header, _, *rows = [_cells(line) for line in lines]
-                yield Grid(header, tuple(rows))
+    def to_markdown(self) -> str:
+        """Return the text and tables in Markdown."""
+        parts = [f"# {self.title}\n"]
+        for part in self.parts:
+            if isinstance(part, Table):
+                parts.append(part.to_markdown())
+            elif isinstance(part, Items):
+                heading = f"## {part.heading}\n\n" if part.heading else ""
+                parts.append(heading + "".join(f"- {item}\n" for item in part.items))
             else:
-                yield Paragraph(" ".join(lines))
+                parts.append(f"{part}\n")
+        return "\n".join(parts)
+
+    def to_html(self) -> str:
+        """Return one self-contained page; figures stand before the first table or heading."""
+        before: list[str] = [f"<h1>{to_html(self.title)}</h1>\n"]
+        after: list[str] = []
+        for part in self.parts:
+            if isinstance(part, Table):
+                after.append(part.to_html())
+            elif isinstance(part, Items):
+                heading = f"<h2>{to_html(part.heading)}</h2>\n" if part.heading else ""
+                items = "".join(f"<li>{to_html(item)}</li>\n" for item in part.items)
+                (after if after or heading else before).append(f"{heading}<ul>\n{items}</ul>\n")
+            else:
+                (after or before).append(f"<p>{to_html(part)}</p>\n")
+        drawn = [
+            html.picture(
+                svg.as_svg(drawing.figure, prefix=f"figure{number}", label=drawing.caption),
+                drawing.caption,
+                name,
+                drawing.numbers.headers,
+                drawing.numbers.rows,
+            )
+            for number, (name, drawing) in enumerate(self.figures.items())
+        ]
+        return html.document(self.title, "".join([*before, *drawn, *after]))
+
+    def to_latex(self, label: str, *, notes: Sequence[str] = ()) -> str:
+        """Return every table as a float, captioned with the title and the text above it; empty if there is none.
+
+        The first caption also states `notes`, what differs from the paper.
+        """
+        floats: list[str] = []
+        text = ""
+        for part in self.parts:
+            if isinstance(part, str):
+                text = part
+            elif isinstance(part, Table):
+                first = not floats
+                said = [self.title, text, f"What differs from the paper: {'; '.join(notes)}" if first and notes else ""]
+                name = label if first else f"{label}-{len(floats) + 1}"
+                floats.append(part.to_latex(label=name, text=" ".join(sentence(each) for each in said if each)))
+                text = ""
+        return "\n".join([PACKAGES, *floats, ""]) if floats else ""
 
 
-def title_of(blocks: Sequence[Block]) -> str:
-    """Return the title of a document."""
-    return next((block.text for block in blocks if isinstance(block, Heading) and block.level == 1), "fedaux")
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment found, and the files it wrote."""
+
+    numbers: Mapping[str, Any]
+    markdown: str
+    files: tuple[Path, ...]
 
 
-def inline(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the pieces of a line with what they are: bold, code, or plain."""
-    for piece in re.split(r"(\*\*.+?\*\*|`.+?`)", text):
-        if piece.startswith("**") and piece.endswith("**") and len(piece) > 4:
-            yield "bold", piece[2:-2]
-        elif piece.startswith("`") and piece.endswith("`") and len(piece) > 2:
-            yield "code", piece[1:-1]
-        elif piece:
-            yield "plain", piece
+def write(document: Document, out: Path, name: str, *, version: Version = "own", notes: Sequence[str] = ()) -> Outcome:
+    """Write NAME.html, NAME.md, NAME.json, the tables as NAME.tex, and each figure as PNG and SVG into `out`.
+
+    `notes` are what differs from the paper in what was run; every file but the figures states them.
+    """
+    parts = list(document.parts)
+    if notes and not any(isinstance(part, Items) and part.heading == DIFFERS for part in parts):
+        parts.append(Items([sentence(note) for note in notes], DIFFERS))
+    title = f"{name}{', quick version' if version == 'quick' else ''}: {document.title}"
+    numbers = {**document.numbers, "version": version, "notes": list(notes)}
+    document = Document(title, numbers, parts, document.figures)
+    out.mkdir(parents=True, exist_ok=True)
+    written = [out / f"{name}.html", out / f"{name}.md", out / f"{name}.json"]
+    for figure, drawing in document.figures.items():
+        for ending in ("png", "svg"):
+            written.append(out / f"{figure}.{ending}")
+            svg.save(drawing.figure, written[-1])
+    markdown = document.to_markdown()
+    save_text(written[0], document.to_html())  # after the figures: drawing one again moves it slightly
+    save_text(written[1], markdown)
+    save_json(written[2], numbers)
+    if tables := document.to_latex(f"tab:{name}", notes=notes):
+        written.append(out / f"{name}.tex")
+        save_text(written[-1], tables)
+    return Outcome(numbers, markdown, tuple(written))
 
 
-def _kind(line: str) -> str:
-    for start, kind in (("#", "heading"), ("- ", "list"), ("|", "table")):
-        if line.startswith(start):
-            return kind
-    return "text"
+DIFFERS = "What differs from the paper"
 
 
-def _cells(line: str) -> tuple[str, ...]:
-    return tuple(cell.strip() for cell in line.strip()[1:-1].split(" | "))
+def unfinished(lines: Sequence[str]) -> list[Items]:
+    """Return a list of the runs without a result, if there are any."""
+    return [Items([f"`{line}`" for line in lines], "Runs without a result")] if lines else []
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Return over which seeds a number is."""
+    over = "mean ± standard deviation over seeds" if len(seeds) > 1 else "seed"
+    return f"{over} {', '.join(map(str, seeds))}"
+
+
+def epsilon_text(epsilon: float | str) -> str:
+    """Return "ε = 0.5"."""
+    return "ε = ∞" if math.isinf(float(epsilon)) else f"ε = {float(epsilon):g}"
+
+
+def spread(values: Iterable[float]) -> dict[str, Any] | None:
+    """Return mean, standard deviation (n - 1; None for one value) and the values; None if there is none."""
+    listed = [round(value, 6) for value in values]
+    if not listed:
+        return None
+    deviation = statistics.stdev(listed) if len(listed) > 1 else None
+    return {"mean": statistics.fmean(listed), "deviation": deviation, "values": listed}
+
+
+def spread_text(value: Mapping[str, Any] | None, *, scale: float = 1) -> str:
+    """Return "71.2 ± 2.1", the mean alone for one seed, or a dash."""
+    if value is None:
+        return "–"
+    deviation = value["deviation"]
+    return f"{scale * value['mean']:.1f}" + ("" if deviation is None else f" ± {scale * deviation:.1f}")

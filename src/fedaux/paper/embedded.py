@@ -1,4 +1,4 @@
-"""Data of the quick versions, without download: digits, letters, pieces of photographs and noise."""
+"""Data of the quick versions, without downloads: digits, letters, pieces of photographs and noise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINING_SIZE, TEST_SIZE = 2600, 520
 
 
 def settings(name: str, section: str, folder: Path) -> dict[str, Any]:
-    """Return the settings of `data` or `auxiliary` that read an embedded data set; files it needs go into a folder."""
+    """Return the settings of `data` or `auxiliary` that read an embedded data set; its files go into a folder."""
     if (name, section) in {("digits", "data"), ("letters", "auxiliary")}:
         return {f"{section}.source": name}
     if name == "noise":

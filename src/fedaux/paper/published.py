@@ -1,4 +1,4 @@
-"""The figures that the paper prints, from `published.toml`, to stand beside measured ones."""
+"""The figures that the paper prints, from `published.toml`, to compare with measured ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Printed:
-    """An accuracy in % as it is printed, with its deviation where one is."""
+    """An accuracy in % as printed, with its deviation if it has one."""
 
     text: str
     mean: float
@@ -20,7 +20,7 @@ class Printed:
 
     @property
     def spaced(self) -> str:
-        """The figure as it is written elsewhere: 71.2 ± 2.1."""
+        """The figure with spaces: 71.2 ± 2.1."""
         return self.text.replace("±", " ± ")
 
 
@@ -31,13 +31,13 @@ def tables() -> dict[str, Any]:
 
 
 def where(study: str) -> str:
-    """Return where in the paper a study's figures stand and what they are; empty where it prints none."""
+    """Return where in the paper a study's figures are, and what they are; empty if it prints none."""
     table = tables().get(study, {})
     return f"{table['where']}: {table['says']}" if table else ""
 
 
 def printed(study: str, block: str, column: str, method: str) -> Printed | None:
-    """Return the figure of one cell of a table, or one that stands in the text alone; None where there is none."""
+    """Return the figure of one cell of a table, or one from the text; None if there is none."""
     claim = tables()["claims"].get(f"{study}, {block}, {column}, {method}")
     if claim is not None:
         return parse(claim["value"])
@@ -48,7 +48,7 @@ def printed(study: str, block: str, column: str, method: str) -> Printed | None:
 
 
 def ranking(study: str, block: str, column: str) -> dict[str, float]:
-    """Return what the paper prints for every method in one place of a study; of `hpo` the best combination of each."""
+    """Return the printed figures of all methods in one column; of `hpo` those of the best combinations."""
     if study == "hpo":
         best = tables()["hpo"]["blocks"].get(block, {})
         return {method: float(row[-1]) for method, row in best.items() if method != "columns"}
@@ -60,9 +60,9 @@ def ranking(study: str, block: str, column: str) -> dict[str, float]:
 
 
 def tuned_proximal(method: str, alpha: float) -> float | None:
-    """Return the mu that the paper's search found best for a method; None where it prints none.
+    """Return the mu that the paper's search found best for a method; None if it prints none.
 
-    It searched at alpha = 0.01 and 100; every other alpha takes the nearer one's, by ratio: up to 1 that of 0.01.
+    It searched at alpha = 0.01 and 100; other values take that of the nearer one, by ratio: up to 1 that of 0.01.
     """
     searched = {float(block.removeprefix("α = ")): block for block in tables()["hpo"]["blocks"]}
     nearest = min(sorted(searched), key=lambda at: round(abs(math.log(alpha / at)), 9))

@@ -7,9 +7,9 @@ images, so they are for simulations only.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -20,15 +20,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedaux import seeding
-from fedaux.config import Experiment
 from fedaux.core.task import build_models
 from fedaux.data import load_both
 from fedaux.fast.inference import Predictor
-from fedaux.paper import places
-from fedaux.paper.page import Drawing
-from fedaux.paper.scoring import Silence
-from fedaux.paper.study import quick_base
-from fedaux.paper.writing import TITLES, Outcome, Version, epsilon_name, markdown_table, write
+from fedaux.paper import datasets
+from fedaux.paper.document import Context, Document, Drawing, epsilon_text
+from fedaux.paper.scoring import NoNoise
+from fedaux.paper.tables import Table
 from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
 from fedaux.report.figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
@@ -54,112 +52,114 @@ class Shown:
     similarity_of_all: float
     """Mean similarity of all public images to their nearest neighbour, to compare with."""
 
+    def numbers(self) -> dict[str, Any]:
+        """Return what the JSON file states of a client."""
+        return {
+            "top_images": self.top.tolist(),
+            "neighbours": self.neighbours.tolist(),
+            "similarities": [[round(value, 6) for value in row] for row in self.similarities.tolist()],
+            "mean_similarity_to_nearest": float(self.similarities[:, 0].mean()),
+        }
 
-def run(
-    out: Path | str,
-    *,
-    base: Experiment | None = None,
-    num_clients: int = 4,
-    num_images: int = 5,
-    num_neighbours: int = 4,
-    version: Version = "own",
-    notes: Sequence[str] = (),
-) -> Outcome:
+
+def run(context: Context, *, num_clients: int = 4, num_images: int = 5, num_neighbours: int = 4) -> Document:
     """Draw the highest-scored public images beside their nearest private neighbours, with and without noise.
 
-    Without ``base``, the embedded demo; the first seed counts. Clients are the first that hold ``num_neighbours``.
+    The clients are the first that hold `num_neighbours` examples, with the first seed.
     """
-    experiment, version = (quick_base("similar-images"), "quick") if base is None else (base, version)
+    experiment = context.experiment
     checks.check(experiment)
     if experiment.text is not None:
         raise ValueError("similar-images: draws images, and the recipe's data are texts")
-    out = Path(out)
     seed = experiment.seeds[0]
     device = choose_device(experiment.engine.device)
     data, auxiliary = load_both(experiment)
     data, auxiliary = data.to(device), auxiliary.to(device)
-    work = Work(experiment, RunDirectory(out, experiment), data, auxiliary, Silent())
+    work = Work(experiment, RunDirectory(context.out, experiment), data, auxiliary, Silent())
     task = work.task("fedaux", seed)
-    parts = split_for(experiment, data, seed)
+    parts = [torch.from_numpy(part).to(device) for part in split_for(experiment, data, seed)]
     chosen = [client for client, part in enumerate(parts) if len(part) >= num_neighbours][:num_clients]
     if not chosen:
         raise ValueError(f"split.num_clients = {len(parts)}: no client holds {num_neighbours} examples to show")
-    models = build_models(task)
-    extractors = {name: work.extractor(task)(name, model) for name, model in models.items()}
-    predictors = {name: Predictor(model.features, task.compute) for name, model in models.items()}
-
-    def features_of(prototype: str, images: Tensor) -> Tensor:
-        return predictors[prototype](extractors[prototype], images, batch_size=experiment.evaluation.batch_size)
-
     section = experiment.certainty
     mechanism = MECHANISMS[section.mechanism](section)
-    public = {name: mechanism.publish(features_of(name, task.negatives)) for name in models}
-    distill = {name: features_of(name, task.distill_images) for name in models}
-    features = {
-        client: features_of(task.prototype_of[client], data.images[torch.from_numpy(part).to(device)])
-        for client, part in enumerate(parts)
-        if len(part)
-    }
     found: dict[bool, list[Shown]] = {False: [], True: []}
     epsilon = 0.0
-    for name in models:
-        # As in a run, a client is scored among all that share its prototype: `mean` looks at how they differ.
-        members = [client for client in features if task.prototype_of[client] == name]
-        projected = mechanism.project(distill[name], public[name])
+    for prototype, model in build_models(task).items():
+        extractor, predictor = work.extractor(task)(prototype, model), Predictor(model.features, task.compute)
+        # As in a run, a client is scored among all that share its prototype: `mean` depends on how they differ.
+        members = [client for client, part in enumerate(parts) if len(part) and task.prototype_of[client] == prototype]
+        if not members:
+            continue
+        negatives, distill, *features = (
+            predictor(extractor, images, batch_size=experiment.evaluation.batch_size)
+            for images in (task.negatives, task.distill_images, *(data.images[parts[client]] for client in members))
+        )
+        public = mechanism.publish(negatives)
+        projected = mechanism.project(distill, public)
         for noisy, shown in found.items():
             releases = [
                 mechanism.release(
-                    features[client],
-                    public[name],
-                    # The noise is the one that a run of this experiment draws.
+                    own,
+                    public,
+                    # The noise that a run of this experiment draws.
                     noise=SimulatedNoise(seeding.generator(seed, "certainty noise", client=client))
                     if noisy
-                    else Silence(),
+                    else NoNoise(),
                 )
-                for client in members
+                for client, own in zip(members, features, strict=True)
             ]
-            if not releases:
-                continue
             epsilon = max(epsilon, *(release.epsilon for release in releases))
             vectors = torch.stack([release.vector for release in releases])
             sigmas = torch.tensor([release.sigma if noisy else 0.0 for release in releases]).to(vectors)
-            scores = mechanism.log_scores(vectors, sigmas, public[name], projected)
-            for client, row in zip(members, scores, strict=True):
-                if client not in chosen:
-                    continue
-                part = torch.from_numpy(parts[client]).to(device)
-                top = row.topk(min(num_images, len(row))).indices
-                found_at, similarities = nearest(distill[name][top], features[client], count=num_neighbours)
-                _, closest = nearest(distill[name], features[client], count=1)
-                held = torch.bincount(data.labels[part], minlength=len(data.classes))
-                main_class = data.classes[int(held.argmax())]
-                shown.append(Shown(client, main_class, top, part[found_at], similarities, float(closest.mean())))
+            scores = mechanism.log_scores(vectors, sigmas, public, projected)
+            for client, own, row in zip(members, features, scores, strict=True):
+                if client in chosen:
+                    top = row.topk(min(num_images, len(row))).indices
+                    near, similarities = nearest(distill[top], own, count=num_neighbours)
+                    _, closest = nearest(distill, own, count=1)
+                    held = torch.bincount(data.labels[parts[client]], minlength=len(data.classes))
+                    main_class = data.classes[int(held.argmax())]
+                    neighbours = parts[client][near]
+                    shown.append(Shown(client, main_class, top, neighbours, similarities, float(closest.mean())))
     for shown in found.values():
         shown.sort(key=lambda entry: entry.client)
-    numbers = {
-        "version": version,
-        "data": places.told(experiment),
+    numbers: dict[str, Any] = {
         "seed": seed,
         "mechanism": section.mechanism,
-        "epsilon": "inf" if np.isinf(epsilon) else epsilon,
+        "epsilon": "inf" if math.isinf(epsilon) else epsilon,
         "delta": section.delta,
         "warning": WARNING,
-        "clients": [_numbers(*pair) for pair in zip(found[False], found[True], strict=True)],
+        "clients": [
+            {
+                "client": quiet.client,
+                "main_class": quiet.main_class,
+                "without_noise": quiet.numbers(),
+                "with_noise": noisy_one.numbers(),
+                "mean_similarity_to_nearest_of_all_public": quiet.similarity_of_all,
+                "top_images_in_both": len(set(quiet.top.tolist()) & set(noisy_one.top.tolist())),
+            }
+            for quiet, noisy_one in zip(found[False], found[True], strict=True)
+        ],
     }
-    price = f"ε = {epsilon_name(epsilon)}, δ = {section.delta:g}"
+    privacy = f"{epsilon_text(epsilon)}, δ = {section.delta:g}"
     figures = {
         name: Drawing(
             draw(found[noisy], task.distill_images, data.images, title=title),
             f"Public images that clients score highest, {title}, each beside the client's nearest private images.",
-            ("client", "main class", "public image", "rank of neighbour", "private image", "cosine similarity"),
-            neighbour_rows(found[noisy]),
+            neighbour_table(found[noisy]),
         )
         for name, noisy, title in (
             ("similar-images", False, "without noise"),
-            ("similar-images-private", True, f"as released at {price}"),
+            ("similar-images-private", True, f"as released at {privacy}"),
         )
     }
-    return write(out, "similar-images", numbers=numbers, markdown=describe(numbers), figures=figures, notes=notes)
+    text = (
+        f"{datasets.describe(experiment)} Mechanism `{section.mechanism}`, {privacy}, seed {seed}. Mean cosine "
+        "similarity to the nearest private image of the client, under h0:"
+    )
+    title = "public images scored highest, and private images near them"
+    return Document(title, numbers, [WARNING, text, client_table(numbers["clients"])], figures)
 
 
 def nearest(queries: Tensor, features: Tensor, *, count: int) -> tuple[Tensor, Tensor]:
@@ -169,28 +169,10 @@ def nearest(queries: Tensor, features: Tensor, *, count: int) -> tuple[Tensor, T
     return indices, values
 
 
-def _numbers(quiet: Shown, noisy: Shown) -> dict[str, Any]:
-    def side(shown: Shown) -> dict[str, Any]:
-        return {
-            "top_images": shown.top.tolist(),
-            "neighbours": shown.neighbours.tolist(),
-            "similarities": [[round(value, 6) for value in row] for row in shown.similarities.tolist()],
-            "mean_similarity_to_nearest": float(shown.similarities[:, 0].mean()),
-        }
-
-    return {
-        "client": quiet.client,
-        "main_class": quiet.main_class,
-        "without_noise": side(quiet),
-        "with_noise": side(noisy),
-        "mean_similarity_to_nearest_of_all_public": quiet.similarity_of_all,
-        "top_images_in_both": len(set(quiet.top.tolist()) & set(noisy.top.tolist())),
-    }
-
-
-def neighbour_rows(shown: Sequence[Shown]) -> list[list[object]]:
-    """Return a line for every pair of a public image and a private one that a figure shows, by their indices."""
-    return [
+def neighbour_table(shown: Sequence[Shown]) -> Table:
+    """Return one line per pair of a public image and a private one that a figure shows, by their indices."""
+    headers = ("client", "main class", "public image", "rank of neighbour", "private image", "cosine similarity")
+    rows = [
         [entry.client, entry.main_class, public, rank + 1, private, round(similarity, 6)]
         for entry in shown
         for public, near, similarities in zip(
@@ -198,10 +180,11 @@ def neighbour_rows(shown: Sequence[Shown]) -> list[list[object]]:
         )
         for rank, (private, similarity) in enumerate(zip(near, similarities, strict=True))
     ]
+    return Table(headers, rows)
 
 
-def describe(numbers: Mapping[str, Any]) -> str:
-    """Return the table: how near the highest-scored images are to private ones, and how many survive the noise."""
+def client_table(clients: Sequence[Mapping[str, Any]]) -> Table:
+    """Return how near the highest-scored images are to private ones, and how many survive the noise."""
     rows = [
         [
             row["client"],
@@ -210,30 +193,27 @@ def describe(numbers: Mapping[str, Any]) -> str:
             f"{row['mean_similarity_to_nearest_of_all_public']:.3f}",
             f"{row['top_images_in_both']} of {len(row['without_noise']['top_images'])}",
         ]
-        for row in numbers["clients"]
+        for row in clients
     ]
-    header = ["client", "main class", "top, no noise", "top, with noise", "all public images", "top in both"]
-    return (
-        f"# similar-images{TITLES[numbers['version']]}: public images scored highest, and private images near them\n\n"
-        f"{WARNING}\n\n{numbers['data']} Mechanism "
-        f"`{numbers['mechanism']}`, ε = {numbers['epsilon']}, δ = {numbers['delta']:g}, seed {numbers['seed']}. Mean "
-        "cosine similarity to the nearest private image of the client, under h0:\n\n" + markdown_table(header, rows)
-    )
+    return Table(["client", "main class", "top, no noise", "top, with noise", "all public images", "top in both"], rows)
 
 
 @matplotlib.rc_context(STYLE)
 def draw(shown: Sequence[Shown], public: Tensor, private: Tensor, *, title: str) -> Figure:
-    """Draw a block a client: a row a public image, with its neighbours to the right behind a gap."""
+    """Draw one block per client: a row per public image, with its neighbours to the right."""
     tile, gap = 30.0, 10.0
-    rows, columns = shown[0].neighbours.shape if shown else (1, 1)
-    width = gap + len(shown) * ((columns + 1) * tile + 2.5 * gap)
-    height = 44 + rows * tile + 24
+    rows, columns = shown[0].neighbours.shape
+    block = (columns + 1) * tile + 2.5 * gap
+    width, height = gap + len(shown) * block, 44 + rows * tile + 24
     figure = Figure(figsize=(width / 72, height / 72))
+
+    def write(x: float, y: float, text: str, **look: Any) -> None:
+        figure.text(x / width, 1 - y / height, text, **look)
+
     for index, entry in enumerate(shown):
-        left = gap + index * ((columns + 1) * tile + 2.5 * gap)
+        left = gap + index * block
         for row in range(rows):
-            line = [public[entry.top[row]], *private[entry.neighbours[row]]]
-            for column, image in enumerate(line):
+            for column, image in enumerate([public[entry.top[row]], *private[entry.neighbours[row]]]):
                 x = left + column * tile + (gap if column else 0)
                 y = height - 44 - (row + 1) * tile
                 axes = figure.add_axes((x / width, y / height, (tile - 2) / width, (tile - 2) / height))
@@ -241,12 +221,9 @@ def draw(shown: Sequence[Shown], public: Tensor, private: Tensor, *, title: str)
                 picture = np.broadcast_to(picture, (*picture.shape[:2], 3))
                 axes.imshow(picture, interpolation="none", gid=SMOOTH)
                 axes.set_axis_off()
-        middle = left + tile / 2
-        figure.text(middle / width, 1 - 40 / height, "public", ha="center", fontsize=8)
-        across = left + tile + gap + columns * tile / 2
-        figure.text(across / width, 1 - 40 / height, "nearest private", ha="center", fontsize=8)
-        name = f"client {entry.client}, mostly class {entry.main_class}"
-        figure.text(left / width, 1 - 26 / height, name, fontsize=9.5)
-    figure.text(gap / width, 1 - 11 / height, f"Highest certainty, {title}", fontsize=10.5)
-    figure.text(gap / width, 8 / height, WARNING, fontsize=9)
+        write(left + tile / 2, 40, "public", ha="center", fontsize=8)
+        write(left + tile + gap + columns * tile / 2, 40, "nearest private", ha="center", fontsize=8)
+        write(left, 26, f"client {entry.client}, mostly class {entry.main_class}", fontsize=9.5)
+    write(gap, 11, f"Highest certainty, {title}", fontsize=10.5)
+    write(gap, height - 8, WARNING, fontsize=9)
     return figure

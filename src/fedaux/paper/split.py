@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fedaux.config import Experiment
 from fedaux.data import load_labelled
-from fedaux.paper import places
-from fedaux.paper.page import Drawing
-from fedaux.paper.study import quick_base
-from fedaux.paper.writing import TITLES, Outcome, Version, markdown_table, write
+from fedaux.paper import datasets
+from fedaux.paper.document import Context, Document, Drawing
+from fedaux.paper.tables import Table
 from fedaux.report.figures import split_bubbles
 from fedaux.running import preflight as checks
 from fedaux.running.run import split_table
@@ -21,52 +18,57 @@ from fedaux.running.run import split_table
 ALPHAS = (0.01, 0.1, 1.0, 100.0)
 
 
-def run(
-    out: Path | str,
-    *,
-    base: Experiment | None = None,
-    alphas: Sequence[float] = ALPHAS,
-    version: Version = "own",
-    notes: Sequence[str] = (),
-) -> Outcome:
-    """Draw the split of the labelled data over the clients for each alpha; the first seed counts.
-
-    Without ``base``, the embedded digits at 20 clients.
-    """
-    experiment, version = (quick_base("split"), "quick") if base is None else (base, version)
+def run(context: Context, *, alphas: Sequence[float] = ALPHAS) -> Document:
+    """Draw the split of the labelled data over the clients for each alpha, with the first seed."""
+    experiment = context.experiment
     checks.check(experiment)
     data = load_labelled(experiment.data)
     seed = experiment.seeds[0]
-    tables = []
+    tables: dict[str, np.ndarray] = {}
     for alpha in alphas:
         changed = experiment.split.model_copy(update={"alpha": alpha})
-        tables.append(split_table(experiment.model_copy(update={"split": changed}), data, seed))
-    rows = [{"alpha": alpha, **describe_split(table)} for alpha, table in zip(alphas, tables, strict=True)]
+        tables[f"{alpha:g}"] = split_table(experiment.model_copy(update={"split": changed}), data, seed)
+    rows = [{"alpha": alpha, **describe_split(table)} for alpha, table in zip(alphas, tables.values(), strict=True)]
     numbers = {
-        "version": version,
-        "data": places.told(experiment).partition(";")[0] + ".",
         "seed": seed,
         "classes": list(data.classes),
         "rows": rows,
-        "tables": {f"{alpha:g}": table.tolist() for alpha, table in zip(alphas, tables, strict=True)},
+        "tables": {alpha: table.tolist() for alpha, table in tables.items()},
     }
-    panels = [(f"α = {alpha:g}", table) for alpha, table in zip(alphas, tables, strict=True)]
-    caption = "Who holds what: a column a client, a row a class; the area of a bubble is the number of examples."
     held = [
-        [f"{alpha:g}", client, name, int(count)]
-        for alpha, table in zip(alphas, tables, strict=True)
+        [alpha, client, name, int(count)]
+        for alpha, table in tables.items()
         for client, row in enumerate(table)
         for name, count in zip(data.classes, row, strict=True)
     ]
-    header = ("alpha", "client", "class", "examples")
-    figure = Drawing(split_bubbles(panels, data.classes), caption, header, held)
-    return write(
-        Path(out), "split", numbers=numbers, markdown=describe(numbers), figures={"split": figure}, notes=notes
+    lines = [
+        [
+            f"{row['alpha']:g}",
+            f"{100 * row['share_of_main_class']:.1f} %",
+            f"{row['classes_held']:.1f}",
+            f"{row['least_examples']} to {row['most_examples']}",
+        ]
+        for row in rows
+    ]
+    private = datasets.describe(experiment).partition(";")[0]
+    figure = Drawing(
+        split_bubbles([(f"α = {alpha}", table) for alpha, table in tables.items()], data.classes),
+        "Who holds what: a column per client, a row per class; the area of a bubble is the number of examples.",
+        Table(("alpha", "client", "class", "examples"), held),
+    )
+    return Document(
+        f"{rows[0]['clients']} clients, {len(data.classes)} classes, α = {', '.join(tables)}",
+        numbers,
+        [
+            f"{private}. Means over clients, seed {seed}.",
+            Table(["α", "share of a client's main class", "classes held", "examples per client"], lines),
+        ],
+        {"split": figure},
     )
 
 
 def describe_split(table: np.ndarray) -> dict[str, Any]:
-    """Return how one-sided a split [clients, classes] is: of the clients that hold anything, means over clients."""
+    """Return how skewed a split [clients, classes] is, as means over the clients that hold anything."""
     held = table[table.sum(axis=1) > 0]
     shares = held / held.sum(axis=1, keepdims=True)
     return {
@@ -77,22 +79,3 @@ def describe_split(table: np.ndarray) -> dict[str, Any]:
         "least_examples": int(table.sum(axis=1).min()),
         "most_examples": int(table.sum(axis=1).max()),
     }
-
-
-def describe(numbers: Mapping[str, Any]) -> str:
-    """Return the text."""
-    rows = [
-        [
-            f"{row['alpha']:g}",
-            f"{100 * row['share_of_main_class']:.1f} %",
-            f"{row['classes_held']:.1f}",
-            f"{row['least_examples']} to {row['most_examples']}",
-        ]
-        for row in numbers["rows"]
-    ]
-    header = ["α", "share of a client's main class", "classes held", "examples a client"]
-    return (
-        f"# split{TITLES[numbers['version']]}: {numbers['rows'][0]['clients']} clients, {len(numbers['classes'])} "
-        f"classes, α = {', '.join(row[0] for row in rows)}\n\n{numbers['data']} Means over clients, seed "
-        f"{numbers['seed']}.\n\n" + markdown_table(header, rows)
-    )

@@ -1,4 +1,4 @@
-"""STUDIES: every table and figure of the paper that is a grid of runs, a row each. Their settings: `recipes/`."""
+"""STUDIES: every table and figure of the paper that is a grid of runs. Their settings: `recipes/`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def participation(*values: float) -> Axis:
 
 
 def one(label: str) -> Axis:
-    """Return an axis with one place and no settings: a table of one block."""
+    """Return an axis with one value and no settings: a table of one block."""
     return Axis("table", (Value(label, label),))
 
 
@@ -71,11 +71,8 @@ SMALL_NETWORKS = Axis(
         network("Mixed", CNN | NARROW | MLP, clients=12),
     ),
 )
-ONE_SHOT = Axis(
-    "network",
-    (network("MobileNetV2", MOBILENET, clients=100), network("ShuffleNet", SHUFFLENET, clients=100)),
-)
-SMALL_ONE_SHOT = Axis("network", (network("CNN", CNN, clients=10), network("MLP", MLP, clients=10)))
+ONE_SHOT = Axis("network", NETWORKS.values[1:3])
+SMALL_ONE_SHOT = Axis("network", SMALL_NETWORKS.values[:2])
 AUXILIARY = Axis(
     "auxiliary",
     (
@@ -108,153 +105,129 @@ TEXTS = Axis(
 DIGITS = "handwritten digits, letters as public data, 10 clients, a small network, one seed, ε = 0.5"
 ALPHAS_OF_FIGURE = "the figure's values of α are not in the text; those of the CIFAR-100 table are taken"
 
-_ARCHITECTURES = Grid("architectures", NETWORKS, alphas(*SIX_ALPHAS), "cifar10", "stl10")
-_ARCHITECTURES_QUICK = Grid(
-    "architectures-quick",
-    SMALL_NETWORKS,
-    alphas(0.01, 0.16, 10.24),
-    "digits",
-    "letters",
-    cut=f"{DIGITS}; networks: CNN, MLP and both with a narrower CNN; 3 of 6 α; 5 of 100 rounds",
-)
 
-STUDIES: dict[str, Study] = {
-    study.name: study
-    for study in (
-        Study(
-            "table1",
-            shows="methods by participation rate, iid and not",
-            grid=Grid("table1", alphas(0.01, 100.0), participation(0.2, 0.4, 0.8), "cifar10", "stl10"),
-            quick=Grid(
-                "table1-quick",
-                alphas(0.01, 100.0),
-                participation(0.4, 0.8),
-                "digits",
-                "letters",
-                cut=f"{DIGITS}; C = 0.2 left out; 5 of 100 rounds",
-            ),
-            quick_time="2 minutes",
-        ),
-        Study(
+def quick(recipe: str, blocks: Axis, columns: Axis, cut: str) -> Grid:
+    """Return the quick version of a grid, on handwritten digits."""
+    return Grid(f"{recipe}-quick", blocks, columns, "digits", "letters", cut=f"{DIGITS}; {cut}")
+
+
+FEW_ALPHAS = alphas(0.01, 0.16, 10.24)
+TWO_ALPHAS = alphas(0.01, 100.0)
+_ARCHITECTURES = Grid("architectures", NETWORKS, alphas(*SIX_ALPHAS))
+_ARCHITECTURES_QUICK = quick(
+    "architectures",
+    SMALL_NETWORKS,
+    FEW_ALPHAS,
+    "networks: CNN, MLP and both with a narrower CNN; 3 of 6 α; 5 of 100 rounds",
+)
+_STUDIES = (
+    Study(
+        "table1",
+        "methods by participation rate, iid and not",
+        Grid("table1", TWO_ALPHAS, participation(0.2, 0.4, 0.8)),
+        quick("table1", TWO_ALPHAS, participation(0.4, 0.8), "C = 0.2 left out; 5 of 100 rounds"),
+        quick_time="2 minutes",
+    ),
+    Study(
+        "table2",
+        "sets of public data",
+        Grid("table2", TWO_ALPHAS, AUXILIARY),
+        quick(
             "table2",
-            shows="sets of public data",
-            grid=Grid("table2", alphas(0.01, 100.0), AUXILIARY, "cifar10", "stl10"),
-            quick=Grid(
-                "table2-quick",
-                alphas(0.01, 100.0),
-                SMALL_AUXILIARY,
-                "digits",
-                "letters",
-                cut=f"{DIGITS}; public data: letters, pieces of two photographs, noise; 5 of 100 rounds",
-            ),
-            quick_time="1.5 minutes",
+            TWO_ALPHAS,
+            SMALL_AUXILIARY,
+            "public data: letters, pieces of two photographs, noise; 5 of 100 rounds",
         ),
-        Study(
+        quick_time="1.5 minutes",
+    ),
+    Study(
+        "table3",
+        "one round of all clients",
+        Grid("table3", ONE_SHOT, alphas(0.01, 0.04, 0.16, 10.24)),
+        quick(
             "table3",
-            shows="one round of all clients",
-            grid=Grid("table3", ONE_SHOT, alphas(0.01, 0.04, 0.16, 10.24), "cifar10", "stl10"),
-            quick=Grid(
-                "table3-quick",
-                SMALL_ONE_SHOT,
-                alphas(0.01, 0.16, 10.24),
-                "digits",
-                "letters",
-                cut=f"{DIGITS}; CNN and MLP for MobileNetV2 and ShuffleNet; 3 of 4 α; 10 of 40 local epochs",
-            ),
-            quick_time="1 minute",
+            SMALL_ONE_SHOT,
+            FEW_ALPHAS,
+            "CNN and MLP for MobileNetV2 and ShuffleNet; 3 of 4 α; 10 of 40 local epochs",
         ),
-        Study(
-            "cifar100",
-            shows="many classes: methods over heterogeneity",
-            grid=Grid("cifar100", one("CIFAR-100"), alphas(*SIX_ALPHAS), "cifar100", "stl10"),
-            quick=Grid(
-                "cifar100-quick",
-                one("26 letters"),
-                alphas(0.01, 0.16, 10.24),
-                "letters",
-                "digits",
-                cut="rendered letters in 26 classes, digits as public data, 10 clients, a small network, 3 of 6 α, "
-                "5 of 100 rounds, ε = 0.5",
-            ),
-            quick_time="1 minute",
-            figure="lines",
-            left_open=("the table names neither clients nor participation: 20 clients at C = 0.4, as Table 1",),
+        quick_time="1 minute",
+    ),
+    Study(
+        "cifar100",
+        "many classes: methods over heterogeneity",
+        Grid("cifar100", one("CIFAR-100"), alphas(*SIX_ALPHAS), "cifar100"),
+        Grid(
+            "cifar100-quick",
+            one("26 letters"),
+            FEW_ALPHAS,
+            "letters",
+            "digits",
+            cut="rendered letters in 26 classes, digits as public data, 10 clients, a small network, 3 of 6 α, "
+            "5 of 100 rounds, ε = 0.5",
         ),
-        Study(
-            "nlp",
-            shows="texts: methods over heterogeneity, and their curves",
-            grid=Grid("nlp", TEXTS, alphas(0.01, 1.0), "ag_news", "bookcorpus"),
-            quick=Grid(
-                "nlp-quick",
-                Axis("data", TEXTS.values[:1]),
-                alphas(0.01, 1.0),
-                "ag_news",
-                "bookcorpus",
-                cut="AG News alone, 1,000 texts of it, 600 public sentences, MiniLM for TinyBERT, 3 of 20 rounds, "
-                "ε = 1",
-            ),
-            quick_time="2 minutes a round, 18 rounds; texts from --data-root",
-            figure="curves",
-            needs_recipe="agnews",
+        quick_time="1 minute",
+        figure="lines",
+        left_open=("the table names neither clients nor participation: 20 clients at C = 0.4, as Table 1",),
+    ),
+    Study(
+        "nlp",
+        "texts: methods over heterogeneity, and their curves",
+        Grid("nlp", TEXTS, alphas(0.01, 1.0), "ag_news", "bookcorpus"),
+        Grid(
+            "nlp-quick",
+            Axis("data", TEXTS.values[:1]),
+            alphas(0.01, 1.0),
+            "ag_news",
+            "bookcorpus",
+            cut="AG News alone, 1,000 texts of it, 600 public sentences, MiniLM for TinyBERT, 3 of 20 rounds, ε = 1",
         ),
-        Study(
+        quick_time="2 minutes per round, 18 rounds; texts from --data-root",
+        figure="curves",
+        needs_recipe="agnews",
+    ),
+    Study(
+        "hpo",
+        "learning rates and μ: the best combination of each method, and the whole grid",
+        Grid("hpo", alphas(100.0, 0.01), rates(LEARNING_RATES, LEARNING_RATES, LEARNING_RATES)),
+        quick(
             "hpo",
-            shows="learning rates and μ: the best combination of each method, and the whole grid",
-            grid=Grid(
-                "hpo",
-                alphas(100.0, 0.01),
-                rates(LEARNING_RATES, LEARNING_RATES, LEARNING_RATES),
-                "cifar10",
-                "stl10",
-            ),
-            quick=Grid(
-                "hpo-quick",
-                alphas(100.0, 0.01),
-                rates((1e-2, 1e-3), (1e-3, 1e-4), (1e-1, 1e-2)),
-                "digits",
-                "letters",
-                cut=f"{DIGITS}; two values of each setting instead of four; 4 of 50 rounds",
-            ),
-            quick_time="2 minutes",
-            figure="heat",
+            alphas(100.0, 0.01),
+            rates((1e-2, 1e-3), (1e-3, 1e-4), (1e-1, 1e-2)),
+            "two values of each setting instead of four; 4 of 50 rounds",
         ),
-        Study(
-            "architectures",
-            shows="networks, alone and together, over heterogeneity",
-            grid=_ARCHITECTURES,
-            quick=_ARCHITECTURES_QUICK,
-            quick_time="2 minutes",
-            figure="lines",
-            central=True,
-            left_open=(
-                ALPHAS_OF_FIGURE,
-                "centralised training is not described: here one client holds all data and starts from h0",
-            ),
+        quick_time="2 minutes",
+        figure="heat",
+    ),
+    Study(
+        "architectures",
+        "networks, alone and together, over heterogeneity",
+        _ARCHITECTURES,
+        _ARCHITECTURES_QUICK,
+        quick_time="2 minutes",
+        figure="lines",
+        central=True,
+        left_open=(
+            ALPHAS_OF_FIGURE,
+            "centralised training is not described: here one client holds all data and starts from h0",
         ),
-        Study(
-            "curves",
-            shows="training curves of `architectures`, whose runs it shares",
-            grid=_ARCHITECTURES,
-            quick=_ARCHITECTURES_QUICK,
-            quick_time="2 minutes, with architectures none",
-            figure="curves",
-            left_open=(ALPHAS_OF_FIGURE,),
-        ),
-        Study(
-            "linear",
-            shows="only the head is trained: curves over heterogeneity",
-            grid=Grid("linear", one("ResNet-8"), alphas(*SIX_ALPHAS), "cifar10", "stl10"),
-            quick=Grid(
-                "linear-quick",
-                one("CNN"),
-                alphas(0.01, 0.16, 10.24),
-                "digits",
-                "letters",
-                cut=f"{DIGITS}; 3 of 6 α; 10 of 100 rounds",
-            ),
-            quick_time="20 seconds",
-            figure="curves",
-            left_open=(ALPHAS_OF_FIGURE, "the number of rounds is not stated: 100"),
-        ),
-    )
-}
+    ),
+    Study(
+        "curves",
+        "training curves of `architectures`, whose runs it shares",
+        _ARCHITECTURES,
+        _ARCHITECTURES_QUICK,
+        quick_time="2 minutes, none after architectures",
+        figure="curves",
+        left_open=(ALPHAS_OF_FIGURE,),
+    ),
+    Study(
+        "linear",
+        "only the head is trained: curves over heterogeneity",
+        Grid("linear", one("ResNet-8"), alphas(*SIX_ALPHAS)),
+        quick("linear", one("CNN"), FEW_ALPHAS, "3 of 6 α; 10 of 100 rounds"),
+        quick_time="20 seconds",
+        figure="curves",
+        left_open=(ALPHAS_OF_FIGURE, "the number of rounds is not stated: 100"),
+    ),
+)
+STUDIES = {study.name: study for study in _STUDIES}

@@ -1,4 +1,4 @@
-"""A study: a table or figure of the paper as a grid of runs, and what of it is cut for a quick version."""
+"""A study: a table or figure of the paper as a grid of runs, with a quick version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quick_base(name: str, overrides: Sequence[str] = ()) -> Experiment:
 
 @dataclass(frozen=True)
 class Value:
-    """A place on an axis: how it is written, and the settings and data sets that it stands for."""
+    """A value of an axis: its label, and the settings and data sets that it stands for."""
 
     key: str
     """What `--only` calls it."""
@@ -32,20 +32,20 @@ class Value:
     data: str | None = None
     auxiliary: str | None = None
     central: bool = True
-    """Whether training in one place makes sense here, where a study draws that line."""
+    """Whether centralised training makes sense here, if the study has it."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What changes along the columns of a table, or from one of its blocks to the next."""
+    """What changes along the columns of a table, or from block to block."""
 
     name: str
     values: tuple[Value, ...]
     ours: tuple[Value, ...] = ()
-    """What the paper does not have: run where `--only` names it, and no figure stands beside it."""
+    """Values that the paper does not have: run only if `--only` names them."""
 
     def only(self, wanted: Sequence[str]) -> Axis:
-        """Return the axis with some of its values and of ours. Raises ValueError where it has no such value."""
+        """Return the axis with the wanted values. Raises ValueError for an unknown one."""
         both = (*self.values, *self.ours)
         keys = [value.key for value in both]
         for key in wanted:
@@ -60,11 +60,11 @@ class Grid:
     """The runs of a study: every block, column, method and seed."""
 
     recipe: str
-    """A file of `recipes/` beside this one: the settings that all runs share."""
+    """A file of `recipes/`: the settings that all runs share."""
     blocks: Axis
     columns: Axis
-    data: str
-    auxiliary: str
+    data: str = "cifar10"
+    auxiliary: str = "stl10"
     cut: str = ""
     """What a quick version leaves out."""
 
@@ -82,7 +82,7 @@ class Grid:
         return list(dict.fromkeys(name for pair in named for name in pair))
 
     def points(self) -> Iterator[tuple[Value, Value]]:
-        """Yield block and column; runs that share their data are neighbours."""
+        """Yield block and column; runs that share public data are adjacent."""
         yield from sorted(product(self.blocks.values, self.columns.values), key=lambda pair: self.data_of(*pair)[1])
 
     def data_of(self, block: Value, column: Value) -> tuple[str, str]:
@@ -92,7 +92,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Study:
-    """A table or figure: its grid as in the paper, a quick one, and how both are shown."""
+    """A table or figure of the paper: its grid, a quick one, and how both are shown."""
 
     name: str
     shows: str
@@ -102,54 +102,48 @@ class Study:
     """Measured; on 2 cores."""
     figure: Literal["dots", "lines", "curves", "heat"] = "dots"
     central: bool = False
-    """Whether training in one place is drawn beside the federation."""
+    """Whether centralised training is shown beside the federation."""
     left_open: tuple[str, ...] = ()
-    """What the paper does not say, and what is taken here."""
+    """What the paper leaves open, and what we do."""
     needs_recipe: str | None = None
-    """A recipe of the package without which the study cannot be run."""
+    """A recipe of the package that the study needs."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The part of a study that `--only` asks for."""
-
-    grid: Grid
+def narrowed(grid: Grid, only: Sequence[str]) -> tuple[Grid, tuple[str, ...] | None]:
+    """Return the part of a grid, and the methods if named, of `--only alpha=0.01 --only method=[fedaux,feddf]`."""
     methods: tuple[str, ...] | None = None
-
-
-def narrowed(grid: Grid, only: Sequence[str]) -> Choice:
-    """Return the part of a grid that `--only alpha=0.01 --only method=[fedaux,feddf]` leaves."""
-    choice = Choice(grid)
     for text in only:
         name, equals, values = text.partition("=")
         parsed = parse_value(values)
-        wanted = [_plain(value) for value in (parsed if isinstance(parsed, list) else [parsed])]
-        names = {axis.name: axis for axis in choice.grid.axes()}
-        if not equals or not wanted or name not in (*names, "method"):
-            known = ", ".join([*names, "method"])
-            raise ValueError(f"--only {text}: should be KEY=VALUE with one of {known}")
+        wanted = [
+            f"{value:g}" if isinstance(value, int | float) else str(value)
+            for value in (parsed if isinstance(parsed, list) else [parsed])
+        ]
+        axes = {axis.name: axis for axis in grid.axes()}
+        if not equals or not wanted or name not in (*axes, "method"):
+            raise ValueError(f"--only {text}: should be KEY=VALUE with one of {', '.join([*axes, 'method'])}")
         if name == "method":
-            choice = replace(choice, methods=_known_methods(wanted, option="--only method="))
+            methods = _known_methods(wanted, option="--only method=")
+        elif grid.blocks.name == name:
+            grid = replace(grid, blocks=grid.blocks.only(wanted))
         else:
-            axis = names[name].only(wanted)
-            grid = choice.grid
-            grid = replace(grid, blocks=axis) if grid.blocks.name == name else replace(grid, columns=axis)
-            choice = replace(choice, grid=grid)
-    return choice
+            grid = replace(grid, columns=grid.columns.only(wanted))
+    return grid, methods
 
 
-def chosen_methods(recipe: Sequence[str], choice: Choice, also: Sequence[str]) -> list[str]:
-    """Return the recipe's methods that were asked for, and those to run besides."""
-    extra = _known_methods(also, option="--also ")
-    if choice.methods is None:
-        return list(dict.fromkeys([*recipe, *extra]))
-    if strange := [name for name in choice.methods if name not in recipe]:
-        raise ValueError(f"--only method={strange[0]}: not one of {', '.join(recipe)}; --also {strange[0]} adds it")
-    return list(dict.fromkeys([*(name for name in recipe if name in choice.methods), *extra]))
+def chosen_methods(recipe: Sequence[str], only: Sequence[str] | None, also: Sequence[str]) -> list[str]:
+    """Return the recipe's methods that `--only` leaves, and those that `--also` adds."""
+    if only is None:
+        only = recipe
+    for name in only:
+        if name not in recipe:
+            raise ValueError(f"--only method={name}: not one of {', '.join(recipe)}; --also {name} adds it")
+    kept = [name for name in recipe if name in only]
+    return list(dict.fromkeys([*kept, *_known_methods(also, option="--also ")]))
 
 
-def concerning(method: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the changes that a method looks at."""
+def relevant(method: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changed settings that a method reads."""
     return {key: value for key, value in changes.items() if METHODS[method].looks_at(key)}
 
 
@@ -158,7 +152,3 @@ def _known_methods(names: Sequence[str], *, option: str) -> tuple[str, ...]:
         if name not in METHODS:
             raise ValueError(f"{option}{name}: no such method{nearest(name, METHODS)}; see fedaux methods")
     return tuple(names)
-
-
-def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)

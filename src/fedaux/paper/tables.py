@@ -1,104 +1,152 @@
-"""Tables of printed and measured figures, and how Markdown writes them."""
+"""A table as data, rendered as Markdown, HTML or LaTeX. Texts may contain `code` and **bold**."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from html import escape
 
-from fedaux.paper.running import CENTRAL
-
-PRINTED, BEST, LAST, APART = "published", "best round", "last round", "best less published"
-
-
-@dataclass(frozen=True)
-class Text:
-    """A cell of a table: what it says, and whether it is the best of its column."""
-
-    text: str
-    best: bool = False
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a table: what it is about, which kind of figure, and its cells."""
-
-    name: str
-    kind: str
-    cells: tuple[Text, ...]
+LONG = 24
+"""Characters from which the text of a cell may wrap."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table with a title, its columns after the first two, and its lines."""
+    """Headers, rows of cells, and a caption, which Markdown and HTML show as a heading."""
 
-    title: str
-    columns: tuple[str, ...]
-    lines: tuple[Line, ...]
-    heads: tuple[str, str] = ("method", "figure")
+    headers: Sequence[object]
+    rows: Sequence[Sequence[object]]
+    caption: str = ""
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The rows as text."""
+        return [[str(cell) for cell in row] for row in self.rows]
+
+    @property
+    def grouped(self) -> list[list[str]]:
+        """The rows as text, with a name in the first column only where it changes."""
+        names = [None, *(row[0] for row in self.cells)]
+        return [["" if row[0] == name else row[0], *row[1:]] for name, row in zip(names, self.cells, strict=False)]
+
+    def is_text(self, column: int) -> bool:
+        """Whether a column holds words, which align left; numbers align right."""
+        return column == 0 or any(re.search(r"[A-Za-z]{3}", row[column]) for row in self.cells)
+
+    def wraps(self, column: int) -> bool:
+        """Whether a column has texts that are long enough to wrap."""
+        return column > 0 and any(len(row[column]) > LONG for row in self.cells)
+
+    def to_markdown(self) -> str:
+        """Return the table in Markdown, below its caption."""
+        lines = [self.headers, ["---"] * len(self.headers), *self.rows]
+        body = "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
+        return f"## {self.caption}\n\n{body}" if self.caption else body
+
+    def to_html(self) -> str:
+        """Return the table in a box that scrolls, below its caption."""
+        columns = range(len(self.headers))
+        looks = [
+            ' class="text wrap"' if self.wraps(column) else ' class="text"' if self.is_text(column) else ""
+            for column in columns
+        ]
+
+        def line(cells: Sequence[object], *, header: bool = False) -> str:
+            tags = ["th" if header or column == 0 else "td" for column in columns]
+            return "".join(
+                f"<{tag}{look}>{to_html(str(cell))}</{tag}>" for tag, look, cell in zip(tags, looks, cells, strict=True)
+            )
+
+        body = "\n".join(f"<tr>{line(row)}</tr>" for row in self.grouped)
+        heading = f"<h2>{to_html(self.caption)}</h2>\n" if self.caption else ""
+        return (
+            f'{heading}<div class="scroll" role="region" tabindex="0" aria-label="{escape(self.caption) or "table"}">\n'
+            f"<table>\n<thead><tr>{line(self.headers, header=True)}</tr></thead>\n<tbody>\n{body}\n</tbody>\n"
+            "</table>\n</div>\n"
+        )
+
+    def to_latex(self, *, label: str = "", text: str = "") -> str:
+        """Return a float with booktabs; `text` goes before the caption. Wide tables shrink to the line (adjustbox)."""
+        kinds = "".join(
+            WRAPPED if self.wraps(column) else "l" if self.is_text(column) else "r"
+            for column in range(len(self.headers))
+        )
+        caption = " ".join(sentence(part) for part in (text, self.caption) if part)
+        lines = [
+            "\\begin{table}",
+            "\\centering",
+            "\\small",
+            f"\\caption{{{to_latex(caption)}}}",
+            *([f"\\label{{{label}}}"] if label else []),
+            "\\begin{adjustbox}{max width=\\linewidth}",
+            f"\\begin{{tabular}}{{{kinds}}}",
+            "\\toprule",
+            _latex_row(self.headers),
+            "\\midrule",
+            *map(_latex_row, self.grouped),
+            "\\bottomrule",
+            "\\end{tabular}",
+            "\\end{adjustbox}",
+            "\\end{table}",
+        ]
+        return "\n".join(lines)
 
 
-def block_tables(numbers: Mapping[str, Any]) -> list[Table]:
-    """Return a table a block: for each method the printed figure, the best round and the last one."""
-    tables = []
-    for block in numbers["blocks"]:
-        rows = [row for row in numbers["rows"] if row["block"] == block and row["method"] != CENTRAL]
-        at = {(row["method"], row["column"]): row for row in rows}
-        lines = []
-        for method in numbers["methods"]:
-            cells = [at.get((method, column)) for column in numbers["columns"]]
-            if any(row and row["published"] for row in cells) and not numbers["quick"]:
-                lines.append(_line(method, PRINTED, cells, rows))
-            for kind, key in ((BEST, "best"), (LAST, "last")):
-                if any(row and row[key] for row in cells) and (numbers["rounds"] > 1 or key == "best"):
-                    lines.append(_line(method, kind, cells, rows))
-            apart = [None if row is None else difference(row) for row in cells]
-            if not numbers["quick"] and any(gap is not None for gap in apart):
-                texts = tuple(Text("–" if gap is None else f"{gap:+.1f}") for gap in apart)
-                lines.append(Line(method, APART, texts))
-        tables.append(Table(block, tuple(numbers["columns"]), tuple(lines)))
-    central = [row for row in numbers["rows"] if row["method"] == CENTRAL and row["best"]]
-    if central:
-        lines = [Line(row["block"], kind, (Text(figure(row[key])),)) for row in central for kind, key in KINDS]
-        tables.append(Table("All data in one place", ("accuracy",), tuple(lines), heads=("network", "figure")))
-    return tables
+PACKAGES = "% \\usepackage{adjustbox,array,booktabs}"
+WRAPPED = ">{\\raggedright\\arraybackslash}p{3.5cm}"
+SIGNS = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{sign: f"${sign}$" for sign in "<>|"},
+    "±": r"$\pm$",
+    "α": r"$\alpha$",
+    "ε": r"$\varepsilon$",
+    "δ": r"$\delta$",
+    "λ": r"$\lambda$",
+    "μ": r"$\mu$",
+    "σ": r"$\sigma$",
+    "τ": r"$\tau$",
+    "Σ": r"$\Sigma$",
+    "²": "$^2$",
+    "→": r"$\rightarrow$",
+    "×": r"$\times$",
+    "∞": r"$\infty$",
+    "–": "--",
+}
 
 
-KINDS = ((BEST, "best"), (LAST, "last"))
+def to_html(text: str) -> str:
+    """Return a line of text in HTML."""
+    marks = {"bold": "<b>{}</b>", "code": "<code>{}</code>", "plain": "{}"}
+    return "".join(marks[kind].format(escape(piece)) for kind, piece in _inline(text))
 
 
-def _line(method: str, kind: str, cells: Sequence[Mapping[str, Any] | None], rows: Sequence[Mapping[str, Any]]) -> Line:
-    return Line(method, kind, tuple(_text(row, kind, rows) for row in cells))
+def to_latex(text: str) -> str:
+    """Return a line of text in LaTeX."""
+    marks = {"bold": "\\textbf{%s}", "code": "\\texttt{%s}", "plain": "%s"}
+    signs = re.compile("|".join(map(re.escape, SIGNS)))
+    return "".join(marks[kind] % signs.sub(lambda sign: SIGNS[sign[0]], piece) for kind, piece in _inline(text))
 
 
-def _text(row: Mapping[str, Any] | None, kind: str, rows: Sequence[Mapping[str, Any]]) -> Text:
-    key = {PRINTED: "published", BEST: "best", LAST: "last"}[kind]
-    if row is None or row[key] is None:
-        return Text("–")
-    peers = [other[key]["mean"] for other in rows if other["column"] == row["column"] and other[key] is not None]
-    best = len(peers) > 1 and row[key]["mean"] >= max(peers)
-    return Text(row[key]["text"] if kind == PRINTED else figure(row[key]), best)
+def sentence(text: str) -> str:
+    """Return a text that ends in a full stop."""
+    text = text.rstrip().removesuffix(":")
+    return text if text.endswith(".") else f"{text}."
 
 
-def difference(row: Mapping[str, Any]) -> float | None:
-    """Return measured less printed accuracy of the best round, in points."""
-    if row["best"] is None or row["published"] is None:
-        return None
-    return float(row["best"]["mean"] - row["published"]["mean"])
+def _latex_row(cells: Sequence[object]) -> str:
+    line = " & ".join(to_latex(str(cell)) for cell in cells) + " \\\\"
+    return f"{{}}{line}" if line.startswith(("[", "*")) else line  # otherwise an argument of the \\ before it
 
 
-def figure(value: Mapping[str, Any] | None) -> str:
-    """Return mean ± deviation in %, the mean alone for one seed."""
-    if value is None:
-        return "–"
-    return f"{value['mean']:.1f}" + ("" if value["deviation"] is None else f" ± {value['deviation']:.1f}")
-
-
-def markdown(table: Table) -> str:
-    """Return a table in Markdown."""
-    rows = [
-        [line.name, line.kind, *(f"**{cell.text}**" if cell.best else cell.text for cell in line.cells)]
-        for line in table.lines
-    ]
-    lines = [[*table.heads, *table.columns], ["---"] * (2 + len(table.columns)), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+def _inline(text: str) -> Iterator[tuple[str, str]]:
+    for piece in re.split(r"(\*\*.+?\*\*|`.+?`)", text):
+        if piece.startswith("**") and len(piece) > 4:
+            yield "bold", piece[2:-2]
+        elif piece.startswith("`") and len(piece) > 2:
+            yield "code", piece[1:-1]
+        elif piece:
+            yield "plain", piece

@@ -14,7 +14,9 @@ from latex_checks import check_latex
 from study_data import saved
 from typing_commands import called
 
-from fedaux.paper import EXPERIMENTS, command, comparison, drawing, latex, page, presenting, published, tables
+from fedaux.paper import command, comparison, published, study_figures, study_page
+from fedaux.paper.document import Document
+from fedaux.paper.experiments import EXPERIMENTS
 from fedaux.paper.running import CENTRAL, Request
 from fedaux.paper.study import quick_base
 
@@ -50,7 +52,7 @@ def test_a_study_measures_what_its_runs_measured(small: tuple[Path, Mapping[str,
     assert text.startswith(
         "# table1, quick version: methods by participation rate, iid and not (2 methods; α = 0.01; C = "
     )
-    assert "cannot be held against its own" in text
+    assert "cannot be compared with its figures" in text
 
 
 def test_the_page_of_a_study_offers_the_numbers_of_its_figure(small: tuple[Path, Mapping[str, Any]]) -> None:
@@ -122,16 +124,14 @@ def test_split_becomes_even_with_alpha(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [name for name, entry in EXPERIMENTS.items() if entry.takes_base])
+@pytest.mark.parametrize("name", [name for name, entry in EXPERIMENTS.items() if entry.data])
 def test_changes_apply_on_top_of_the_quick_version(name: str, tmp_path: Path) -> None:
     entry, plain = EXPERIMENTS[name], quick_base(name).to_dict()
     assert plain["seeds"] == (0,) or plain["seeds"] == [0]
     changed, _ = command.base_of(name, entry, Request(tmp_path, quick=True, seeds=2), None)
-    assert changed is not None
     assert changed.to_dict() == plain | {"seeds": changed.to_dict()["seeds"]}
     assert list(changed.seeds) == [0, 1]
     changed, _ = command.base_of(name, entry, Request(tmp_path, quick=True, overrides=["local.epochs=7"]), None)
-    assert changed is not None
     assert changed.to_dict() == plain | {"local": plain["local"] | {"epochs": 7}}
     assert {"split": plain["split"]["num_clients"] == 20, "privacy": plain["rounds"] == 3}.get(name, True)
 
@@ -169,7 +169,7 @@ def test_findings_say_who_leads_and_how_far_figures_are_apart() -> None:
     assert said == [
         "fedaux is best in 1 of 1 columns, by up to 30.0 points (α = 0.01, C = 0.4, over fedavg).",
         "The paper's best method is best here too, or within 1 point of it, in 1 of 1 columns.",
-        "0 of 2 figures lie within 1 point of the printed ones, 1 below and 1 above.",
+        "0 of 2 figures are within 1 point of the published ones, 1 below and 1 above.",
         "Furthest below: fedaux, α = 0.01, C = 0.4, 60.0 against 71.2 ± 0.1, 11.2 points.",
         "Furthest above: fedavg, α = 0.01, C = 0.4, 30.0 against 23.6 ± 0.1, 6.4 points.",
     ]
@@ -177,26 +177,22 @@ def test_findings_say_who_leads_and_how_far_figures_are_apart() -> None:
     assert lost[0] == "fedaux is best in 0 of 1 columns."
     assert lost[1].endswith("in 0 of 1 columns; not in α = 0.01, C = 0.4: fedaux is 12.0 points behind fedavg.")
     quick = comparison.findings(numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {"fedaux": 71.2}, quick=True))
-    assert not any("printed" in line for line in quick)
+    assert not any("published" in line for line in quick)
     close = comparison.findings(numbers_of({"fedavg": 24.0, "fedaux": 71.0}, {"fedavg": 23.6, "fedaux": 71.2}))
-    assert close[-1].startswith("2 of 2 figures lie within 1 point")
+    assert close[-1].startswith("2 of 2 figures are within 1 point")
 
 
 def test_findings_of_a_part_speak_of_what_was_run() -> None:
     printed = {"fedavg": 23.6, "feddf": 30.0, "fedaux": 71.2}
     without = comparison.findings(numbers_of({"fedavg": 30.0, "feddf": 20.0}, printed))
-    assert without[0] == "fedaux has no result here; best are fedavg in 1 of 1 columns."
-    assert without[1] == (
-        "The paper's best (fedaux) has no result here; its best of the others is best here too, or within 1 point of "
-        "it, in 0 of 1 columns; not in α = 0.01, C = 0.4: feddf is 10.0 points behind fedavg."
-    )
+    assert without[0].startswith("0 of 2 figures"), "nothing about fedaux, the paper's best, which was not run"
     extra = comparison.findings(numbers_of({"fedavg": 30.0, "fedaux": 60.0, "fedaux+m": 65.0}, printed))
     assert extra[0] == "fedaux is best in 0 of 1 columns."
     assert extra[1] == "The paper's best method is best here too, or within 1 point of it, in 1 of 1 columns."
     numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, printed)
     other = numbers_of({"fedavg": 30.0, "feddf": 20.0}, printed)["rows"]
     numbers["rows"] += [row | {"column": "C = 0.8"} for row in other]
-    assert comparison.findings(numbers)[0].startswith("fedaux is best in 1 of 1 columns where it has a result, by")
+    assert comparison.findings(numbers)[0].startswith("fedaux is best in 1 of 1 columns, by")
 
 
 def test_the_paper_s_order_is_of_all_methods_that_it_prints() -> None:
@@ -219,26 +215,26 @@ def test_unfinished_runs_are_told_and_left_out() -> None:
     numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {})
     numbers["rows"][1] |= {"best": None, "last": None, "finished": 0}
     assert comparison.findings(numbers)[0] == "2 of 4 runs are finished; the others are left out."
-    (table,) = tables.block_tables(numbers)
-    assert [line.name for line in table.lines] == ["fedavg", "fedavg"]
+    (table,) = study_page.block_tables(numbers)
+    assert [row[0] for row in table.rows] == ["fedavg", "fedavg"]
     numbers["rows"] = []
     assert comparison.findings(numbers) == ["Nothing is measured yet."]
 
 
 def test_tables_are_the_same_in_markdown_latex_and_html() -> None:
     numbers = numbers_of({"fedavg": 30.0, "fedaux": 60.0}, {"fedavg": 23.6, "fedaux": 71.2})
-    (table,) = tables.block_tables(numbers)
+    (table,) = study_page.block_tables(numbers)
     kinds = ["published", "best round", "last round", "best less published"]
-    assert [(line.name, line.kind) for line in table.lines] == [(m, k) for m in ("fedavg", "fedaux") for k in kinds]
-    text = tables.markdown(table)
+    assert [(row[0], row[1]) for row in table.rows] == [(m, k) for m in ("fedavg", "fedaux") for k in kinds]
+    text = table.to_markdown()
     assert "| fedaux | published | **71.2 ± 0.1** |" in text
     assert "| fedaux | best round | **60.0 ± 0.5** |" in text
     assert "| fedavg | last round | 29.0 |" in text
     assert "| fedaux | best less published | -11.2 |" in text
-    tex = latex.render(text, label="tab:x")
+    tex = table.to_latex(label="tab:x")
     assert r"fedaux & published & \textbf{71.2 $\pm$ 0.1}" in tex
     assert check_latex(tex) == [3]
-    html = page.render("# title <b>\n\nsome `code`\n\n" + text, {})
+    html = Document("title <b>", {}, ["some `code`", table]).to_html()
     assert "<h1>title &lt;b&gt;</h1>" in html
     assert "<code>code</code>" in html
     assert "<b>60.0 ± 0.5</b>" in html
@@ -253,14 +249,15 @@ def test_every_kind_of_figure_can_be_drawn() -> None:
             {"distillation.learning_rate": 1e-4} if row["method"] == "fedaux" else {}
         )
         row["curve"] = [[1, 20.0, 10.0, 30.0], [2, 30.0, 20.0, 40.0]]
-    for name, draw in drawing.FIGURES.items():
+    for name, draw in study_figures.FIGURES.items():
         rows = numbers["rows"] + ([central] if name == "lines" else [])
         figure = draw({**numbers, "rows": rows})
         assert len(figure.axes) == (2 if name == "heat" else 1)
-        header, lines = drawing.figure_rows(name, {**numbers, "rows": rows})
-        assert {len(line) for line in lines} == {len(header)}
-        assert ("over seeds" in drawing.drawn(name, {**numbers, "rows": rows}).caption) == (name != "heat")
-        assert "over seeds" not in drawing.drawn(name, {**numbers, "rows": rows, "seeds": [0]}).caption
+        table = study_figures.figure_table(name, {**numbers, "rows": rows})
+        lines = table.rows
+        assert {len(line) for line in lines} == {len(table.headers)}
+        assert ("over seeds" in study_figures.drawn(name, {**numbers, "rows": rows}).caption) == (name != "heat")
+        assert "over seeds" not in study_figures.drawn(name, {**numbers, "rows": rows, "seeds": [0]}).caption
         assert (len(lines), lines[0][-1]) == ((4, 30.0) if name == "curves" else (len(rows), 23.6))
         if name == "dots":
             assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["fedavg", "fedaux"]
@@ -270,12 +267,12 @@ def test_every_kind_of_figure_can_be_drawn() -> None:
 
 def test_titles_name_what_was_run() -> None:
     numbers = {"methods": ["fedaux"], "blocks": ["α = 0.01", "α = 100"], "columns": ["C = 0.4", "C = 0.8"]}
-    assert presenting.part(numbers) == "1 method; α = 0.01, 100; C = 0.4, 0.8"
+    assert study_page.scope(numbers) == "1 method; α = 0.01, 100; C = 0.4, 0.8"
     several = {"methods": ["fedavg", "fedaux"], "blocks": ["CNN", "MLP"], "columns": ["local 1, μ 2", "local 1, μ 3"]}
-    assert presenting.part(several) == "2 methods; CNN, MLP; 2 combinations"
-    said = {row[0]: row[1] for row in command.listing()}
-    assert said["table1"].endswith("(9 methods; α = 0.01, 100; C = 0.2, 0.4, 0.8)")
-    assert "64 combinations" in said["hpo"]
+    assert study_page.scope(several) == "2 methods; CNN, MLP; 2 combinations"
+    shows = {row[0]: row[1] for row in command.listing().cells}
+    assert shows["table1"].endswith("(9 methods; α = 0.01, 100; C = 0.2, 0.4, 0.8)")
+    assert "64 combinations" in shows["hpo"]
 
 
 def test_best_combinations_stand_beside_the_printed_ones() -> None:
@@ -284,11 +281,11 @@ def test_best_combinations_stand_beside_the_printed_ones() -> None:
     numbers["rows"][0]["settings"] = {"local.learning_rate": 1e-3, "distillation.learning_rate": 1e-4}
     other["best"] = {"mean": 65.0, "deviation": None, "values": [65.0]}
     numbers["rows"].append(other)
-    (row,) = presenting.combinations(numbers["rows"])
+    (row,) = study_page.best_combinations(numbers["rows"])
     assert row["best"]["mean"] == 65.0
     assert row["published"]["mean"] == pytest.approx(75.01)
-    (table,) = presenting.combination_tables(numbers)
-    assert [[cell.text for cell in line.cells] for line in table.lines] == [
+    (table,) = study_page.combination_tables(numbers)
+    assert [list(row[2:]) for row in table.rows] == [
         ["0.001", "0.0001", "–", "75.01"],
         ["0.01", "1e-05", "–", "65.0"],
         ["0.01", "1e-05", "–", "59.0"],
@@ -302,7 +299,7 @@ def test_curves_of_a_block_have_one_scale_wherever_its_rows_are_broken() -> None
         for block, first in (("one", 10), ("other", 60))
         for column, at in zip(columns, range(first, first + 40, 10), strict=True)
     ]
-    figure = drawing.curves({"blocks": ["one", "other"], "columns": columns, "methods": ["fedaux"], "rows": rows})
+    figure = study_figures.curves({"blocks": ["one", "other"], "columns": columns, "methods": ["fedaux"], "rows": rows})
     limits = [axes.get_ylim() for axes in figure.axes if axes.get_visible()]
     assert len(set(limits[:4])) == len(set(limits[4:])) == 1
     assert limits[0] != limits[4]
@@ -326,6 +323,13 @@ def paper_data(folder: Path) -> Path:
     for file in ("train", "test"):
         (folder / "cifar-100-binary" / f"{file}.bin").write_bytes(rows.tobytes())
     return folder
+
+
+def test_split_needs_labelled_data_alone(tmp_path: Path) -> None:
+    outcome = command.reproduce("split", Request(tmp_path / "out", data_root=paper_data(tmp_path / "data")))
+    assert outcome.markdown.startswith("# split: 20 clients, 10 classes")
+    assert "Data: CIFAR-10. Means" in outcome.markdown
+    assert all(np.array(table).sum() == 60 for table in outcome.numbers["tables"].values())
 
 
 def test_what_stands_in_is_said_in_every_file(tmp_path: Path) -> None:

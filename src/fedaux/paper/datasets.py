@@ -1,4 +1,4 @@
-"""Where the paper's data sets lie below one folder, `--data-root`: as on the Hugging Face hub, or as published."""
+"""The paper's data sets below one folder, `--data-root`, as on the Hugging Face hub or as published."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ UNLABELED = ("parquet", "unlabeled*.parquet")
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: its name for people, the folders it may be called by, and what each source would find there."""
+    """A data set: its title, the names its folder may have, and the files in it."""
 
     title: str
     folders: tuple[str, ...]
     forms: tuple[tuple[str, str], ...] = (PARQUET,)
-    """Sources of `fedaux.data.SOURCES`, each with a pattern of files that it reads."""
+    """Sources of `fedaux.data.SOURCES`, each with the pattern of files that it reads."""
     text: bool = False
     made: int = 0
-    """Of what is made and not read: how many examples, where nobody says."""
+    """The default number of examples of generated data; 0 for data that are read."""
 
 
 DATA_SETS: dict[str, DataSet] = {
@@ -44,11 +44,9 @@ DATA_SETS: dict[str, DataSet] = {
     "book_sentences": DataSet("sentences from other books", ("book_sentences",), text=True),
 }
 STAND_INS = {"imagenet32": "tinyimagenet32", "bookcorpus": "book_sentences"}
-"""What is taken where a data set is not there, and said: subsets of ImageNet by WordNet id from Tiny-ImageNet."""
-
-
+"""Data sets that replace missing ones; the page states it."""
 EMBEDDED = {"digits": "handwritten digits (embedded)", "letters": "rendered letters (embedded)", "noise": "noise"}
-"""Data that come with the package, or are made."""
+"""Data that come with the package, or are generated."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,10 @@ class Found:
     name: str
     source: str
     path: Path | None
-    """None for what is made."""
+    """None for generated data."""
 
     def settings(self, section: str) -> dict[str, Any]:
-        """Return the settings of `data` or `auxiliary` that read it; public images take the size of CIFAR's."""
+        """Return the settings of `data` or `auxiliary` that read it; public images are resized to CIFAR's."""
         if self.path is None:
             return {f"{section}.source": self.source, f"{section}.size": DATA_SETS[self.name].made}
         chosen: dict[str, Any] = {f"{section}.source": self.source, f"{section}.path": str(self.path)}
@@ -70,14 +68,14 @@ class Found:
         return chosen
 
 
-def told(experiment: Experiment) -> str:
-    """Say in a sentence which data the clients and the server have."""
+def describe(experiment: Experiment) -> str:
+    """Return a sentence that names the data of the clients and of the server."""
     private, public = (_title(section) for section in (experiment.data, experiment.auxiliary))
     return f"Data: {private}; public data: {public}."
 
 
 def _title(section: Data | Auxiliary) -> str:
-    """Return the name of a data set for people: that of an embedded one, or of the folder it lies in."""
+    """Return the title of a data set, by its source or the folder it lies in."""
     if section.path is None:
         return EMBEDDED.get(section.source, section.source)
     path = Path(section.path)
@@ -88,18 +86,22 @@ def _title(section: Data | Auxiliary) -> str:
     return f"`{path.name}`"
 
 
+def titles(names: Iterable[str]) -> str:
+    """Return the titles of data sets, for a list."""
+    return ", ".join(DATA_SETS[name].title for name in names)
+
+
 class Missing(ValueError):
-    """Data sets that are not there, a line each."""
+    """Data sets are missing, one line for each."""
 
 
 def locate(root: Path | None, names: Iterable[str]) -> dict[str, Found]:
-    """Find every data set below the root. Raises Missing that says what is and where it was looked for."""
+    """Find every data set below the root. Raises Missing with the places that were searched."""
     wanted = list(dict.fromkeys(names))
     if root is None:
-        titles = ", ".join(DATA_SETS[name].title for name in wanted)
         texts = any(DATA_SETS[name].text for name in wanted)
         way = "for --quick too: no texts are embedded" if texts else "or give --quick for embedded data"
-        raise ValueError(f"--data-root: missing; {titles} must lie below one folder, {way}")
+        raise ValueError(f"--data-root: missing; {titles(wanted)} must lie below one folder, {way}")
     if not root.is_dir():
         raise ValueError(f"--data-root {root}: there is no such folder")
     found: dict[str, Found] = {}
@@ -117,8 +119,8 @@ def locate(root: Path | None, names: Iterable[str]) -> dict[str, Found]:
     return found
 
 
-def exchanged(found: Mapping[str, Found]) -> list[str]:
-    """Say which data sets stand in for others."""
+def replacements(found: Mapping[str, Found]) -> list[str]:
+    """Return a line for each data set that replaces another."""
     return [
         f"{DATA_SETS[place.name].title} stands in for {DATA_SETS[name].title}"
         for name, place in found.items()
@@ -140,10 +142,7 @@ def _find(root: Path, name: str) -> Found | None:
 
 
 def _to_read(place: Path, pattern: str) -> Path | None:
-    """Return what a source should be given to read the files of a pattern: the folder, or the one file that is meant.
-
-    A folder with other Parquet files beside the unlabeled ones would be read for its training data.
-    """
+    """Return the folder with the files of a pattern; the one file if a source would read others beside it."""
     files = list(place.glob(pattern))
     if pattern != UNLABELED[1] or not any(place.glob(PARQUET[1])):
         return place if files else None
@@ -151,14 +150,14 @@ def _to_read(place: Path, pattern: str) -> Path | None:
 
 
 def _places(folder: Path) -> Iterator[Path]:
-    """Yield a folder and those in it: the hub has one a configuration, and archives unpack into one."""
+    """Yield a folder and its subfolders: the hub has one per configuration, and archives unpack into one."""
     if folder.is_dir():
         yield folder
         yield from sorted(inner for inner in folder.iterdir() if inner.is_dir())
 
 
 def _looked_for(root: Path, name: str) -> list[Path]:
-    """Return the files that would have been read: each form in the first folder, and the first form in the others."""
+    """Return the searched places: each form in the first folder, and the last form in the others."""
     first, *others = DATA_SETS[name].folders
     forms = [pattern for _, pattern in DATA_SETS[name].forms]
     return [*(root / first / pattern for pattern in forms), *(root / other / forms[-1] for other in others)]

@@ -1,0 +1,60 @@
+"""EXPERIMENTS: what the paper shows besides tables of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedaux.paper import ensemble, privacy_grid, qualitative, similar_images, split, toy_gaussians, toy_iris
+from fedaux.paper.document import Document
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """An experiment: `run(context, **options)`, or `run(**options)` if it needs no data."""
+
+    run: Callable[..., Document]
+    shows: str
+    quick_time: str
+    """Measured, on 2 cores."""
+    data: tuple[str, ...] = ()
+    """The paper's data sets: the clients', then the server's. Without any, there is one version only."""
+    sweeps: bool = False
+    """Whether it is a grid of runs, which a cluster can share."""
+
+
+EXPERIMENTS: dict[str, Reproduction] = {
+    "privacy": Reproduction(
+        privacy_grid.run,
+        "accuracy over epsilon, delta and the settings of each mechanism",
+        "2 minutes",
+        ("cifar10", "stl10"),
+        sweeps=True,
+    ),
+    "split": Reproduction(split.run, "who holds which classes at four values of alpha", "5 seconds", ("cifar10",)),
+    "toy-iris": Reproduction(
+        toy_iris.run,
+        "weighted ensembles on Iris: plain mean, density-weighted mean, every mechanism",
+        "20 seconds",
+    ),
+    "toy-gaussians": Reproduction(
+        toy_gaussians.run,
+        "how close certainty weights are to distribution weights; the calibrated sharpness",
+        "30 seconds",
+    ),
+    "similar-images": Reproduction(
+        similar_images.run,
+        "the public images a client scores highest beside its nearest private ones, with and without noise",
+        "20 seconds",
+        ("cifar10", "imagenet32"),
+    ),
+    "qualitative": Reproduction(
+        qualitative.run, "operations, communication and privacy, counted in a run", "20 seconds", ("cifar10", "stl10")
+    ),
+    "ensemble": Reproduction(
+        ensemble.run,
+        "ours: accuracy of the teacher itself over heterogeneity, by kind of weights",
+        "30 seconds",
+        ("cifar10", "stl10"),
+    ),
+}
