@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fedaux
 from fedaux.core.plain import as_input
+from fedaux.fast.convolutions import make_plain
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch's profiler announces itself on the screen
 
@@ -24,14 +25,6 @@ def wait(device: torch.device) -> None:
     """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def plainly_convolved(model: nn.Module) -> nn.Module:
-    """Return the model with torch's own operations in the place of ours."""
-    for part in model.modules():
-        if isinstance(part, nn.Conv2d):
-            part.__class__ = nn.Conv2d  # whose settings and weights ours have
-    return model
 
 
 def in_precision(model: nn.Module, precision: str, *, device: torch.device) -> nn.Module:
@@ -63,7 +56,8 @@ def machine_of(device: torch.device) -> dict[str, Any]:
 
 def operations_of_image(model: nn.Module, images: Tensor) -> dict[str, float]:
     """Return the floating-point operations of one image by phase, counted by torch on a batch."""
-    model = plainly_convolved(copy.deepcopy(model))  # torch does not see what is in operations of our own
+    model = copy.deepcopy(model)
+    make_plain(model)  # torch does not see what is in operations of our own
     with FlopCounterMode(display=False) as forward, torch.no_grad():
         model.eval()(as_input(images))
     with FlopCounterMode(display=False) as both:

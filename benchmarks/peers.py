@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from limits import in_precision, plainly_convolved, wait
+from limits import in_precision, wait
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class PeerTask:
         """Return the model with its initial weights."""
         model = MODELS[self.model](tuple(self.images.shape[1:]), self.num_classes, **self.options)
         model.load_state_dict(self.weights)
-        return plainly_convolved(model).to(self.images.device)
+        return model.to(self.images.device)
 
 
 def save_task(task: PeerTask, path: Path) -> None:

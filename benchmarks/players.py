@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from limits import full_single_precision, in_precision, plainly_convolved, wait
+from limits import full_single_precision, in_precision, wait
 from numpy.typing import NDArray
 from setting import PROTOTYPE, Settings, experiment_of
 from torch import Tensor
@@ -164,7 +164,7 @@ def plain_player(fast: Fast, experiment: Experiment, data: LabelledData, *, prec
     h0 = {name.removeprefix(prefix): tensor for name, tensor in start.items() if name.startswith(prefix)}
     preparation, state = plain.prepare(task, extractors={PROTOTYPE: h0})
     for model in preparation.models.values():
-        in_precision(plainly_convolved(model), precision, device=own.device)
+        in_precision(model, precision, device=own.device)
 
     def play(number: int) -> tuple[Weights, Seconds]:
         nonlocal state

@@ -29,7 +29,7 @@ from fedaux.config import Experiment, Pretraining
 from fedaux.core.compute import CLIENTS_AT_ONCE, Compute, compute_for, has_bf16
 from fedaux.core.weights import snapshot
 from fedaux.data import LabelledData, load_both
-from fedaux.fast.inference import Predictor
+from fedaux.fast import best_backend
 from fedaux.files import save_json
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain.training import Training
@@ -99,7 +99,7 @@ def build(
     """Return a model with initial weights on the device."""
     with seeding.initialisation(0, part=part):
         model = MODELS[name](image, 10, **options)
-    return compute.place(model)
+    return best_backend(compute).place(model)
 
 
 def time_way(way: Way, settings: Settings, *, device: torch.device) -> dict[str, float]:
@@ -153,7 +153,7 @@ def probe_against_time(
     prototype, shape = experiment.prototypes[0], data.images.shape
     image = (shape[1], shape[2], shape[3])
     model = build(prototype.model, image, prototype.options, compute=compute, part=prototype.name)
-    predictor = Predictor(model.features, compute)
+    predictor = best_backend(compute).predictor(model.features)
     training = Training(
         model.features,
         images,

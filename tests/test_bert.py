@@ -24,7 +24,7 @@ from fedaux.data import checkpoints, vocabulary
 from fedaux.data.texts import token_lengths
 from fedaux.data.vocabulary import PAD_ID, Vocabulary
 from fedaux.fast.fusion import FusedInference, Untraceable
-from fedaux.fast.inference import Predictor
+from fedaux.fast.inference import FastPredictor
 from fedaux.models import MODELS, SplitModel, model_input
 from fedaux.privacy.exact_gaussian import SimulatedDraws
 
@@ -168,7 +168,7 @@ def test_token_ids_stay_whole_numbers(words: Vocabulary) -> None:
     made = model(size=words.size)
     with pytest.raises(Untraceable):
         FusedInference(made)
-    predict = Predictor(made, Compute())
+    predict = FastPredictor(made, Compute())
     with torch.no_grad():
         assert torch.equal(predict(snapshot(made), ids, batch_size=12), made.eval()(ids))
 
@@ -228,7 +228,7 @@ def test_predictions_do_not_work_on_padding(words: Vocabulary) -> None:
     lengths[3] = 0  # a text of nothing at all
     ids[torch.arange(16) >= lengths[:, None]] = PAD_ID
     assert torch.equal(token_lengths(ids), lengths)
-    predictor = Predictor(text_model, Compute())
+    predictor = FastPredictor(text_model, Compute())
     widths: list[int] = []
     predictor._module.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[1]))
     found = predictor(snapshot(text_model), ids, batch_size=8)

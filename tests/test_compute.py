@@ -19,7 +19,8 @@ from fedaux.config import Engine
 from fedaux.core import compute as module
 from fedaux.core.compute import CLIENTS_AT_ONCE, Compute, compute_for, has_bf16
 from fedaux.core.weights import snapshot
-from fedaux.fast.inference import Predictor
+from fedaux.fast.fallback import compiled
+from fedaux.fast.inference import FastPredictor
 from fedaux.models import MODELS
 
 CPU = torch.device("cpu")
@@ -83,8 +84,8 @@ def test_a_function_is_compiled_once_for_each_key(monkeypatch: pytest.MonkeyPatc
     compute = Compute(compile=True)
     ones = torch.ones(2)
     for _ in range(2):
-        assert compute.compiled("double", lambda: double)(ones).tolist() == [3, 3]
-    assert compute.compiled(("double", 2), lambda: double)(ones).tolist() == [3, 3]
+        assert compiled(compute, "double", lambda: double)(ones).tolist() == [3, 3]
+    assert compiled(compute, ("double", 2), lambda: double)(ones).tolist() == [3, 3]
     assert [(function.__name__, dynamic) for function, dynamic in made] == [("double", False)] * 2
 
 
@@ -105,9 +106,9 @@ def test_there_is_no_limit_to_the_functions_that_are_compiled(compilations: list
     compute = Compute(compile=True)
     limit = torch._dynamo.config.recompile_limit
     for factor in range(2, limit + 4):
-        function = compute.compiled(factor, partial(times, factor))
+        function = compiled(compute, factor, partial(times, factor))
         assert function(torch.ones(2)).tolist() == [factor, factor]
-        method = compute.compiled(("method", factor), partial(times_and_one, factor))
+        method = compiled(compute, ("method", factor), partial(times_and_one, factor))
         assert method(torch.ones(2)).tolist() == [factor + 1, factor + 1]
     assert len(compilations) == 2 * (limit + 2)
 
@@ -127,11 +128,11 @@ def test_where_nothing_can_be_compiled_the_plain_function_goes_on_with_one_warni
 
     monkeypatch.setattr(torch, "compile", compile)
     compute = Compute(compile=True)
-    with pytest.warns(UserWarning, match=r"going on without \(no C\+\+ compiler\)$"):
-        assert compute.compiled("double", lambda: double)(torch.ones(2)).tolist() == [2, 2]
+    with pytest.warns(UserWarning, match=r"running without \(RuntimeError: no C\+\+ compiler\)$"):
+        assert compiled(compute, "double", lambda: double)(torch.ones(2)).tolist() == [2, 2]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert compute.compiled("double", lambda: double)(torch.ones(3)).tolist() == [2, 2, 2]
+        assert compiled(compute, "double", lambda: double)(torch.ones(3)).tolist() == [2, 2, 2]
     assert len(tried) == 1
 
 
@@ -141,7 +142,7 @@ def test_an_error_without_words_is_named_by_its_kind(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: fail)
     with pytest.warns(UserWarning, match="NotImplementedError"):
-        Compute(compile=True).compiled("double", lambda: double)(torch.ones(2))
+        compiled(Compute(compile=True), "double", lambda: double)(torch.ones(2))
 
 
 def test_running_out_of_memory_is_no_reason_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,13 +151,13 @@ def test_running_out_of_memory_is_no_reason_to_try_again(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: fail)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        Compute(compile=True).compiled("double", lambda: double)(torch.ones(2))
+        compiled(Compute(compile=True), "double", lambda: double)(torch.ones(2))
 
 
 def test_a_wrong_argument_is_reported_by_the_function_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     with pytest.warns(UserWarning, match="not possible here"), pytest.raises(RuntimeError, match="size"):
-        Compute(compile=True).compiled("add", lambda: torch.add)(torch.ones(2), torch.ones(3))
+        compiled(Compute(compile=True), "add", lambda: torch.add)(torch.ones(2), torch.ones(3))
 
 
 @pytest.mark.usefixtures("bf16")
@@ -165,10 +166,10 @@ def test_single_precision_changes_nothing_and_half_precision_little() -> None:
     with seeding.initialisation(0, part="cnn"):
         model = MODELS["cnn"]((1, 8, 8), 5)
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8))
-    exact = Predictor(model, Compute())(snapshot(model), images)
+    exact = FastPredictor(model, Compute())(snapshot(model), images)
     with torch.no_grad():
         assert torch.equal(exact, model(images.float() / 255))
-    half = Predictor(model, Compute(precision=torch.bfloat16))(snapshot(model), images)
+    half = FastPredictor(model, Compute(precision=torch.bfloat16))(snapshot(model), images)
     assert half.dtype == torch.float32
     assert not torch.equal(half, exact)
     assert float((half - exact).norm() / exact.norm()) < 0.02

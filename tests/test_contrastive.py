@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedaux.config import Augmentation, Pretraining
 from fedaux.core.compute import Compute
 from fedaux.core.weights import snapshot
+from fedaux.fast import FastBackend
 from fedaux.pretrain import training as module
 from fedaux.pretrain.contrastive import ProjectionHead, barlow_twins, nt_xent
 from fedaux.pretrain.training import DeviceRates, Passed, Training, learning_rate
@@ -349,7 +350,8 @@ def test_a_rehearsal_before_the_capture_leaves_no_trace(monkeypatch: pytest.Monk
             rehearsed += 1
         return Graph(step)
 
-    monkeypatch.setattr(module, "captured", captured)
+    monkeypatch.setattr(module, "capture", captured)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     changes: dict[str, Any] = {"epochs": 3, "batch_size": 64, "schedule": "cosine", "projection_batch_norm": True}
     plain, fast = extractor(), extractor()
     losses = pretrain(plain, blobs(), **changes)
@@ -364,10 +366,11 @@ def test_what_cannot_be_captured_is_trained_plainly(monkeypatch: pytest.MonkeyPa
         step()
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
-    monkeypatch.setattr(module, "captured", captured)
+    monkeypatch.setattr(module, "capture", captured)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     plain, fast = extractor(), extractor()
     losses = pretrain(plain, blobs())
-    with pytest.warns(UserWarning, match=r"cannot be captured, it is slower \(operation not permitted\)"):
+    with pytest.warns(UserWarning, match=r"cannot be captured, it is slower \(RuntimeError: operation not permitted\)"):
         assert pretrain(fast, blobs(), compute=Capturing()) == losses
 
 
@@ -425,7 +428,7 @@ def test_captured_steps_equal_plain_ones_on_a_gpu(kind: str, compile: bool) -> N
     results = []
     for at_once in (1, 2):
         compute = Compute(device, compile=compile, clients_at_once=at_once)
-        features = compute.place(extractor())
+        features = FastBackend(compute).place(extractor())
         losses = pretrain(
             features,
             blobs().to(device),

@@ -7,7 +7,7 @@ from interpreting import interpreted, needs_triton
 from torch import nn
 
 from fedaux.core.compute import Compute
-from fedaux.fast import depthwise
+from fedaux.fast import FastBackend, depthwise
 from fedaux.models.convolutional import DepthwiseConvolution
 
 COMPARE = """
@@ -49,7 +49,8 @@ def test_kernels_are_the_convolution_and_its_gradients() -> None:
 
 def test_without_a_gpu_nothing_is_compiled_and_torch_convolves() -> None:
     layer = DepthwiseConvolution(6, stride=2)
-    assert Compute().place(layer) is layer
+    assert FastBackend(Compute()).place(layer) is layer
+    assert type(layer) is DepthwiseConvolution
     images = torch.rand(2, 6, 7, 7)
     assert not depthwise.takes(images)
     plain = nn.Conv2d(6, 6, 3, stride=2, padding=1, groups=6, bias=False)

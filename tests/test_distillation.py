@@ -14,13 +14,14 @@ from torch.nn import functional
 
 from fedaux import seeding
 from fedaux.config import Averaging, Distillation, Stopping
-from fedaux.core.compute import Compute
-from fedaux.core.distillation import SCHEDULES, distill, distillation_loss, prepared_steps, sharpen
+from fedaux.core.compute import Compute, to_float
+from fedaux.core.distillation import SCHEDULES, distill, distillation_loss, sharpen
 from fedaux.core.messages import Weights
-from fedaux.core.steps import CapturedSteps, Steps
+from fedaux.core.steps import Steps
 from fedaux.core.weights import snapshot
-from fedaux.data.batches import to_float
-from fedaux.fast.inference import Predictor
+from fedaux.fast.capture import CapturedSteps
+from fedaux.fast.distillation import prepared_steps
+from fedaux.fast.inference import FastPredictor
 
 RNG = np.random.default_rng(0)
 IMAGES = torch.from_numpy(RNG.integers(0, 256, (20, 1, 2, 2), dtype=np.uint8))
@@ -88,7 +89,8 @@ def test_distillation_moves_the_student_to_the_teacher_and_leaves_its_input_alon
 
     def loss(state: dict[str, torch.Tensor]) -> float:
         model.load_state_dict(state)
-        return float(distillation_loss(Predictor(model, Compute())(snapshot(model), images, batch_size=16), targets))
+        predict = FastPredictor(model, Compute())
+        return float(distillation_loss(predict(snapshot(model), images, batch_size=16), targets))
 
     assert loss(after) < loss(weights)
     assert all(torch.equal(weights[name], before[name]) for name in weights)

@@ -19,10 +19,10 @@ from torch.nn import functional
 import fedaux
 from fedaux import seeding
 from fedaux.config import Local
+from fedaux.core.compute import to_float
 from fedaux.core.dpsgd import refusal_of, schedule, train_privately
 from fedaux.core.local_training import train_locally
 from fedaux.core.messages import TrainRequest, Update
-from fedaux.data.batches import to_float
 from fedaux.models import MODELS
 from fedaux.privacy.accounting import ledger_lines, tight_composition
 from fedaux.privacy.exact_gaussian import SimulatedDraws

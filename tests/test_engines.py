@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from fedaux import seeding
 from fedaux.config import Local
+from fedaux.core.backend import Job, Trained, Training, Workplace
 from fedaux.core.compute import Compute
-from fedaux.core.local_training import Trained
 from fedaux.core.messages import Stamped, TrainRequest, Weights
 from fedaux.core.methods import METHODS
+from fedaux.core.plain_backend import one_by_one
 from fedaux.core.preparation import prepare
 from fedaux.core.round import Federation
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State
-from fedaux.core.training import Job, Training, Workplace, one_by_one
 from fedaux.core.weights import snapshot
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.fast import stacked

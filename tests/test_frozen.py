@@ -15,9 +15,10 @@ from fedaux import seeding
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
 from fedaux.core.server_model import Student
+from fedaux.fast import FastBackend
 from fedaux.fast import feature_cache as frozen
 from fedaux.fast.feature_cache import LOOKED_AT, PROCESSOR_BATCH, KeptFeatures
-from fedaux.fast.inference import Predictor
+from fedaux.fast.inference import FastPredictor
 from fedaux.models import SplitModel
 
 IMAGES = torch.randint(0, 256, (3 * PROCESSOR_BATCH + 5, 1, 6, 6), dtype=torch.uint8)
@@ -49,7 +50,7 @@ def kept(folder: Path | None, **how: object) -> KeptFeatures:
 
 
 def plain(module: nn.Module, weights: Weights, images: Tensor) -> Tensor:
-    return Predictor(module, Compute())(weights, images)
+    return FastPredictor(module, Compute())(weights, images)
 
 
 def test_features_are_the_networks_and_are_computed_once_for_all_parts() -> None:
@@ -132,7 +133,7 @@ def test_the_logits_of_many_heads_are_one_product(bias: bool) -> None:
     student = Student(
         heads[0],
         experiment=tiny(mode="linear"),
-        compute=Compute(),
+        backend=FastBackend(Compute()),
         architecture="head",
         distill_inputs=inputs,
         test_inputs=inputs,

@@ -16,14 +16,14 @@ from torch import nn
 
 from fedaux import seeding
 from fedaux.config import Local, Pretraining
-from fedaux.core.compute import Compute
-from fedaux.core.training import Job, Workplace, one_by_one
+from fedaux.core.backend import Job, Workplace
+from fedaux.core.compute import Compute, to_float
+from fedaux.core.plain_backend import one_by_one
 from fedaux.core.weights import snapshot
-from fedaux.data.batches import to_float
 from fedaux.data.vocabulary import Vocabulary
-from fedaux.fast import depthwise
+from fedaux.fast import FastBackend, depthwise
 from fedaux.fast.fusion import FusedInference
-from fedaux.fast.inference import Predictor
+from fedaux.fast.inference import FastPredictor
 from fedaux.fast.streams import StreamTraining
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain.training import Training, pretrain
@@ -59,7 +59,7 @@ def place(name: str, *, clients_at_once: int = 3, compile: bool = False, **setti
     images = torch.from_numpy(generator.integers(0, 256, (500, 3, 32, 32), dtype=np.uint8))
     proximal = settings.pop("proximal", 0.0)
     return Workplace(
-        model=compute.place(model(name)),
+        model=FastBackend(compute).place(model(name)),
         inputs=compute.place_inputs(images),
         labels=torch.from_numpy(generator.integers(0, CLASSES, 500)).cuda(),
         section=Local(**({"batch_size": 16, "learning_rate": 1e-3} | settings)),
@@ -153,7 +153,7 @@ def test_what_cannot_be_captured_is_trained_plainly() -> None:
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_fused_predictions_are_those_of_the_module_to_half_precision(name: str) -> None:
-    module = Compute(torch.device("cuda")).place(model(name))
+    module = FastBackend(Compute(torch.device("cuda"))).place(model(name))
     for layer in module.modules():
         if isinstance(layer, nn.BatchNorm2d):
             assert layer.running_mean is not None
@@ -161,8 +161,8 @@ def test_fused_predictions_are_those_of_the_module_to_half_precision(name: str) 
             nn.init.normal_(layer.running_mean, 0, 0.1)
             nn.init.uniform_(layer.running_var, 0.5, 1.5)
     images = torch.randint(0, 256, (70, 3, 32, 32), dtype=torch.uint8, device="cuda")
-    exact = Predictor(module, Compute(torch.device("cuda")))(snapshot(module), images, batch_size=32)
-    predictor = Predictor(module, Compute(torch.device("cuda"), torch.bfloat16))
+    exact = FastPredictor(module, Compute(torch.device("cuda")))(snapshot(module), images, batch_size=32)
+    predictor = FastPredictor(module, Compute(torch.device("cuda"), torch.bfloat16))
     half = predictor(snapshot(module), images, batch_size=32)
     assert half.dtype == torch.float32
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
@@ -207,9 +207,9 @@ def test_depthwise_kernels_are_the_convolution_and_its_gradients(channels: int, 
 
 
 def test_prediction_does_not_disturb_training() -> None:
-    module = Compute(torch.device("cuda")).place(model("resnet8")).train()
+    module = FastBackend(Compute(torch.device("cuda"))).place(model("resnet8")).train()
     before = copy.deepcopy(snapshot(module))
-    Predictor(module, Compute(torch.device("cuda"), torch.bfloat16))(
+    FastPredictor(module, Compute(torch.device("cuda"), torch.bfloat16))(
         before, torch.zeros(4, 3, 32, 32, dtype=torch.uint8, device="cuda"), batch_size=2
     )
     assert module.training
@@ -225,7 +225,7 @@ def text_place(*, compile: bool) -> Workplace:
     with seeding.initialisation(0, part="bert"):
         made = MODELS["bert"]((256, 300), CLASSES, layers=2, width=32, heads=4, intermediate=64)
     return Workplace(
-        model=compute.place(made),
+        model=FastBackend(compute).place(made),
         inputs=compute.place_inputs(torch.from_numpy(ids)),
         labels=torch.from_numpy(generator.integers(0, CLASSES, 500)).cuda(),
         section=Local(batch_size=16, learning_rate=1e-3),
@@ -247,8 +247,8 @@ def test_text_models_side_by_side_equal_one_by_one(compile: bool) -> None:
 def test_text_predictions_in_half_precision_are_near() -> None:
     here = text_place(compile=False)
     weights = snapshot(here.model)
-    exact = Predictor(here.model, here.compute)(weights, here.inputs, batch_size=64)
-    half = Predictor(here.model, Compute(torch.device("cuda"), torch.bfloat16))(weights, here.inputs, batch_size=64)
+    exact = FastPredictor(here.model, here.compute)(weights, here.inputs, batch_size=64)
+    half = FastPredictor(here.model, Compute(torch.device("cuda"), torch.bfloat16))(weights, here.inputs, batch_size=64)
     assert float((exact - half).norm() / exact.norm()) < 0.03
 
 
@@ -261,7 +261,7 @@ def test_language_modelling_can_be_captured(kind: Any) -> None:
             made = MODELS["bert"]((64, 300), 2, layers=2, width=32, heads=4, intermediate=64, causal=kind != "masked")
         compute = Compute(torch.device("cuda"), torch.float32, clients_at_once=at_once)
         training = Training(
-            compute.place(made).features,
+            FastBackend(compute).place(made).features,
             text_place(compile=False).inputs[:, :64].contiguous(),
             feature_width=32,
             section=Pretraining(kind=kind, epochs=3, batch_size=50),

@@ -11,15 +11,17 @@ from test_gpu import CLASSES, difference, jobs
 
 from fedaux import seeding
 from fedaux.config import Averaging, Distillation, Local
+from fedaux.core.backend import Trained, Workplace
 from fedaux.core.compute import Compute
-from fedaux.core.distillation import distill, prepared_steps
-from fedaux.core.local_training import Trained
+from fedaux.core.distillation import distill
 from fedaux.core.messages import Weights
-from fedaux.core.steps import CapturedSteps
-from fedaux.core.training import Workplace, one_by_one
+from fedaux.core.plain_backend import one_by_one
 from fedaux.core.weights import snapshot
+from fedaux.fast import FastBackend
 from fedaux.fast import triton as kernels
 from fedaux.fast.batched import BatchedTraining
+from fedaux.fast.capture import CapturedSteps
+from fedaux.fast.distillation import prepared_steps
 from fedaux.models import MODELS
 
 
@@ -44,7 +46,7 @@ def place(precision: torch.dtype, *, compile: bool = True, **settings: Any) -> W
     with seeding.initialisation(0, part="resnet8"):
         model = MODELS["resnet8"]((channels, 32, 32), classes)
     return Workplace(
-        model=compute.place(model),
+        model=FastBackend(compute).place(model),
         inputs=compute.place_inputs(images),
         labels=torch.from_numpy(generator.integers(0, classes, 500)).cuda(),
         section=Local(**({"batch_size": 16, "learning_rate": 1e-3} | settings)),

@@ -12,12 +12,12 @@ from test_inference import randomised
 from torch import Tensor, nn
 
 from fedaux import seeding
-from fedaux.core.compute import Compute
+from fedaux.core.compute import Compute, to_float
 from fedaux.core.messages import Weights
 from fedaux.core.weights import snapshot
-from fedaux.data.batches import to_float
+from fedaux.fast import FastBackend
 from fedaux.fast.fusion import FusedInference
-from fedaux.fast.inference import Predictor
+from fedaux.fast.inference import FastPredictor
 from fedaux.fast.triton.predictions import steps, units
 from fedaux.fast.triton.predictions.networks import StepInference
 from fedaux.models import MODELS, SplitModel
@@ -36,7 +36,7 @@ def model(name: str, *, channels: int = 3, compute: Compute = COMPUTE, **options
     with seeding.initialisation(0, part=name):
         made = MODELS[name]((channels, 32, 32), 10, **options)
     randomised(made)
-    return compute.place(made).eval()
+    return FastBackend(compute).place(made).eval()
 
 
 def images(count: int, *, channels: int = 3, size: int = 32) -> Tensor:
@@ -45,7 +45,7 @@ def images(count: int, *, channels: int = 3, size: int = 32) -> Tensor:
     return COMPUTE.place_inputs(numbers)
 
 
-def by_kernels(predictor: Predictor) -> StepInference:
+def by_kernels(predictor: FastPredictor) -> StepInference:
     assert isinstance(predictor._by_kernels, StepInference)
     return predictor._by_kernels
 
@@ -72,7 +72,7 @@ def as_near_as_autocast(found: Tensor, module: nn.Module, floats: Tensor, *, tim
 def test_predictions_are_as_near_the_exact_ones_as_autocast_whatever_the_number_of_images(name: str, part: str) -> None:
     module: nn.Module = model(name) if part == "whole" else model(name).features
     weights, numbers = snapshot(module), images(4097)
-    predictor = Predictor(module, COMPUTE)
+    predictor = FastPredictor(module, COMPUTE)
     outputs = predictor(weights, numbers)  # 4096 and 1
     by_kernels(predictor)
     assert as_near_as_autocast(outputs, module, to_float(numbers))
@@ -84,7 +84,7 @@ def test_predictions_are_as_near_the_exact_ones_as_autocast_whatever_the_number_
 @pytest.mark.parametrize("name", NETWORKS)
 def test_greyscale_images_are_predicted_as_well(name: str) -> None:
     module, numbers = model(name, channels=1), images(100, channels=1)
-    predictor = Predictor(module, COMPUTE)
+    predictor = FastPredictor(module, COMPUTE)
     outputs = predictor(snapshot(module), numbers)
     by_kernels(predictor)
     assert as_near_as_autocast(outputs, module, to_float(numbers))
@@ -95,7 +95,7 @@ def test_many_models_and_rows_are_predicted_as_one_and_all(name: str) -> None:
     module, numbers = model(name), images(300)
     first = snapshot(module)
     second = {key: 0.9 * value if value.is_floating_point() else value for key, value in first.items()}
-    predictor = Predictor(module, COMPUTE)
+    predictor = FastPredictor(module, COMPUTE)
     both = predictor.many([first, second], numbers, batch_size=128)
     by_kernels(predictor)
     assert float((both[0] - both[1]).norm()) > 0.01 * float(both[0].norm())
@@ -106,14 +106,14 @@ def test_many_models_and_rows_are_predicted_as_one_and_all(name: str) -> None:
     assert predictor(first, numbers, rows=rows[:0]).shape == (0, 10)
     assert predictor(first, numbers[:0]).shape == (0, 10)
     normalised = Compute(torch.device("cuda"), torch.bfloat16, compile=True, mean=torch.full((3, 1, 1), 0.4).cuda())
-    outputs = Predictor(module, normalised)(first, numbers)
+    outputs = FastPredictor(module, normalised)(first, numbers)
     assert as_near_as_autocast(outputs, module, to_float(numbers) - 0.4)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_is_no_number_stays_in_its_image_and_shows_in_weights(name: str) -> None:
     module, floats = model(name), to_float(images(70))
-    weights, predictor = snapshot(module), Predictor(module, COMPUTE)
+    weights, predictor = snapshot(module), FastPredictor(module, COMPUTE)
     outputs = predictor(weights, floats)
     broken = floats.clone()
     broken[5, 1, 31, 7] = float("nan")
@@ -132,7 +132,7 @@ def test_what_is_no_number_stays_in_its_image_and_shows_in_weights(name: str) ->
 def test_other_networks_and_sizes_take_joined_operations() -> None:
     wide = model("mobilenetv2", width=0.75)
     for module, numbers in ((wide, images(40)), (model("shufflenet"), images(40, size=64))):
-        predictor = Predictor(module, COMPUTE)
+        predictor = FastPredictor(module, COMPUTE)
         outputs = predictor(snapshot(module), numbers)
         assert predictor._by_kernels is None
         assert isinstance(predictor._fused, FusedInference)
@@ -147,7 +147,7 @@ def test_other_settings_take_other_ways(change: str) -> None:
         torch.float32 if change == "precision" else torch.bfloat16,
         compile=change != "compile",
     )
-    predictor = Predictor(module, compute)
+    predictor = FastPredictor(module, compute)
     predictor(snapshot(module), numbers)
     assert predictor._by_kernels is None
 
@@ -163,11 +163,11 @@ def test_kernels_that_do_not_run_leave_predictions_to_joined_operations(
         monkeypatch.setattr(part, "launch", refuse)
     module, numbers = model(name), images(40)
     compute = Compute(torch.device("cuda"), torch.bfloat16, compile=True)
-    predictor = Predictor(module, compute)
+    predictor = FastPredictor(module, compute)
     with pytest.warns(UserWarning, match=f"{name}: no kernels of our own here, predictions are slower"):
         outputs = predictor(snapshot(module), numbers)
     with warnings.catch_warnings(action="error", category=UserWarning):  # once said, nobody tries again
-        assert torch.equal(Predictor(module, compute)(snapshot(module), numbers), outputs)
+        assert torch.equal(FastPredictor(module, compute)(snapshot(module), numbers), outputs)
     assert as_near_as_autocast(outputs, module, to_float(numbers), times=2.0)
     assert torch.equal(predictor.many([snapshot(module)], numbers)[0], outputs)
 
@@ -176,7 +176,7 @@ def test_more_images_than_32_bits_count_are_taken_in_parts() -> None:
     module, count = model("shufflenet"), 33_000
     if torch.cuda.mem_get_info()[0] < 40 * 2**30:
         pytest.skip("needs 40 GiB of free memory")
-    numbers, weights, predictor = images(count), snapshot(module), Predictor(module, COMPUTE)
+    numbers, weights, predictor = images(count), snapshot(module), FastPredictor(module, COMPUTE)
     outputs = predictor(weights, numbers)
     assert by_kernels(predictor).most_images < count
     assert near(predictor(weights, numbers, batch_size=count), outputs)
@@ -190,7 +190,7 @@ def test_a_step_is_launched_where_its_weights_are() -> None:
         compute = Compute(torch.device(device), torch.bfloat16, compile=True)
         module = model("mobilenetv2", compute=compute)
         weights: Weights = snapshot(module)
-        predictor = Predictor(module, compute)
+        predictor = FastPredictor(module, compute)
         found = predictor(weights, images(10).to(device))
         by_kernels(predictor)
         return found.cpu()

@@ -16,7 +16,7 @@ from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
 from fedaux.core.weights import snapshot
 from fedaux.fast.fusion import FusedInference, Untraceable
-from fedaux.fast.inference import Predictor
+from fedaux.fast.inference import FastPredictor
 from fedaux.models import MODELS
 
 RNG = np.random.default_rng(0)
@@ -263,19 +263,19 @@ def test_what_cannot_be_listed_is_run_operation_by_operation() -> None:
         with pytest.raises(Untraceable):
             FusedInference(built(make))
     module = built(Branching)
-    outputs = Predictor(module, HALF)(snapshot(module), IMAGES)
+    outputs = FastPredictor(module, HALF)(snapshot(module), IMAGES)
     assert distance(outputs, evaluated(module)) < 0.02
 
 
 @pytest.mark.parametrize("name", ["resnet8", "shufflenet", "cnn", "mlp"])
 def test_half_precision_is_joined_and_close(name: str) -> None:
     module = model(name)
-    predictor = Predictor(module, HALF)
+    predictor = FastPredictor(module, HALF)
     assert predictor._fused is not None
     outputs = predictor(snapshot(module), IMAGES, batch_size=4)
     assert outputs.dtype == torch.float32
     assert 1e-6 < distance(outputs, evaluated(module)) < 0.05 or name == "mlp"
-    assert Predictor(module, Compute())._fused is None
+    assert FastPredictor(module, Compute())._fused is None
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +296,7 @@ def normalised() -> nn.Module:
 
 
 def test_predictions_are_those_of_evaluation_mode_whatever_the_batch_size(normalised: nn.Module) -> None:
-    predictor, weights = Predictor(normalised, Compute()), snapshot(normalised)
+    predictor, weights = FastPredictor(normalised, Compute()), snapshot(normalised)
     expected = evaluated(normalised)
     assert torch.equal(predictor(weights, IMAGES), expected)
     for batch_size in (1, 4, 11, 100):
@@ -308,7 +308,7 @@ def test_predictions_are_those_of_evaluation_mode_whatever_the_batch_size(normal
 
 @pytest.mark.parametrize("compute", [Compute(), HALF], ids=["plain", "joined"])
 def test_rows_are_picked_in_their_order(compute: Compute, normalised: nn.Module) -> None:
-    predictor, weights = Predictor(normalised, compute), snapshot(normalised)
+    predictor, weights = FastPredictor(normalised, compute), snapshot(normalised)
     everything = predictor(weights, IMAGES)
     rows = torch.tensor([7, 2, 2, 10, 0])
     for batch_size in (None, 2):
@@ -325,7 +325,7 @@ def test_rows_are_picked_in_their_order(compute: Compute, normalised: nn.Module)
 
 @pytest.mark.parametrize("compute", [Compute(), HALF], ids=["plain", "joined"])
 def test_the_prediction_of_an_image_does_not_depend_on_others(compute: Compute, normalised: nn.Module) -> None:
-    predictor, weights = Predictor(normalised, compute), snapshot(normalised)
+    predictor, weights = FastPredictor(normalised, compute), snapshot(normalised)
     before = predictor(weights, IMAGES, batch_size=4)
     changed = IMAGES.clone()
     changed[1:] = 255 - changed[1:]
@@ -342,7 +342,7 @@ def test_prediction_changes_neither_the_module_nor_its_mode_nor_the_weights(norm
         weights = snapshot(module)
         given = {name: tensor * 2 for name, tensor in weights.items()}
         kept = {name: tensor.clone() for name, tensor in given.items()}
-        predictor = Predictor(module, Compute())
+        predictor = FastPredictor(module, Compute())
         for by_batch in (False, True):
             outputs = predictor(given, IMAGES, batch_size=4, by_batch=by_batch)
             assert not outputs.requires_grad
@@ -353,7 +353,7 @@ def test_prediction_changes_neither_the_module_nor_its_mode_nor_the_weights(norm
 
 def test_by_batch_is_training_mode_and_depends_on_the_batch() -> None:
     module = model("resnet8")
-    predictor, weights = Predictor(module, Compute()), snapshot(module)
+    predictor, weights = FastPredictor(module, Compute()), snapshot(module)
     found = predictor(weights, IMAGES, batch_size=5, by_batch=True)
     training = copy.deepcopy(module).train()
     with torch.no_grad():
@@ -375,6 +375,6 @@ def test_images_are_normalised_before_they_are_predicted() -> None:
         Compute(mean=mean, deviation=deviation),
         Compute(HALF.device, HALF.precision, mean=mean, deviation=deviation),
     ):
-        found = Predictor(module, compute)(snapshot(module), IMAGES)
+        found = FastPredictor(module, compute)(snapshot(module), IMAGES)
         assert distance(found, evaluated(module, (FLOATS - 0.4) / 0.2)) < 0.03
         assert distance(found, evaluated(module)) > 0.1

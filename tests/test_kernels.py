@@ -29,7 +29,8 @@ from fedaux.core.compute import Compute
 from fedaux.config import Distillation, Local
 from fedaux.core.distillation import distill
 from fedaux.fast.batched import BatchedTraining
-from fedaux.core.training import Job, Workplace, one_by_one
+from fedaux.core.backend import Job, Workplace
+from fedaux.core.plain_backend import one_by_one
 from fedaux.fast.triton import network, tiling
 from fedaux.fast.triton.steps import BatchedSteps, StudentSteps
 from fedaux.models import MODELS

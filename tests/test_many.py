@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedaux.core import foreach as many
-from fedaux.core.weights import load, snapshot
+from fedaux.core.messages import surely_finite
+from fedaux.core.weights import clones, load, snapshot, zero
 from fedaux.models import MODELS
 
 
@@ -18,7 +18,7 @@ def test_copies_keep_type_and_layout_and_stand_on_their_own() -> None:
         "half": torch.rand(3).half(),
         "empty": torch.zeros(0, 4),
     }
-    copies = many.clones(tensors)
+    copies = clones(tensors)
     assert list(copies) == list(tensors)
     for name, tensor in tensors.items():
         assert torch.equal(copies[name], tensor)
@@ -30,19 +30,19 @@ def test_copies_keep_type_and_layout_and_stand_on_their_own() -> None:
 
 def test_zero_takes_tensors_of_several_types() -> None:
     tensors = [torch.ones(3), torch.ones(2, dtype=torch.int64), torch.ones(()), torch.ones(2).half()]
-    many.zero(iter(tensors))
+    zero(iter(tensors))
     assert not any(bool(tensor.any()) for tensor in tensors)
-    many.zero([])
+    zero([])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_one_number_that_is_none_is_found(bad: float) -> None:
     tensors = [torch.rand(5), torch.rand(3, 4), torch.zeros(0), torch.rand(2).half()]
-    assert many.surely_finite(tensors)
+    assert surely_finite(tensors)
     tensors[1][2, 3] = bad
-    assert not many.surely_finite(tensors)
-    assert many.surely_finite([])
-    assert not many.surely_finite([torch.full((4,), 1e30)])  # merely huge: who asks has to look more closely
+    assert not surely_finite(tensors)
+    assert surely_finite([])
+    assert not surely_finite([torch.full((4,), 1e30)])  # merely huge: who asks has to look more closely
 
 
 def test_weights_are_loaded_in_place_and_those_of_another_model_refused() -> None:

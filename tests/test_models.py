@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fedaux import seeding
 from fedaux.core.messages import num_bytes
+from fedaux.fast.convolutions import image_matrix, patches, pointwise_matrix
 from fedaux.models import MODELS, SplitModel, model_options, split_model
 from fedaux.models.convolutional import ImageConvolution, PointwiseConvolution, group_norm
 from fedaux.models.mobilenet import make_divisible
@@ -363,9 +364,9 @@ def test_a_head_that_is_none_is_refused() -> None:
 def test_patches_times_the_matrix_are_the_convolution(channels: int, stride: int) -> None:
     layer = ImageConvolution(channels, 16, 3, stride=stride, padding=1).double()
     images = torch.rand(5, channels, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    patches = layer.patches(images)
-    assert patches.shape[-1] % 8 == 0
-    product = functional.linear(patches, layer.matrix(layer.weight), layer.bias).permute(0, 3, 1, 2)
+    rows = patches(layer, images)
+    assert rows.shape[-1] % 8 == 0
+    product = functional.linear(rows, image_matrix(layer.weight), layer.bias).permute(0, 3, 1, 2)
     torch.testing.assert_close(product, layer(images))
 
 
@@ -373,5 +374,5 @@ def test_patches_times_the_matrix_are_the_convolution(channels: int, stride: int
 def test_the_matrix_with_groups_as_blocks_is_the_convolution(groups: int) -> None:
     layer = PointwiseConvolution(12, 6, groups=groups)
     images = images_of(2, 12, 5, 4)
-    product = images.permute(0, 2, 3, 1) @ layer.matrix(layer.weight, groups=groups).t()
+    product = images.permute(0, 2, 3, 1) @ pointwise_matrix(layer.weight, groups=groups).t()
     torch.testing.assert_close(product.permute(0, 3, 1, 2), layer(images))

@@ -19,7 +19,7 @@ from fedaux.core.compute import Compute
 from fedaux.core.weights import snapshot
 from fedaux.fast import triton as kernels
 from fedaux.fast.fusion import FusedInference
-from fedaux.fast.inference import Predictor
+from fedaux.fast.inference import FastPredictor
 from fedaux.fast.triton import predictions
 from fedaux.fast.triton.predictions import steps, tiling, units
 from fedaux.fast.triton.predictions.networks import StepInference
@@ -90,7 +90,7 @@ inference.StepInference = lambda module: large(StepInference(module))
 half = Compute(torch.device("cuda"), torch.float16)
 numbers = (255 * images).to(torch.uint8)
 first, second = snapshot(model), {name: 0.9 * value for name, value in snapshot(model).items()}
-predictor = inference.Predictor(model, half)
+predictor = inference.FastPredictor(model, half)
 outputs = predictor.many([first, second], numbers)
 assert isinstance(predictor._by_kernels, StepInference)
 for weights, own in zip((first, second), outputs):
@@ -99,7 +99,7 @@ for weights, own in zip((first, second), outputs):
     assert 1e-6 < distance(own, model(numbers / 255)) < 0.01
 rows = torch.tensor([2, 0])
 assert torch.allclose(predictor(second, numbers, rows=rows), outputs[1][rows], rtol=1e-3, atol=1e-4)
-alone = inference.Predictor(model.features, half)
+alone = inference.FastPredictor(model.features, half)
 features = alone(snapshot(model.features), numbers[:1])
 assert isinstance(alone._by_kernels, StepInference)
 assert distance(features, model.features(numbers[:1] / 255)) < 0.01
@@ -338,11 +338,11 @@ def test_where_kernels_do_not_run_joined_operations_predict_and_one_line_says_so
     module = model(name)
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     compute = as_on_a_gpu()
-    predictor = Predictor(module, compute)
+    predictor = FastPredictor(module, compute)
     with pytest.warns(UserWarning, match=f"{name}: no kernels of our own here, predictions are slower"):
         outputs = predictor(snapshot(module), images)
     assert distance(outputs, evaluated(module, images / 255)) < 0.05
-    for another in (predictor, Predictor(module, compute)):
+    for another in (predictor, FastPredictor(module, compute)):
         (again,) = another.many([snapshot(module)], images)  # without another line, which would be an error here
         assert torch.equal(again, outputs)
         assert isinstance(another._inference(images), FusedInference)
@@ -352,7 +352,7 @@ def test_other_networks_and_sizes_are_not_tried(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(kernels, "available", lambda compute: True)
     wide = model("mobilenetv2", width=1.0)
     for module, images in ((wide, torch.zeros(1, 3, 32, 32)), (model("mobilenetv2"), torch.zeros(1, 3, 64, 64))):
-        assert isinstance(Predictor(module, as_on_a_gpu())._inference(images), FusedInference)
+        assert isinstance(FastPredictor(module, as_on_a_gpu())._inference(images), FusedInference)
 
 
 def test_what_a_cut_would_hide_is_in_the_last_bias_and_nothing_else() -> None:

@@ -18,9 +18,10 @@ from fedaux.config import Augmentation, Auxiliary, Pretraining, Prototype
 from fedaux.core.messages import Weights
 from fedaux.core.weights import snapshot
 from fedaux.data import load_auxiliary
+from fedaux.files import weights_digest
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain import Wanted, content_digest, pretrained, pretrained_extractor, shared_store
-from fedaux.pretrain.store import MAKE_ONE, weights_digest
+from fedaux.pretrain.store import MAKE_ONE
 
 IMAGES = load_auxiliary(Auxiliary(size=60))
 PROTOTYPE = Prototype(name="cnn", model="cnn", options={"width": 4})
@@ -179,7 +180,7 @@ from fedaux import seeding
 from fedaux.config import Augmentation, Pretraining, Prototype
 from fedaux.models import MODELS
 from fedaux.pretrain import Wanted, content_digest, pretrained
-from fedaux.pretrain.store import weights_digest
+from fedaux.files import weights_digest
 torch.set_num_threads(1)
 images = torch.randint(0, 256, (400, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 with seeding.initialisation(0, part="cnn"):

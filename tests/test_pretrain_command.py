@@ -330,10 +330,9 @@ def test_a_gpu_too_small_for_an_experiment_is_explained(tmp_path: Path, monkeypa
     def overflow(*_: Any, **__: Any) -> None:
         raise torch.cuda.OutOfMemoryError
 
-    monkeypatch.setattr("fedaux.paper.similar_images.Predictor", overflow)
+    monkeypatch.setattr("fedaux.fast.FastBackend.predictor", overflow)
     monkeypatch.setattr("fedaux.paper.similar_images.Work.extractor", lambda *_: lambda *_: {})
     with pytest.raises(ValueError, match=r"similar-images: the GPU's memory .* evaluation.batch_size \(now 4096\)"):
         reproduce("similar-images", Request(tmp_path, quick=True))
-    monkeypatch.setattr("fedaux.running.pretraining.Predictor", overflow)
     with pytest.raises(ValueError, match="probe of cnn: the GPU's memory is not enough; --no-probe"):
         pretrain_prototypes(tiny(), seed=0, watch=Watch(Console()))

@@ -21,7 +21,7 @@ from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import Preparation, State, assign_prototypes, trained_models
 from fedaux.core.weights import average, snapshot
 from fedaux.data import load_auxiliary, load_labelled
-from fedaux.fast.inference import Predictor
+from fedaux.fast.inference import FastPredictor
 from fedaux.running.run import Silent, Work, split_for
 from fedaux.running.run_directory import RunDirectory
 
@@ -277,7 +277,7 @@ def test_evaluation_can_be_rarer_but_never_misses_the_last_round(tmp_path: Path)
 def test_accuracy_is_that_of_the_returned_model(tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path)
     after, row = server.play_round(state)
-    predictor = Predictor(trained_models(server.task)["cnn"], Compute())
+    predictor = FastPredictor(trained_models(server.task)["cnn"], Compute())
     logits = predictor(after.weights["cnn"], server.task.test_images, batch_size=7)
     right = logits.argmax(dim=1) == server.task.test_labels
     assert row["accuracy"] == pytest.approx(float(right.float().mean()))

@@ -14,16 +14,10 @@ from fedaux.config import Local
 from fedaux.core.compute import Compute
 from fedaux.core.local_training import OPTIMIZERS
 from fedaux.core.messages import Weights
-from fedaux.core.steps import (
-    Steps,
-    batch_sizes,
-    loss_of_weights,
-    optimizer_state,
-    reset,
-    restore_optimizer,
-    statistics_of,
-)
+from fedaux.core.steps import Steps, batch_sizes, optimizer_state, reset, restore_optimizer, statistics_of
 from fedaux.core.weights import snapshot
+from fedaux.fast.capture import loss_of_weights
+from fedaux.fast.fallback import compiled
 
 RNG = np.random.default_rng(0)
 IMAGES = torch.from_numpy(RNG.integers(0, 256, (11, 1, 2, 2), dtype=np.uint8))
@@ -260,7 +254,8 @@ def test_a_step_is_compiled_once_for_the_weights_of_all(batch_size: int, compila
     plain = copy.deepcopy(models)
     inputs, targets = IMAGES[:batch_size].float(), LABELS[:batch_size]
     for model, other in zip(models, plain, strict=True):
-        forward = compute.compiled(
+        forward = compiled(
+            compute,
             "step",
             partial(loss_of_weights, model, loss=functional.cross_entropy, compute=compute, batch_size=batch_size),
         )

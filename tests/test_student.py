@@ -21,6 +21,7 @@ from fedaux.core import server_model as student
 from fedaux.core.compute import Compute
 from fedaux.core.distillation import distill
 from fedaux.core.messages import TrainRequest, Update, Weights
+from fedaux.core.plain_backend import PlainBackend
 from fedaux.core.server_model import Student
 from fedaux.core.teachers import TEACHERS, Ensemble, Member
 from fedaux.core.weights import average, snapshot
@@ -55,7 +56,7 @@ def server_of(model: SplitModel, **changes: Any) -> Student:
     return Student(
         model,
         experiment=tiny(**(defaults | changes)),
-        compute=Compute(),
+        backend=PlainBackend(Compute()),
         architecture="network",
         distill_inputs=PUBLIC,
         test_inputs=TEST,

@@ -21,8 +21,8 @@ from fedaux.config import Auxiliary, ConfigError, Experiment
 from fedaux.config_errors import inspect
 from fedaux.data import load_auxiliary
 from fedaux.federation.folder import write_folder
+from fedaux.files import weights_digest
 from fedaux.models import MODELS, SplitModel
-from fedaux.pretrain.store import weights_digest
 from fedaux.running.preflight import check_public, problems_of
 
 UNMEASURED = "no labelled data given, so h0 is not measured"

@@ -1,8 +1,9 @@
-"""Files that are either the old version or the new one, whatever happens in between."""
+"""Atomic files, and digests that tell what they were made of."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -66,6 +68,23 @@ def refuse_unwritable(path: Path, *, key: str) -> None:
         raise ValueError(
             f"{key} {path}: cannot be written in {folder} ({error.strerror}); should be a file in a folder of yours"
         ) from error
+
+
+def content_digest(images: Tensor) -> str:
+    """Return the digest of images by their shape and bytes."""
+    digest = hashlib.blake2b(str(list(images.shape)).encode(), digest_size=16)
+    digest.update(images.cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the digest of weights by their names, types, shapes and bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(weights):
+        tensor = weights[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from fedaux.config import Certainty, Local
-from fedaux.core.compute import Compute
+from fedaux.core.backend import Backend, Job, Trained, Workplace
 from fedaux.core.dpsgd import train_privately
-from fedaux.core.local_training import Trained, train_locally
 from fedaux.core.messages import Certificate, Update, Weights
 from fedaux.core.weights import load, snapshot
-from fedaux.fast.inference import Predictor
 from fedaux.models import SplitModel
 from fedaux.privacy.exact_gaussian import Draws
 from fedaux.privacy.ledger import SCORES, entry_of
@@ -40,7 +38,7 @@ class Client:
     labels: Tensor
     """[n], BLANK or 0 .. classes - 1."""
     model: SplitModel
-    compute: Compute
+    backend: Backend
 
     def release(self, section: Certainty, features: Tensor, public: Public, *, noise: Noise) -> Certificate:
         """Release certainty about features [n, F] of this client's examples under h0 (Algorithm 1)."""
@@ -59,22 +57,14 @@ class Client:
         state: Mapping[str, Tensor] | None = None,
     ) -> tuple[Update, Trained]:
         """Train from the server's weights without protection (Algorithm 2); return the update and what stays here."""
-        load(self.model, weights)
-        usable = self.labels != BLANK
-        if not bool(usable.any()):
-            return Update(self.number, len(self.labels), snapshot(self.model), 0.0), Trained(0.0, {})
-        rows = slice(None) if bool(usable.all()) else usable
-        trained = train_locally(
-            self.model,
-            self.inputs[rows],
-            self.labels[rows],
-            section=section,
-            proximal=proximal,
-            generator=generator,
-            compute=self.compute,
-            state=state,
-        )
-        return Update(self.number, len(self.labels), snapshot(self.model), trained.loss), trained
+        rows = (self.labels != BLANK).nonzero().flatten()
+        if len(rows) == 0:
+            return Update(self.number, len(self.labels), dict(weights), 0.0), Trained(0.0, {})
+        place = Workplace(self.model, self.inputs, self.labels, section, proximal, self.backend.compute, key="client")
+        training = self.backend.training(place, most_examples=len(rows))
+        job = Job(self.number, rows, generator, state or {})
+        ((_, own, trained),) = training([job], weights)
+        return Update(self.number, len(self.labels), own, trained.loss), trained
 
     def train_privately(self, weights: Weights, section: Local, *, proximal: float, draws: Draws) -> Update:
         """Train from the server's weights with DP-SGD; the loss stays here, because it has no noise."""
@@ -87,13 +77,6 @@ class Client:
             proximal=proximal,
             draws=draws,
             client=self.number,
-            compute=self.compute,
+            compute=self.backend.compute,
         )
         return Update(self.number, len(self.labels), snapshot(self.model), None, entry)
-
-
-def features_of(
-    model: SplitModel, extractor: Weights, inputs: Tensor, *, compute: Compute, batch_size: int | None
-) -> Tensor:
-    """Return the features [n, F] of inputs under h0."""
-    return Predictor(model.features, compute)(extractor, inputs, batch_size=batch_size)

@@ -7,16 +7,12 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fedaux.config import Data, Engine
-from fedaux.data.batches import to_float
-from fedaux.fast import depthwise
-from fedaux.models.convolutional import DepthwiseConvolution
 
 CLIENTS_AT_ONCE = 8
 
@@ -57,8 +53,6 @@ class Compute:
         """Move a module to the device, convolutions in the layout that is fastest there."""
         layout = torch.channels_last if self.device.type == "cuda" else torch.preserve_format
         placed: Model = module.to(self.device, memory_format=layout)  # type: ignore[call-overload]
-        if self.device.type == "cuda" and any(isinstance(part, DepthwiseConvolution) for part in module.modules()):
-            depthwise.prepare(self.device)
         return placed
 
     def place_inputs(self, inputs: Tensor) -> Tensor:
@@ -106,51 +100,15 @@ class Compute:
         made: Result = self._cache[key]
         return made
 
-    def compiled(self, key: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """Return the function that `make` makes, compiled, once for each key; where that fails, the function itself.
 
-        A function of a model's weights should hold a copy of the model: torch notes that a tensor it is given is one
-        that the function holds, and compiles anew for the first tensors of somebody else.
-        """
-        return self.once(("compiled", key), lambda: _Compiled(make()))
+def to_float(images: Tensor) -> Tensor:
+    """Map uint8 images to [0, 1] in single precision; features and token ids stay as they are."""
+    return images.float().div_(255.0) if images.dtype is torch.uint8 else images
 
 
-class _Compiled:
-    """A compiled function that falls back to the plain one, with one line, where this machine cannot compile."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._plain = function
-        self._compiled: Callable[..., Any] | None = None
-        self._possible = True
-
-    def __call__(self, *arguments: Any) -> Any:
-        if self._possible:
-            try:
-                if self._compiled is None:
-                    self._compiled = torch.compile(_with_own_code(self._plain), dynamic=False)
-                return self._compiled(*arguments)
-            except torch.cuda.OutOfMemoryError:
-                raise
-            except Exception as error:
-                self._possible = False
-                reason = str(error).strip().splitlines() or [type(error).__name__]
-                warnings.warn(f"engine.compile: not possible here, going on without ({reason[0]})", stacklevel=2)
-        return self._plain(*arguments)
-
-
-def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function with a copy of its code.
-
-    torch counts compilations by code and gives up after the eighth, so that functions of many models would share them.
-    """
-    if isinstance(function, MethodType):
-        return MethodType(_with_own_code(function.__func__), function.__self__)
-    if not isinstance(function, FunctionType):
-        return function
-    code = function.__code__.replace()
-    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-    own.__kwdefaults__ = function.__kwdefaults__
-    return own
+def inference_batch(device: torch.device) -> int:
+    """Return the default batch size of predictions."""
+    return 4096 if device.type == "cuda" else 256
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -6,7 +6,7 @@ Schedules, averages and measurements happen between steps; without stopping, not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -17,10 +17,8 @@ from fedaux.config import Averaging, Distillation, Stopping
 from fedaux.core.compute import Compute
 from fedaux.core.local_training import OPTIMIZERS, epoch_orders
 from fedaux.core.messages import Weights
-from fedaux.core.steps import CapturedSteps, PreparedStepping, Stepping, Steps, attempt, batch_sizes
-from fedaux.core.weights import load, snapshot
-from fedaux.fast import triton as kernels
-from fedaux.models import SplitModel
+from fedaux.core.steps import PreparedStepping, Stepping, Steps, batch_sizes
+from fedaux.core.weights import load, recompute_statistics, snapshot
 
 
 def distill(
@@ -37,9 +35,9 @@ def distill(
 ) -> Weights:
     """Return the weights after minimising D_KL(targets || softmax f(x)) over inputs [N, ...] with targets [N, C].
 
-    `validate` measures a model on the server's labelled data, more is better. `steps` are the model's own captured ones
-    (`prepared_steps`); without them, steps are eager. Raises ValueError where the section asks for stopping and nothing
-    validates, or for an average of weights that no step reaches.
+    `validate` measures a model on the server's labelled data; higher is better. `steps` are the model's
+    own prepared ones; without them, steps are eager. Raises ValueError if the section asks for stopping
+    and `validate` is missing, or for an average of weights that no step reaches.
     """
     if section.stopping is not None and validate is None:
         raise ValueError("distillation.stopping: needs labels at the server; data.server_validation should be above 0")
@@ -70,81 +68,6 @@ def distill(
         mean.load()
         recompute_statistics(model, images, batch_size=section.batch_size, compute=compute)
     return snapshot(model) if best is None else best.weights
-
-
-def prepared_steps(
-    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: Hashable
-) -> PreparedStepping | None:
-    """Return the model's distillation steps as CUDA graphs, or None, with a warning, where they cannot be captured.
-
-    The model's weights are in disorder afterwards; `distill` loads them.
-    """
-    if section.clip is None and kernels.possible(
-        model, images, optimizer=section.optimizer, batch_size=section.batch_size, clients=1, compute=compute
-    ):
-        made = attempt(
-            lambda: _kernel_steps(model, images, targets, section=section, compute=compute),
-            device=compute.device,
-            otherwise=f"{key}: no kernels of our own here, distillation is slower",
-            errors=Exception,
-        )
-        if made is not None:
-            return made
-    return attempt(
-        lambda: _captured_steps(model, images, targets, section=section, compute=compute, key=key),
-        device=compute.device,
-        otherwise=f"{key}: steps cannot be captured, distillation is slower",
-    )
-
-
-def _kernel_steps(
-    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute
-) -> PreparedStepping:
-    from fedaux.fast.triton.steps import BatchedSteps, StudentSteps  # which needs Triton
-
-    assert isinstance(model, SplitModel)
-    batched = BatchedSteps(
-        model,
-        images,
-        targets.clone(),
-        clients=1,
-        learning_rate=section.learning_rate,
-        weight_decay=section.weight_decay,
-        compute=compute,
-        capacity=len(images),
-        batch_size=section.batch_size,
-    )
-    batched.prepare()
-    return StudentSteps(model, batched)
-
-
-def _captured_steps(
-    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: Hashable
-) -> CapturedSteps:
-    """The learning rate is a tensor on the device, so that `set_rate` reaches the graphs."""
-
-    def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})
-        made = OPTIMIZERS[section.optimizer](parameters, section, **how)
-        for group in made.param_groups:
-            group["lr"] = torch.tensor(section.learning_rate, device=compute.device)
-        return made
-
-    steps = CapturedSteps(
-        model,
-        images,
-        targets.clone(),
-        loss=distillation_loss,
-        optimizer=optimizer,
-        compute=compute,
-        capacity=len(images),
-        batch_size=section.batch_size,
-        key=key,
-        clip=section.clip,
-    )
-    model.train()
-    steps.prepare(sorted(set(batch_sizes(len(images), section.batch_size)), reverse=True))
-    return steps
 
 
 def _started(
@@ -294,31 +217,3 @@ class Best:
         self._model.train()
         if not self.weights or score > self._score:
             self.weights, self._score, self._number = snapshot(self._model), score, number
-
-
-@torch.no_grad()
-def recompute_statistics(model: nn.Module, images: Tensor, *, batch_size: int, compute: Compute | None = None) -> None:
-    """Set the statistics of batch normalisation to their means over images, every image with the same weight.
-
-    Other parts of the model are in evaluation mode meanwhile; batches of one are left out, for they have no variance.
-    """
-    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    batches = [batch for batch in images.split(batch_size) if len(batch) > 1]
-    if not layers or not batches:
-        return
-    compute = Compute(images.device) if compute is None else compute
-    momenta = [layer.momentum for layer in layers]
-    model.eval()
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.train()
-    seen = 0
-    for batch in batches:
-        seen += len(batch)
-        for layer in layers:
-            layer.momentum = len(batch) / seen
-        with compute.autocast():
-            model(compute.floats(batch))
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-    model.train()

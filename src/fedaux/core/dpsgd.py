@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux.config import Local
-from fedaux.core.compute import Compute
+from fedaux.core.compute import Compute, to_float
 from fedaux.core.local_training import OPTIMIZERS
-from fedaux.data.batches import to_float
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.bounds import MOST_PARAMETERS
 from fedaux.privacy.exact_gaussian import Draws

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux.config import Distillation, Local
+from fedaux.core.backend import Trained
 from fedaux.core.compute import Compute
 from fedaux.core.steps import Steps, optimizer_state, restore_optimizer
 
@@ -32,16 +32,6 @@ def sgd(parameters: Iterable[nn.Parameter], section: Local | Distillation, **how
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "sgd": sgd}
 """Each is called as optimizer(parameters, section, **how), for local training and distillation alike."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What local training leaves behind besides the weights."""
-
-    loss: float
-    """Mean over the examples seen, without the proximal term."""
-    optimizer_state: Mapping[str, Tensor]
-    """The optimizer's tensors, by "parameter/moment"."""
 
 
 def train_locally(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedaux.config import Certainty, Local
-from fedaux.core import foreach as many
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Public
 
@@ -172,10 +171,24 @@ def problem_of(update: Update, *, expected: Weights) -> str | None:
                 f"should be {expected[name].dtype} {list(expected[name].shape)}"
             )
     floats = {name: tensor for name, tensor in update.weights.items() if tensor.is_floating_point()}
-    if not many.surely_finite(list(floats.values())):
+    if not surely_finite(list(floats.values())):
         for name, tensor in floats.items():
             if not bool(torch.isfinite(tensor).all()):
                 return f"tensor {name} holds NaN or infinity"
     if update.loss is not None and not math.isfinite(update.loss):
         return f"training came to a loss of {update.loss}"
     return None
+
+
+def surely_finite(tensors: Sequence[Tensor]) -> bool:
+    """Say whether floating-point tensors hold neither NaN nor infinity; False also where numbers are merely huge.
+
+    A norm is finite only if every number is.
+    """
+    if not tensors:
+        return True
+    device = next(
+        (tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device
+    )  # a counter may lie elsewhere
+    norms = torch._foreach_norm(list(tensors))
+    return bool(torch.isfinite(torch.stack([norm.to(device, torch.float32) for norm in norms])).all())

@@ -5,19 +5,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedaux import seeding
 from fedaux.core.messages import Certificate, CertifyRequest, Clients, Weights, num_bytes, problem_of_release
-from fedaux.core.task import Clock, Preparation, State, Task, Watcher, build_models, trained_models
+from fedaux.core.task import Clock, Preparation, State, Task, Watcher, build_models, extract, trained_models
 from fedaux.core.weights import snapshot
-from fedaux.fast.feature_cache import extract
-from fedaux.models import SplitModel
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import SimulatedNoise
 from fedaux.privacy.mechanisms import MECHANISMS, Public
+
+if TYPE_CHECKING:
+    from fedaux.models import SplitModel
 
 
 def prepare(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,13 +19,14 @@ from fedaux.core.messages import Clients, Stamped, TrainRequest, Update, Weights
 from fedaux.core.methods import Method
 from fedaux.core.preparation import Scorer, certify
 from fedaux.core.server_model import Student
-from fedaux.core.task import Clock, Preparation, State, Task, Watcher, trained_models
+from fedaux.core.task import Clock, Preparation, State, Task, Watcher, extract, trained_models
 from fedaux.core.teachers import Member
 from fedaux.core.teaching import NO_NUMBERS, teach
 from fedaux.core.weights import average, evaluate
-from fedaux.fast.feature_cache import extract
-from fedaux.models import SplitModel
 from fedaux.privacy.ledger import LedgerEntry
+
+if TYPE_CHECKING:
+    from fedaux.models import SplitModel
 
 DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
 
@@ -54,7 +55,7 @@ class Federation:
         return Student(
             model,
             experiment=task.experiment,
-            compute=task.compute,
+            backend=task.backend,
             architecture=task.architecture(prototype),
             distill_inputs=inputs(task.distill_images),
             test_inputs=inputs(task.test_images),

@@ -7,20 +7,15 @@ the prediction of an image never depends on its batch, unless `batch` asks for w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedaux.config import ExperimentFields
-from fedaux.core.compute import Compute
-from fedaux.core.distillation import distill, prepared_steps, recompute_statistics
+from fedaux.core.backend import Backend
 from fedaux.core.messages import Weights
-from fedaux.core.steps import PreparedStepping
-from fedaux.core.weights import evaluate, load, snapshot
-from fedaux.fast.inference import Predictor
-from fedaux.models import SplitModel
+from fedaux.core.weights import evaluate, load, recompute_statistics, snapshot
 
 STATISTICS_BATCH = 512
 LOOKED_AT = 16
@@ -35,7 +30,7 @@ class Student:
         model: nn.Module,
         *,
         experiment: ExperimentFields,
-        compute: Compute,
+        backend: Backend,
         architecture: str,
         distill_inputs: Tensor,
         test_inputs: Tensor,
@@ -43,18 +38,13 @@ class Student:
     ) -> None:
         self._model = model
         self._experiment = experiment
-        self._compute = compute
-        self._architecture = architecture
+        self._compute = backend.compute
         self._distill_inputs = distill_inputs
         self._test_inputs = test_inputs
         self._validation = validation
-        self._predictors = [Predictor(model, compute) for _ in range(compute.workers)]
-        self._steps: PreparedStepping | None = None
-        self._captures = compute.captures
+        self._predictor = backend.predictor(model)
+        self._distiller = backend.distiller(model, distill_inputs, section=experiment.distillation, key=architecture)
         self._normalised = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
-        alone = isinstance(model, SplitModel) and isinstance(model.features, nn.Identity)
-        self._linear = alone and type(model.head) is nn.Linear
-        """Whether the model is no more than a linear head, so that many are one product of matrices."""
 
     @property
     def num_public(self) -> int:
@@ -82,75 +72,29 @@ class Student:
     @property
     def shares_work(self) -> bool:
         """Whether several clients' logits are computed at the same time."""
-        together = self._linear or self._compute.workers > 1 or self._predictors[0].takes_many
-        return together and self._experiment.batch_normalisation.teachers == "client"
+        return self._predictor.takes_many and self._experiment.batch_normalisation.teachers == "client"
 
     def all_logits(self, clients: Sequence[Weights]) -> list[Tensor]:
-        """Return the logits [N, C] of several clients on the distill set, side by side."""
-        if self._linear:
-            return self._all_products(clients)
-        workers = self._compute.workers
+        """Return the logits [N, C] of several clients on the distill set."""
         batch_size = self._experiment.evaluation.batch_size
-
-        def work(number: int) -> list[Tensor]:
-            return self._predictors[number].many(clients[number::workers], self._distill_inputs, batch_size=batch_size)
-
-        dealt = self._compute.spread(work, range(workers))
-        return [dealt[index % workers][index // workers] for index in range(len(clients))]
-
-    @torch.no_grad()
-    def _all_products(self, clients: Sequence[Weights]) -> list[Tensor]:
-        """Return [x W_1 + b_1, x W_2 + b_2, ...] as one product, which reads the features x once for all clients."""
-        weight = torch.cat([client["head.weight"] for client in clients])
-        products = self._distill_inputs @ weight.T
-        if "head.bias" in clients[0]:
-            products += torch.cat([client["head.bias"] for client in clients])
-        return [part.contiguous() for part in products.tensor_split(len(clients), dim=1)]
+        return self._predictor.many(clients, self._distill_inputs, batch_size=batch_size)
 
     def test_logits(self, weights: Weights) -> Tensor:
         """Return the logits of a server model on the test data [M, C]."""
         by_batch = self._experiment.batch_normalisation.server == "batch"
         return self._predict(weights, self._test_inputs, by_batch=by_batch)
 
-    def distill(
-        self,
-        weights: Weights,
-        targets: Tensor,
-        *,
-        generator: np.random.Generator,
-    ) -> Weights:
+    def distill(self, weights: Weights, targets: Tensor, *, generator: np.random.Generator) -> Weights:
         """Return the weights after distillation on soft labels [N, C]."""
-        section = self._experiment.distillation
-        if self._captures and self._steps is None:
-            self._captures = False  # tried once; what cannot be captured stays eager
-            self._steps = prepared_steps(
-                self._model,
-                self._distill_inputs,
-                targets,
-                section=section,
-                compute=self._compute,
-                key=self._architecture,
-            )
-        with self._compute.one_thread() if self._linear else nullcontext():
-            return distill(
-                self._model,
-                weights,
-                self._distill_inputs,
-                targets,
-                section=section,
-                generator=generator,
-                compute=self._compute,
-                validate=None if self._validation is None else self._validate(*self._validation),
-                steps=self._steps,
-            )
+        validate = None if self._validation is None else self._validate(*self._validation)
+        return self._distiller(weights, targets, generator=generator, validate=validate)
 
     def _validate(self, inputs: Tensor, labels: Tensor) -> Callable[[nn.Module], float]:
         return lambda model: evaluate(self._predict(snapshot(model), inputs), labels)[0]
 
     def _predict(self, weights: Weights, inputs: Tensor, *, by_batch: bool = False) -> Tensor:
-        return self._predictors[0](
-            weights, inputs, batch_size=self._experiment.evaluation.batch_size, by_batch=by_batch
-        )
+        batch_size = self._experiment.evaluation.batch_size
+        return self._predictor(weights, inputs, batch_size=batch_size, by_batch=by_batch)
 
     def with_public_statistics(self, weights: Weights) -> Weights:
         """Return the weights with the statistics of batch normalisation that they have on public images."""

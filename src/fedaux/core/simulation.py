@@ -12,20 +12,21 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.core import foreach as many
-from fedaux.core.dpsgd import check_ready, train_privately
-from fedaux.core.messages import Certificate, CertifyRequest, Stamped, TrainRequest, Update, as_received
-from fedaux.core.task import Task, trained_models
-from fedaux.core.training import Job, Training, Workplace, one_by_one
-from fedaux.core.weights import load, snapshot
-from fedaux.fast.batched import BatchedTraining
-from fedaux.fast.feature_cache import extract
-from fedaux.fast.stacked import StackedTraining, can_stack
-from fedaux.fast.streams import StreamTraining
+from fedaux.core.backend import Job, Training, Workplace
+from fedaux.core.client import Client
+from fedaux.core.dpsgd import check_ready
+from fedaux.core.messages import (
+    Certificate,
+    CertifyRequest,
+    Stamped,
+    TrainRequest,
+    Update,
+    as_received,
+    surely_finite,
+)
+from fedaux.core.task import Task, extract, trained_models
 from fedaux.privacy.exact_gaussian import SimulatedDraws
-from fedaux.privacy.ledger import SCORES, entry_of
 from fedaux.privacy.mechanism import Noise
-from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.privacy.secure import noise_for
 
 
@@ -54,16 +55,14 @@ class SimulatedClients:
 
     def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
         """Release each client's certainty vector."""
-        mechanism = MECHANISMS[request.certainty.mechanism](request.certainty)
         for prototype, members in self._by_prototype(clients).items():
             sizes = [len(self._parts[client]) for client in members]
             rows = torch.cat([self._parts[client] for client in members])
             features = extract(self._task, prototype, request.extractors[prototype], self._images, rows=rows)
             for client, own in zip(members, features.split(sizes), strict=True):
                 noise = self.noise(request, client)
-                release = mechanism.release(own, request.public[prototype], noise=noise)
-                entry = entry_of(release, client=client, num_examples=len(own), purpose=SCORES)
-                yield Certificate(client, release.vector, entry)
+                member = self._client(client, self._images)
+                yield member.release(request.certainty, own, request.public[prototype], noise=noise)
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         """Train each client from the server's model, side by side where that is faster."""
@@ -107,7 +106,7 @@ class SimulatedClients:
         """Keep what a client's optimizer has learned; one that has come to NaN or infinity starts anew instead."""
         self._kept[client] = state
         tensors = list(state.tensors.values())
-        if not many.surely_finite(tensors) and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        if not surely_finite(tensors) and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
             del self._kept[client]
 
     def _by_prototype(self, clients: Sequence[int]) -> dict[str, list[int]]:
@@ -121,53 +120,44 @@ class SimulatedClients:
         kept = self._kept.get(client)
         return Job(client, self._parts[client], generator, {} if kept is None else kept.tensors)
 
-    def _place(self, prototype: str, request: TrainRequest) -> Workplace:
-        """Return where the clients of a prototype train; in linear mode on features, which are computed once."""
+    def _client(self, client: int, inputs: Tensor) -> Client:
+        """Return one client with its rows of the shared inputs."""
+        rows, model = self._parts[client], self._models[self._task.prototype_of[client]]
+        return Client(client, inputs[rows], self._labels[rows], model, self._task.backend)
+
+    def _shared_inputs(self, prototype: str, request: TrainRequest) -> Tensor:
+        """Return what models are trained on: images or, in linear mode, features, computed once."""
         if prototype not in self._inputs:
             inputs = self._images
             if prototype in request.extractors:
                 inputs = extract(self._task, prototype, request.extractors[prototype], inputs)
             self._inputs[prototype] = inputs
-        return Workplace(
-            model=self._models[prototype],
-            inputs=self._inputs[prototype],
-            labels=self._labels,
-            section=request.local,
-            proximal=request.proximal,
-            compute=self._task.compute,
-            key=self._task.architecture(prototype),
-        )
+        return self._inputs[prototype]
 
     def _trained(self, prototype: str, request: TrainRequest) -> Training:
-        """Return the way of training that is fastest here; it is kept, for it can be costly to set up."""
+        """Return the backend's way of training; it is kept, because it can be costly to set up."""
         key = (prototype, request.proximal, request.local)
         if key not in self._training:
-            place = self._place(prototype, request)
-            if place.compute.clients_at_once == 1:
-                self._training[key] = one_by_one(place)
-            elif place.compute.captures:
-                capacity = max(len(part) for part in self._parts)
-                fastest = BatchedTraining if BatchedTraining.possible(place) else StreamTraining
-                self._training[key] = fastest(place, capacity=capacity)
-            elif can_stack(place.model):
-                self._training[key] = StackedTraining(place)
-            else:
-                self._training[key] = one_by_one(place)
+            place = Workplace(
+                model=self._models[prototype],
+                inputs=self._shared_inputs(prototype, request),
+                labels=self._labels,
+                section=request.local,
+                proximal=request.proximal,
+                compute=self._task.compute,
+                key=self._task.architecture(prototype),
+            )
+            most_examples = max(len(part) for part in self._parts)
+            self._training[key] = self._task.backend.training(place, most_examples=most_examples)
         return self._training[key]
 
     def _train_privately(self, prototype: str, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
-        place = self._place(prototype, request)
+        inputs = self._shared_inputs(prototype, request)
         for client in clients:
-            job = self._job(client, request)
-            load(place.model, request.weights[prototype])
-            _, entry = train_privately(  # the loss stays at the client: it has no noise
-                place.model,
-                place.inputs[job.rows],
-                place.labels[job.rows],
-                section=request.local,
+            generator = self.generator(request, client)
+            yield self._client(client, inputs).train_privately(
+                request.weights[prototype],
+                request.local,
                 proximal=request.proximal,
-                draws=SimulatedDraws(job.generator, device=place.labels.device),
-                client=client,
-                compute=place.compute,
+                draws=SimulatedDraws(generator, device=self._labels.device),
             )
-            yield Update(client, len(job.rows), snapshot(place.model), None, entry)

@@ -6,27 +6,22 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fedaux import seeding
 from fedaux.config import ExperimentFields
+from fedaux.core.backend import Backend
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Certificate, Stamped, Weights
 from fedaux.core.methods import Method
-from fedaux.models import MODELS, SplitModel
 from fedaux.privacy.ledger import LedgerEntry
-from fedaux.privacy.mechanisms import Public
+from fedaux.privacy.mechanism import Public
 
-
-class FeatureSource(Protocol):
-    """Somebody who gives the features of examples, or of some rows of them, under an extractor."""
-
-    def __call__(self, module: nn.Module, weights: Weights, examples: Tensor, *, rows: Tensor | None = None) -> Tensor:
-        """Return features [n, F]."""
-        ...
+if TYPE_CHECKING:
+    from fedaux.models import SplitModel
 
 
 @dataclass(frozen=True)
@@ -46,11 +41,15 @@ class Task:
     distill_images: Tensor
     test_images: Tensor
     test_labels: Tensor
+    backend: Backend = field(compare=False)
+    """Computes what clients and server ask for."""
     validation: tuple[Tensor, Tensor] | None = None
     """Images and labels at the server, for methods that stop distillation early."""
-    compute: Compute = field(default_factory=Compute)
-    features: FeatureSource | None = field(default=None, compare=False)
-    """Who knows features under h0 that others have asked for before; without, they are computed anew."""
+
+    @property
+    def compute(self) -> Compute:
+        """Device and precision of the backend."""
+        return self.backend.compute
 
     @property
     def device(self) -> torch.device:
@@ -122,11 +121,13 @@ def assign_prototypes(experiment: ExperimentFields) -> tuple[str, ...]:
 
 def build_models(task: Task) -> dict[str, SplitModel]:
     """Return each prototype's model with its initial random weights."""
+    from fedaux.models import MODELS  # late: they are half of the package
+
     models = {}
     for prototype in task.experiment.prototypes:
         with seeding.initialisation(task.seed, part=prototype.name):
             model = MODELS[prototype.model](task.input_shape, task.num_classes, **prototype.options)
-        models[prototype.name] = task.compute.place(model)
+        models[prototype.name] = task.backend.place(model)
     return models
 
 
@@ -140,7 +141,15 @@ def trained_models(task: Task) -> dict[str, SplitModel]:
 
 def head_alone(model: SplitModel) -> SplitModel:
     """Return a model of features: the head, with nothing before it."""
+    from fedaux.models import SplitModel
+
     return SplitModel(nn.Identity(), model.head, feature_width=model.feature_width)
+
+
+def extract(task: Task, prototype: str, weights: Weights, examples: Tensor, *, rows: Tensor | None = None) -> Tensor:
+    """Return the features [n, F] of examples, or of some rows of them, under a prototype's h0."""
+    module, batch_size = build_models(task)[prototype].features, task.experiment.evaluation.batch_size
+    return task.backend.features(module, weights, examples, batch_size=batch_size, rows=rows)
 
 
 class Clock:

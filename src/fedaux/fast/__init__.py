@@ -1,1 +1,5 @@
-"""Faster ways to the same numbers: captured steps, clients side by side, fused inference, cached features, Triton."""
+"""Optional speed: the fast backend behind `fedaux.core.backend`. Nothing in core imports it."""
+
+from fedaux.fast.backend import FastBackend, best_backend
+
+__all__ = ["FastBackend", "best_backend"]

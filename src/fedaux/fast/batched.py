@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedaux.core.local_training import Trained, epoch_orders
+from fedaux.core.backend import Job, Trained, Training, Workplace
+from fedaux.core.local_training import epoch_orders
 from fedaux.core.messages import Weights
-from fedaux.core.steps import attempt
-from fedaux.core.training import Job, Training, Workplace
 from fedaux.fast import triton as kernels
+from fedaux.fast.fallback import attempt
 from fedaux.fast.streams import StreamTraining
 
 if TYPE_CHECKING:

@@ -6,15 +6,13 @@ Triton is missing, or cannot compile, they are used all the same.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedaux.models.convolutional import DepthwiseConvolution
+from fedaux.fast.fallback import attempt
 
 INSTALLED = find_spec("triton") is not None
 MOST_CHANNELS = 64
@@ -184,23 +182,23 @@ _working: dict[torch.device, bool] = {}
 
 
 def prepare(device: torch.device) -> None:
-    """Find out whether the kernels can be compiled for a device, which takes more than Triton; once, and say so if not.
+    """Find out once whether the kernels can be compiled for a device; warn if not.
 
-    Before this, and where it fails, `takes` says no.
+    Before this call, and if it fails, `takes` returns False.
     """
     device = torch.zeros(0, device=device).device  # with its number
     if device in _working or device.type != "cuda":
         return
-    try:
+
+    def run() -> bool:
         if not INSTALLED:
             raise RuntimeError("Triton is not installed")
         example = torch.zeros(1, 1, 1, 1, dtype=torch.bfloat16, device=device)
-        _working[device] = bool(joined(example, example.new_zeros(1, 1, 3, 3), None, stride=1).eq(0).all())
-        DepthwiseConvolution.kernels = sys.modules[__name__]
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        warnings.warn(f"depthwise convolutions: no kernels of our own here, slower ({reason[0]})", stacklevel=2)
-        _working[device] = False
+        zeros = joined(example, example.new_zeros(1, 1, 3, 3), None, stride=1)
+        return bool(zeros.eq(0).all())
+
+    otherwise = "depthwise convolutions: no kernels of our own here, slower"
+    _working[device] = attempt(run, otherwise=otherwise, errors=Exception) or False
 
 
 def takes(inputs: Tensor) -> bool:

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
-from fedaux.core.task import Task, build_models
-from fedaux.fast.inference import Predictor
-from fedaux.files import save_tensors
-from fedaux.pretrain.store import content_digest, weights_digest
+from fedaux.fast.inference import FastPredictor
+from fedaux.files import content_digest, save_tensors, weights_digest
 
 WORTH_KEEPING = 10.0
 """Seconds that features must have taken to be kept on disk."""
@@ -30,15 +28,6 @@ RECENT = 4
 """Sets of features that a process keeps at hand: private, public and test examples, and those of a validation."""
 LOOKED_AT = 8
 """Examples whose features are computed anew before stored ones are believed."""
-
-
-def extract(task: Task, prototype: str, weights: Weights, examples: Tensor, *, rows: Tensor | None = None) -> Tensor:
-    """Return the features [n, F] of examples, or of some rows of them, under a prototype's h0."""
-    module = build_models(task)[prototype].features
-    if task.features is not None:
-        return task.features(module, weights, examples, rows=rows)
-    predictor = Predictor(module, task.compute)
-    return predictor(weights, examples, batch_size=task.experiment.evaluation.batch_size, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -132,7 +121,7 @@ class KeptFeatures:
             if self._compute.precision is not torch.float32:  # 1.1 times as fast; in single precision slower
                 module = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
                 examples = examples.contiguous(memory_format=torch.channels_last)
-        predictors = [Predictor(module, self._compute) for _ in range(workers)]
+        predictors = [FastPredictor(module, self._compute) for _ in range(workers)]
 
         def work(number: int) -> Tensor:
             return predictors[number](weights, pieces[number], batch_size=batch_size)

@@ -18,9 +18,10 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedaux.core import foreach as many
 from fedaux.core.messages import Weights
+from fedaux.core.weights import copy_into
 from fedaux.fast import depthwise
+from fedaux.fast.convolutions import has_patches, image_matrix, make_plain, patches, pointwise_matrix
 from fedaux.models.convolutional import DepthwiseConvolution, ImageConvolution, PointwiseConvolution
 
 CONVOLUTIONS = (nn.Conv2d, ImageConvolution, DepthwiseConvolution, PointwiseConvolution)
@@ -45,6 +46,7 @@ class FusedInference:
 
     def __init__(self, module: nn.Module) -> None:
         module = copy.deepcopy(module).eval()
+        make_plain(module)
         if any(isinstance(part, nn.Embedding) for part in module.modules()):
             raise Untraceable("looks tokens up, whose numbers must not become floats, and has nothing to join")
         try:
@@ -105,8 +107,8 @@ class FusedInference:
         if not _by_patches(weight, dtype):
             return weight
         if joined is self._first:
-            return ImageConvolution.matrix(weight)
-        return layer.matrix(weight, groups=layer.groups) if isinstance(layer, PointwiseConvolution) else weight
+            return image_matrix(weight)
+        return pointwise_matrix(weight, groups=layer.groups) if isinstance(layer, PointwiseConvolution) else weight
 
     def prepared(self, inputs: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Return inputs [N, ...] as calls take them, whatever the weights: on a GPU in half precision as patches."""
@@ -114,7 +116,7 @@ class FusedInference:
             return inputs
         layer = self._modules[self._first.convolution]
         assert isinstance(layer, ImageConvolution)
-        return layer.patches(inputs.to(dtype))
+        return patches(layer, inputs.to(dtype))
 
     def __call__(self, folded: Weights, inputs: Tensor) -> Tensor:
         """Return the module's outputs on inputs [N, ...], which `prepared` has made of the examples."""
@@ -164,7 +166,7 @@ class FusedInference:
         if first is None or first not in self._joined or not self._is_module(first, ImageConvolution):
             return None
         layer = self._modules[str(first.target)]
-        return self._joined[first] if isinstance(layer, ImageConvolution) and layer.has_patches else None
+        return self._joined[first] if isinstance(layer, ImageConvolution) and has_patches(layer) else None
 
     def _only_user(self, node: fx.Node) -> fx.Node | None:
         return next(iter(node.users)) if len(node.users) == 1 else None
@@ -293,7 +295,7 @@ def _in_type(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weights:
         name: torch.empty(tensor.shape, dtype=dtype, device=tensor.device, memory_format=_layout(tensor))
         for name, tensor in tensors.items()
     }
-    many.copy_into(list(cast.values()), list(tensors.values()))
+    copy_into(list(cast.values()), list(tensors.values()))
     return cast
 
 
@@ -302,7 +304,7 @@ def _layout(tensor: Tensor) -> torch.memory_format:
 
 
 def _by_patches(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the first convolution is a matrix product: on a GPU in half precision (see `ImageConvolution`)."""
+    """Whether the first convolution is a matrix product: on a GPU in half precision (see `FastImageConvolution`)."""
     return tensor.is_cuda and dtype is not torch.float32
 
 

@@ -7,23 +7,22 @@ by kernels of our own for some networks (`fedaux.fast.triton.predictions`), as f
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fedaux.core.compute import Compute
+from fedaux.core.compute import Compute, inference_batch
 from fedaux.core.messages import Weights
-from fedaux.core.steps import attempt, statistics_of
-from fedaux.core.weights import load
-from fedaux.data.batches import inference_batch
+from fedaux.core.plain_backend import PlainPredictor
 from fedaux.data.texts import WIDTH_STEP, token_lengths
 from fedaux.fast import triton as kernels
+from fedaux.fast.fallback import attempt
 from fedaux.fast.fusion import FusedInference, Untraceable
 from fedaux.fast.triton import IMAGE_SIZE, predictions
 from fedaux.fast.triton.predictions.networks import StepInference
+from fedaux.models import SplitModel
 
 
 class Inference(Protocol):
@@ -39,67 +38,40 @@ class Inference(Protocol):
         """Return outputs [N, ...]."""
 
 
-class Predictor:
-    """An architecture that predicts with whatever weights it is given."""
+class FastPredictor(PlainPredictor):
+    """Predicts with joined operations or kernels of our own, if there are any for the module."""
 
     def __init__(self, module: nn.Module, compute: Compute) -> None:
-        self._module = copy.deepcopy(module).eval()  # the original may be in training meanwhile
-        for layer in self._module.modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                layer.momentum = 0.0  # `by_batch` looks at batches and learns nothing from them
-        self._compute = compute
+        super().__init__(module, compute)
         self._by_length = ByLength()
         self._trims = any(getattr(part, "ignores_padding", False) for part in self._module.modules())
         self._known = predictions.known(module) if kernels.available(compute) else None
-        """The network that there are kernels of our own for, until they turn out not to run here."""
+        """The network that there are kernels of our own for, until they fail to run here."""
         self._by_kernels: Inference | None = None
         self._fused: Inference | None = None
         if compute.device.type == "cuda" and compute.precision is not torch.float32:
             try:
                 self._fused = FusedInference(module)
             except Untraceable:
-                self._fused = None  # somebody's own architecture: operation by operation, then
-
-    @torch.no_grad()
-    def __call__(
-        self,
-        weights: Weights,
-        inputs: Tensor,
-        *,
-        batch_size: int | None = None,
-        rows: Tensor | None = None,
-        by_batch: bool = False,
-    ) -> Tensor:
-        """Return outputs [N, ...] in single precision on uint8 images or features, or on some rows of them.
-
-        `by_batch` normalises by the statistics of each batch, as in training: only to compare with code that does.
-        """
-        batch_size = batch_size or inference_batch(inputs.device)
-        if len(inputs if rows is None else rows) == 0:  # the shape of what there is nothing of
-            return self(weights, inputs.new_zeros(1, *inputs.shape[1:]))[:0]
-        forward = self._forward_by_batch(weights) if by_batch else self._forward(weights, inputs)
-        if self._trims and not by_batch:
-            return self._by_length(forward, inputs, batch_size=batch_size, rows=rows)
-        picked = inputs.split(batch_size) if rows is None else (inputs[part] for part in rows.split(batch_size))
-        return torch.cat([forward(batch).float() for batch in picked])
+                self._fused = None  # a user's own architecture: operation by operation, then
 
     @property
     def takes_many(self) -> bool:
-        """Whether `many` is quicker than one model after another on a GPU, where each batch is made only once."""
+        """Whether `many` is faster than one model after another: if each batch is prepared once."""
         return self._fused is not None
 
     @torch.no_grad()
-    def many(
-        self,
-        models: Sequence[Weights],
-        inputs: Tensor,
-        *,
-        batch_size: int | None = None,
-    ) -> list[Tensor]:
+    def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
         """Return the outputs [N, ...] of several models on the same inputs."""
         if len(inputs) > 0 and self.takes_many:
             return self._folded(models, inputs.split(batch_size or inference_batch(inputs.device)))
-        return [self(weights, inputs, batch_size=batch_size) for weights in models]
+        return super().many(models, inputs, batch_size=batch_size)
+
+    def _outputs(self, weights: Weights, inputs: Tensor, batch_size: int, rows: Tensor | None) -> Tensor:
+        if not self._trims:
+            return super()._outputs(weights, inputs, batch_size, rows)
+        forward = self._forward(weights, inputs)
+        return self._by_length(forward, inputs, batch_size=batch_size, rows=rows)
 
     def _folded(self, models: Sequence[Weights], batches: Sequence[Tensor]) -> list[Tensor]:
         inference, dtype = self._inference(batches[0]), self._compute.precision
@@ -141,40 +113,67 @@ class Predictor:
         )
 
     def _forward(self, weights: Weights, inputs: Tensor) -> Callable[[Tensor], Tensor]:
-        inference, floats, dtype = self._inference(inputs), self._compute.floats, self._compute.precision
-        if inference is not None:
-            folded = inference.fold(weights, dtype=dtype)
-            return lambda batch: inference(folded, inference.prepared(floats(batch), dtype=dtype))
-        module, compute = self._module, self._compute
-        self._load(weights)
-
-        def forward(batch: Tensor) -> Tensor:
-            with compute.autocast():
-                outputs: Tensor = module(compute.floats(batch))
-            return outputs
-
-        return forward
+        inference, floats = self._inference(inputs), self._compute.floats
+        if inference is None:
+            return super()._forward(weights, inputs)
+        dtype = self._compute.precision
+        folded = inference.fold(weights, dtype=dtype)
+        return lambda batch: inference(folded, inference.prepared(floats(batch), dtype=dtype))
 
     def _load(self, weights: Weights) -> None:
-        """Give the module weights; on a CPU where they lie, for copying them takes as long as a few images do."""
+        """Give the module weights; on a CPU without a copy, which takes as long as a few images."""
         if self._compute.device.type != "cpu":
-            load(self._module, weights)
+            super()._load(weights)
             return
         for name, tensor in self._module.state_dict(keep_vars=True).items():
             tensor.data = weights[name]
 
-    def _forward_by_batch(self, weights: Weights) -> Callable[[Tensor], Tensor]:
-        module, compute = self._module, self._compute
-        self._load({name: tensor.clone() for name, tensor in weights.items()})  # batches are counted in them
 
-        def forward(batch: Tensor) -> Tensor:
-            module.train()
-            with statistics_of(module, batch_size=len(batch)), compute.autocast():
-                outputs: Tensor = module(compute.floats(batch))
-            module.eval()
-            return outputs
+class ThreadedPredictor(FastPredictor):
+    """Predicts with several models at a time on a CPU, one per thread."""
 
-        return forward
+    def __init__(self, module: nn.Module, compute: Compute) -> None:
+        super().__init__(module, compute)
+        self._workers = [self, *(FastPredictor(module, compute) for _ in range(compute.workers - 1))]
+
+    @property
+    def takes_many(self) -> bool:
+        """Whether `many` is faster than one model after another: yes."""
+        return True
+
+    def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
+        """Return the outputs [N, ...] of several models on the same inputs."""
+        count = len(self._workers)
+
+        def work(number: int) -> list[Tensor]:
+            predict = self._workers[number]
+            return [predict(one, inputs, batch_size=batch_size) for one in models[number::count]]
+
+        dealt = self._compute.spread(work, range(count))
+        return [dealt[index % count][index // count] for index in range(len(models))]
+
+
+class LinearPredictor(FastPredictor):
+    """Predicts with several linear heads as one matrix product, which reads the features once."""
+
+    @property
+    def takes_many(self) -> bool:
+        """Whether `many` is faster than one model after another: yes."""
+        return True
+
+    @torch.no_grad()
+    def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
+        """Return [x W_1 + b_1, x W_2 + b_2, ...] for features x [N, F]."""
+        products = inputs @ torch.cat([one["head.weight"] for one in models]).T
+        if "head.bias" in models[0]:
+            products += torch.cat([one["head.bias"] for one in models])
+        return [part.contiguous() for part in products.tensor_split(len(models), dim=1)]
+
+
+def is_linear(model: nn.Module) -> bool:
+    """Whether a model is only a linear head on features."""
+    alone = isinstance(model, SplitModel) and isinstance(model.features, nn.Identity)
+    return alone and type(model.head) is nn.Linear
 
 
 class ByLength:

@@ -17,9 +17,9 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedaux.config import Local
-from fedaux.core.local_training import Trained, epoch_orders
+from fedaux.core.backend import Job, Trained, Workplace
+from fedaux.core.local_training import epoch_orders
 from fedaux.core.messages import Weights
-from fedaux.core.training import Job, Workplace
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedaux.core.local_training import OPTIMIZERS, Trained, epoch_orders
+from fedaux.core.backend import Job, Trained, Training, Workplace
+from fedaux.core.local_training import OPTIMIZERS, epoch_orders
 from fedaux.core.messages import Weights
-from fedaux.core.steps import CapturedSteps, attempt, batch_sizes, optimizer_state, restore_optimizer
-from fedaux.core.training import Job, Training, Workplace, one_by_one
+from fedaux.core.plain_backend import one_by_one
+from fedaux.core.steps import batch_sizes, optimizer_state, restore_optimizer
 from fedaux.core.weights import load, snapshot
+from fedaux.fast.capture import CapturedSteps
+from fedaux.fast.fallback import attempt
 
 
 class StreamTraining:

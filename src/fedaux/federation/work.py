@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Data, Engine
-from fedaux.core.client import BLANK, Client, features_of
+from fedaux.core.client import BLANK, Client
 from fedaux.core.compute import Compute, compute_for
 from fedaux.core.dpsgd import schedule, update_entry
 from fedaux.core.messages import Certificate, Update, Weights
+from fedaux.core.plain_backend import PlainBackend
 from fedaux.core.task import head_alone
 from fedaux.data import SOURCES, LabelledData, count_labelled, load_labelled, load_own, split_dirichlet
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
@@ -52,8 +53,9 @@ def prepare(config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: We
         examples = examples.without_blanks()
     model = built(terms, compute)
     inputs = compute.place_inputs(examples.images)
-    features = features_of(model, placed(extractor, compute), inputs, compute=compute, batch_size=terms.batch_size)
-    client = Client(config.number, inputs, examples.labels.to(compute.device), model, compute)
+    backend, h0 = PlainBackend(compute), placed(extractor, compute)
+    features = backend.features(model.features, h0, inputs, batch_size=terms.batch_size)
+    client = Client(config.number, inputs, examples.labels.to(compute.device), model, backend)
     certificate = client.release(
         terms.certainty, features, placed(public, compute), noise=release_noise(config, terms.seed)
     )
@@ -88,14 +90,14 @@ def train(config: NodeConfig, guard: Guard, terms: TrainTerms, weights: Weights,
     if private and (problem := update_problem(terms.local, steps=schedule(terms.local, num_examples=num_examples)[1])):
         raise Refusal(problem)
     guard.check_update(terms.local, _update_entry(config, terms, num_examples) if private else None)
-    model = built(terms, compute)
+    model, backend = built(terms, compute), PlainBackend(compute)
     inputs = compute.place_inputs(examples.images)
     if terms.mode == "linear":
         assert extractor is not None, "looked for above"
-        features = placed(extractor, compute)
-        inputs = features_of(model, features, inputs, compute=compute, batch_size=terms.batch_size)
+        h0 = placed(extractor, compute)
+        inputs = backend.features(model.features, h0, inputs, batch_size=terms.batch_size)
         model = head_alone(model)
-    client = Client(config.number, inputs, examples.labels.to(compute.device), model, compute)
+    client = Client(config.number, inputs, examples.labels.to(compute.device), model, backend)
     start = placed(weights, compute)
     kept: Mapping[str, Tensor] = {}
     if private:

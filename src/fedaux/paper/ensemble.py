@@ -21,7 +21,6 @@ from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State, Task, build_models
 from fedaux.core.teachers import Ensemble, Member, certainty_teacher, mean_teacher, mixture_teacher
 from fedaux.data import LabelledData, load_both
-from fedaux.fast.inference import Predictor
 from fedaux.paper import datasets
 from fedaux.paper.document import Context, Document, seeds_text, spread, spread_text
 from fedaux.paper.tables import Table
@@ -115,7 +114,7 @@ def _ensemble_rows(
 
 def _local_logits(task: Task, clients: SimulatedClients, state: State) -> dict[int, Tensor]:
     """Train every client once from the starting model; return its logits on the test images."""
-    predictors = {name: Predictor(model, task.compute) for name, model in build_models(task).items()}
+    predictors = {name: task.backend.predictor(model) for name, model in build_models(task).items()}
     request = TrainRequest(1, state.weights, task.experiment.local, 0.0, task.seed)
     batch_size = task.experiment.evaluation.batch_size
     return {

@@ -22,7 +22,6 @@ from torch.nn import functional
 from fedaux import seeding
 from fedaux.core.task import build_models
 from fedaux.data import load_both
-from fedaux.fast.inference import Predictor
 from fedaux.paper import datasets
 from fedaux.paper.document import Context, Document, Drawing, epsilon_text
 from fedaux.paper.scoring import NoNoise
@@ -86,7 +85,7 @@ def run(context: Context, *, num_clients: int = 4, num_images: int = 5, num_neig
     found: dict[bool, list[Shown]] = {False: [], True: []}
     epsilon = 0.0
     for prototype, model in build_models(task).items():
-        extractor, predictor = work.extractor(task)(prototype, model), Predictor(model.features, task.compute)
+        extractor, predictor = work.extractor(task)(prototype, model), task.backend.predictor(model.features)
         # As in a run, a client is scored among all that share its prototype: `mean` depends on how they differ.
         members = [client for client, part in enumerate(parts) if len(part) and task.prototype_of[client] == prototype]
         if not members:

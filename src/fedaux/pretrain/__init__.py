@@ -13,12 +13,12 @@ import torch
 from fedaux import seeding
 from fedaux.core.messages import Weights
 from fedaux.core.weights import snapshot
+from fedaux.files import content_digest
 from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.store import (
     Card,
     Wanted,
     alone,
-    content_digest,
     fitted,
     fitting_weights,
     h0_settings,

@@ -24,7 +24,7 @@ from fedaux.config import Pretraining, Prototype
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
 from fedaux.data.vocabulary import METADATA, Vocabulary
-from fedaux.files import read_json, save_json, save_tensors
+from fedaux.files import read_json, save_json, save_tensors, weights_digest
 from fedaux.models import MODELS, SplitModel, model_options
 
 PROCEDURE = 2
@@ -102,23 +102,6 @@ def h0_settings(wanted: Wanted) -> dict[str, Any]:
 def settings_digest(settings: Mapping[str, Any]) -> str:
     """Return the name of what these settings make."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def content_digest(images: Tensor) -> str:
-    """Return the digest of images by their shape and bytes."""
-    digest = hashlib.blake2b(str(list(images.shape)).encode(), digest_size=16)
-    digest.update(images.cpu().contiguous().numpy().data)
-    return digest.hexdigest()
-
-
-def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Return the digest of weights by their names, types, shapes and bytes."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(weights):
-        tensor = weights[name].detach().cpu().contiguous()
-        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def make_card(wanted: Wanted, *, settings: Mapping[str, Any], losses: list[float], seconds: float) -> Card:

@@ -10,7 +10,6 @@ import copy
 import json
 import math
 import time
-import warnings
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,9 +22,11 @@ from torch import Tensor, nn
 
 from fedaux.config import Pretraining
 from fedaux.core.compute import Compute
-from fedaux.core.steps import WARM_UP_STEPS, optimizer_state, reset, restore_optimizer
+from fedaux.core.steps import optimizer_state, reset, restore_optimizer
 from fedaux.core.weights import snapshot
 from fedaux.data.vocabulary import Vocabulary
+from fedaux.fast.capture import capture
+from fedaux.fast.fallback import attempt, compiled
 from fedaux.files import save_tensors
 from fedaux.pretrain.objectives import Objective, objective_of, resolved
 
@@ -225,7 +226,7 @@ class Training:
         """Return the loss of a batch by random numbers, compiled where that is asked for."""
         function: Callable[..., Tensor] = self._objective.loss
         if self._compute.compile:
-            function = self._compute.compiled(self._key, lambda: self._apart().loss)
+            function = compiled(self._compute, self._key, lambda: self._apart().loss)
         return function(*self._named, inputs, numbers)
 
     def _apart(self) -> Objective:
@@ -235,22 +236,21 @@ class Training:
         return objective
 
     def _prepare(self) -> None:
-        """Capture a step; where it is not possible, steps stay as they are, with one line."""
+        """Capture a step; if that fails, warn and keep eager steps."""
         self._prepared = True
         kept, losses = self.state(), self.losses
-        try:
-            self._graph = captured(
+        self._graph = attempt(
+            lambda: capture(
                 self._step,
-                rewind=lambda: self._position.zero_(),
+                stream=torch.cuda.Stream(self._images.device),
+                rewind=self._position.zero_,
                 generator=self._generator,
-                device=self._images.device,
-            )
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            warnings.warn(f"pretraining: steps cannot be captured, it is slower ({reason})", stacklevel=2)
-            self._generator = torch.Generator(self._images.device)  # the other may still belong to a broken graph
+            ),
+            otherwise="pretraining: steps cannot be captured, it is slower",
+        )
+        if self._graph is None:
+            # The old generator may still belong to a broken graph.
+            self._generator = torch.Generator(self._images.device)
             self._optimizer.zero_grad(set_to_none=True)
         self.load(kept, losses=losses)
 
@@ -272,30 +272,6 @@ class DeviceRates:
     def go_to(self, step: int) -> None:
         """Let the rate of this step be the next one."""
         self._next.fill_(step)
-
-
-def captured(
-    step: Callable[[], None], *, rewind: Callable[[], object], generator: torch.Generator, device: torch.device
-) -> torch.cuda.CUDAGraph:
-    """Return a step as a CUDA graph that draws from `generator` anew whenever it is replayed.
-
-    The step is taken a few times before, each time after `rewind`; what it changes is for the caller to put back, in
-    place.
-    """
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP_STEPS):  # choices of algorithms and first allocations must not be captured
-            rewind()
-            step()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(generator)
-    rewind()
-    with torch.cuda.graph(graph, stream=stream):
-        step()
-    return graph
 
 
 def learning_rate(step: int, *, section: Pretraining, steps_an_epoch: int) -> float:

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Data, Experiment
+from fedaux.core.backend import Predictor
 from fedaux.core.compute import compute_for
 from fedaux.core.messages import Weights
 from fedaux.data import LabelledData, load_both, load_public
 from fedaux.data.checkpoints import checkpoint_of
 from fedaux.data.labelled import input_shape
 from fedaux.data.vocabulary import Vocabulary
-from fedaux.fast.inference import Predictor
+from fedaux.fast import best_backend
 from fedaux.models import MODELS
 from fedaux.pretrain import H0, Wanted, content_digest, keep_probe, pretrained
 from fedaux.pretrain.probe import Probe, probe
@@ -74,13 +75,14 @@ def pretrain_prototypes(
     shape = input_shape(images, vocabulary) if data is None else data.input_shape
     num_classes = checks.ANY_CLASSES if data is None else len(data.classes)
     compute = compute_for(experiment.engine, device, experiment.data)
+    backend = best_backend(compute)
     content = content_digest(images)
     about = about_data(experiment.data, data) if data is not None and probing else {}
     outcomes = []
     for prototype in experiment.prototypes:
         with seeding.initialisation(seed, part=prototype.name):
             model = MODELS[prototype.model](shape, num_classes, **prototype.options)
-        model = compute.place(model)
+        model = backend.place(model)
         watch.begin(prototype.name, epochs=section.epochs)
         wanted = Wanted(
             prototype,
@@ -96,7 +98,7 @@ def pretrain_prototypes(
         if data is not None and probing and not about.items() <= (h0.card["probe"] or {}).items():
             watch.say(f"{prototype.name}: probing")
             try:
-                measured = probe_h0(Predictor(model.features, compute), h0.weights, data, seed=seed)
+                measured = probe_h0(backend.predictor(model.features), h0.weights, data, seed=seed)
             except torch.cuda.OutOfMemoryError as error:
                 raise ValueError(
                     f"probe of {prototype.name}: the GPU's memory is not enough; --no-probe leaves it out"

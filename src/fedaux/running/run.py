@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State, Task, Watcher, assign_prototypes
 from fedaux.data import LabelledData, load_both, split_auxiliary, split_dirichlet
 from fedaux.data.vocabulary import Vocabulary
+from fedaux.fast import best_backend
 from fedaux.fast.feature_cache import KeptFeatures
 from fedaux.files import save_json, save_tensors
 from fedaux.models import SplitModel
@@ -225,11 +226,10 @@ class Work:
         device, placed = self._auxiliary.device, self._compute.place_inputs
         rows = [torch.from_numpy(own).to(device) for own in (negatives, distill_set)]
         parts = [placed(self._auxiliary[own]) for own in rows]
-        compute, features = self._compute, None
+        features = None
         if self._experiment.mode == "linear":
-            batch_size = self._experiment.evaluation.batch_size
-            features = KeptFeatures(compute, batch_size=batch_size, folder=shared_store("features"))
-            compute = replace(compute, precision=torch.float32)  # heads cost next to nothing
+            batch_size, store = self._experiment.evaluation.batch_size, shared_store("features")
+            features = KeptFeatures(self._compute, batch_size=batch_size, folder=store)
             for part, own in zip(parts, rows, strict=True):
                 features.tell(part, whole=self._auxiliary, rows=own)
         return Task(
@@ -243,9 +243,8 @@ class Work:
             distill_images=parts[1],
             test_images=placed(self._data.test_images),
             test_labels=self._data.test_labels,
+            backend=best_backend(self._compute, features=features),
             validation=self._data.validation,
-            compute=compute,
-            features=features,
         )
 
     def extractor(self, task: Task) -> Callable[[str, SplitModel], Weights]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaux.core.compute import Compute
+from fedaux.fast.convolutions import plain_type
 from fedaux.models import SplitModel
 from fedaux.models.resnet import ResNetFeatures, resnet8
 from fedaux.models.split import is_meddled_with
@@ -85,7 +86,7 @@ def is_like(module: nn.Module, expected: nn.Module) -> bool:
     Hooks, and a way of computing that somebody gave to a single part, could change anything.
     """
     return str(module) == str(expected) and all(
-        type(part) is type(other) and _settings(part) == _settings(other) and not is_meddled_with(part)
+        plain_type(part) is type(other) and _settings(part) == _settings(other) and not is_meddled_with(part)
         for part, other in zip(module.modules(), expected.modules(), strict=True)
     )
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedaux.core import foreach as many
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
-from fedaux.core.weights import load
+from fedaux.core.weights import clones, copy_into, load, zero
+from fedaux.fast.capture import capture
 from fedaux.fast.triton.network import Network
 from fedaux.models import SplitModel
 
@@ -77,16 +77,16 @@ class BatchedSteps:
         """Give all clients these weights and statistics; `start` lets steps see them."""
         own = self._values()
         lines = [line for name in own for line in own[name]]
-        many.copy_into(lines, [weights[name] for name in own for _ in range(self.clients)])
+        copy_into(lines, [weights[name] for name in own for _ in range(self.clients)])
 
     def weights(self, count: int | None = None) -> list[dict[str, Tensor]]:
         """Return copies of the weights and statistics of the first clients, or all, each as a model's state_dict."""
         own, count = self._values(), self.clients if count is None else count
-        return [many.clones({name: values[client] for name, values in own.items()}) for client in range(count)]
+        return [clones({name: values[client] for name, values in own.items()}) for client in range(count)]
 
     def reset(self) -> None:
         """Let the optimizers start anew."""
-        many.zero((self.network.first, self.network.second, self.network.steps))
+        zero((self.network.first, self.network.second, self.network.steps))
 
     def _values(self) -> dict[str, Tensor]:
         """Return everything in a model's state_dict, in its order, [clients, ...] each."""
@@ -107,7 +107,7 @@ class BatchedSteps:
                 step,
             )
             found |= {f"{name}/{moment}": value for moment, value in zip(MOMENTS, values, strict=True)}
-        return many.clones(found)
+        return clones(found)
 
     def restore_optimizer(self, client: int, state: Mapping[str, Tensor]) -> None:
         """Give a client the moments that `optimizer_state` returned."""
@@ -116,7 +116,7 @@ class BatchedSteps:
         places = [
             network.stack.of(moments, name)[client] for moments in (network.first, network.second) for name in names
         ]
-        many.copy_into(places, [state[f"{name}/{moment}"] for moment in MOMENTS[:2] for name in names])
+        copy_into(places, [state[f"{name}/{moment}"] for moment in MOMENTS[:2] for name in names])
         network.steps[client] = state[f"{names[0]}/step"].to(network.steps)
 
     def start(self) -> None:
@@ -145,17 +145,8 @@ class BatchedSteps:
         """Compile the kernels and capture the step; nothing is trained by it."""
         if self.stream is None or self._graph is not None:
             return
-        device = self.stream.device  # which need not be the current one, where Triton launches
-        self.begin([])
-        self.stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.device(device), torch.cuda.stream(self.stream):
-            self.network.step()  # without rows, kernels change nothing
-        torch.cuda.current_stream(device).wait_stream(self.stream)
-        torch.cuda.synchronize(device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(device), torch.cuda.graph(graph, stream=self.stream):
-            self.network.step()
-        self._graph = graph
+        self.begin([])  # without rows, kernels change nothing
+        self._graph = capture(self.network.step, stream=self.stream, warm_up_steps=1)
 
     def step(self) -> None:
         """Take a step on the next rows of every client that has some left."""

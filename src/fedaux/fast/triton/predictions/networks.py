@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux.core.messages import Weights
+from fedaux.fast.convolutions import patches
 from fedaux.fast.depthwise import MOST_NUMBERS, out_size
 from fedaux.fast.fusion import with_normalisation
 from fedaux.fast.triton import IMAGE_SIZE
@@ -57,7 +58,7 @@ class StepInference:
 
     def prepared(self, inputs: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Return images [N, C, H, W] as calls take them, whatever the weights: as patches."""
-        return self._stem.patches(inputs.to(dtype))
+        return patches(self._stem, inputs.to(dtype))
 
     def __call__(self, folded: Folded, inputs: Tensor) -> Tensor:
         """Return logits, or features, on inputs, which `prepared` has made of the images."""

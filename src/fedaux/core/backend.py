@@ -1,0 +1,147 @@
+"""The seam between the algorithm and the code that computes: what a round asks of its backend.
+
+`fedaux.core.plain_backend` implements it in eager PyTorch: it is the reference in tests, and what a
+federation's node runs. `fedaux.fast` implements it with kernels, CUDA graphs and stacked models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+from torch import Tensor, nn
+
+from fedaux.config import Distillation, Local
+from fedaux.core.compute import Compute
+from fedaux.core.messages import Weights
+
+if TYPE_CHECKING:
+    from fedaux.models import SplitModel
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What the clients of one prototype share: settings, and data of which each holds some rows."""
+
+    model: SplitModel
+    inputs: Tensor
+    labels: Tensor
+    section: Local
+    proximal: float
+    compute: Compute
+    key: str
+    """Names the architecture: what is compiled for one model serves all models of the same key."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's part of a round."""
+
+    client: int
+    rows: Tensor
+    """Its examples, as rows of the shared data [n]."""
+    generator: np.random.Generator
+    """Draws the order of its examples."""
+    state: Mapping[str, Tensor]
+    """The optimizer's tensors of its last round; empty for an optimizer that starts fresh."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training leaves behind besides the weights."""
+
+    loss: float
+    """Mean over the examples seen, without the proximal term."""
+    optimizer_state: Mapping[str, Tensor]
+    """The optimizer's tensors, by "parameter/moment"."""
+
+
+Training = Callable[[Sequence[Job], Weights], Iterator[tuple[Job, Weights, Trained]]]
+"""Trains each job from the given weights; yields results in any order."""
+
+
+class Predictor(Protocol):
+    """One architecture that predicts with any weights of its shape."""
+
+    @property
+    def takes_many(self) -> bool:
+        """Whether `many` is faster than one model after another; it holds all outputs at once."""
+        ...
+
+    def __call__(
+        self,
+        weights: Weights,
+        inputs: Tensor,
+        *,
+        batch_size: int | None = None,
+        rows: Tensor | None = None,
+        by_batch: bool = False,
+    ) -> Tensor:
+        """Return outputs [N, ...] in single precision, on all inputs or on some rows of them.
+
+        `by_batch` normalises by the statistics of each batch, as in training.
+        """
+        ...
+
+    def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
+        """Return the outputs [N, ...] of several models on the same inputs."""
+        ...
+
+
+class Distiller(Protocol):
+    """Distills one architecture on one set of public inputs."""
+
+    def __call__(
+        self,
+        weights: Weights,
+        targets: Tensor,
+        *,
+        generator: np.random.Generator,
+        validate: Callable[[nn.Module], float] | None = None,
+    ) -> Weights:
+        """Return the weights after learning the soft labels [N, C] of the inputs (Eq. 1).
+
+        `validate` measures a model on labelled data of the server; higher is better.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """Computes what the algorithm asks for, on one device."""
+
+    @property
+    def compute(self) -> Compute:
+        """Device and precision."""
+        ...
+
+    def place(self, model: Model) -> Model:
+        """Return a model as this backend computes it, on its device."""
+        ...
+
+    def training(self, place: Workplace, *, most_examples: int) -> Training:
+        """Return the way to train clients of one prototype, each with at most so many examples."""
+        ...
+
+    def predictor(self, module: nn.Module) -> Predictor:
+        """Return the way to predict with models of one architecture."""
+        ...
+
+    def features(
+        self,
+        module: nn.Module,
+        weights: Weights,
+        examples: Tensor,
+        *,
+        batch_size: int | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return the features [n, F] of examples, or of some rows of them, under an extractor h0."""
+        ...
+
+    def distiller(self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str) -> Distiller:
+        """Return the way to distill one architecture on public inputs [N, ...]."""
+        ...

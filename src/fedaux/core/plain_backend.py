@@ -1,0 +1,187 @@
+"""The plain backend: eager PyTorch, one client and one model after another."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedaux.config import Distillation
+from fedaux.core.backend import Job, Model, Trained, Training, Workplace
+from fedaux.core.compute import Compute, inference_batch
+from fedaux.core.distillation import distill
+from fedaux.core.local_training import train_locally
+from fedaux.core.messages import Weights
+from fedaux.core.steps import statistics_of
+from fedaux.core.weights import load, snapshot
+
+
+@dataclass(frozen=True)
+class PlainBackend:
+    """Computes everything in a plain loop, which faster backends must equal."""
+
+    compute: Compute
+
+    def place(self, model: Model) -> Model:
+        """Move a model to the device."""
+        return self.compute.place(model)
+
+    def training(self, place: Workplace, *, most_examples: int) -> Training:
+        """Train one client after another."""
+        return one_by_one(place)
+
+    def predictor(self, module: nn.Module) -> PlainPredictor:
+        """Predict with one model after another."""
+        return PlainPredictor(module, self.compute)
+
+    def features(
+        self,
+        module: nn.Module,
+        weights: Weights,
+        examples: Tensor,
+        *,
+        batch_size: int | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return the features [n, F] of examples under an extractor h0."""
+        predict = PlainPredictor(module, self.compute)
+        return predict(weights, examples, batch_size=batch_size, rows=rows)
+
+    def distiller(self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str) -> PlainDistiller:
+        """Distill in eager steps."""
+        return PlainDistiller(model, inputs, section, self.compute)
+
+
+def one_by_one(place: Workplace) -> Training:
+    """Train one client after another."""
+
+    def train(jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+        for job in jobs:
+            load(place.model, weights)
+            trained = train_locally(
+                place.model,
+                place.inputs[job.rows],
+                place.labels[job.rows],
+                section=place.section,
+                proximal=place.proximal,
+                generator=job.generator,
+                compute=place.compute,
+                state=job.state,
+            )
+            yield job, snapshot(place.model), trained
+
+    return train
+
+
+class PlainPredictor:
+    """Predicts with a copy of a module, batch by batch."""
+
+    def __init__(self, module: nn.Module, compute: Compute) -> None:
+        self._module = copy.deepcopy(module).eval()  # the original may be in training meanwhile
+        for layer in self._module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.momentum = 0.0  # `by_batch` uses the statistics of batches and keeps none
+        self._compute = compute
+
+    @property
+    def takes_many(self) -> bool:
+        """Whether `many` is faster than one model after another: no."""
+        return False
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        weights: Weights,
+        inputs: Tensor,
+        *,
+        batch_size: int | None = None,
+        rows: Tensor | None = None,
+        by_batch: bool = False,
+    ) -> Tensor:
+        """Return outputs [N, ...] in single precision, on all inputs or on some rows of them.
+
+        `by_batch` normalises by the statistics of each batch, as in training.
+        """
+        batch_size = batch_size or inference_batch(inputs.device)
+        if len(inputs if rows is None else rows) == 0:  # zero rows of outputs, in their shape
+            return self(weights, inputs.new_zeros(1, *inputs.shape[1:]))[:0]
+        if by_batch:
+            return _in_batches(self._forward_by_batch(weights), inputs, batch_size, rows)
+        return self._outputs(weights, inputs, batch_size, rows)
+
+    @torch.no_grad()
+    def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
+        """Return the outputs [N, ...] of several models on the same inputs."""
+        return [self(weights, inputs, batch_size=batch_size) for weights in models]
+
+    def _outputs(self, weights: Weights, inputs: Tensor, batch_size: int, rows: Tensor | None) -> Tensor:
+        return _in_batches(self._forward(weights, inputs), inputs, batch_size, rows)
+
+    def _forward(self, weights: Weights, inputs: Tensor) -> Callable[[Tensor], Tensor]:
+        module, compute = self._module, self._compute
+        self._load(weights)
+
+        def forward(batch: Tensor) -> Tensor:
+            with compute.autocast():
+                outputs: Tensor = module(compute.floats(batch))
+            return outputs
+
+        return forward
+
+    def _load(self, weights: Weights) -> None:
+        load(self._module, weights)
+
+    def _forward_by_batch(self, weights: Weights) -> Callable[[Tensor], Tensor]:
+        module, compute = self._module, self._compute
+        # Copies, because batches are counted in them.
+        self._load({name: tensor.clone() for name, tensor in weights.items()})
+
+        def forward(batch: Tensor) -> Tensor:
+            module.train()
+            with statistics_of(module, batch_size=len(batch)), compute.autocast():
+                outputs: Tensor = module(compute.floats(batch))
+            module.eval()
+            return outputs
+
+        return forward
+
+
+@dataclass(frozen=True)
+class PlainDistiller:
+    """Distills one model in eager steps."""
+
+    model: nn.Module
+    inputs: Tensor
+    section: Distillation
+    compute: Compute
+
+    def __call__(
+        self,
+        weights: Weights,
+        targets: Tensor,
+        *,
+        generator: np.random.Generator,
+        validate: Callable[[nn.Module], float] | None = None,
+    ) -> Weights:
+        """Return the weights after learning the soft labels [N, C] of the inputs (Eq. 1)."""
+        return distill(
+            self.model,
+            weights,
+            self.inputs,
+            targets,
+            section=self.section,
+            generator=generator,
+            compute=self.compute,
+            validate=validate,
+        )
+
+
+def _in_batches(forward: Callable[[Tensor], Tensor], inputs: Tensor, batch_size: int, rows: Tensor | None) -> Tensor:
+    batches: Iterable[Tensor] = inputs.split(batch_size)
+    if rows is not None:
+        batches = (inputs[part] for part in rows.split(batch_size))
+    return torch.cat([forward(batch).float() for batch in batches])

@@ -1,0 +1,84 @@
+"""The fast backend, and the one place that chooses how to compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedaux.config import Distillation
+from fedaux.core.backend import Backend, Model, Predictor, Training, Workplace
+from fedaux.core.compute import Compute
+from fedaux.core.messages import Weights
+from fedaux.core.plain_backend import one_by_one
+from fedaux.fast.batched import BatchedTraining
+from fedaux.fast.convolutions import accelerate
+from fedaux.fast.distillation import FastDistiller
+from fedaux.fast.feature_cache import KeptFeatures
+from fedaux.fast.inference import FastPredictor, LinearPredictor, ThreadedPredictor, is_linear
+from fedaux.fast.stacked import StackedTraining, can_stack
+from fedaux.fast.streams import StreamTraining
+
+
+def best_backend(compute: Compute, *, features: KeptFeatures | None = None) -> Backend:
+    """Return the fastest backend for a device and precision.
+
+    `features` is the feature cache of linear mode; heads are then trained in single precision, which
+    costs next to nothing.
+    """
+    if features is not None:
+        compute = replace(compute, precision=torch.float32)
+    return FastBackend(compute, features)
+
+
+@dataclass(frozen=True)
+class FastBackend:
+    """Several clients or models at a time, with kernels and CUDA graphs on a GPU."""
+
+    compute: Compute
+    cache: KeptFeatures | None = None
+
+    def place(self, model: Model) -> Model:
+        """Move a model to the device; on a GPU, with faster convolutions."""
+        placed = self.compute.place(model)
+        if self.compute.device.type == "cuda":
+            accelerate(placed, self.compute.device)
+        return placed
+
+    def training(self, place: Workplace, *, most_examples: int) -> Training:
+        """Return the fastest way to train clients of one prototype."""
+        if place.compute.clients_at_once == 1:
+            return one_by_one(place)
+        if place.compute.captures and BatchedTraining.possible(place):
+            return BatchedTraining(place, capacity=most_examples)
+        if place.compute.captures:
+            return StreamTraining(place, capacity=most_examples)
+        return StackedTraining(place) if can_stack(place.model) else one_by_one(place)
+
+    def predictor(self, module: nn.Module) -> Predictor:
+        """Return the fastest way to predict with models of one architecture."""
+        if is_linear(module):
+            return LinearPredictor(module, self.compute)
+        if self.compute.workers > 1:
+            return ThreadedPredictor(module, self.compute)
+        return FastPredictor(module, self.compute)
+
+    def features(
+        self,
+        module: nn.Module,
+        weights: Weights,
+        examples: Tensor,
+        *,
+        batch_size: int | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Return the features [n, F] of examples under an extractor h0, from the cache if there is one."""
+        if self.cache is not None:
+            return self.cache(module, weights, examples, rows=rows)
+        predict = FastPredictor(module, self.compute)
+        return predict(weights, examples, batch_size=batch_size, rows=rows)
+
+    def distiller(self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str) -> FastDistiller:
+        """Return the fastest way to distill one architecture."""
+        return FastDistiller(model, inputs, section=section, compute=self.compute, key=key)

@@ -1,0 +1,142 @@
+"""Distillation steps of the server's model as CUDA graphs, or by kernels of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedaux.config import Distillation
+from fedaux.core.compute import Compute
+from fedaux.core.distillation import distill, distillation_loss
+from fedaux.core.local_training import OPTIMIZERS
+from fedaux.core.messages import Weights
+from fedaux.core.steps import PreparedStepping, batch_sizes
+from fedaux.fast import triton as kernels
+from fedaux.fast.capture import CapturedSteps
+from fedaux.fast.fallback import attempt
+from fedaux.fast.inference import is_linear
+from fedaux.models import SplitModel
+
+
+class FastDistiller:
+    """Distills one model; on a GPU its steps are captured when it is first used."""
+
+    def __init__(self, model: nn.Module, inputs: Tensor, *, section: Distillation, compute: Compute, key: str) -> None:
+        self._model = model
+        self._inputs = inputs
+        self._section = section
+        self._compute = compute
+        self._key = key
+        self._captures = compute.captures
+        self._steps: PreparedStepping | None = None
+
+    def __call__(
+        self,
+        weights: Weights,
+        targets: Tensor,
+        *,
+        generator: np.random.Generator,
+        validate: Callable[[nn.Module], float] | None = None,
+    ) -> Weights:
+        """Return the weights after learning the soft labels [N, C] of the inputs (Eq. 1)."""
+        if self._captures:
+            self._captures = False  # tried once; steps that cannot be captured stay eager
+            self._steps = prepared_steps(
+                self._model,
+                self._inputs,
+                targets,
+                section=self._section,
+                compute=self._compute,
+                key=self._key,
+            )
+        with self._compute.one_thread() if is_linear(self._model) else nullcontext():
+            return distill(
+                self._model,
+                weights,
+                self._inputs,
+                targets,
+                section=self._section,
+                generator=generator,
+                compute=self._compute,
+                validate=validate,
+                steps=self._steps,
+            )
+
+
+def prepared_steps(
+    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: str
+) -> PreparedStepping | None:
+    """Return the model's distillation steps as CUDA graphs, or None, with a warning, where they cannot be captured.
+
+    The model's weights are in disorder afterwards; `distill` loads them.
+    """
+    if section.clip is None and kernels.possible(
+        model, images, optimizer=section.optimizer, batch_size=section.batch_size, clients=1, compute=compute
+    ):
+        made = attempt(
+            lambda: _kernel_steps(model, images, targets, section=section, compute=compute),
+            device=compute.device,
+            otherwise=f"{key}: no kernels of our own here, distillation is slower",
+            errors=Exception,
+        )
+        if made is not None:
+            return made
+    return attempt(
+        lambda: _captured_steps(model, images, targets, section=section, compute=compute, key=key),
+        device=compute.device,
+        otherwise=f"{key}: steps cannot be captured, distillation is slower",
+    )
+
+
+def _kernel_steps(
+    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute
+) -> PreparedStepping:
+    from fedaux.fast.triton.steps import BatchedSteps, StudentSteps  # which needs Triton
+
+    assert isinstance(model, SplitModel)
+    batched = BatchedSteps(
+        model,
+        images,
+        targets.clone(),
+        clients=1,
+        learning_rate=section.learning_rate,
+        weight_decay=section.weight_decay,
+        compute=compute,
+        capacity=len(images),
+        batch_size=section.batch_size,
+    )
+    batched.prepare()
+    return StudentSteps(model, batched)
+
+
+def _captured_steps(
+    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: str
+) -> CapturedSteps:
+    """The learning rate is a tensor on the device, so that `set_rate` reaches the graphs."""
+
+    def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})
+        made = OPTIMIZERS[section.optimizer](parameters, section, **how)
+        for group in made.param_groups:
+            group["lr"] = torch.tensor(section.learning_rate, device=compute.device)
+        return made
+
+    steps = CapturedSteps(
+        model,
+        images,
+        targets.clone(),
+        loss=distillation_loss,
+        optimizer=optimizer,
+        compute=compute,
+        capacity=len(images),
+        batch_size=section.batch_size,
+        key=key,
+        clip=section.clip,
+    )
+    model.train()
+    steps.prepare(sorted(set(batch_sizes(len(images), section.batch_size)), reverse=True))
+    return steps
