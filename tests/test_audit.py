@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Certainty
+from fedaux.federation.audit import audit_node
 from fedaux.privacy import audit as module
 from fedaux.privacy.audit import audit, auditable, clopper_pearson, epsilon_bound, to_json, verdict
 from fedaux.privacy.audit.distribution import PValue, alarms, p_values, rarest_fault
@@ -99,7 +100,7 @@ def test_secure_noise_is_tested_as_well(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_whole_audit_finds_nothing(name: str) -> None:
     pytest.importorskip("flwr")
     pytest.importorskip("opendp")
-    result = audit(name, epsilon=0.1, delta=1e-5, node=True)
+    result = audit(name, epsilon=0.1, delta=1e-5, node=audit_node)
     assert not result.violated
     assert result.noise == ("simulated", "secure")
 
@@ -286,7 +287,7 @@ def test_mistakes_are_explained() -> None:
     with pytest.raises(ValueError, match="releases = 10: should be at least"):
         audit("mean", epsilon=1.0, delta=1e-5, releases=10)
     with pytest.raises(ValueError, match="a node has no such mechanism"):
-        audit("published", epsilon=1.0, delta=1e-5, node=True)
+        audit("published", epsilon=1.0, delta=1e-5, node=audit_node)
     with pytest.raises(ValueError, match="pairs = 10: should be at least"):
         audit("mean", epsilon=1.0, delta=1e-5, pairs=10)
     with pytest.raises(ValueError, match="epsilon"):

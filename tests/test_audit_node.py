@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Certainty
-from fedaux.fast.feature_cache import extract
+from fedaux.core.task import extract
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanisms import Noise, SimulatedNoise
 from fedaux.privacy.secure import SecureNoise
@@ -22,8 +22,8 @@ from fedaux.privacy.secure import SecureNoise
 pytest.importorskip("flwr", reason="needs the extra flower")
 pytest.importorskip("opendp", reason="needs the extra privacy")
 from fedaux.federation import policy, work
+from fedaux.federation.audit import NodeAudit, audit_node
 from fedaux.privacy.audit.distribution import alarms
-from fedaux.privacy.audit.node import NodeAudit, audit_node
 
 RELEASES = 60
 FEW = 6

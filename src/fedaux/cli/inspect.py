@@ -88,10 +88,17 @@ def audit(
     if trials < 1 or seed < 0:
         raise ValueError(f"--trials {trials} --seed {seed}: should be at least 1 and 0")
     load_plugins(plugins)
+    from fedaux.federation.audit import audit_node
     from fedaux.privacy import audit as attacks
 
     found = attacks.audit(
-        mechanism, epsilon=epsilon, delta=delta, trials=trials, seed=seed, releases=releases, node=node
+        mechanism,
+        epsilon=epsilon,
+        delta=delta,
+        trials=trials,
+        seed=seed,
+        releases=releases,
+        node=audit_node if node else None,
     )
     if as_json:
         typer.echo(json.dumps(attacks.to_json(found), indent=1))

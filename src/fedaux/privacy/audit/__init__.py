@@ -13,7 +13,7 @@ An audit refutes; it never proves. The proofs, and what an audit cannot see, are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -92,14 +92,15 @@ def audit(
     pairs: int = 2400,
     releases: int = 700,
     noise: tuple[str, ...] | None = None,
-    node: bool = False,
+    node: Callable[..., list[PValue]] | None = None,
     certainty: Certainty | None = None,
     shapes: Mapping[str, Scene] = SHAPES,
 ) -> Audit:
     """Attack a mechanism, one of `auditable()`, whose other settings are those of `certainty` or the defaults.
 
-    `noise` names the sources to test: "simulated", "secure"; both when OpenDP is installed. `node` also audits the
-    answers of a node of a federation, which needs the extra flower. `shapes` are client data and negatives by name.
+    `noise` names the sources to test: "simulated", "secure"; both when OpenDP is installed. `node`, which is
+    `fedaux.federation.audit.audit_node`, also audits the answers of a node. `shapes` are client data and
+    negatives by name.
     """
     mechanisms = auditable()
     if mechanism_name not in mechanisms:
@@ -112,7 +113,7 @@ def audit(
     ):
         if given < needed:
             raise ValueError(f"{name} = {given}: should be at least {needed}")
-    if node and mechanism_name not in MECHANISMS:
+    if node is not None and mechanism_name not in MECHANISMS:
         raise ValueError(f"mechanism {mechanism_name!r}: a node has no such mechanism")
     claim = {"epsilon": epsilon, "delta": delta, "mechanism": mechanism_name}
     section = Certainty(**((certainty or Certainty()).model_dump() | claim))
@@ -139,10 +140,8 @@ def audit(
                 asked = f"({stated.epsilon:g}, {stated.delta:g}) for ({epsilon:g}, {delta:g})"
                 found.findings["a release states more than was asked for"] = asked
             values = tested_noise(found, sources, releases=releases, seed=seed)
-            if node:
-                from fedaux.privacy.audit.node import audit_node
-
-                values += audit_node(section, releases=releases, seed=seed, findings=found.findings)
+            if node is not None:
+                values += node(section, releases=releases, seed=seed, findings=found.findings)
     findings = found.findings | alarms(values)
     return Audit(
         mechanism=mechanism_name,
@@ -159,7 +158,7 @@ def audit(
         findings=tuple(f"{fault}: {where}" for fault, where in findings.items()),
         noise=tuple(sources) if values else (),
         releases=releases,
-        node=node,
+        node=node is not None,
         tests=len(values),
         seed=seed,
     )

@@ -1,4 +1,4 @@
-"""The audit of a node: real requests through the Flower app of a node, whose answers must be what its ledger says.
+"""The audit of a node: real requests to its Flower app, whose answers must match its ledger.
 
 Two nodes hold images that differ in one. Each request goes to a node with an empty state folder, so
 that nothing is answered from store: the node reads its node.toml and its data, checks its terms,
