@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Certainty
-from fedaux.fast.feature_cache import extract
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanisms import Noise, SimulatedNoise
 from fedaux.privacy.secure import SecureNoise
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 pytest.importorskip("opendp", reason="needs the extra privacy")
+from fedaux.core.client import features_of
 from fedaux.federation import policy, work
 from fedaux.privacy.audit.distribution import alarms
 from fedaux.privacy.audit.node import NodeAudit, audit_node
@@ -71,7 +71,7 @@ def called_secure() -> Noise:
 def test_wrong_noise_at_a_node_is_found(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Noise], releases: int, words: str
 ) -> None:
-    monkeypatch.setattr(work.OwnClient, "noise", noise(make))
+    monkeypatch.setattr(work, "release_noise", noise(make))
     assert words in found(releases)
 
 
@@ -102,10 +102,10 @@ def test_a_node_that_uses_other_features_is_found(monkeypatch: pytest.MonkeyPatc
     """Features that look at other examples: one of them moves all, which the proof excludes."""
 
     def centred(*arguments: Any, **keywords: Any) -> Tensor:
-        features = extract(*arguments, **keywords)
+        features = features_of(*arguments, **keywords)
         return features - 4 * features.mean(dim=0)
 
-    monkeypatch.setattr("fedaux.core.simulation.extract", centred)
+    monkeypatch.setattr(work, "features_of", centred)
     assert "noise: mean" in found(RELEASES)
 
 
