@@ -1,8 +1,8 @@
 """Workshop: estimators of the private head, h0's features, no training. head.py FOLDER OUT. Accuracy on the 2,000 held-out images."""
 import json, math, sys, time
 import torch
-import lab
-from lab import dev, fwd, public_map, class_sums, posterior, lda, split, MULT
+import successor_cifar10 as lab
+from successor_cifar10 import dev, fwd, public_map, class_sums, posterior, lda, split, MULT
 
 d = lab.load(sys.argv[1], None if lab.CUDA else 400); m = lab.net(); m.load_state_dict(d["h0"], strict=False); m.eval(); f = open(sys.argv[2], "w")
 iN = torch.randperm(len(d["aux"]), generator=torch.Generator().manual_seed(0))[int(.8 * len(d["aux"])):].to(dev); F_ = {}
