@@ -267,9 +267,10 @@ class Refusing(Mean):
 class Overflowing(Mean):
     """One example of a huge norm turns the vector into NaN."""
 
-    def project(self, features: Tensor, public: Public) -> Tensor:
-        projected = super().project(features, public)
-        return torch.where(features.norm(dim=1, keepdim=True) > 1e5, math.nan, projected)
+    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        release = super().release(features, public, noise=noise)
+        overflows = bool((features.norm(dim=1) > 1e5).any())
+        return replace(release, vector=release.vector * (math.nan if overflows else 1.0))
 
 
 class Generous(Mean):

@@ -62,7 +62,7 @@ def test_every_broken_mechanism_is_found_out(monkeypatch: pytest.MonkeyPatch, na
     monkeypatch.setitem(MECHANISMS, name, build)
     result = audit(name, **QUICK, releases=RELEASES, noise=("simulated",))
     assert result.violated
-    assert f"`{name}` is not (1, 1e-05)-differentially private" in verdict(result)
+    assert f"`{name}` is not (1, 1e-5)-differentially private" in verdict(result)
     if word == "distance":
         assert result.max_sensitivity_ratio > 1.05
     else:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Certainty
-from fedaux.core.task import extract
+from fedaux.core.plain_backend import PlainBackend
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanisms import Noise, SimulatedNoise
 from fedaux.privacy.secure import SecureNoise
@@ -71,7 +71,7 @@ def called_secure() -> Noise:
 def test_wrong_noise_at_a_node_is_found(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Noise], releases: int, words: str
 ) -> None:
-    monkeypatch.setattr(work.OwnClient, "noise", noise(make))
+    monkeypatch.setattr(work, "release_noise", noise(make))
     assert words in found(releases)
 
 
@@ -101,11 +101,13 @@ def test_an_answer_that_is_made_twice_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_node_that_uses_other_features_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features that look at other examples: one of them moves all, which the proof excludes."""
 
+    honest = PlainBackend.features
+
     def centred(*arguments: Any, **keywords: Any) -> Tensor:
-        features = extract(*arguments, **keywords)
+        features = honest(*arguments, **keywords)
         return features - 4 * features.mean(dim=0)
 
-    monkeypatch.setattr("fedaux.core.simulation.extract", centred)
+    monkeypatch.setattr(PlainBackend, "features", centred)
     assert "noise: mean" in found(RELEASES)
 
 

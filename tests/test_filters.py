@@ -163,3 +163,11 @@ def test_what_renyi_charges_for_a_release_and_saves_on_training() -> None:
     trained = [update(1.0, 32 / 2500, 79)] * 40
     assert FILTERS["renyi"](trained, epsilon=8.0, delta=1e-5) < 10.0
     assert FILTERS["gaussian"](trained, epsilon=8.0, delta=1e-5) > 1000.0
+
+
+def test_little_noise_at_a_small_budget_takes_no_memory() -> None:
+    """A hundred million points would; the divergence without sampling bounds it."""
+    order = orders_of(1e-3, 1e-12)[0]
+    assert sampled_divergence(0.1, 0.5, order) == pytest.approx(2 * order / 0.1**2)
+    order = 1000.0
+    assert sampled_divergence(0.3, 0.5, order) < 2 * order / 0.3**2

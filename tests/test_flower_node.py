@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,21 @@ def test_budgets_are_composed_by_the_package_itself(tmp_path: Path) -> None:
     assert delta_of(together, noise_multiplier=entry().sigma / entry().sensitivity / 2**0.5) == pytest.approx(2e-5)
     with own.alone(), pytest.raises(Refusal):
         own.store_release("c" * 64, torch.zeros(1), entry(0.9))
+
+
+def test_an_update_counts_whatever_epsilon_it_states(tmp_path: Path) -> None:
+    """The server chooses the delta at which an update states its own epsilon, which may then be infinite."""
+    held = guard(tmp_path, "accountant = 'renyi'")
+    update = replace(
+        entry(), epsilon=math.inf, mechanism="dp-sgd", sensitivity=2.0, sigma=80.0, steps=8, sampling_probability=1.0
+    )
+    rounds = 0
+    with pytest.raises(Refusal):  # noqa: PT012
+        while rounds < 1000:
+            held.store_answer(str(rounds), {"weights/x": torch.zeros(1)}, run="r", about={}, entry=update)
+            rounds += 1
+    assert rounds >= 1
+    assert len(held.counted()) == rounds
 
 
 def test_a_smaller_delta_than_was_spent_is_not_made_up(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import os
 import secrets
@@ -18,12 +20,17 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 pytest.importorskip("opendp", reason="needs the extra privacy (opendp)")
 from flwr.app import RecordDict
 from loopback import asked
+from safetensors.torch import save_file
 
-from fedaux.config import Certainty, Local, Prototype
+from fedaux.config import Certainty, ConfigError, Local, Prototype
+from fedaux.core.client import BLANK
 from fedaux.core.weights import snapshot
 from fedaux.federation import records
+from fedaux.federation.node import load_node
 from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, TrainTerms
+from fedaux.federation.work import own_examples
 from fedaux.models import MODELS
+from fedaux.privacy.mechanism import integer_mean
 from fedaux.privacy.mechanisms import MECHANISMS
 
 CLASSES = ("cat", "cow", "dog")
@@ -85,6 +92,18 @@ def ask_for_release(file: Path, *, classes: tuple[str, ...] = CLASSES, **certain
         "terms": records.text_record(terms.model_dump_json()),
         "extractor": records.arrays(snapshot(model.features)),
         "public": records.arrays(mechanism.publish(features)),
+    }
+    return asked(file, RecordDict(content), PREPARE).content
+
+
+def ask_with_map(file: Path, public: dict[str, torch.Tensor], **certainty: Any) -> RecordDict:
+    """Ask for a release through a public map of the server's choice."""
+    features = MODELS["cnn"]((1, 8, 8), len(CLASSES), width=4).features
+    terms = PrepareTerms(certainty=Certainty(**({"epsilon": 0.5} | certainty)), **common())
+    content = {
+        "terms": records.text_record(terms.model_dump_json()),
+        "extractor": records.arrays(snapshot(features)),
+        "public": records.arrays(public),
     }
     return asked(file, RecordDict(content), PREPARE).content
 
@@ -237,18 +256,84 @@ def test_no_answer_but_noise_depends_on_private_data(tmp_path: Path, twin: str) 
         assert not isinstance(answers[0], str)
 
 
+def png(seed: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def rows_of(labels: list[object]) -> list[dict[str, object]]:
+    return [{"image": base64.b64encode(png(row)).decode(), "label": label} for row, label in enumerate(labels)]
+
+
+LAST_ROWS: dict[str, dict[str, object]] = {
+    "a name among numbers": {"image": base64.b64encode(png(9)).decode(), "label": "horse"},
+    "a stray number": {"image": base64.b64encode(png(9)).decode(), "label": "90000"},
+    "a number of many digits": {"image": base64.b64encode(png(9)).decode(), "label": "9" * 5000},
+    "another field": {"img": "", "label": "01", "class": "02"},
+    "no label": {"image": base64.b64encode(png(9)).decode()},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("last", LAST_ROWS)
+@pytest.mark.parametrize("count", [0, 7])
+def test_one_row_decides_about_itself_alone(tmp_path: Path, last: str, count: int) -> None:
+    """Labels are names or numbers, columns there or not, row by row: the other rows are read as before."""
+    good = rows_of([f"0{row % 3}" for row in range(count + 1)])
+    read = []
+    for name, rows in (("one", good), ("two", [*good[:count], LAST_ROWS[last]])):
+        place = tmp_path / name / "train.jsonl"
+        place.parent.mkdir()
+        place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        file = node(tmp_path / f"node-{name}", place.parent)
+        text = file.read_text().replace('"folder"', '"jsonl"\nimage_column = "image"\nlabel_column = "label"')
+        file.write_text(text.replace('"cat",', '"0",').replace('"cow",', '"1",').replace('"dog",', '"2",'))
+        examples = own_examples(load_node(file), ("0", "1", "2"))
+        assert examples.images.shape == (count + 1, 1, 8, 8)
+        read.append(examples)
+    assert torch.equal(read[0].labels[:count], read[1].labels[:count])
+    assert torch.equal(read[0].images[:count], read[1].images[:count])
+    assert int(read[1].labels[count]) == BLANK
+
+
+@pytest.mark.parametrize("stray", [-5, 3, 90_000])
+def test_one_label_of_tensors_decides_about_itself_alone(tmp_path: Path, stray: int) -> None:
+    labels = torch.tensor([0, 1, 2, 1, stray])
+    save_file({"images": torch.ones(5, 1, 8, 8, dtype=torch.uint8), "labels": labels}, tmp_path / "own.safetensors")
+    file = node(tmp_path / "node", tmp_path / "own.safetensors")
+    text = file.read_text().replace('"folder"', '"tensors"')
+    file.write_text(text.replace('"cat",', '"0",').replace('"cow",', '"1",').replace('"dog",', '"2",'))
+    assert own_examples(load_node(file), ("0", "1", "2")).labels.tolist() == [0, 1, 2, 1, BLANK]
+
+
+def test_jsonl_needs_its_columns_declared(tmp_path: Path) -> None:
+    """Otherwise one row with a field of another usual name would decide where the images of all are."""
+    file = node(tmp_path / "node", tmp_path)
+    file.write_text(file.read_text().replace('"folder"', '"jsonl"'))
+    with pytest.raises(ConfigError, match="image_column"):
+        load_node(file)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_folder_of_unreadable_images_answers_like_any_other(tmp_path: Path, count: int) -> None:
+    good = images(tmp_path / "good", ["cat"] * count)
+    bad = images(tmp_path / "bad", ["cat"] * count)
+    for picture in bad.rglob("*.png"):
+        picture.write_bytes(b"")
+    (bad / "dog").mkdir()
+    files = [node(tmp_path / place.name / "node", place, epsilon=50.0) for place in (good, bad)]
+    answers = [shown(ask_for_release(file)) for file in files]
+    assert answers[0] == answers[1]
+    assert not isinstance(answers[0], str)
+
+
 def test_blank_examples_contribute_nothing_and_count(tmp_path: Path) -> None:
     """The noiseless release of n examples with b blank ones is that of the others, times (n - b) / n."""
     vectors = []
     for name, labels in (("whole", ["cat"] * 6), ("half", ["cat"] * 6 + ["horse"] * 6)):
         file = node(tmp_path / name, images(tmp_path / f"{name}-data", labels), mechanisms=["mean", "paper"])
-        from fedaux.federation.node import load_node
-        from fedaux.federation.work import own_examples
-
         examples = own_examples(load_node(file), CLASSES)
-        from fedaux.core.client import BLANK
-        from fedaux.privacy.mechanism import integer_mean
-
         mechanism = MECHANISMS["mean"](Certainty(components=4))
         public = mechanism.publish(torch.randn(60, 64, generator=torch.Generator().manual_seed(0)))
         features = examples.images.flatten(1).float() / 255
@@ -287,3 +372,29 @@ def test_unprotected_updates_need_the_owners_word(tmp_path: Path) -> None:
     words = refusal(ask_for_update(file))
     assert words is not None
     assert "updates without DP-SGD do not leave this node" in words
+
+
+WIDTH = 32
+"""Features of the model that is asked for here."""
+HOSTILE_SHAPES: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
+    "examples along the axis that is clipped": (
+        "mean",
+        {"centre": torch.zeros(WIDTH), "whitening": torch.ones(WIDTH), "bound": torch.ones(1, 1)},
+    ),
+    "a row of the map per example": (
+        "mean",
+        {"centre": torch.zeros(8, WIDTH), "whitening": torch.ones(WIDTH, 2), "bound": torch.ones(())},
+    ),
+    "a bound per example": ("paper", {"bound": torch.ones(8, 1), "negatives": torch.zeros(1, WIDTH)}),
+    "negatives of another rank": ("paper", {"bound": torch.ones(()), "negatives": torch.zeros(1, 1, WIDTH)}),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE_SHAPES)
+@pytest.mark.parametrize("count", [1, 8])
+def test_maps_that_broadcast_are_refused_and_cost_nothing(tmp_path: Path, attack: str, count: int) -> None:
+    """With whitening [F] and a bound [1, 1] the release had one number per example, and noise for a mean of all."""
+    mechanism, public = HOSTILE_SHAPES[attack]
+    file = node(tmp_path / "node", images(tmp_path / "data", ["cat"] * count))
+    assert refusal(ask_with_map(file, public, mechanism=mechanism)) is not None
+    assert spent(file) == []

@@ -9,6 +9,7 @@ from fedaux.data.sources import (
     load_auxiliary,
     load_labelled,
     load_own,
+    load_rows,
     load_test,
 )
 from fedaux.data.splits import split_auxiliary, split_dirichlet
@@ -24,6 +25,7 @@ __all__ = [
     "load_own",
     "load_private",
     "load_public",
+    "load_rows",
     "load_test",
     "split_auxiliary",
     "split_dirichlet",

@@ -101,7 +101,9 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
     if not classes:
         raise ValueError(f"{place}: has no folders; labelled examples should lie in one folder a class")
     members = [
-        (file, number) for number, name in enumerate(classes) for file in _files_below(place / name, texts=texts)
+        (file, number)
+        for number, name in enumerate(classes)
+        for file in _files_below(place / name, texts=texts, may_be_empty=section.skip_bad)
     ]
     return Table(
         files=tuple(file for file, _ in members),
@@ -112,13 +114,13 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
     )
 
 
-def _files_below(folder: Path, *, texts: bool) -> list[Path]:
+def _files_below(folder: Path, *, texts: bool, may_be_empty: bool = False) -> list[Path]:
     suffixes = TEXT_SUFFIXES if texts else IMAGE_SUFFIXES
     files = sorted(
         file
         for file in folder.rglob("*")
         if file.suffix.lower() in suffixes and not file.name.startswith(".") and file.is_file()
     )
-    if not files:
+    if not files and not may_be_empty:
         raise ValueError(f"{folder}: holds no {'texts' if texts else 'images'} ({', '.join(sorted(suffixes))})")
     return files

@@ -68,6 +68,8 @@ def open_jsonl(path: str, part: str, section: Data | Auxiliary, texts: bool) -> 
     asked = section.text_column if texts else ()
     while not columns.keys() >= set(asked) and (row := next(stream, None)) is not None:
         columns |= dict.fromkeys(row.values)  # one of several columns may be there in later rows alone
+    if isinstance(section, Data) and section.skip_bad:  # bad rows alone need not have the columns that are given
+        columns |= dict.fromkeys(name for name in (section.image_column, section.label_column) if name is not None)
     return _open_rows(files, list(columns), rows, section, texts=texts)
 
 
@@ -118,7 +120,9 @@ def _open_rows(
     if not files:
         return None
     bad = {number: row.problem for number, row in enumerate(rows) if row.problem is not None}
-    if rows and len(bad) == len(rows):  # then no column would be found either, which is not what is wrong
+    if (
+        rows and len(bad) == len(rows) and not (columns and section.skip_bad)
+    ):  # then no column would be found either, which is not what is wrong
         raise ValueError(f"{rows[0].where}: {rows[0].problem}")
     if not rows:
         found = "has a header and no rows" if columns else "is empty"

@@ -24,7 +24,7 @@ from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
 from fedaux.data.lines import open_csv, open_jsonl
 from fedaux.data.parquet import open_parquet
 from fedaux.data.silos import client_sections, joined
-from fedaux.data.tables import Examples, Opener, Table, found_by, read, refuse_gaps
+from fedaux.data.tables import Examples, Opener, Table, found_by, name_labels, read, refuse_gaps
 from fedaux.data.texts import Texts
 from fedaux.data.tokens import load_public_tokens, load_tokens
 
@@ -49,6 +49,8 @@ class Source:
     is_made: bool = False
     count_labelled: Callable[..., int] | None = None
     load_labelled: Callable[..., LabelledData] | None = None
+    load_rows: Callable[[Data], LabelledData] | None = None
+    """Loads the good rows of a node's images; no row has a say in what becomes of another."""
     load_auxiliary: Callable[..., Tensor] | None = None
     open_public: Callable[[Auxiliary], Table] | None = None
 
@@ -86,6 +88,12 @@ def load_own(section: Data) -> LabelledData:
     assert load is not None, "checked before"
     whole = {"test_fraction": 0.0, "size": None, "test_size": None}
     return _converted(load(section.model_copy(update=whole)), section)
+
+
+def load_rows(section: Data) -> LabelledData:
+    """Load a node's own images for training: a row is read, left out and named by what it holds itself."""
+    load = SOURCES[section.source].load_rows
+    return load_own(section) if load is None else _converted(load(section), section)
 
 
 def load_test(section: Data) -> LabelledData:
@@ -259,6 +267,16 @@ def _load_tensors(section: Data, texts: Texts | None = None) -> LabelledData:
     )
 
 
+def _load_tensor_rows(section: Data) -> LabelledData:
+    tensors = _open_tensors(section.path, key="data.path", names=("images", "labels"))
+    images = _check_images(tensors["images"], key=f"data.path = {section.path}", name="images")
+    if tensors["labels"].shape != images.shape[:1]:
+        raise ValueError(f"data.path = {section.path}: tensor labels should be {len(images)} numbers, one an image")
+    labels, classes, bad = name_labels(tensors["labels"].tolist(), classes=None)
+    good = [row for row in range(len(labels)) if row not in bad]
+    return LabelledData(images[good], torch.from_numpy(labels)[good], images[:0], torch.zeros(0).long(), classes)
+
+
 def _load_auxiliary_tensors(section: Auxiliary, texts: Texts | None = None) -> Tensor:
     if texts is not None:
         return _first(load_public_tokens(section, texts), section.size)
@@ -314,6 +332,15 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
             Examples(images[rest], labels[rest], classes), Examples(images[chosen], labels[chosen], classes)
         )
 
+    def load_rows(section: Data) -> LabelledData:
+        assert section.path is not None, "checked before a run"
+        with found_by("data.path", section.path):
+            train = open_part(section.path, "train", section, False)
+            assert train is not None, "openers raise where there is no training data"
+            examples = read(train, section, name=f"data.path = {section.path}", row_by_row=True)
+        images, labels = torch.from_numpy(examples.images), torch.from_numpy(examples.labels)
+        return LabelledData(images, labels, images[:0], labels[:0], examples.classes)
+
     def open_public(section: Auxiliary, texts: bool = True) -> Table:
         assert section.path is not None, "checked before a run"
         with found_by("auxiliary.path", section.path):
@@ -342,6 +369,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
         holds_texts=general,
         count_labelled=count,
         load_labelled=load,
+        load_rows=load_rows,
         load_auxiliary=load_public,
         open_public=open_public if general else None,
     )
@@ -377,6 +405,7 @@ SOURCES: dict[str, Source] = {
         holds_texts=True,
         count_labelled=_count_tensors,
         load_labelled=_load_tensors,
+        load_rows=_load_tensor_rows,
         load_auxiliary=_load_auxiliary_tensors,
     ),
     "folder": _from_files(open_folder),

@@ -86,12 +86,19 @@ def found_by(setting: str, path: str) -> Iterator[None]:
 
 
 def read(
-    table: Table, section: Data | Auxiliary, *, name: str, texts: Texts | None = None, size: int | None = None
+    table: Table,
+    section: Data | Auxiliary,
+    *,
+    name: str,
+    texts: Texts | None = None,
+    size: int | None = None,
+    row_by_row: bool = False,
 ) -> Examples:
     """Decode a table, or map what was decoded before; `name` says whose it is where nothing is left.
 
     With `texts` its cells are texts and become token ids, as wide as the longest of them. With `size` only the first
     good rows are decoded, so many where there are so many, and what comes after them is not looked at.
+    `row_by_row` lets no row decide about another: each is named by its own label, and all may be bad.
 
     Raises ValueError naming file and row of the first bad row, unless bad ones are to be skipped: then says how many.
     """
@@ -103,7 +110,8 @@ def read(
         assert table.labels is not None, "openers look for labels where they are needed"
         values = table.labels()
         try:
-            labels, classes, bad = number_labels(values, classes=table.classes)
+            name_rows = name_labels if row_by_row else number_labels
+            labels, classes, bad = name_rows(values, classes=table.classes)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     bad |= table.bad
@@ -146,6 +154,9 @@ def read(
             raise ValueError(_advice(found.reasons[0], key))
         looked_at = len(found.rows) + len(found.reasons)
         _say(f"{name}: skipped {len(found.reasons)} of {looked_at} rows, first: {found.reasons[0]}")
+    if len(found.rows) == 0 and row_by_row:
+        side = section.image_size or 1
+        return Examples(np.zeros((0, section.channels or 1, side, side), dtype=np.uint8), labels[:0], classes)
     if len(found.rows) == 0:
         nothing = "no images" if texts is None else "no texts"
         raise ValueError(f"{name}: {nothing}" + (f" but bad ones, first: {found.reasons[0]}" if found.reasons else ""))
@@ -187,6 +198,31 @@ def number_labels(
         refuse_gaps(numbers[good], rows=good)
         classes = tuple(str(number) for number in range(int(numbers[good].max(initial=-1)) + 1))
     return numbers, classes, bad
+
+
+def name_labels(
+    values: Sequence[object], *, classes: tuple[str, ...] | None
+) -> tuple[NDArray[np.int64], tuple[str, ...], dict[int, str]]:
+    """Return what `number_labels` does, the name of each row's class being a function of its own label.
+
+    `number_labels` looks at all rows: one name among numbers makes names of all of them, and one high number is an
+    error. At a node that would let one private example decide about the others.
+    """
+    names: dict[int, str] = {}
+    for row, value in enumerate(map(_clean, values)):
+        if value is None:
+            continue
+        number = None if isinstance(value, str) and len(value) > 20 else _number(value)  # Python refuses long ones
+        if classes is None:
+            names[row] = str(value if number is None else number)
+        elif value in classes:
+            names[row] = str(value)
+        else:
+            names[row] = classes[number] if number is not None and 0 <= number < len(classes) else str(value)
+    held = tuple(sorted(set(names.values())))
+    numbers = {name: number for number, name in enumerate(held)}
+    labels = np.array([numbers[names[row]] if row in names else 0 for row in range(len(values))], dtype=np.int64)
+    return labels, held, {row: "the label is missing" for row in range(len(values)) if row not in names}
 
 
 def refuse_gaps(labels: NDArray[np.int64], *, rows: NDArray[np.int64]) -> None:

@@ -35,6 +35,7 @@ from fedaux.privacy.mechanisms import MECHANISMS, Public, Release
 IMAGE_SHAPE = (1, 6, 6)
 NUM_EXAMPLES, NUM_NEGATIVES, WIDTH = 30, 60, 12
 CLIENT = 4
+CLASSES = ("0", "1")
 WHERE = "answers of a node"
 
 
@@ -84,7 +85,7 @@ class NodeAudit:
             prototype=Prototype(name="audit", model="mlp", options={"width": WIDTH}),
             mode="full",
             image_shape=IMAGE_SHAPE,
-            classes=("0", "1"),
+            classes=CLASSES,
             certainty=self._section,
         )
         content = RecordDict(
@@ -131,7 +132,13 @@ class NodeAudit:
             "client": CLIENT,
             "state": f"state-{side}",
             "device": "cpu",
-            "data": {"source": "tensors", "path": data.name},
+            "classes": list(CLASSES),
+            "data": {
+                "source": "tensors",
+                "path": data.name,
+                "image_size": IMAGE_SHAPE[1],
+                "channels": IMAGE_SHAPE[0],
+            },
             "privacy": {
                 "epsilon": self._section.epsilon,
                 "delta": self._section.delta,

@@ -130,6 +130,12 @@ def load_node(path: Path, *, partition: int | None = None) -> NodeConfig:
             for key, right in (("image_size", "a number of pixels"), ("channels", "1 or 3"))
             if getattr(config.data, key) is None
         ]
+    if config.data.source == "jsonl":
+        problems += [
+            f"data.{key}: missing; should be the name of a field, so that no row decides how the others are read"
+            for key in ("image_column", "label_column")
+            if getattr(config.data, key) is None
+        ]
     if problem := EPSILON.problem("privacy.epsilon", config.privacy.epsilon):
         problems.append(problem)
     if problem := DELTA.problem("privacy.delta", config.privacy.delta):

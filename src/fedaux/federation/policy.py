@@ -52,8 +52,11 @@ class Guard:
         return [LedgerEntry.from_json(row["entry"]) for row in self._ledger()["spent"]]
 
     def counted(self) -> list[LedgerEntry]:
-        """Return what the budget counts: everything but what was released without protection."""
-        return [one for one in self.entries() if not math.isinf(one.epsilon)]
+        """Return what the budget counts: everything but what was released without protection.
+
+        Updates always count: their own epsilon, stated at a delta of the server's choice, may be infinite.
+        """
+        return [one for one in self.entries() if one.steps is not None or not math.isinf(one.epsilon)]
 
     def spent(self, entries: Sequence[LedgerEntry]) -> float:
         """Return the epsilon of entries at the budget's delta, by the node's filter."""
@@ -79,7 +82,7 @@ class Guard:
 
     def check_budget(self, entry: LedgerEntry) -> None:
         """Raise Refusal where one more release would go beyond the budget."""
-        if math.isinf(entry.epsilon) and entry.mechanism in self._terms.mechanisms:
+        if entry.steps is None and math.isinf(entry.epsilon) and entry.mechanism in self._terms.mechanisms:
             return  # allowed by name, and beyond counting
         counted = self.counted()
         together, before = self.spent([*counted, entry]), self.spent(counted)

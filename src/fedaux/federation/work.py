@@ -16,7 +16,7 @@ from fedaux.core.dpsgd import schedule, update_entry
 from fedaux.core.messages import Certificate, Update, Weights
 from fedaux.core.plain_backend import PlainBackend
 from fedaux.core.task import head_alone
-from fedaux.data import SOURCES, LabelledData, count_labelled, load_labelled, load_own, split_dirichlet
+from fedaux.data import SOURCES, LabelledData, count_labelled, load_labelled, load_rows, split_dirichlet
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
 from fedaux.federation.policy import Guard, Refusal, digest_of
 from fedaux.federation.terms import PrepareTerms, Terms, TrainTerms
@@ -198,7 +198,7 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
     if section.source not in SOURCES or SOURCES[section.source].load_labelled is None:
         raise ValueError(f"data.source = {section.source!r}: unknown, or without labels")
     if split is None:
-        data = load_own(section)
+        data = load_rows(section)
         whole = section.model_copy(update={"test_fraction": 0.0, "size": None, "test_size": None})
         return data, max(len(data.labels), count_labelled(whole))
     data = load_labelled(section)

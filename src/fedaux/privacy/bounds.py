@@ -21,8 +21,8 @@ MOST_STEPS = 2**20
 """Steps of DP-SGD in one update: a round then ends, and its cost is a number."""
 MOST_BATCH = 2**20
 """Expected batch size of DP-SGD: sums of that many gradients on the lattice are exact in double precision."""
-MOST_SQUARED_ROWS = 2.0**37
-"""`paper`: (n + |D-|)^2 sqrt(F), below which the gradient's rounding error is a small share of the sensitivity."""
+MOST_REGRESSION_ERROR = 2.0**37
+"""`paper`: N^2 sqrt(F) + N F / sqrt(lambda), N = n + |D-|, below which the gradient's rounding error is covered."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,11 @@ def require_size(num_examples: int, *, width: int) -> None:
         raise ValueError(f"a release of {width} numbers: should be between 1 and {MOST_COMPONENTS}")
 
 
-def require_exact_regression(num_rows: int, *, width: int) -> None:
+def require_exact_regression(num_rows: int, *, width: int, regularisation: float) -> None:
     """Raise ValueError for a regression whose rounding error the proof of secure noise does not cover."""
-    if num_rows**2 * math.sqrt(width) > MOST_SQUARED_ROWS:
-        most = math.floor(math.sqrt(MOST_SQUARED_ROWS / math.sqrt(width)))
+    square, linear = math.sqrt(width), width / math.sqrt(regularisation)
+    if num_rows**2 * square + num_rows * linear > MOST_REGRESSION_ERROR:
+        most = math.floor((math.sqrt(linear**2 + 4 * square * MOST_REGRESSION_ERROR) - linear) / (2 * square))
         raise ValueError(
             f"certainty.mechanism = paper: {num_rows} examples and negatives with {width} features; "
             f"the proof of secure noise covers {most}; use mechanism mean or fewer negatives"

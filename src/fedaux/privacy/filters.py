@@ -25,6 +25,8 @@ ROUNDING = 1e-9
 """Relative excess over a budget that is put down to rounding; secure noise is larger than stated by more than that."""
 SAFETY = 1e-9
 """Relative amount by which numerical integrals are rounded up."""
+MOST_POINTS = 2_000_000
+"""Points of an integral on either side of 0: a server that asks for little noise cannot exhaust the memory."""
 
 
 def gaussian_epsilon(entries: Sequence[LedgerEntry], *, epsilon: float, delta: float) -> float:
@@ -81,12 +83,15 @@ def sampled_divergence(noise_multiplier: float, probability: float, order: float
     """Return D_a(P || Q) of a step of DP-SGD in units of its clip bound, m being its noise multiplier.
 
     P, Q = (1 - q) N(0, m^2) + q N(+-1, m^2), the dominating pair for replacing one example. The integral of P^a Q^(1-a)
-    is a sum over equidistant points, exponentially accurate for such functions; it is rounded up.
+    is a sum over equidistant points, exponentially accurate for such functions; it is rounded up. Where that would
+    take very many points, so little noise that no budget allows it, the divergence without sampling is returned.
     """
     m, a = noise_multiplier, order
     # Far to the right, P^a Q^(1-a) is Gaussian around a if q < 1 and around 2a - 1 if q = 1.
     reach = 2.0 * a + 40.0 * m
     step = m * min(0.05, m / 10)
+    if reach / step > MOST_POINTS:
+        return 2.0 * a / (m * m)
     x = np.arange(-reach, reach + step, step)
 
     def log_density(shift: float) -> np.ndarray:

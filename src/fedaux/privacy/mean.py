@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedaux.config import Certainty
 from fedaux.privacy.gaussian import noise_multiplier
-from fedaux.privacy.mechanism import Mechanism, Noise, Public, Release, integer_mean, within_unit_ball
+from fedaux.privacy.mechanism import Mechanism, Noise, Public, Release, integer_mean, require_shapes, within_unit_ball
 
 
 def sensitivity_of(num_examples: int) -> float:
@@ -78,6 +78,8 @@ class PrivateMean:
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return u(x) [N, k], each of norm at most 1, whatever the features are."""
+        width = features.shape[1]
+        require_shapes(public, {"centre": (width,), "whitening": (width, None), "bound": ()})
         whitened = (features.double() - public["centre"]) @ public["whitening"].double() / public["bound"]
         return within_unit_ball(whitened)
 

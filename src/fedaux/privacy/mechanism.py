@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,6 +77,18 @@ class Mechanism(Protocol):
     def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
         """Return log s_i(x) [K, N] of released vectors [K, D] with noise sigmas [K] on projected features (server)."""
         ...
+
+
+def require_shapes(public: Public, expected: Mapping[str, tuple[int | None, ...]]) -> None:
+    """Raise ValueError where a tensor of the public map has another shape; None stands for any length.
+
+    The map comes from the server. Broadcasting by another shape could make one example part of many rows, or lay
+    examples along the axis that is cut to norm 1, and no sensitivity would hold.
+    """
+    for name, shape in expected.items():
+        held = tuple(public[name].shape) if name in public else None
+        if held is None or len(held) != len(shape) or any(w not in (None, h) for h, w in zip(held, shape, strict=True)):
+            raise ValueError(f"the public map's tensor {name} is missing or has the wrong shape")
 
 
 def within_unit_ball(rows: Tensor) -> Tensor:

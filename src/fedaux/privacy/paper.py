@@ -17,7 +17,7 @@ from torch.nn import functional
 from fedaux.config import Certainty
 from fedaux.privacy.bounds import require_exact_regression, require_size
 from fedaux.privacy.gaussian import noise_multiplier
-from fedaux.privacy.mechanism import Noise, Public, Release, within_unit_ball
+from fedaux.privacy.mechanism import Noise, Public, Release, require_shapes, within_unit_ball
 
 TOLERANCE = 1e-9
 NEWTON_FEATURES = 64
@@ -47,11 +47,14 @@ class PaperRegression:
         """Release the regression's weights; sensitivity 2 (a + TOLERANCE) / lambda."""
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
+        require_shapes(public, {"negatives": (None, features.shape[1])})
         # Negatives are cut too: of norm 1 at most, they leave every client's regression with the same good condition.
         positives, negatives = self.project(features, public), within_unit_ball(public["negatives"].double())
         require_size(len(positives), width=positives.shape[1])
         if noise.kind == "secure":
-            require_exact_regression(len(positives) + len(negatives), width=positives.shape[1])
+            require_exact_regression(
+                len(positives) + len(negatives), width=positives.shape[1], regularisation=self._regularisation
+            )
         weights = solve(positives, negatives, regularisation=self._regularisation)
         sensitivity = sensitivity_of(len(positives), len(negatives), regularisation=self._regularisation)
         sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
@@ -60,6 +63,7 @@ class PaperRegression:
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return u(x) [N, F], the features over the public bound, clipped to norm 1; 0 where they are not finite."""
+        require_shapes(public, {"bound": ()})
         return within_unit_ball(features.double() / public["bound"])
 
     def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:

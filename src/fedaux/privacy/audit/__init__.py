@@ -23,6 +23,7 @@ import torch
 
 from fedaux import seeding
 from fedaux.config import Certainty
+from fedaux.formatting import privacy_budget
 from fedaux.privacy.audit.distinguishing import clopper_pearson, distinguish, epsilon_bound
 from fedaux.privacy.audit.distribution import FALSE_ALARMS, PValue, alarms, draw, rarest_fault
 from fedaux.privacy.audit.mechanisms import FixedNoise, Unfolded, auditable
@@ -196,7 +197,7 @@ def to_json(audit: Audit) -> dict[str, Any]:
 
 def verdict(audit: Audit) -> str:
     """Return in plain words what was found."""
-    claim = f"({audit.epsilon:g}, {audit.delta:g})-differentially private"
+    claim = f"{privacy_budget(audit.epsilon, audit.delta)}-differentially private"
     searched = (
         f"Over {audit.pairs} neighbours (data sets of one, public, size), replacing one example moved the release by "
         f"up to {audit.max_sensitivity_ratio:.4g} times the sensitivity claimed ({audit.worst_kind}; data: "
