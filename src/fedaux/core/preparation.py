@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.core.messages import Certificate, CertifyRequest, Clients, Weights, num_bytes, problem_of_release
-from fedaux.core.task import Clock, Preparation, State, Task, Watcher, build_models, extract, trained_models
+from fedaux.core.round_log import Clock
+from fedaux.core.task import Preparation, State, Task, Watcher, build_models, extract, trained_models
 from fedaux.core.weights import snapshot
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import SimulatedNoise

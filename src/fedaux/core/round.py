@@ -15,13 +15,21 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import ExperimentFields
-from fedaux.core.messages import Clients, Stamped, TrainRequest, Update, Weights, problem_of
+from fedaux.core.messages import (
+    Certificate,
+    Clients,
+    Stamped,
+    TrainRequest,
+    Update,
+    Weights,
+    problem_of,
+)
 from fedaux.core.methods import Method
 from fedaux.core.preparation import Scorer, certify
+from fedaux.core.round_log import RoundLog
 from fedaux.core.server_model import Student
-from fedaux.core.task import Clock, Preparation, State, Task, Watcher, extract, trained_models
-from fedaux.core.teachers import Member
-from fedaux.core.teaching import NO_NUMBERS, teach
+from fedaux.core.task import Preparation, State, Task, Watcher, extract, trained_models
+from fedaux.core.teachers import NO_NUMBERS, Lesson, Member, teach
 from fedaux.core.weights import average, evaluate
 from fedaux.privacy.ledger import LedgerEntry
 
@@ -34,11 +42,15 @@ DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be t
 class Federation:
     """The server of one task: what a round needs besides its state."""
 
-    def __init__(self, task: Task, preparation: Preparation, clients: Clients, *, watcher: Watcher) -> None:
+    def __init__(
+        self, task: Task, preparation: Preparation, clients: Clients, *, watcher: Watcher
+    ) -> None:
         self.task = task
         self.preparation = preparation
         self.scorer = Scorer(task, preparation)
-        self.students = {name: self._student(name, model) for name, model in trained_models(task).items()}
+        self.students = {
+            name: self._student(name, model) for name, model in trained_models(task).items()
+        }
         self._clients = clients
         self._watcher = watcher
 
@@ -51,7 +63,9 @@ class Federation:
                 return images
             return extract(task, prototype, self.preparation.extractors[prototype], images)
 
-        validation = None if task.validation is None else (inputs(task.validation[0]), task.validation[1])
+        validation = (
+            None if task.validation is None else (inputs(task.validation[0]), task.validation[1])
+        )
         return Student(
             model,
             experiment=task.experiment,
@@ -63,120 +77,166 @@ class Federation:
         )
 
     def play_round(self, state: State) -> tuple[State, dict[str, Any]]:
-        """Carry out one round (Algorithm 2): select, train, average, teach, distill, evaluate."""
-        task, experiment = self.task, self.task.experiment
-        number = state.round + 1
-        clock = Clock(task, number, self._watcher)
-        bytes_up = bytes_down = 0
-        present = self._clients.present()
-        chosen = select(
-            present,
-            count=clients_a_round(experiment),
-            generator=seeding.generator(task.seed, "selection", round=number),
-        )
-        certificates = dict(state.certificates)
-        dropped: dict[int, str] = {}
-        wasted: list[LedgerEntry] = []
-        newcomers = [client for client in chosen if task.method.scores and client not in certificates]
+        """Play one round (Algorithm 2): select, train, average, teach, distill, evaluate."""
+        task, predictions = self.task, dict[int, Tensor]()
+        log = RoundLog(task, state.round + 1, self._watcher)
+        chosen = self._select(log)
+        certificates = self._ensure_certificates(chosen, state.certificates, log)
+        weights, members = state.weights, self._train(chosen, state.weights, log)
+        if members:
+            absent = absent_members(task, state.memory, members, number=log.round)
+            with log.phase("average"):
+                weights = averaged(state.weights, members, absent)
+            if task.method.teacher is not None:
+                lesson = self._teach(members, absent, state.memory, certificates, log)
+                if lesson.unusable:  # clients that do not teach are not averaged in, either
+                    members = log.without_dropped(members)
+                    weights = averaged(state.weights, members, absent)
+                weights = self._distill(weights, lesson.targets, log)
+                predictions |= lesson.predictions
+            weights = self._with_public_statistics(weights, log)
+            weights, members = self._accept(weights, members, state.weights, log)
+        kept = {one.client: remembered(one, predictions, task.method, log.round) for one in members}
+        memory = {**state.memory, **(kept if task.method.memory else {})}
+        row = log.row(members, memory, self._evaluate(weights, log))
+        ledger = (*state.ledger, *log.ledger)
+        return State(log.round, weights, certificates, ledger, memory), row
+
+    def _select(self, log: RoundLog) -> list[int]:
+        """Return S_t, the clients to ask: a random share of the population, as far as present."""
+        task = self.task
+        generator = seeding.generator(task.seed, "selection", round=log.round)
+        log.present = self._clients.present()
+        log.asked = select(log.present, count=clients_a_round(task.experiment), generator=generator)
+        return log.asked
+
+    def _ensure_certificates(
+        self, chosen: Sequence[int], known: Mapping[int, Certificate], log: RoundLog
+    ) -> dict[int, Certificate]:
+        """Ask clients that have not released their scores yet; those that still do not are dropped."""
+        task, certificates = self.task, dict(known)
+        newcomers = [client for client in chosen if task.method.scores and client not in known]
         if newcomers:
-            with clock.phase("certify"):
-                late, wasted, bytes_down, bytes_up = certify(
-                    task,
-                    self._clients,
-                    newcomers,
-                    extractors=self.preparation.extractors,
-                    public=self.preparation.public,
+            extractors, public = self.preparation.extractors, self.preparation.public
+            with log.phase("certify"):
+                late, wasted, down, up = certify(
+                    task, self._clients, newcomers, extractors=extractors, public=public
                 )
             certificates |= late
+            log.count(down=down, up=up)
+            log.ledger += wasted
             reasons = self._clients.reasons()
-            dropped = {
-                client: f"no certainty release: {reasons[client]}" if client in reasons else "no certainty release"
-                for client in newcomers
-                if client not in late
-            }
-        asked = [client for client in chosen if client not in dropped]
-        with clock.phase("train"):
+            for client in newcomers:
+                if client not in late:
+                    why = f": {reasons[client]}" if client in reasons else ""
+                    log.dropped[client] = f"no certainty release{why}"
+        return certificates
+
+    def _train(
+        self, chosen: Sequence[int], weights: Mapping[str, Weights], log: RoundLog
+    ) -> list[Member]:
+        """Return the clients whose updates are valid and finite, in ascending order."""
+        task, experiment = self.task, self.task.experiment
+        asked = [client for client in chosen if client not in log.dropped]
+        with log.phase("train"):
             proximal = experiment.local.proximal if task.method.proximal else 0.0
             frozen = self.preparation.extractors if experiment.mode == "linear" else {}
             wire = experiment.federation.wire
-            request = TrainRequest(number, state.weights, experiment.local, proximal, task.seed, frozen, wire)
-            updates, unusable, spent = self._collect(asked, request)
-            dropped |= unusable
-            bytes_down += sum(request.num_bytes(task.prototype_of[client]) for client in asked)
-            bytes_up += sum(update.num_bytes(wire=wire) for update in updates)
-            members = [Member(u.client, task.prototype_of[u.client], u.num_examples, u.weights) for u in updates]
-            dropped |= dict.fromkeys(self._without_numbers(members), NO_NUMBERS)
-            members = [member for member in members if member.client not in dropped]
-        weights, memory = dict(state.weights), dict(state.memory)
-        if members:
-            absent = absent_members(task, memory, number=number, answered=[member.client for member in members])
-            with clock.phase("average"):
-                weights |= average_by_prototype([*members, *absent])
-            predictions: Mapping[int, Tensor] = {}
-            if task.method.teacher is not None:
-                with clock.phase("teach"):
-                    lesson = teach(
-                        members,
-                        absent if "predictions" in task.method.memory else [],
-                        method=task.method,
-                        experiment=experiment,
-                        students=self.students,
-                        memory=memory,
-                        log_scores=lambda ids: self.scorer.log_scores(certificates, ids),
-                        generator=lambda: seeding.generator(task.seed, "bayesian", round=number),
-                        num_classes=task.num_classes,
-                    )
-                    predictions = lesson.predictions
-                if lesson.unusable:  # who does not teach is not averaged in, either
-                    dropped |= lesson.unusable
-                    members = [member for member in members if member.client not in dropped]
-                    weights = dict(state.weights) | average_by_prototype([*members, *absent] if members else [])
-                if lesson.targets is not None:
-                    with clock.phase("distill"):
-                        weights = self._distill(weights, lesson.targets, number)
-            if experiment.batch_normalisation.server == "auxiliary":
-                with clock.phase("statistics"):
-                    weights = {
-                        name: student.with_public_statistics(weights[name]) for name, student in self.students.items()
-                    }
-            if not self._can_go_on(weights):
-                dropped |= dict.fromkeys((member.client for member in members), DIVERGED)
-                weights, members = dict(state.weights), []
-            memory |= {
-                member.client: remembered(member, predictions, task.method, number)
-                for member in members
-                if task.method.memory
+            request = TrainRequest(
+                log.round, weights, experiment.local, proximal, task.seed, frozen, wire
+            )
+            updates = self._collect(asked, request, log)
+            log.count(
+                down=sum(request.num_bytes(task.prototype_of[client]) for client in asked),
+                up=sum(update.num_bytes(wire=wire) for update in updates),
+            )
+            log.losses |= {one.client: one.loss for one in updates if one.loss is not None}
+            members = [
+                Member(one.client, task.prototype_of[one.client], one.num_examples, one.weights)
+                for one in updates
+            ]
+            log.dropped |= dict.fromkeys(self._without_numbers(members), NO_NUMBERS)
+        return log.without_dropped(members)
+
+    def _teach(
+        self,
+        members: Sequence[Member],
+        absent: Sequence[Member],
+        memory: Mapping[int, Stamped],
+        certificates: Mapping[int, Certificate],
+        log: RoundLog,
+    ) -> Lesson:
+        """Return the soft labels of the clients; those with non-finite predictions are dropped."""
+        task = self.task
+        with log.phase("teach"):
+            lesson = teach(
+                members,
+                absent if "predictions" in task.method.memory else [],
+                method=task.method,
+                experiment=task.experiment,
+                students=self.students,
+                memory=memory,
+                log_scores=lambda ids: self.scorer.log_scores(certificates, ids),
+                generator=lambda: seeding.generator(task.seed, "bayesian", round=log.round),
+                num_classes=task.num_classes,
+            )
+        log.dropped |= lesson.unusable
+        return lesson
+
+    def _distill(
+        self, weights: Mapping[str, Weights], targets: Tensor | None, log: RoundLog
+    ) -> Mapping[str, Weights]:
+        """Distill every prototype's averaged model on the same soft labels, if there are any."""
+        if targets is None:
+            return weights
+        distilled = {}
+        with log.phase("distill"):
+            for name, student in self.students.items():
+                generator = seeding.generator(
+                    self.task.seed, "distillation", round=log.round, part=name
+                )
+                distilled[name] = student.distill(weights[name], targets, generator=generator)
+        return distilled
+
+    def _with_public_statistics(
+        self, weights: Mapping[str, Weights], log: RoundLog
+    ) -> Mapping[str, Weights]:
+        """Recompute statistics of batch normalisation on public examples, if asked for."""
+        if self.task.experiment.batch_normalisation.server != "auxiliary":
+            return weights
+        with log.phase("statistics"):
+            return {
+                name: student.with_public_statistics(weights[name])
+                for name, student in self.students.items()
             }
-        answered = [member.client for member in members]
-        losses = [update.loss for update in updates if update.client in answered and update.loss is not None]
-        row: dict[str, Any] = {
-            "method": task.method.name,
-            "seed": task.seed,
-            "round": number,
-            "accuracy": None,
-            "loss": None,
-            "accuracy_by_prototype": {},
-            "accuracy_ensemble": None,
-            "local_loss": float(np.mean(losses)) if losses else None,
-            "clients_asked": chosen,
-            "clients_answered": answered,
-            "clients_dropped": {str(client): reason for client, reason in sorted(dropped.items())},
-            "clients_absent": sorted(set(range(experiment.split.num_clients)) - set(present)),
-            "clients_remembered": sorted(set(memory) - set(answered)) if answered else [],
-            "model_kept": not answered,
-            "bytes_up": bytes_up,
-            "bytes_down": bytes_down,
-        }
-        if number % experiment.evaluation.every == 0 or number == experiment.rounds:
-            with clock.phase("evaluate"):
-                row |= self.evaluate(weights)
-        row["seconds"] = dict(clock.seconds)
-        self._watcher.round(row)
-        return State(number, weights, certificates, (*state.ledger, *wasted, *spent), memory), row
+
+    def _accept(
+        self,
+        weights: Mapping[str, Weights],
+        members: list[Member],
+        before: Mapping[str, Weights],
+        log: RoundLog,
+    ) -> tuple[Mapping[str, Weights], list[Member]]:
+        """Return the round's models and members; a round that diverged keeps the old models."""
+        if self._can_go_on(weights):
+            return weights, members
+        log.dropped |= dict.fromkeys((member.client for member in members), DIVERGED)
+        return before, []
+
+    def _evaluate(self, weights: Mapping[str, Weights], log: RoundLog) -> dict[str, Any]:
+        """Measure the server models in rounds that are due."""
+        experiment = self.task.experiment
+        if log.round % experiment.evaluation.every and log.round != experiment.rounds:
+            return {}
+        with log.phase("evaluate"):
+            return self.evaluate(weights)
 
     def _without_numbers(self, members: Sequence[Member]) -> list[int]:
         """Return the clients whose models predict NaN or infinity on a few public examples."""
-        groups = {name: [member for member in members if member.prototype == name] for name in self.students}
+        groups = {
+            name: [member for member in members if member.prototype == name]
+            for name in self.students
+        }
         asked = [member for own in groups.values() for member in own]
         flags = [
             self.students[name].predict_numbers([member.weights for member in own])
@@ -188,54 +248,53 @@ class Federation:
 
     def _can_go_on(self, weights: Mapping[str, Weights]) -> bool:
         """Say whether every server model predicts numbers: clients that train from another one are lost for good."""
-        flags = [student.predict_numbers([weights[name]]) for name, student in self.students.items()]
+        flags = [
+            student.predict_numbers([weights[name]]) for name, student in self.students.items()
+        ]
         return bool(torch.cat(flags).all())
-
-    def _distill(self, weights: Mapping[str, Weights], targets: Tensor, number: int) -> dict[str, Weights]:
-        """Distill every prototype's averaged model on the same soft labels."""
-        distilled = {}
-        for name, student in self.students.items():
-            generator = seeding.generator(self.task.seed, "distillation", round=number, part=name)
-            distilled[name] = student.distill(weights[name], targets, generator=generator)
-        return distilled
 
     def evaluate(self, weights: Mapping[str, Weights]) -> dict[str, Any]:
         """Measure the server models on the test data: their mean, each prototype's, and their ensemble's."""
-        logits = {name: student.test_logits(weights[name]) for name, student in self.students.items()}
-        measured = {name: evaluate(output, self.task.test_labels) for name, output in logits.items()}
+        logits = {
+            name: student.test_logits(weights[name]) for name, student in self.students.items()
+        }
+        measured = {
+            name: evaluate(output, self.task.test_labels) for name, output in logits.items()
+        }
         together = torch.stack(list(logits.values())).mean(dim=0)
         return {
             "accuracy": float(np.mean([accuracy for accuracy, _ in measured.values()])),
-            "loss": loss if math.isfinite(loss := float(np.mean([loss for _, loss in measured.values()]))) else None,
+            "loss": loss
+            if math.isfinite(loss := float(np.mean([loss for _, loss in measured.values()])))
+            else None,
             "accuracy_by_prototype": {name: accuracy for name, (accuracy, _) in measured.items()},
             "accuracy_ensemble": evaluate(together, self.task.test_labels)[0],
         }
 
-    def _collect(
-        self, asked: Sequence[int], request: TrainRequest
-    ) -> tuple[list[Update], dict[int, str], list[LedgerEntry]]:
-        """Return the usable updates by rising client id, why the others are not there, and what all of them cost."""
+    def _collect(self, asked: Sequence[int], request: TrainRequest, log: RoundLog) -> list[Update]:
+        """Return the usable updates by rising client id; log why others are not, and what all cost."""
         usable: dict[int, Update] = {}
         dropped: dict[int, str] = {}
         spent: list[LedgerEntry] = []
         for update in self._clients.train(asked, request) if asked else ():
             if update.client not in asked or update.client in usable:
-                continue  # nobody asked this client, or it answers twice
+                continue  # a client that was not asked, or that answers twice
             expected = request.weights[self.task.prototype_of[update.client]]
             problem = problem_of(update, expected=expected)
             if update.entry is not None:
-                spent.append(update.entry)  # whatever is wrong with the update, it has left the client
+                spent.append(update.entry)  # even an unusable update has left the client
             elif request.local.privacy is not None:
                 problem = "states no privacy cost, which local.privacy asks for"
             if problem is None:
                 usable[update.client] = update
-                dropped.pop(update.client, None)  # an earlier answer was no good
+                dropped.pop(update.client, None)  # an earlier answer was unusable
             else:
                 dropped[update.client] = problem
         reasons = self._clients.reasons()
         silent = [client for client in asked if client not in usable and client not in dropped]
-        dropped |= {client: reasons.get(client, "no answer") for client in silent}
-        return [usable[client] for client in sorted(usable)], dropped, sorted(spent, key=lambda entry: entry.client)
+        log.dropped |= dropped | {client: reasons.get(client, "no answer") for client in silent}
+        log.ledger += sorted(spent, key=lambda entry: entry.client)
+        return [usable[client] for client in sorted(usable)]
 
 
 def clients_a_round(experiment: ExperimentFields) -> int:
@@ -253,17 +312,29 @@ def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
     """Average the members of each prototype that has any, weighted by their number of examples and their share."""
     groups: dict[str, list[Member]] = {}
     for member in members:
-        if member.weights and member.num_examples * member.share > 0:  # a share can be too old to be a number
+        if (
+            member.weights and member.num_examples * member.share > 0
+        ):  # a share can be too old to be a number
             groups.setdefault(member.prototype, []).append(member)
     return {
         name: average(
-            [member.weights for member in group], sizes=[member.num_examples * member.share for member in group]
+            [member.weights for member in group],
+            sizes=[member.num_examples * member.share for member in group],
         )
         for name, group in sorted(groups.items())
     }
 
 
-def remembered(member: Member, predictions: Mapping[int, Tensor], method: Method, number: int) -> Stamped:
+def averaged(
+    before: Mapping[str, Weights], members: Sequence[Member], absent: Sequence[Member]
+) -> dict[str, Weights]:
+    """Return the server's models with those replaced that members, present or absent, can average."""
+    return {**before, **average_by_prototype([*members, *absent] if members else [])}
+
+
+def remembered(
+    member: Member, predictions: Mapping[int, Tensor], method: Method, number: int
+) -> Stamped:
     """Return what the server keeps of a client that has answered, as far as the method remembers anything."""
     tensors: dict[str, Tensor] = {}
     if member.client in predictions:
@@ -274,11 +345,14 @@ def remembered(member: Member, predictions: Mapping[int, Tensor], method: Method
     return Stamped(number, tensors)
 
 
-def absent_members(task: Task, memory: Mapping[int, Stamped], *, number: int, answered: Sequence[int]) -> list[Member]:
-    """Return the clients that are remembered from earlier rounds and have not answered in this one."""
+def absent_members(
+    task: Task, memory: Mapping[int, Stamped], answered: Sequence[Member], *, number: int
+) -> list[Member]:
+    """Return the clients that are remembered from earlier rounds and did not answer in this one."""
+    present = {member.client for member in answered}
     members = []
     for client, stamped in sorted(memory.items()):
-        if client not in answered:
+        if client not in present:
             own = {
                 key.removeprefix("weights/"): tensor
                 for key, tensor in stamped.tensors.items()

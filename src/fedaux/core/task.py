@@ -1,10 +1,8 @@
-"""A task: one method and one seed, with what the server works on; its state, its models, its clock."""
+"""A task: one method and one seed, with what the server works on; its state and its models."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -150,23 +148,3 @@ def extract(task: Task, prototype: str, weights: Weights, examples: Tensor, *, r
     """Return the features [n, F] of examples, or of some rows of them, under a prototype's h0."""
     module, batch_size = build_models(task)[prototype].features, task.experiment.evaluation.batch_size
     return task.backend.features(module, weights, examples, batch_size=batch_size, rows=rows)
-
-
-class Clock:
-    """Seconds by phase, announced to a watcher."""
-
-    def __init__(self, task: Task, round: int, watcher: Watcher) -> None:
-        self.seconds: dict[str, float] = {}
-        self._task = task
-        self._round = round
-        self._watcher = watcher
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a phase; work on a GPU is waited for, so that it is booked where it belongs."""
-        self._watcher.phase(self._task, self._round, name)
-        began = time.perf_counter()
-        yield
-        if self._task.device.type == "cuda":
-            torch.cuda.synchronize(self._task.device)
-        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - began, 6)

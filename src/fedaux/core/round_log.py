@@ -1,0 +1,98 @@
+"""The record of a round: seconds, bytes, dropped clients, privacy costs, and the metrics row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedaux.core.messages import Stamped
+from fedaux.core.task import Task, Watcher
+from fedaux.core.teachers import Member
+from fedaux.privacy.ledger import LedgerEntry
+
+
+class RoundLog:
+    """What is recorded of one round."""
+
+    def __init__(self, task: Task, number: int, watcher: Watcher) -> None:
+        self.round = number
+        self.present: Sequence[int] = ()
+        self.asked: list[int] = []
+        self.dropped: dict[int, str] = {}
+        """Why clients that were asked do not count, by client."""
+        self.losses: dict[int, float] = {}
+        """Mean training loss, by client."""
+        self.ledger: list[LedgerEntry] = []
+        self._task = task
+        self._watcher = watcher
+        self._clock = Clock(task, number, watcher)
+        self._bytes_up = self._bytes_down = 0
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time a phase, and announce it."""
+        return self._clock.phase(name)
+
+    def count(self, *, down: int, up: int) -> None:
+        """Add bytes that went to clients and came from them."""
+        self._bytes_down += down
+        self._bytes_up += up
+
+    def without_dropped(self, members: Sequence[Member]) -> list[Member]:
+        """Return the members that still count."""
+        return [member for member in members if member.client not in self.dropped]
+
+    def row(
+        self, members: Sequence[Member], memory: Mapping[int, Stamped], measured: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the metrics of the finished round, and announce them."""
+        task = self._task
+        answered = [member.client for member in members]
+        losses = [self.losses[client] for client in answered if client in self.losses]
+        everybody = set(range(task.experiment.split.num_clients))
+        row: dict[str, Any] = {
+            "method": task.method.name,
+            "seed": task.seed,
+            "round": self.round,
+            "accuracy": None,
+            "loss": None,
+            "accuracy_by_prototype": {},
+            "accuracy_ensemble": None,
+            "local_loss": float(np.mean(losses)) if losses else None,
+            "clients_asked": self.asked,
+            "clients_answered": answered,
+            "clients_dropped": {str(client): why for client, why in sorted(self.dropped.items())},
+            "clients_absent": sorted(everybody - set(self.present)),
+            "clients_remembered": sorted(set(memory) - set(answered)) if answered else [],
+            "model_kept": not answered,
+            "bytes_up": self._bytes_up,
+            "bytes_down": self._bytes_down,
+            **measured,
+            "seconds": dict(self._clock.seconds),
+        }
+        self._watcher.round(row)
+        return row
+
+
+class Clock:
+    """Seconds by phase, announced to a watcher."""
+
+    def __init__(self, task: Task, round: int, watcher: Watcher) -> None:
+        self.seconds: dict[str, float] = {}
+        self._task = task
+        self._round = round
+        self._watcher = watcher
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase; work on a GPU is waited for, so that it is booked where it belongs."""
+        self._watcher.phase(self._task, self._round, name)
+        began = time.perf_counter()
+        yield
+        if self._task.device.type == "cuda":
+            torch.cuda.synchronize(self._task.device)
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - began, 6)
