@@ -1,1 +1,1 @@
-"""The paper: methods, messages, local training, teachers, distillation, and the round that joins them."""
+"""The paper: methods, messages, local training, teachers, distillation, and the round."""

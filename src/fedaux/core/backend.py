@@ -139,7 +139,7 @@ class Backend(Protocol):
         batch_size: int | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Return the features [n, F] of examples, or of some rows of them, under an extractor h0."""
+        """Return the features [n, F] of examples, or of some rows of them, under h0."""
         ...
 
     def distiller(self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str) -> Distiller:

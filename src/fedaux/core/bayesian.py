@@ -1,4 +1,5 @@
-"""A distribution over models, fitted to those of the clients, and models drawn from it (FedBE, Chen & Chao 2021)."""
+"""Models drawn from a distribution that is fitted to the clients' models (FedBE, Chen & Chao
+2021)."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ from fedaux.core.messages import Weights
 from fedaux.core.weights import average
 
 STATISTICS = ("running_mean", "running_var")
-"""Last names of tensors that are never drawn but averaged: statistics of data, of which a drawn variance can be < 0."""
+"""Last names of tensors that are averaged and never drawn: a drawn variance could be negative."""
 
 
 def draw(
     weights: Sequence[Weights], *, sizes: Sequence[float], section: Bayesian, generator: np.random.Generator
 ) -> Iterator[Weights]:
-    """Yield `samples` models, one at a time, from the distribution that the section names, fitted to the weights."""
+    """Yield `samples` models from the distribution that the section names, fitted to the
+    weights."""
     if section.distribution == "dirichlet":
         yield from draw_dirichlet(weights, sizes=sizes, section=section, generator=generator)
     else:
@@ -30,8 +32,8 @@ def draw_gaussian(
 ) -> Iterator[Weights]:
     """Yield mean + sqrt(scale * variance) * noise, with standard normal noise for every parameter.
 
-    The generator gives one number, the seed of a torch generator on the weights' device: millions of draws stay where
-    they are used. They are made tensor by tensor in the order of names, so the same device repeats them.
+    The generator seeds a torch generator on the weights' device. Tensors are drawn in the order of
+    their names, so a device repeats its draws.
     """
     mean = average(weights, sizes=sizes)
     deviations = {
@@ -51,7 +53,7 @@ def draw_gaussian(
 def draw_dirichlet(
     weights: Sequence[Weights], *, sizes: Sequence[float], section: Bayesian, generator: np.random.Generator
 ) -> Iterator[Weights]:
-    """Yield sum_i g_i |D_i| theta_i / sum_j g_j |D_j|, with g from a symmetric Dirichlet distribution."""
+    """Yield sum_i g_i |D_i| theta_i / sum_j g_j |D_j|, g drawn from a symmetric Dirichlet."""
     mean = average(weights, sizes=sizes)
     for _ in range(section.samples):
         shares = generator.dirichlet(np.full(len(weights), section.concentration)) * np.asarray(sizes, dtype=float)
@@ -66,9 +68,9 @@ def draw_dirichlet(
 
 
 def variance(weights: Sequence[Weights], *, sizes: Sequence[float], mean: Weights) -> Weights:
-    """Return sum_i |D_i| (theta_i - mean)^2 / sum_l |D_l| of every parameter, without correction for the mean.
+    """Return sum_i |D_i| (theta_i - mean)^2 / sum_l |D_l| of every parameter, uncorrected.
 
-    In double precision: the square of a large weight is no number in single.
+    In double precision: the square of a large weight overflows single precision.
     """
     total = float(sum(sizes))
     result = {name: torch.zeros_like(mean[name], dtype=torch.float64) for name in _drawn(mean)}
@@ -79,7 +81,7 @@ def variance(weights: Sequence[Weights], *, sizes: Sequence[float], mean: Weight
 
 
 def _drawn(weights: Weights) -> list[str]:
-    """Return the names of what is drawn: all numbers but counters and statistics of batch normalisation."""
+    """Return the names of what is drawn: no counters, no statistics of batch normalisation."""
     return [
         name
         for name, tensor in weights.items()

@@ -21,15 +21,17 @@ from fedaux.privacy.mechanism import Noise, Public
 from fedaux.privacy.mechanisms import MECHANISMS
 
 BLANK = -1
-"""The label of an example that counts and contributes nothing: unreadable, or of a class the client did not declare."""
+"""The label of an example that counts and contributes nothing: unreadable, or of an unknown
+class."""
 
 
 @dataclass(frozen=True)
 class Client:
     """The examples of one client on its device, and the model it trains.
 
-    Every example counts towards n, whatever it holds. An example whose label is BLANK contributes a zero vector to
-    a private release and a zero gradient to private training, so that n does not depend on the content of examples.
+    Every example counts towards n. An example whose label is BLANK contributes a zero vector to a
+    private release and a zero gradient to private training, so n does not depend on what examples
+    hold.
     """
 
     number: int
@@ -41,8 +43,9 @@ class Client:
     backend: Backend
 
     def release(self, section: Certainty, features: Tensor, public: Public, *, noise: Noise) -> Certificate:
-        """Release certainty about features [n, F] of this client's examples under h0 (Algorithm 1)."""
-        features = features.masked_fill((self.labels == BLANK)[:, None], torch.nan)  # mechanisms take NaN for zero
+        """Release certainty about features [n, F] of this client under h0 (Algorithm 1)."""
+        # Mechanisms read NaN as zero.
+        features = features.masked_fill((self.labels == BLANK)[:, None], torch.nan)
         release = MECHANISMS[section.mechanism](section).release(features, public, noise=noise)
         entry = entry_of(release, client=self.number, num_examples=len(features), purpose=SCORES)
         return Certificate(self.number, release.vector, entry)
@@ -56,7 +59,7 @@ class Client:
         generator: np.random.Generator,
         state: Mapping[str, Tensor] | None = None,
     ) -> tuple[Update, Trained]:
-        """Train from the server's weights without protection (Algorithm 2); return the update and what stays here."""
+        """Train from the server's weights (Algorithm 2); return the update and what stays here."""
         rows = (self.labels != BLANK).nonzero().flatten()
         if len(rows) == 0:
             return Update(self.number, len(self.labels), dict(weights), 0.0), Trained(0.0, {})
@@ -67,7 +70,7 @@ class Client:
         return Update(self.number, len(self.labels), own, trained.loss), trained
 
     def train_privately(self, weights: Weights, section: Local, *, proximal: float, draws: Draws) -> Update:
-        """Train from the server's weights with DP-SGD; the loss stays here, because it has no noise."""
+        """Train from the server's weights with DP-SGD; the loss has no noise and stays here."""
         load(self.model, weights)
         _, entry = train_privately(
             self.model,

@@ -1,4 +1,5 @@
-"""How work is computed: device, precision, compilation. One value, passed to whoever runs a model."""
+"""How to compute: device, precision, compilation. One value, passed to all code that runs
+models."""
 
 from __future__ import annotations
 
@@ -23,30 +24,30 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Compute:
-    """Where and how precisely models run. The default is the plain one: CPU, single precision, nothing compiled."""
+    """Where and how precisely models run. The default: CPU, single precision, nothing compiled."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: torch.dtype = torch.float32
     compile: bool = False
     clients_at_once: int = 1
     workers: int = 1
-    """Threads that work on different clients at the same time, on a CPU; each then has one core to itself."""
+    """Threads that work on different clients at the same time on a CPU, each with one core."""
     mean: Tensor | None = field(default=None, compare=False)
-    """Taken from images after they are mapped to [0, 1], [C, 1, 1]."""
+    """Subtracted from images in [0, 1], [C, 1, 1]."""
     deviation: Tensor | None = field(default=None, compare=False)
-    """By which images are then divided, [C, 1, 1]."""
+    """Divides images afterwards, [C, 1, 1]."""
     _cache: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def captures(self) -> bool:
-        """Whether training steps are captured as CUDA graphs: on a GPU, unless clients are trained one by one."""
+        """Whether steps are captured as CUDA graphs: on a GPU, unless clients train one by one."""
         return self.device.type == "cuda" and self.clients_at_once > 1
 
     def autocast(self) -> AbstractContextManager[None]:
         """Run what is inside in the chosen precision; weights stay in single precision."""
         if self.precision is torch.float32:
             return nullcontext()
-        # Without a cache: a weight is used once a step, and a cached copy would outlive the graph that made it.
+        # Without a cache: a cached copy of a weight would outlive the graph that made it.
         return torch.autocast(self.device.type, self.precision, cache_enabled=False)
 
     def place(self, module: Model) -> Model:
@@ -62,7 +63,7 @@ class Compute:
         return inputs.to(self.device)
 
     def floats(self, inputs: Tensor) -> Tensor:
-        """Return inputs as models take them: images in [0, 1] and normalised; features and token ids as they are."""
+        """Return images in [0, 1] and normalised; features and token ids as they are."""
         floats = to_float(inputs)
         return self.normalised(floats) if inputs.dtype is torch.uint8 else floats
 
@@ -72,20 +73,21 @@ class Compute:
         return images if self.deviation is None else images / self.deviation
 
     def spread(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Return the work's results on all items, in order; several at a time where there are several workers.
+        """Return work(item) for all items, in order; several at a time if there are several
+        workers.
 
-        One thread a client leaves small operations whole, which beats sharing each of them among all cores.
+        One thread per client is faster than sharing each small operation among all cores.
         """
         if self.workers == 1 or len(items) < 2:
             return [work(item) for item in items]
         threads = self.once("workers", lambda: ThreadPoolExecutor(self.workers))
-        # Threads take over the number that is set when they first compute, and some libraries keep one for everybody.
+        # Threads inherit the number that is set when they first compute.
         with self.one_thread():
             return list(threads.map(work, items))
 
     @contextmanager
     def one_thread(self) -> Iterator[None]:
-        """Do not share operations among cores: on small ones, waiting for each other takes longer than the work."""
+        """Run operations on one core: sharing small ones takes longer than the work."""
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -94,7 +96,7 @@ class Compute:
             torch.set_num_threads(before)
 
     def once(self, key: Hashable, make: Callable[[], Result]) -> Result:
-        """Return what was made under a key, and make it the first time: for what all tasks of a process share."""
+        """Return what `make` made for this key the first time; all tasks of a process share it."""
         if key not in self._cache:
             self._cache[key] = make()
         made: Result = self._cache[key]
@@ -112,7 +114,7 @@ def inference_batch(device: torch.device) -> int:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether a device computes in bf16 by itself; a processor that does not takes hundreds of times as long."""
+    """Return whether a device supports bf16 natively; emulation is hundreds of times slower."""
     if device.type == "cuda":
         with torch.cuda.device(device):
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -121,9 +123,10 @@ def has_bf16(device: torch.device) -> bool:
 
 
 def compute_for(engine: Engine, device: torch.device, data: Data | None = None) -> Compute:
-    """Return how an experiment is computed on a device: `auto` is bf16 and compiled on a GPU, fp32 elsewhere.
+    """Return how to compute an experiment on a device: `auto` is bf16 and compiled on a GPU, else
+    fp32.
 
-    Where the device has no bf16, fp32 it is, with one line.
+    If the device does not support bf16, fedaux prints a warning and uses fp32.
     """
     on_gpu = device.type == "cuda"
     precision = engine.precision
@@ -134,8 +137,8 @@ def compute_for(engine: Engine, device: torch.device, data: Data | None = None) 
         warnings.warn(f"engine.precision: this {what} has no bf16, going on in fp32", stacklevel=2)
         precision = "fp32"
     if on_gpu:
-        # Trying out convolutions is worth a fifth of the time, but two runs may choose differently; and "fp32" should
-        # not mean the shortened format that convolutions take by default.
+        # Benchmarking convolutions saves a fifth of the time, but two runs may choose differently.
+        # And "fp32" should not mean TF32, which convolutions use by default.
         torch.backends.cudnn.benchmark = precision != "fp32"
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
     return Compute(

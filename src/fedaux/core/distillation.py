@@ -1,6 +1,7 @@
 """Distillation: the server's student learns the teacher's soft labels on the distill set (Eq. 1).
 
-Schedules, averages and measurements happen between steps; without stopping, nothing waits for the device between two.
+Schedules, averages and validation happen between steps. Without early stopping, nothing waits for
+the device between two steps.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ def distill(
     validate: Callable[[nn.Module], float] | None = None,
     steps: PreparedStepping | None = None,
 ) -> Weights:
-    """Return the weights after minimising D_KL(targets || softmax f(x)) over inputs [N, ...] with targets [N, C].
+    """Return the weights after minimising D_KL(targets || softmax f(x)) over inputs [N, ...].
 
-    `validate` measures a model on the server's labelled data; higher is better. `steps` are the model's
-    own prepared ones; without them, steps are eager. Raises ValueError if the section asks for stopping
-    and `validate` is missing, or for an average of weights that no step reaches.
+    Targets are soft labels [N, C]. `validate` measures a model on the server's labelled data;
+    higher is better. `steps` are the model's own prepared ones; without them, steps are eager.
+    Raises ValueError if the section asks for stopping and `validate` is missing, or for an average
+    of weights that no step reaches.
     """
     if section.stopping is not None and validate is None:
         raise ValueError("distillation.stopping: needs labels at the server; data.server_validation should be above 0")
@@ -78,7 +80,7 @@ def _started(
     compute: Compute,
     captured: PreparedStepping | None,
 ) -> Stepping:
-    """Return steps that begin at the model's present weights with an optimizer that starts anew."""
+    """Return steps that begin at the model's present weights with a fresh optimizer."""
     steps: Stepping
     if captured is None:
         steps = Steps(
@@ -100,14 +102,14 @@ def _started(
 
 
 def number_of_steps(size: int, *, section: Distillation) -> int:
-    """Return how many batches a distillation takes on so many examples, unless it is stopped."""
+    """Return the number of steps on `size` examples, unless distillation stops early."""
     return section.steps or section.epochs * math.ceil(size / section.batch_size)
 
 
 def _batch_sizes(
     steps: Stepping, images: Tensor, *, section: Distillation, generator: np.random.Generator
 ) -> Iterator[int]:
-    """Yield the size of every batch; at the start of an epoch, tell the steps its random order."""
+    """Yield the size of every batch; give the steps the random order of each epoch."""
     size = len(images)
     epochs = math.ceil(number_of_steps(size, section=section) / math.ceil(size / section.batch_size))
     for order in epoch_orders(size, epochs=epochs, generator=generator):
@@ -116,12 +118,12 @@ def _batch_sizes(
 
 
 def distillation_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean of D_KL(targets || softmax(logits)), for logits and targets [N, C] (Eq. 1)."""
+    """Return the mean of D_KL(targets || softmax(logits)) over rows [N, C] (Eq. 1)."""
     return functional.kl_div(torch.log_softmax(logits, dim=1), targets, reduction="batchmean")
 
 
 def sharpen(targets: Tensor, *, temperature: float) -> Tensor:
-    """Return p^(1/T) / sum_c p_c^(1/T) of every row p of targets [N, C] (Berthelot et al. 2019, MixMatch)."""
+    """Return p^(1/T) / sum_c p_c^(1/T) of every row p of targets [N, C] (MixMatch, 2019)."""
     return targets if temperature == 1.0 else torch.softmax(targets.log() / temperature, dim=1)
 
 
@@ -131,12 +133,12 @@ def constant_rate(number: int, total: int, section: Distillation) -> float:
 
 
 def cosine_rate(number: int, total: int, section: Distillation) -> float:
-    """Return rate / 2 * (1 + cos(pi (number - 1) / total)): all of it at the first step, 0 after the last."""
+    """Return rate / 2 * (1 + cos(pi (number - 1) / total))."""
     return section.learning_rate * 0.5 * (1.0 + math.cos(math.pi * (number - 1) / total))
 
 
 def cyclic_rate(number: int, total: int, section: Distillation) -> float:
-    """Return (1 - t) rate + t lowest, t = ((number - 1) mod c + 1) / c for cycles of c steps (Izmailov et al. 2018)."""
+    """Return (1 - t) rate + t lowest, t = ((number - 1) mod c + 1) / c (Izmailov et al. 2018)."""
     passed = ((number - 1) % section.cycle_steps + 1) / section.cycle_steps
     return (1.0 - passed) * section.learning_rate + passed * section.lowest_learning_rate
 
@@ -160,12 +162,12 @@ class MeanWeights:
         self._count = 0
 
     def counts(self, number: int) -> bool:
-        """Say whether the weights after step `number` count."""
+        """Return whether the weights after step `number` count."""
         return number > self._section.start and number % self._section.every == 0
 
     @torch.no_grad()
     def look(self) -> None:
-        """Take the present weights in: mean_n = mean_(n-1) + (theta - mean_(n-1)) / n."""
+        """Add the present weights: mean_n = mean_(n-1) + (theta - mean_(n-1)) / n."""
         self._count += 1
         for mean, parameter in zip(self._means, self._parameters, strict=True):
             mean.lerp_(parameter, 1.0 / self._count)
@@ -178,7 +180,7 @@ class MeanWeights:
 
 
 def check_averaging(section: Averaging, *, total: int) -> None:
-    """Raise ValueError where no step of a distillation counts for the mean of its weights."""
+    """Raise ValueError if no step of a distillation counts for the mean of its weights."""
     if total - total % section.every <= section.start:
         raise ValueError(
             f"distillation.averaging.start = {section.start}: the last of {total} steps to count, of every "
@@ -187,7 +189,7 @@ def check_averaging(section: Averaging, *, total: int) -> None:
 
 
 class Best:
-    """The best weights measured so far, and when to give up looking for better ones."""
+    """The best weights so far, and early stopping."""
 
     def __init__(
         self, model: nn.Module, section: Stopping, validate: Callable[[nn.Module], float], *, total: int
@@ -203,11 +205,11 @@ class Best:
             self._measure(0)
 
     def measures(self, number: int) -> bool:
-        """Say whether it is time to measure after step `number`."""
+        """Return whether to validate after step `number`."""
         return number % self._section.every == 0 or number == self._total
 
     def is_final(self, number: int) -> bool:
-        """Measure the weights after step `number`, and say whether patience has come to its end."""
+        """Validate the weights after step `number`; return whether patience has run out."""
         self._measure(number)
         return number - self._number >= self._section.patience
 

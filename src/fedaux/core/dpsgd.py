@@ -1,9 +1,10 @@
 """Differentially private local training: DP-SGD (Abadi et al., 2016), for `[local.privacy]`.
 
-A step takes each of the n_i examples with probability q = batch_size / n_i, clips each gradient to norm C, adds
-N(0, (noise_multiplier C)^2 I) to their sum and divides by the expected batch size. Replacing an example moves the sum
-by at most 2C. n_i is public, and with it q and the number of steps. The proximal term looks at no example and needs no
-noise. Per-example gradients come from Opacus; clipping, sums and noise are exact on a lattice (`noisy_sum`).
+A step samples each of the n_i examples with probability q = batch_size / n_i, clips each gradient
+to norm C, adds N(0, (noise_multiplier C)^2 I) to their sum and divides by the expected batch size.
+Replacing an example moves the sum by at most 2C. n_i is public, and so are q and the number of
+steps. The proximal term depends on no example and needs no noise. Per-example gradients come from
+Opacus; clipping, sums and noise are exact on a lattice (`noisy_sum`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fedaux.privacy.ledger import UPDATE, LedgerEntry
 LATTICE = 2.0**24
 """Points of the lattice within the clip bound, along each coordinate of a gradient."""
 SHRINK = 1.0 - 2.0**-20
-"""Share of the clip bound to which gradients are clipped: more than the rounding error of their norm."""
+"""Gradients are clipped to this share of the bound, which covers rounding errors of their norm."""
 
 
 def train_privately(
@@ -42,15 +43,16 @@ def train_privately(
     client: int,
     compute: Compute | None = None,
 ) -> tuple[float, LedgerEntry]:
-    """Train `model` in place on one client's inputs [n, ...] and labels [n]; return mean loss and cost.
+    """Train `model` in place on inputs [n, ...] and labels [n]; return mean loss and cost.
 
-    Examples with a label of -1 count and contribute nothing. The loss is the client's own: it has no noise and must not
-    be sent. Raises ValueError if a layer mixes the examples of a batch, or if an extra is missing.
+    Examples with a label of -1 count and contribute nothing. The loss has no noise and must not
+    leave the client. Raises ValueError if a layer mixes the examples of a batch, or if an extra is
+    missing.
     """
     check_ready([model])
     if len(labels) == 0:
         raise ValueError("a client without examples cannot train")
-    assert section.privacy is not None, "local.privacy says how much noise"
+    assert section.privacy is not None, "local.privacy sets the noise"
     privacy = section.privacy
     query, steps = schedule(section, num_examples=len(labels))
     assert query.sampling_probability is not None
@@ -88,11 +90,12 @@ def train_privately(
 
 
 def noisy_sum(samples: Sequence[Tensor], *, clip: float, noise_multiplier: float, draws: Draws) -> list[Tensor]:
-    """Return the noisy sum of clipped gradients, for per-example gradients [b, ...] of each parameter, in doubles.
+    """Return the noisy sum of clipped gradients, in doubles, from [b, ...] of each parameter.
 
-    Each example's gradient is clipped to norm C and rounded to a lattice of spacing g = C / LATTICE; integers are
-    summed exactly. Rounding moves a gradient of d numbers by at most g sqrt(d) / 2, so its norm is at most
-    C' = C + g sqrt(d) / 2, and the noise is that of round(N(0, (noise_multiplier C' / g)^2)), on the same lattice.
+    Each example's gradient is clipped to norm C and rounded to a lattice of spacing g = C /
+    LATTICE; integers are summed exactly. Rounding moves a gradient of d numbers by at most g
+    sqrt(d) / 2, so its norm is at most C' = C + g sqrt(d) / 2, and the noise is that of round(N(0,
+    (noise_multiplier C' / g)^2)), on the same lattice.
     """
     spacing = clip / LATTICE
     size = sum(sample[0].numel() if len(sample) else math.prod(sample.shape[1:]) for sample in samples)
@@ -110,7 +113,7 @@ def noisy_sum(samples: Sequence[Tensor], *, clip: float, noise_multiplier: float
 
 def update_entry(section: Local, *, num_examples: int, client: int, noise: str) -> LedgerEntry:
     """Return what one round of a client costs, known before it trains."""
-    assert section.privacy is not None, "local.privacy says how much noise"
+    assert section.privacy is not None, "local.privacy sets the noise"
     privacy = section.privacy
     query, steps = schedule(section, num_examples=num_examples)
     return LedgerEntry(
@@ -129,14 +132,14 @@ def update_entry(section: Local, *, num_examples: int, client: int, noise: str) 
 
 
 def schedule(section: Local, *, num_examples: int) -> tuple[Query, int]:
-    """Return what one step of a client is, and how many a round has: as many as plain epochs would take."""
-    assert section.privacy is not None, "local.privacy says how much noise"
+    """Return one step of a client and the number of steps per round: those of plain epochs."""
+    assert section.privacy is not None, "local.privacy sets the noise"
     probability = min(1.0, section.batch_size / num_examples)
     return Query(section.privacy.noise_multiplier, probability), section.epochs * math.ceil(1.0 / probability - 1e-9)
 
 
 def check_ready(models: Iterable[nn.Module]) -> None:
-    """Raise ValueError where private training could not start: an extra is missing, or a model mixes examples."""
+    """Raise ValueError if private training cannot start: a missing extra, or mixed examples."""
     _grad_sample_module()
     composed_epsilon({Query(1.0, 1.0): 1}, delta=0.5)  # asks for dp-accounting
     for model in models:
@@ -145,7 +148,8 @@ def check_ready(models: Iterable[nn.Module]) -> None:
 
 
 def refusal_of(model: nn.Module) -> str | None:
-    """Say why a model cannot be trained privately: batch normalisation lets one example move all others' gradients."""
+    """Return why a model cannot be trained privately, or None: batch normalisation mixes
+    examples."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             return (
@@ -156,12 +160,12 @@ def refusal_of(model: nn.Module) -> str | None:
 
 
 def _per_example_gradients(wrapped: Any, parameters: list[nn.Parameter], inputs: Tensor, labels: Tensor) -> Tensor:
-    """Leave the gradient of each example in `grad_sample` of each parameter; return the sum of the losses."""
+    """Leave per-example gradients in `grad_sample` of each parameter; return the summed loss."""
     if len(labels) == 0:  # a step without examples is a step of noise
         for parameter in parameters:
             parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))  # type: ignore[attr-defined]
         return torch.zeros((), device=labels.device)
-    # Opacus hangs on backward hooks, and torch warns of those whose inputs need no gradient, as token ids cannot.
+    # Opacus uses backward hooks, and torch warns of hooks whose inputs need no gradient.
     inputs = inputs.requires_grad_() if inputs.is_floating_point() else inputs
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -172,10 +176,10 @@ def _per_example_gradients(wrapped: Any, parameters: list[nn.Parameter], inputs:
 
 
 def drop_nonfinite_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Set the gradients of an example to zero if one of its numbers is NaN or infinite: clipping could not bound them.
+    """Set the gradients of an example to zero if one of its numbers is NaN or infinite.
 
-    Weights come from the server, and with hostile ones an example could otherwise turn the whole update into NaN, which
-    would tell of it without noise.
+    Clipping could not bound them. With hostile weights from the server, one example could otherwise
+    turn the whole update into NaN, which reveals it without noise.
     """
     samples: list[Tensor] = [parameter.grad_sample for parameter in parameters]  # type: ignore[attr-defined]
     finite = torch.stack([sample.flatten(1).isfinite().all(dim=1) for sample in samples]).all(dim=0)
@@ -184,7 +188,7 @@ def drop_nonfinite_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def _grad_sample_module() -> Any:
-    """Return the class of Opacus that computes per-example gradients, imported late because that takes seconds."""
+    """Return Opacus' class for per-example gradients; imported late because that takes seconds."""
     try:
         from opacus.grad_sample import GradSampleModule
     except ImportError as error:

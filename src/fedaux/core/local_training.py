@@ -1,4 +1,4 @@
-"""Local training of one client: the only local loss (cross-entropy and the optional proximal term)."""
+"""Local training of one client: cross-entropy and the optional proximal term."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedaux.core.steps import Steps, optimizer_state, restore_optimizer
 
 
 def adam(parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any) -> torch.optim.Optimizer:
-    """Adam with a section's settings (Kingma & Ba 2015); on a CPU as one operation, for its parts are small."""
+    """Adam with a section's settings (Kingma & Ba 2015); fused on a CPU."""
     parameters = list(parameters)
     how = ({"fused": True} if all(parameter.device.type == "cpu" for parameter in parameters) else {}) | how
     return torch.optim.Adam(parameters, lr=section.learning_rate, weight_decay=section.weight_decay, **how)
@@ -31,7 +31,7 @@ def sgd(parameters: Iterable[nn.Parameter], section: Local | Distillation, **how
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "sgd": sgd}
-"""Each is called as optimizer(parameters, section, **how), for local training and distillation alike."""
+"""Called as optimizer(parameters, section, **how), for local training and distillation."""
 
 
 def train_locally(
@@ -45,10 +45,10 @@ def train_locally(
     compute: Compute | None = None,
     state: Mapping[str, Tensor] | None = None,
 ) -> Trained:
-    """Train `model` in place on one client's inputs (uint8 [n, C, H, W] or features [n, F]) and labels [n].
+    """Train `model` in place on inputs (uint8 [n, C, H, W] or features [n, F]) and labels [n].
 
-    Minimises cross-entropy + proximal / 2 * |theta - theta_0|^2, where theta_0 are the weights it starts from. The
-    optimizer goes on from `state`, or starts anew without one.
+    Minimises cross-entropy + proximal / 2 * |theta - theta_0|^2, where theta_0 are the weights at
+    the start. The optimizer continues from `state`; without one, it starts fresh.
     """
     if len(labels) == 0:
         raise ValueError("a client without examples cannot train")
@@ -71,6 +71,6 @@ def train_locally(
 
 
 def epoch_orders(size: int, *, epochs: int, generator: np.random.Generator) -> Iterable[Tensor]:
-    """Yield a random order of so many examples for each epoch, [n]."""
+    """Yield a random order of the examples for each epoch, [n]."""
     for _ in range(epochs):
         yield torch.from_numpy(generator.permutation(size))

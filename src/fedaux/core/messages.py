@@ -1,4 +1,4 @@
-"""Who carries out the clients' part: a protocol of two verbs, and the values that cross the network."""
+"""What crosses the network, and the protocol of the clients that answer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TrainRequest:
     proximal: float
     seed: int
     extractors: Mapping[str, Weights] = field(default_factory=dict)
-    """h0, where heads alone are trained on its features; clients have it since the preparation phase."""
+    """h0, if only heads are trained on its features; clients have it since the preparation."""
     wire: Literal["fp32", "fp16"] = "fp32"
     """The precision in which weights travel, both ways."""
 
@@ -74,9 +74,10 @@ class TrainRequest:
 
 @dataclass(frozen=True)
 class Update:
-    """A client's answer: its trained weights, the size of its data, and its mean training loss unless that is private.
+    """A client's answer: its trained weights, the size of its data, and its mean training loss.
 
-    `entry` is what the update cost, where training was differentially private; the loss is then kept at the client.
+    If training was differentially private, `entry` is what it cost, and the loss stays at the
+    client.
     """
 
     client: int
@@ -91,10 +92,10 @@ class Update:
 
 
 class Clients(Protocol):
-    """The clients of a federation. Iterators may yield fewer answers than asked for, in any order."""
+    """The clients of a federation. Iterators may yield fewer answers than clients, in any order."""
 
     def present(self) -> Sequence[int]:
-        """Return the ids of clients that can be asked now, rising."""
+        """Return the ids of clients that can be asked now, in ascending order."""
         ...
 
     def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
@@ -106,24 +107,24 @@ class Clients(Protocol):
         ...
 
     def reasons(self) -> Mapping[int, str]:
-        """Say why clients of those last asked have not answered, as far as that is known."""
+        """Return why clients that were asked last did not answer, if that is known."""
         ...
 
     def kept(self) -> Mapping[int, Stamped]:
-        """Return what clients keep between rounds that has to be stored with the run."""
+        """Return what clients keep between rounds and a run has to store."""
         ...
 
     def restore(self, kept: Mapping[int, Stamped]) -> None:
-        """Give clients back what they kept."""
+        """Restore what clients kept between rounds."""
         ...
 
 
 WIRE = {"fp32": torch.float32, "fp16": torch.float16}
-"""Precisions in which weights cross a network; only single-precision tensors are shortened."""
+"""Precisions in which weights cross a network; only single-precision tensors are converted."""
 
 
 def num_bytes(tensors: Mapping[str, Tensor], *, wire: str = "fp32") -> int:
-    """Return the bytes of tensors as they would cross a network."""
+    """Return the size of tensors on the network, in bytes."""
     return sum(tensor.numel() * sent_as(tensor.dtype, wire).itemsize for tensor in tensors.values())
 
 
@@ -133,15 +134,15 @@ def sent_as(dtype: torch.dtype, wire: str) -> torch.dtype:
 
 
 def as_received(weights: Weights, *, wire: str) -> Weights:
-    """Return weights as the other side gets them: rounded to the precision of the wire, and held in their own again.
+    """Return weights as the other side receives them: rounded to the precision of the wire.
 
-    Numbers too large for it become its largest, for infinity would make the whole message unusable.
+    Numbers that are too large are clamped: infinity would make the whole message unusable.
     """
     return {name: shortened(tensor, wire=wire).to(tensor.dtype) for name, tensor in weights.items()}
 
 
 def shortened(tensor: Tensor, *, wire: str) -> Tensor:
-    """Return a tensor in the type in which it travels; what is infinite or no number stays so."""
+    """Return a tensor in the type in which it travels; NaN and infinity stay."""
     dtype = sent_as(tensor.dtype, wire)
     if dtype is tensor.dtype:
         return tensor
@@ -150,14 +151,14 @@ def shortened(tensor: Tensor, *, wire: str) -> Tensor:
 
 
 def problem_of_release(vector: Tensor, *, width: int) -> str | None:
-    """Say why a release cannot be scored with: another shape than [width], numbers that are none."""
+    """Return why a release cannot be used, or None: wrong shape, NaN or infinity."""
     if tuple(vector.shape) != (width,):
         return f"released {list(vector.shape)} numbers, should be {width}"
     return None if bool(torch.isfinite(vector).all()) else "released NaN or infinity"
 
 
 def problem_of(update: Update, *, expected: Weights) -> str | None:
-    """Say why an update cannot be used: missing or foreign tensors, wrong shapes, numbers that are none."""
+    """Return why an update cannot be used, or None: wrong tensors or shapes, NaN or infinity."""
     if update.num_examples < 1:
         return f"claims {update.num_examples} examples"
     if missing := sorted(expected.keys() - update.weights.keys()):
@@ -181,7 +182,7 @@ def problem_of(update: Update, *, expected: Weights) -> str | None:
 
 
 def surely_finite(tensors: Sequence[Tensor]) -> bool:
-    """Say whether floating-point tensors hold neither NaN nor infinity; False also where numbers are merely huge.
+    """Return True if no tensor holds NaN or infinity; False also if numbers are merely huge.
 
     A norm is finite only if every number is.
     """

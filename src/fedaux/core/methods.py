@@ -19,11 +19,11 @@ class Method:
     proximal: bool = False
     """Whether local training adds mu/2 ||theta - theta_server||^2 (`local.proximal` is mu)."""
     teacher: str | None = None
-    """The key of `fedaux.core.teachers.TEACHERS` that makes soft labels; without one there is no distillation."""
+    """The key of `fedaux.core.teachers.TEACHERS`; None means no distillation."""
     scores: bool = False
     """Whether clients release certainty scores in the preparation phase."""
     memory: tuple[Literal["predictions", "weights"], ...] = ()
-    """What of absent clients' last answers still counts (`+m`): predictions for the teacher, weights in the average."""
+    """What counts of absent clients (`+m`): predictions for the teacher, weights in the average."""
 
     def __post_init__(self) -> None:
         if self.start not in STARTS:
@@ -34,7 +34,7 @@ class Method:
             raise ValueError(f"method {self.name}: remembers predictions and has no teacher that would use them")
 
     def looks_at(self, key: str) -> bool:
-        """Whether a setting can matter: without a teacher there is no distillation, without a term no mu."""
+        """Whether a setting has an effect: no teacher, no distillation; no proximal term, no mu."""
         return not (key.startswith("distillation.") and self.teacher is None) and not (
             key == "local.proximal" and not self.proximal
         )
@@ -60,4 +60,4 @@ METHODS: dict[str, Method] = {
         "fedaux+logits+m", start="pretrained", teacher="certainty", scores=True, memory=("predictions",)
     ),
 }
-"""`fedaux` averages probabilities, which is what the paper's theory asks for; `fedaux+logits` is its Eq. 3."""
+"""`fedaux` averages probabilities, as the paper's theory does; `fedaux+logits` is its Eq. 3."""

@@ -1,4 +1,4 @@
-"""The preparation phase (Algorithm 1): h0, the clients' releases, and the scores that follow from them."""
+"""The preparation phase (Algorithm 1): h0, the clients' releases, and their scores."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ def prepare(
     watcher: Watcher,
     settle: Callable[[dict[str, Public]], dict[str, Public]] = dict,
 ) -> tuple[State, Preparation]:
-    """Carry out the preparation phase (Algorithm 1). `extractor(prototype, model)` returns its pretrained h0.
+    """Run the preparation phase (Algorithm 1). `extractor(prototype, model)` returns the pretrained
+    h0.
 
-    `settle` may give the public map of an interrupted attempt instead of the new one: on a GPU they can differ in the
-    last bit, and clients that have released for the one would have to pay again for the other.
+    `settle` may return the public map of an interrupted attempt instead of the new one. On a GPU
+    they can differ in the last bit, and clients would pay again for a release under the new map.
     """
     clock = Clock(task, 0, watcher)
     models, trained = build_models(task), trained_models(task)
@@ -62,7 +63,7 @@ def prepare(
             certificates, wasted, bytes_down, bytes_up = certify(
                 task, clients, present, extractors=extractors, public=public
             )
-    elif linear:  # whoever scores has been sent h0 for that already
+    elif linear:  # clients that release scores have received h0 already
         bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
     state = State(round=0, weights={name: snapshot(model) for name, model in trained.items()})
     preparation = Preparation(extractors, public, dict(clock.seconds), bytes_up, bytes_down)
@@ -77,9 +78,9 @@ def certify(
     extractors: Mapping[str, Weights],
     public: Mapping[str, Public],
 ) -> tuple[dict[int, Certificate], list[LedgerEntry], int, int]:
-    """Ask clients for their releases; return the usable ones, by rising id, what others cost, and bytes down and up.
+    """Ask clients for releases; return usable ones by id, what others cost, and bytes down and up.
 
-    Whose release is of no use is named in a warning, and asked again when its turn to train comes.
+    An unusable release causes a warning. The client is asked again when it is selected to train.
     """
     request = CertifyRequest(extractors, public, task.experiment.certainty, task.seed)
     widths = {name: release_width(task, name, public[name]) for name in {task.prototype_of[one] for one in chosen}}
@@ -94,14 +95,14 @@ def certify(
         if problem is None:
             answers[answer.client] = answer
         else:
-            wasted.append(answer.entry)  # whatever is wrong with it, it has left the client
+            wasted.append(answer.entry)  # even an unusable release has left the client
             warnings.warn(f"client {answer.client}: {problem}; it is left out", stacklevel=2)
     bytes_down = sum(request.num_bytes(task.prototype_of[client]) for client in chosen)
     return dict(sorted(answers.items())), wasted, bytes_down, bytes_up
 
 
 def release_width(task: Task, prototype: str, public: Public) -> int:
-    """Return how many numbers a release has: as many as one of two examples that are nobody's."""
+    """Return the length of a release, from one of two made-up examples."""
 
     def release() -> int:
         mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
@@ -114,7 +115,7 @@ def release_width(task: Task, prototype: str, public: Public) -> int:
 
 
 class Scorer:
-    """Certainty scores on the distill set, for the clients of a round only: memory grows with participants."""
+    """Certainty scores on the distill set, for the clients of one round at a time."""
 
     def __init__(self, task: Task, preparation: Preparation) -> None:
         self._task = task
@@ -135,7 +136,7 @@ class Scorer:
         chosen: Sequence[int],
         projected: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return log s_i(x) [K, N] of the chosen clients, on the distill set or on other projected features."""
+        """Return log s_i(x) [K, N] of clients, on the distill set or other projected features."""
         if not self._task.method.scores:
             raise ValueError(
                 f"method {self._task.method.name}: its teacher {self._task.method.teacher} asks for certainty scores, "

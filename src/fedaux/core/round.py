@@ -1,6 +1,6 @@
-"""The federation as the server sees it: one round after another, written once over `Clients`.
+"""The training phase (Algorithm 2) as the server runs it, for any `Clients`.
 
-State is a value: a round takes one and returns the next, so a checkpoint is a state and resuming is going on from it.
+State is a value: a round takes one and returns the next. A checkpoint is a state.
 """
 
 from __future__ import annotations
@@ -42,20 +42,16 @@ DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be t
 class Federation:
     """The server of one task: what a round needs besides its state."""
 
-    def __init__(
-        self, task: Task, preparation: Preparation, clients: Clients, *, watcher: Watcher
-    ) -> None:
+    def __init__(self, task: Task, preparation: Preparation, clients: Clients, *, watcher: Watcher) -> None:
         self.task = task
         self.preparation = preparation
         self.scorer = Scorer(task, preparation)
-        self.students = {
-            name: self._student(name, model) for name, model in trained_models(task).items()
-        }
+        self.students = {name: self._student(name, model) for name, model in trained_models(task).items()}
         self._clients = clients
         self._watcher = watcher
 
     def _student(self, prototype: str, model: SplitModel) -> Student:
-        """Return the server's side of a prototype; in linear mode it works on features, computed here once for all."""
+        """Return the server's side of a prototype; in linear mode it works on features of h0."""
         task = self.task
 
         def inputs(images: Tensor) -> Tensor:
@@ -63,9 +59,7 @@ class Federation:
                 return images
             return extract(task, prototype, self.preparation.extractors[prototype], images)
 
-        validation = (
-            None if task.validation is None else (inputs(task.validation[0]), task.validation[1])
-        )
+        validation = None if task.validation is None else (inputs(task.validation[0]), task.validation[1])
         return Student(
             model,
             experiment=task.experiment,
@@ -113,15 +107,13 @@ class Federation:
     def _ensure_certificates(
         self, chosen: Sequence[int], known: Mapping[int, Certificate], log: RoundLog
     ) -> dict[int, Certificate]:
-        """Ask clients that have not released their scores yet; those that still do not are dropped."""
+        """Ask clients that have not released scores yet; those that fail again are dropped."""
         task, certificates = self.task, dict(known)
         newcomers = [client for client in chosen if task.method.scores and client not in known]
         if newcomers:
             extractors, public = self.preparation.extractors, self.preparation.public
             with log.phase("certify"):
-                late, wasted, down, up = certify(
-                    task, self._clients, newcomers, extractors=extractors, public=public
-                )
+                late, wasted, down, up = certify(task, self._clients, newcomers, extractors=extractors, public=public)
             certificates |= late
             log.count(down=down, up=up)
             log.ledger += wasted
@@ -132,9 +124,7 @@ class Federation:
                     log.dropped[client] = f"no certainty release{why}"
         return certificates
 
-    def _train(
-        self, chosen: Sequence[int], weights: Mapping[str, Weights], log: RoundLog
-    ) -> list[Member]:
+    def _train(self, chosen: Sequence[int], weights: Mapping[str, Weights], log: RoundLog) -> list[Member]:
         """Return the clients whose updates are valid and finite, in ascending order."""
         task, experiment = self.task, self.task.experiment
         asked = [client for client in chosen if client not in log.dropped]
@@ -142,9 +132,7 @@ class Federation:
             proximal = experiment.local.proximal if task.method.proximal else 0.0
             frozen = self.preparation.extractors if experiment.mode == "linear" else {}
             wire = experiment.federation.wire
-            request = TrainRequest(
-                log.round, weights, experiment.local, proximal, task.seed, frozen, wire
-            )
+            request = TrainRequest(log.round, weights, experiment.local, proximal, task.seed, frozen, wire)
             updates = self._collect(asked, request, log)
             log.count(
                 down=sum(request.num_bytes(task.prototype_of[client]) for client in asked),
@@ -152,8 +140,7 @@ class Federation:
             )
             log.losses |= {one.client: one.loss for one in updates if one.loss is not None}
             members = [
-                Member(one.client, task.prototype_of[one.client], one.num_examples, one.weights)
-                for one in updates
+                Member(one.client, task.prototype_of[one.client], one.num_examples, one.weights) for one in updates
             ]
             log.dropped |= dict.fromkeys(self._without_numbers(members), NO_NUMBERS)
         return log.without_dropped(members)
@@ -183,32 +170,23 @@ class Federation:
         log.dropped |= lesson.unusable
         return lesson
 
-    def _distill(
-        self, weights: Mapping[str, Weights], targets: Tensor | None, log: RoundLog
-    ) -> Mapping[str, Weights]:
+    def _distill(self, weights: Mapping[str, Weights], targets: Tensor | None, log: RoundLog) -> Mapping[str, Weights]:
         """Distill every prototype's averaged model on the same soft labels, if there are any."""
         if targets is None:
             return weights
         distilled = {}
         with log.phase("distill"):
             for name, student in self.students.items():
-                generator = seeding.generator(
-                    self.task.seed, "distillation", round=log.round, part=name
-                )
+                generator = seeding.generator(self.task.seed, "distillation", round=log.round, part=name)
                 distilled[name] = student.distill(weights[name], targets, generator=generator)
         return distilled
 
-    def _with_public_statistics(
-        self, weights: Mapping[str, Weights], log: RoundLog
-    ) -> Mapping[str, Weights]:
+    def _with_public_statistics(self, weights: Mapping[str, Weights], log: RoundLog) -> Mapping[str, Weights]:
         """Recompute statistics of batch normalisation on public examples, if asked for."""
         if self.task.experiment.batch_normalisation.server != "auxiliary":
             return weights
         with log.phase("statistics"):
-            return {
-                name: student.with_public_statistics(weights[name])
-                for name, student in self.students.items()
-            }
+            return {name: student.with_public_statistics(weights[name]) for name, student in self.students.items()}
 
     def _accept(
         self,
@@ -233,46 +211,35 @@ class Federation:
 
     def _without_numbers(self, members: Sequence[Member]) -> list[int]:
         """Return the clients whose models predict NaN or infinity on a few public examples."""
-        groups = {
-            name: [member for member in members if member.prototype == name]
-            for name in self.students
-        }
+        groups = {name: [member for member in members if member.prototype == name] for name in self.students}
         asked = [member for own in groups.values() for member in own]
         flags = [
             self.students[name].predict_numbers([member.weights for member in own])
             for name, own in groups.items()
             if own
         ]
-        found = torch.cat(flags).tolist() if flags else []  # one wait for the device
+        found = torch.cat(flags).tolist() if flags else []  # the only wait for the device
         return [member.client for member, fine in zip(asked, found, strict=True) if not fine]
 
     def _can_go_on(self, weights: Mapping[str, Weights]) -> bool:
-        """Say whether every server model predicts numbers: clients that train from another one are lost for good."""
-        flags = [
-            student.predict_numbers([weights[name]]) for name, student in self.students.items()
-        ]
+        """Return whether all server models have finite predictions: clients could not recover."""
+        flags = [student.predict_numbers([weights[name]]) for name, student in self.students.items()]
         return bool(torch.cat(flags).all())
 
     def evaluate(self, weights: Mapping[str, Weights]) -> dict[str, Any]:
-        """Measure the server models on the test data: their mean, each prototype's, and their ensemble's."""
-        logits = {
-            name: student.test_logits(weights[name]) for name, student in self.students.items()
-        }
-        measured = {
-            name: evaluate(output, self.task.test_labels) for name, output in logits.items()
-        }
+        """Measure the server models on the test data: mean, by prototype, and their ensemble."""
+        logits = {name: student.test_logits(weights[name]) for name, student in self.students.items()}
+        measured = {name: evaluate(output, self.task.test_labels) for name, output in logits.items()}
         together = torch.stack(list(logits.values())).mean(dim=0)
         return {
             "accuracy": float(np.mean([accuracy for accuracy, _ in measured.values()])),
-            "loss": loss
-            if math.isfinite(loss := float(np.mean([loss for _, loss in measured.values()])))
-            else None,
+            "loss": loss if math.isfinite(loss := float(np.mean([loss for _, loss in measured.values()]))) else None,
             "accuracy_by_prototype": {name: accuracy for name, (accuracy, _) in measured.items()},
             "accuracy_ensemble": evaluate(together, self.task.test_labels)[0],
         }
 
     def _collect(self, asked: Sequence[int], request: TrainRequest, log: RoundLog) -> list[Update]:
-        """Return the usable updates by rising client id; log why others are not, and what all cost."""
+        """Return usable updates by client id; log why others are unusable, and all costs."""
         usable: dict[int, Update] = {}
         dropped: dict[int, str] = {}
         spent: list[LedgerEntry] = []
@@ -298,23 +265,22 @@ class Federation:
 
 
 def clients_a_round(experiment: ExperimentFields) -> int:
-    """Return how many clients a round asks, where so many are present: a share of the population, at least one."""
+    """Return how many clients a round asks: a share of the population, at least one."""
     return max(1, round(experiment.participation_rate * experiment.split.num_clients))
 
 
 def select(present: Sequence[int], *, count: int, generator: np.random.Generator) -> list[int]:
-    """Return a random subset of the clients that are present, rising."""
+    """Return a random subset of the clients that are present, in ascending order."""
     order = generator.permutation(np.asarray(sorted(present), dtype=np.int64))
     return sorted(int(client) for client in order[:count])
 
 
 def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
-    """Average the members of each prototype that has any, weighted by their number of examples and their share."""
+    """Average the members of each prototype, weighted by r_i |D_i|: share and number of
+    examples."""
     groups: dict[str, list[Member]] = {}
     for member in members:
-        if (
-            member.weights and member.num_examples * member.share > 0
-        ):  # a share can be too old to be a number
+        if member.weights and member.num_examples * member.share > 0:  # an old share can underflow to 0
             groups.setdefault(member.prototype, []).append(member)
     return {
         name: average(
@@ -325,17 +291,13 @@ def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
     }
 
 
-def averaged(
-    before: Mapping[str, Weights], members: Sequence[Member], absent: Sequence[Member]
-) -> dict[str, Weights]:
-    """Return the server's models with those replaced that members, present or absent, can average."""
+def averaged(before: Mapping[str, Weights], members: Sequence[Member], absent: Sequence[Member]) -> dict[str, Weights]:
+    """Return the server's models; prototypes that have members get their average."""
     return {**before, **average_by_prototype([*members, *absent] if members else [])}
 
 
-def remembered(
-    member: Member, predictions: Mapping[int, Tensor], method: Method, number: int
-) -> Stamped:
-    """Return what the server keeps of a client that has answered, as far as the method remembers anything."""
+def remembered(member: Member, predictions: Mapping[int, Tensor], method: Method, number: int) -> Stamped:
+    """Return what the method remembers of a client that has answered."""
     tensors: dict[str, Tensor] = {}
     if member.client in predictions:
         tensors["logits"] = predictions[member.client]

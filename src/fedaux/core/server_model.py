@@ -1,7 +1,8 @@
-"""The server's side of one prototype: its model, the public inputs it sees, and what is done with weights there.
+"""The server's side of one prototype: its model and the public inputs it works on.
 
-Batch normalisation, where a model has it (`[batch_normalisation]`): statistics are averaged and sent like weights, and
-the prediction of an image never depends on its batch, unless `batch` asks for what the authors' released code does.
+Statistics of batch normalisation are averaged and sent like weights. The prediction of an image
+never depends on its batch, unless `[batch_normalisation]` asks for `batch`, as in the authors'
+code.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from fedaux.core.weights import evaluate, load, recompute_statistics, snapshot
 
 STATISTICS_BATCH = 512
 LOOKED_AT = 16
-"""Public examples on which every model that comes in, and the one that comes of a round, has to predict numbers."""
+"""Public examples on which the predictions of every model must be finite."""
 
 
 class Student:
-    """One prototype at the server. Inputs are uint8 images [N, C, H, W], or features [N, F] of a frozen h0."""
+    """One prototype at the server. Inputs are uint8 images [N, C, H, W] or features [N, F] of
+    h0."""
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class Student:
 
     @property
     def num_public(self) -> int:
-        """Return how many examples the distill set has."""
+        """Return the size of the distill set."""
         return len(self._distill_inputs)
 
     def logits(self, weights: Weights) -> Tensor:
@@ -59,10 +61,10 @@ class Student:
         return self._predict(weights, self._distill_inputs, by_batch=statistics == "batch")
 
     def predict_numbers(self, models: Sequence[Weights]) -> Tensor:
-        """Say which models' logits on a few public examples are neither NaN nor infinite: flags [K] on the device.
+        """Return which models have finite logits on a few public examples: flags [K] on the device.
 
-        Weights that are numbers can still be such that nothing can be computed with them: huge ones, or a negative
-        variance in batch normalisation.
+        Finite weights can still lead to NaN: huge ones, or a negative variance in batch
+        normalisation.
         """
         few = self._distill_inputs[:LOOKED_AT]
         by_batch = self._experiment.batch_normalisation.teachers == "batch"
@@ -97,7 +99,7 @@ class Student:
         return self._predictor(weights, inputs, batch_size=batch_size, by_batch=by_batch)
 
     def with_public_statistics(self, weights: Weights) -> Weights:
-        """Return the weights with the statistics of batch normalisation that they have on public images."""
+        """Return weights with statistics of batch normalisation recomputed on public images."""
         if not self._normalised:
             return weights
         load(self._model, weights)

@@ -31,7 +31,7 @@ from fedaux.privacy.secure import noise_for
 
 
 class SimulatedClients:
-    """Clients whose examples are rows of one tensor on the device. Those without examples are not present."""
+    """Clients whose examples are rows of one tensor. Those without examples are not present."""
 
     def __init__(self, task: Task, images: Tensor, labels: Tensor, parts: Sequence[NDArray[np.int64]]) -> None:
         self._task = task
@@ -65,7 +65,7 @@ class SimulatedClients:
                 yield member.release(request.certainty, own, request.public[prototype], noise=noise)
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
-        """Train each client from the server's model, side by side where that is faster."""
+        """Train each client from the server's model, several at a time if that is faster."""
         received = {name: as_received(weights, wire=request.wire) for name, weights in request.weights.items()}
         for update in self._train(clients, replace(request, weights=received)):
             yield replace(update, weights=as_received(update.weights, wire=request.wire))
@@ -87,7 +87,7 @@ class SimulatedClients:
         return noise_for(deployment=False, generator=generator)
 
     def generator(self, request: TrainRequest, client: int) -> np.random.Generator:
-        """Return where a client's order of examples comes from and, if training is private, sampling and noise."""
+        """Return the source of a client's batches and, in private training, sampling and noise."""
         return seeding.generator(request.seed, "local", round=request.round, client=client)
 
     def reasons(self) -> Mapping[int, str]:
@@ -95,15 +95,15 @@ class SimulatedClients:
         return {}
 
     def kept(self) -> Mapping[int, Stamped]:
-        """Return what clients keep between rounds: their optimizers' tensors, if the experiment says so."""
+        """Return what clients keep between rounds: their optimizers' tensors, if asked for."""
         return dict(self._kept)
 
     def restore(self, kept: Mapping[int, Stamped]) -> None:
-        """Give clients back what they kept."""
+        """Restore what clients kept between rounds."""
         self._kept = dict(kept)
 
     def _keep(self, client: int, state: Stamped) -> None:
-        """Keep what a client's optimizer has learned; one that has come to NaN or infinity starts anew instead."""
+        """Keep a client's optimizer state, unless it holds NaN or infinity."""
         self._kept[client] = state
         tensors = list(state.tensors.values())
         if not surely_finite(tensors) and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):

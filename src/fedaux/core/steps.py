@@ -1,6 +1,6 @@
 """Training steps of one model on rows of a data set.
 
-Local training and distillation are sequences of such steps. Schedules, validation and averages happen in between.
+Local training and distillation are sequences of such steps.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Stepping(Protocol):
-    """Steps of one model, whoever takes them."""
+    """Training steps of one model."""
 
     @property
     def model(self) -> nn.Module:
-        """The model, which has its weights when they are settled."""
+        """The model; `settle` brings its weights up to date."""
 
     def start(self) -> None:
         """Begin at the model's present weights."""
 
     def begin(self, rows: Tensor) -> None:
-        """Say which rows come next, [n]."""
+        """Set the rows of the next steps, [n]."""
 
     def step(self, size: int) -> None:
-        """Take a step on the next so many rows."""
+        """Take a step on the next `size` rows."""
 
     def set_rate(self, rate: float) -> None:
         """Change the learning rate."""
 
     def settle(self) -> None:
-        """Let the model have the weights as they are now."""
+        """Bring the model's weights up to date."""
 
 
 class PreparedStepping(Stepping, Protocol):
-    """Steps that stay where they are in memory, to be taken again and again."""
+    """Steps that are prepared once and used for many distillations."""
 
     def set_targets(self, targets: Tensor) -> None:
         """Replace the targets of all rows."""
 
     def reset(self) -> None:
-        """Let the optimizer start anew."""
+        """Reset the optimizer."""
 
 
 class Steps:
@@ -84,24 +84,24 @@ class Steps:
         self._cursor = 0
 
     def start(self) -> None:
-        """Take the model's present weights as those of the proximal term, and count the loss anew."""
+        """Anchor the proximal term at the model's present weights, and reset the loss."""
         self.model.train()
         self.total.zero_()
         if self._proximal > 0:
             self._anchors = [parameter.detach().clone() for parameter in self.parameters]
 
     def begin(self, rows: Tensor) -> None:
-        """Say which rows come next, [n]."""
+        """Set the rows of the next steps, [n]."""
         self._rows, self._cursor = rows, 0
 
     def step(self, size: int) -> None:
-        """Take a step on the next so many rows."""
+        """Take a step on the next `size` rows."""
         batch = self._rows[self._cursor : self._cursor + size]
         self._cursor += size
         self._update(self._compute.floats(self._inputs[batch]), self._targets[batch], self._forward)
 
     def set_rate(self, rate: float) -> None:
-        """Change the learning rate; where it is a tensor, in place, so that whoever holds the tensor sees it."""
+        """Change the learning rate; a tensor is changed in place, so that CUDA graphs see it."""
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -109,11 +109,11 @@ class Steps:
                 group["lr"] = rate
 
     def reset(self) -> None:
-        """Let the optimizer start anew."""
+        """Reset the optimizer."""
         reset(self.optimizer)
 
     def settle(self) -> None:
-        """Let the model have the weights as they are now: here it always has."""
+        """Do nothing: the model is always up to date."""
 
     def run(self, rows: Tensor, *, batch_size: int) -> None:
         """Take a step on each batch of rows in turn; the last one can be smaller."""
@@ -140,13 +140,13 @@ class Steps:
 
 
 def batch_sizes(count: int, batch_size: int) -> Iterator[int]:
-    """Yield the sizes of the batches of so many examples: all full but the last."""
+    """Yield the sizes of the batches of `count` examples: all full but the last."""
     for begin in range(0, count, batch_size):
         yield min(batch_size, count - begin)
 
 
 def add_proximal_gradient(parameters: Sequence[nn.Parameter], anchors: Sequence[Tensor], *, strength: float) -> None:
-    """Add the gradient of strength / 2 * |theta - theta_0|^2 (FedPROX), which is strength * (theta - theta_0)."""
+    """Add strength * (theta - theta_0), the gradient of FedPROX's proximal term."""
     pairs = [pair for pair in zip(parameters, anchors, strict=True) if pair[0].grad is not None]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     differences = torch._foreach_sub([parameter.detach() for parameter, _ in pairs], [anchor for _, anchor in pairs])
@@ -155,7 +155,7 @@ def add_proximal_gradient(parameters: Sequence[nn.Parameter], anchors: Sequence[
 
 @contextmanager
 def statistics_of(model: nn.Module, *, batch_size: int) -> Iterator[None]:
-    """Let batch normalisation use its running statistics, unchanged, for a batch of one: it has no variance."""
+    """Use running statistics of batch normalisation, unchanged, for a batch of one."""
     layers = layers_without_variance(model, batch_size=batch_size)
     for module in layers:
         module.eval()
@@ -176,12 +176,12 @@ def layers_without_variance(model: nn.Module, *, batch_size: int) -> list[nn.Mod
 
 
 def reset(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer start anew, in place: its moments and its count of steps are zero."""
+    """Reset an optimizer in place: its moments and its count of steps are zero."""
     zero(value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the optimizer's tensors by "parameter/moment", empty before its first step."""
+    """Return copies of the optimizer's tensors by "parameter/moment"; none before a step."""
     own = {
         f"{name}/{key}": value
         for name, parameter in model.named_parameters()
@@ -192,7 +192,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Give an optimizer the tensors that `optimizer_state` returned; in place where it already has some."""
+    """Load what `optimizer_state` returned; tensors that exist are changed in place."""
     parameters = dict(model.named_parameters())
     present, values = [], []
     for path, value in state.items():

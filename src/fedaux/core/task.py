@@ -55,10 +55,11 @@ class Task:
         return self.distill_images.device
 
     def architecture(self, prototype: str) -> str:
-        """Return a name for what the models of a prototype have in common, whatever their weights."""
+        """Return a name for the architecture of a prototype's models."""
         (section,) = [one for one in self.experiment.prototypes if one.name == prototype]
         shape = "x".join(map(str, self.input_shape))
-        return f"{section.model} {sorted(section.options.items())} {shape} {self.num_classes} {self.experiment.mode}"
+        options, mode = sorted(section.options.items()), self.experiment.mode
+        return f"{section.model} {options} {shape} {self.num_classes} {mode}"
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,11 @@ class State:
     weights: Mapping[str, Weights]
     """The server model of each prototype."""
     certificates: Mapping[int, Certificate] = field(default_factory=dict)
-    """What clients have released; nobody is asked twice."""
+    """What clients have released; no client is asked twice."""
     ledger: tuple[LedgerEntry, ...] = ()
-    """What the updates of clients have cost them, where they are protected."""
+    """What private updates have cost the clients."""
     memory: Mapping[int, Stamped] = field(default_factory=dict)
-    """What is kept of each client's last answer, for methods with a memory: its "logits" on the distill set, its
-    "weights/NAME"."""
+    """What methods with a memory keep of each client's last answer: "logits", "weights/NAME"."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Preparation:
     """What the preparation phase leaves behind."""
 
     extractors: Mapping[str, Weights]
-    """h0 of each prototype, where the method scores clients by it or trains heads on it."""
+    """h0 of each prototype, if the method uses scores or trains heads on features."""
     public: Mapping[str, Public]
     seconds: Mapping[str, float]
     bytes_up: int
@@ -90,7 +90,7 @@ class Preparation:
 
 
 class Watcher(Protocol):
-    """Somebody who wants to know how far the work is."""
+    """Is called as the work proceeds."""
 
     def phase(self, task: Task, round: int, name: str) -> None:
         """Called when a phase begins."""
@@ -102,7 +102,7 @@ class Watcher(Protocol):
 
 
 def assign_prototypes(experiment: ExperimentFields) -> tuple[str, ...]:
-    """Return the prototype of each client: named ones first, the others by share, in turn."""
+    """Return the prototype of each client: as named, all others by share."""
     names: dict[int, str] = {
         client: prototype.name for prototype in experiment.prototypes for client in prototype.clients or ()
     }
@@ -110,7 +110,7 @@ def assign_prototypes(experiment: ExperimentFields) -> tuple[str, ...]:
     given = {prototype.name: 0 for prototype in sharing}
     for client in range(experiment.split.num_clients):
         if client not in names:
-            # The one furthest behind its share is next, so every prefix of the clients is as mixed as the whole.
+            # The one furthest behind its share is next, so any first few clients are well mixed.
             behind = min(sharing, key=lambda prototype: (given[prototype.name] + 1) / prototype.share)
             given[behind.name] += 1
             names[client] = behind.name
@@ -130,7 +130,7 @@ def build_models(task: Task) -> dict[str, SplitModel]:
 
 
 def trained_models(task: Task) -> dict[str, SplitModel]:
-    """Return each prototype's model as far as it is trained: all of it, or in linear mode its head alone."""
+    """Return what is trained of each prototype's model: all of it or, in linear mode, the head."""
     models = build_models(task)
     if task.experiment.mode == "full":
         return models
@@ -138,7 +138,7 @@ def trained_models(task: Task) -> dict[str, SplitModel]:
 
 
 def head_alone(model: SplitModel) -> SplitModel:
-    """Return a model of features: the head, with nothing before it."""
+    """Return a model of features: only the head."""
     from fedaux.models import SplitModel
 
     return SplitModel(nn.Identity(), model.head, feature_width=model.feature_width)

@@ -26,7 +26,7 @@ NO_NUMBERS = "its model predicts NaN or infinity on public examples"
 HALF = torch.finfo(torch.float16).max
 """Remembered predictions are kept in half precision."""
 NO_CLIENT = -1
-"""The client of a member that is nobody's model: a drawn one, or the average."""
+"""The client of a member that belongs to no client: a drawn model, or the average."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Member:
     weights: Weights
     """Empty for a client of which only predictions are remembered."""
     share: float = 1.0
-    """Its weight relative to other members; below 1 for predictions remembered from an earlier round."""
+    """Its weight relative to other members; below 1 for a remembered one with a discount."""
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """What a teacher may look at in one round: the members, by rising client id, and two ways to ask about them."""
+    """What a teacher sees of one round: the members, by client id, their logits and scores."""
 
     members: Sequence[Member]
     predict: Callable[[Member], Tensor]
@@ -52,9 +52,9 @@ class Ensemble:
     log_scores: Callable[[Sequence[int]], Tensor]
     """The log certainty scores log s_i(x) of clients on the distill set, [K, N]."""
     generator: np.random.Generator | None = None
-    """Where the Bayesian teacher's randomness comes from."""
+    """Randomness of the Bayesian teacher."""
     bayesian: Bayesian = field(default_factory=Bayesian)
-    """What the Bayesian teacher draws from."""
+    """Settings of the Bayesian teacher."""
 
 
 Teacher = Callable[[Ensemble], Tensor]
@@ -62,7 +62,7 @@ Teacher = Callable[[Ensemble], Tensor]
 
 
 def mean_teacher(ensemble: Ensemble) -> Tensor:
-    """Softmax of the mean of the clients' logits (Eq. 2), weighted by their shares r_i / sum_j r_j."""
+    """Softmax of the mean of the clients' logits (Eq. 2), weighted by r_i / sum_j r_j."""
     return soft_labels(
         (ensemble.predict(member), torch.tensor(weight))
         for member, weight in zip(ensemble.members, share_weights(ensemble), strict=True)
@@ -77,8 +77,8 @@ def certainty_teacher(ensemble: Ensemble) -> Tensor:
 def mixture_teacher(ensemble: Ensemble) -> Tensor:
     """Certainty-weighted mean of the clients' probabilities, sum_i w_i(x) softmax(f_i(x)).
 
-    This is the distribution-weighted combination of Mansour et al. (2008) to the letter: hypotheses, not their logits,
-    are combined, so a client that is very sure and hardly concerned cannot outshout the others.
+    This is the distribution-weighted combination of Mansour et al. (2008): it combines
+    probabilities, not logits, so a confident client with a low score cannot dominate the others.
     """
     return mixed_probabilities(_weighted_by_certainty(ensemble))
 
@@ -91,7 +91,7 @@ def _weighted_by_certainty(ensemble: Ensemble) -> Iterable[tuple[Tensor, Tensor]
 
 
 def probabilities_teacher(ensemble: Ensemble) -> Tensor:
-    """Mean of the clients' probabilities, sum_i r_i softmax(f_i(x)) / sum_j r_j: `mixture` without certainty."""
+    """Mean of the clients' probabilities, sum_i r_i softmax(f_i(x)) / sum_j r_j."""
     return mixed_probabilities(
         (ensemble.predict(member), torch.tensor(weight))
         for member, weight in zip(ensemble.members, share_weights(ensemble), strict=True)
@@ -99,12 +99,12 @@ def probabilities_teacher(ensemble: Ensemble) -> Tensor:
 
 
 def bayesian_teacher(ensemble: Ensemble) -> Tensor:
-    """Mean of the probabilities of models drawn from a distribution over weights (FedBE, Chen & Chao 2021).
+    """Mean of the probabilities of models drawn from a distribution over weights (FedBE, 2021).
 
-    For each prototype, a distribution is fitted to its members' weights; the drawn models and the members' average
-    count as much as a client with share 1, and so do the clients' own models unless `include_clients` is off. Members
-    of which only predictions are remembered take part as clients, not in the distribution. Raises ValueError where
-    there is something to draw and no generator.
+    For each prototype, a distribution is fitted to its members' weights. The drawn models and the
+    members' average count as much as a client with share 1; so do the clients' own models, unless
+    `include_clients` is off. Members of which only predictions are remembered count as clients and
+    are not part of the distribution. Raises ValueError without a generator.
     """
     members = sorted(ensemble.members, key=lambda member: member.client)
     groups: dict[str, list[Member]] = {}
@@ -123,7 +123,7 @@ def bayesian_teacher(ensemble: Ensemble) -> Tensor:
 
 
 def _drawn_members(group: Sequence[Member], ensemble: Ensemble) -> Iterable[Member]:
-    """Yield the average of a prototype's members, then the models drawn: one at a time, for they are large."""
+    """Yield the average of a prototype's members, then the drawn models, one at a time."""
     if ensemble.generator is None:
         raise ValueError("Ensemble.generator = None: the Bayesian teacher draws models, it should be a generator")
     weights, sizes = [member.weights for member in group], [member.num_examples * member.share for member in group]
@@ -142,7 +142,7 @@ def share_weights(ensemble: Ensemble) -> list[float]:
 def certainty_weights(ensemble: Ensemble) -> Tensor:
     """Return r_i s_i(x) / sum_j r_j s_j(x) [K, N], for shares r and certainty scores s.
 
-    It is the softmax over clients of log s_i + log r_i, which neither overflows nor divides by zero.
+    The softmax over clients of log s_i + log r_i neither overflows nor divides by zero.
     """
     log_scores = ensemble.log_scores([member.client for member in ensemble.members])
     shares = [member.share for member in ensemble.members]
@@ -151,12 +151,12 @@ def certainty_weights(ensemble: Ensemble) -> Tensor:
 
 
 def soft_labels(weighted: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return softmax(sum_i w_i f_i): logits [N, C] and weights that broadcast to them, one client at a time."""
+    """Return softmax(sum_i w_i f_i) of pairs of logits [N, C] and weights that broadcast."""
     return torch.softmax(_weighted_sum(weighted), dim=1)
 
 
 def mixed_probabilities(weighted: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return sum_i w_i softmax(f_i): logits [N, C] and weights that broadcast to them, one model at a time."""
+    """Return sum_i w_i softmax(f_i) of pairs of logits [N, C] and weights that broadcast."""
     return _weighted_sum((torch.softmax(logits, dim=1), weight) for logits, weight in weighted)
 
 
@@ -183,9 +183,9 @@ class Lesson:
     """What a round's clients teach."""
 
     targets: Tensor | None
-    """Soft labels [N, C]; None where nobody's predictions are numbers."""
+    """Soft labels [N, C]; None if no client has finite predictions."""
     predictions: Mapping[int, Tensor]
-    """The clients' logits [N, C] in half precision, where the method remembers them."""
+    """The clients' logits [N, C] in half precision, if the method remembers them."""
     unusable: Mapping[int, str]
     """Clients that were left out, and why."""
 
@@ -202,9 +202,9 @@ def teach(
     generator: Callable[[], np.random.Generator],
     num_classes: int,
 ) -> Lesson:
-    """Return the soft labels of the members present and those remembered, without members that predict no numbers.
+    """Return the soft labels of present and remembered members, without non-finite predictions.
 
-    Raises ValueError where a teacher returns something else than a distribution for every public example.
+    Raises ValueError if a teacher does not return a distribution for every public example.
     """
     assert method.teacher is not None, "a method without a teacher does not teach"
     predictions: dict[int, Tensor] = {}
@@ -248,9 +248,10 @@ def teach(
 
 
 def predicted_together(members: Sequence[Member], students: Mapping[str, Student]) -> dict[int, Tensor]:
-    """Return the logits [N, C] of all members where workers can share the work; nothing where there is one at most.
+    """Return the logits [N, C] of members of prototypes whose models are predicted together.
 
-    Elsewhere they are made one at a time, as a teacher asks for them, and need not be held all at once.
+    All others are predicted one at a time, as a teacher asks for them, and are not held all at
+    once.
     """
     ready: dict[int, Tensor] = {}
     for name, student in students.items():
@@ -262,7 +263,7 @@ def predicted_together(members: Sequence[Member], students: Mapping[str, Student
 
 
 def problem_of_targets(targets: object, *, shape: tuple[int, int]) -> str | None:
-    """Say why soft labels cannot be learned: they should be a tensor of this shape, every row a distribution."""
+    """Return why soft labels are invalid, or None: not a tensor of this shape, no distributions."""
     if not isinstance(targets, Tensor):
         return f"returned {type(targets).__name__}, should be a torch.Tensor"
     if tuple(targets.shape) != shape:

@@ -1,6 +1,6 @@
 """Pure functions of weights: average, copy, load, evaluate.
 
-Operations take all tensors of a model at once: on a GPU that is a few launches instead of one per tensor.
+Operations take all tensors of a model at once: a few launches on a GPU instead of one per tensor.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fedaux.core.messages import Weights
 def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
     """Return sum_i |D_i| theta_i / sum_l |D_l| (FedAVG; Algorithm 2, parameter averaging).
 
-    Floating-point buffers (running statistics of batch normalisation) are averaged like parameters; of integer
-    buffers (counters) the largest is kept.
+    Floating-point buffers (statistics of batch normalisation) are averaged like parameters; of
+    integer buffers (counters) the largest is kept.
     """
     total = float(sum(sizes))
     first = weights[0]
@@ -47,10 +47,10 @@ def snapshot(model: nn.Module) -> Weights:
 
 
 def load(model: nn.Module, weights: Weights) -> None:
-    """Give a model weights, in place, as `load_state_dict` does. Raises RuntimeError where they are another model's."""
+    """Load weights in place. Raises RuntimeError if they belong to another architecture."""
     own = model.state_dict()
     if own.keys() != weights.keys() or any(tensor.shape != weights[name].shape for name, tensor in own.items()):
-        model.load_state_dict(weights)  # which says what is missing, unknown or of another shape
+        model.load_state_dict(weights)  # raises an error that names the tensors
     copy_into(list(own.values()), [weights[name] for name in own])
 
 
@@ -63,7 +63,7 @@ def clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def copy_into(goals: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy each source into its goal, which has the same shape."""
+    """Copy each source into its goal of the same shape."""
     groups: dict[tuple[torch.dtype, ...], list[int]] = {}
     for place, (goal, source) in enumerate(zip(goals, sources, strict=True)):
         groups.setdefault((goal.dtype, source.dtype), []).append(place)  # one call takes one type
@@ -72,7 +72,7 @@ def copy_into(goals: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def zero(tensors: Iterable[Tensor]) -> None:
-    """Set all numbers to zero."""
+    """Set all tensors to zero."""
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)
@@ -82,9 +82,10 @@ def zero(tensors: Iterable[Tensor]) -> None:
 
 @torch.no_grad()
 def recompute_statistics(model: nn.Module, images: Tensor, *, batch_size: int, compute: Compute | None = None) -> None:
-    """Set the statistics of batch normalisation to their means over images, every image with the same weight.
+    """Set the statistics of batch normalisation to their means over images.
 
-    Other parts of the model are in evaluation mode meanwhile; batches of one are left out, for they have no variance.
+    Other parts of the model are in evaluation mode. Batches of one are left out: they have no
+    variance.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     batches = [batch for batch in images.split(batch_size) if len(batch) > 1]

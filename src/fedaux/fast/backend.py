@@ -24,8 +24,8 @@ from fedaux.fast.streams import StreamTraining
 def best_backend(compute: Compute, *, features: KeptFeatures | None = None) -> Backend:
     """Return the fastest backend for a device and precision.
 
-    `features` is the feature cache of linear mode; heads are then trained in single precision, which
-    costs next to nothing.
+    `features` is the feature cache of linear mode; heads are then trained in single precision,
+    which costs next to nothing.
     """
     if features is not None:
         compute = replace(compute, precision=torch.float32)
@@ -73,7 +73,8 @@ class FastBackend:
         batch_size: int | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Return the features [n, F] of examples under an extractor h0, from the cache if there is one."""
+        """Return the features [n, F] of examples under an extractor h0, from the cache if there
+        is one."""
         if self.cache is not None:
             return self.cache(module, weights, examples, rows=rows)
         predict = FastPredictor(module, self.compute)

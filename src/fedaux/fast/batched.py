@@ -1,6 +1,6 @@
-"""Local training of several clients of a ResNet-8 as one network: every step is one CUDA graph for all of them.
+"""Local training of several clients of a ResNet-8 as one network: one CUDA graph per step.
 
-Clients need not be of one size: those that are through with their rows leave every kernel at once.
+Clients may differ in size: those that have finished leave every kernel at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class BatchedTraining:
-    """Trains so many clients at once as `compute.clients_at_once` says; on streams where kernels cannot be compiled."""
+    """Trains `compute.clients_at_once` clients at once; on streams if kernels cannot be
+    compiled."""
 
     def __init__(self, place: Workplace, *, capacity: int) -> None:
         self._place = place
@@ -32,7 +33,7 @@ class BatchedTraining:
 
     @staticmethod
     def possible(place: Workplace) -> bool:
-        """Say whether there are kernels for what clients train."""
+        """Return whether there are kernels for what clients train."""
         return kernels.possible(
             place.model,
             place.inputs,
@@ -43,7 +44,8 @@ class BatchedTraining:
         )
 
     def __call__(self, jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
-        """Train each job from the given weights, large ones first: those side by side then end together."""
+        """Train each job from the given weights, large ones first, so that neighbours end
+        together."""
         if self._steps is None and self._otherwise is None:
             self._steps = attempt(
                 self._prepared,

@@ -29,8 +29,9 @@ def capture(
     """Return a step as a CUDA graph, captured on a stream.
 
     The step first runs a few times, each time after `rewind`: choices of algorithms and first
-    allocations must not be captured. The caller restores, in place, what these steps change. A replay
-    draws new random numbers from `generator`. Graphs that never run at the same time may share a pool.
+    allocations must not be captured. The caller restores, in place, what these steps change. A
+    replay draws new random numbers from `generator`. Graphs that never run at the same time may
+    share a pool.
     """
     device = stream.device  # not necessarily the current one, where Triton launches
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -50,11 +51,11 @@ def capture(
 
 
 class CapturedSteps(Steps):
-    """The same steps without Python: one CUDA graph for each batch size, which takes its rows from a fixed buffer.
+    """Steps as CUDA graphs, one for each batch size, which take their rows from a fixed buffer.
 
-    Model, optimizer state, rows and targets stay where they are in memory; new values are copied into them. The step of
-    `batch_size` is compiled where `compute` says so; steps of other sizes (the rest of an epoch) are captured as they
-    are, for compiling each would take longer than they do.
+    Model, optimizer state, rows and targets keep their places in memory; new values are copied into
+    them. The step of `batch_size` is compiled if `compute` asks for it. Steps of other sizes (the
+    last of an epoch) are captured without, because compiling them would take longer than they do.
     """
 
     def __init__(
@@ -95,25 +96,25 @@ class CapturedSteps(Steps):
             self._anchors = [parameter.detach().clone() for parameter in self.parameters]
 
     def start(self) -> None:
-        """Take the model's present weights as those of the proximal term, and count the loss anew."""
+        """Anchor the proximal term at the model's present weights, and reset the loss."""
         self.model.train()
         self.total.zero_()
         if self._anchors:
             torch._foreach_copy_(self._anchors, [parameter.detach() for parameter in self.parameters])
 
     def begin(self, rows: Tensor) -> None:
-        """Say which rows come next, [n]."""
+        """Set the rows of the next steps, [n]."""
         self._buffer[: len(rows)].copy_(rows)
         self._position.zero_()
 
     def prepare(self, sizes: Iterable[int]) -> None:
-        """Capture the steps of these sizes; the model and its optimizer are then in disorder and must be loaded."""
+        """Capture the steps of these sizes; model and optimizer must be loaded again afterwards."""
         for size in sizes:
             if size not in self._graphs:
                 self._graphs[size] = self._capture(size)
 
     def step(self, size: int) -> None:
-        """Take a step on the next so many rows, whose size has been prepared."""
+        """Take a step on the next `size` rows; the size must be prepared."""
         self._graphs[size].replay()
 
     def set_targets(self, targets: Tensor) -> None:
@@ -121,7 +122,7 @@ class CapturedSteps(Steps):
         self._targets.copy_(targets)
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
-        # Held here: a graph reads it from where it lies for as long as it is replayed.
+        # Held here: graphs read it from its place in memory.
         offsets = self._offsets[size] = torch.arange(size, device=self._compute.device)
         forward = self._forward_compiled if size == self._batch_size and self._compute.compile else self._forward
 
@@ -130,7 +131,7 @@ class CapturedSteps(Steps):
             self._update(self._compute.floats(self._inputs[rows]), self._targets[rows], forward)
             self._position += size
 
-        # Trying out convolutions pays for the full batch; the rests of epochs come in many sizes.
+        # Benchmarking convolutions pays for the full batch; the last ones come in many sizes.
         try_out = torch.backends.cudnn.benchmark and size == self._batch_size
         tf32 = torch.backends.cudnn.allow_tf32
         with torch.backends.cudnn.flags(enabled=True, benchmark=try_out, allow_tf32=tf32):
@@ -154,7 +155,7 @@ class CapturedSteps(Steps):
 def loss_of_weights(
     model: nn.Module, *, loss: Loss, compute: Compute, batch_size: int
 ) -> Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]:
-    """Return the loss of a batch of this size in training as a function of a model's parameters and buffers."""
+    """Return the training loss of a batch as a function of a model's parameters and buffers."""
     own = copy.deepcopy(model).train()
     for layer in layers_without_variance(own, batch_size=batch_size):
         layer.eval()

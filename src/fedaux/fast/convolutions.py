@@ -1,4 +1,5 @@
-"""Convolutions of our models on a GPU in half precision, as matrix products or kernels of their own.
+"""Convolutions of our models on a GPU in half precision, as matrix products or kernels of their
+own.
 
 `accelerate` gives the layers of a model these classes; its weights and their names stay the same.
 """
@@ -103,7 +104,8 @@ def in_half_precision(inputs: Tensor) -> bool:
 
 
 def has_patches(layer: nn.Conv2d) -> bool:
-    """Whether `patches` covers a layer: no dilation or groups, padding in numbers and with zeros."""
+    """Whether `patches` covers a layer: no dilation or groups, padding in numbers and with
+    zeros."""
     if layer.groups != 1 or layer.dilation != (1, 1):
         return False
     return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)

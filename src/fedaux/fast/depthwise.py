@@ -1,7 +1,8 @@
-"""Depthwise 3x3 convolutions on a GPU in half precision, channels last, as three kernels of their own.
+"""Depthwise 3x3 convolutions on a GPU in half precision, channels last, as three kernels of their
+own.
 
-cuDNN's kernels for one channel a group are slow in this layout, those for the gradients of weights above all. Where
-Triton is missing, or cannot compile, they are used all the same.
+cuDNN's kernels for one channel per group are slow in this layout, above all those for gradients of
+weights. They are used if Triton is missing or cannot compile.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from fedaux.fast.fallback import attempt
 
 INSTALLED = find_spec("triton") is not None
 MOST_CHANNELS = 64
-"""Channels a program works on, at most."""
+"""Channels per program, at most."""
 POSITIONS = 32
-"""Positions a program works on; half as many at a time where it keeps nine sums of each."""
+"""Positions per program; half as many at a time if it keeps nine sums of each."""
 MOST_NUMBERS = 2**31 - 1
 """Of a tensor, since kernels count in 32 bits."""
 PROGRAMS = 1024
-"""About as many programs share the sums of a weight's gradient: enough to fill a GPU several times."""
+"""Programs that share the sums of a weight's gradient, about: they fill a GPU several times."""
 
 if INSTALLED:
     import triton
@@ -229,7 +230,7 @@ def joined(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, 
 
 @torch.library.custom_op("fedaux::depthwise", mutates_args=())
 def depthwise(inputs: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """Convolve each channel of [N, C, H, W] with its own 3x3 numbers of [C, 1, 3, 3], zeros around."""
+    """Convolve each channel of [N, C, H, W] with its 3x3 kernel of [C, 1, 3, 3], zero padding."""
     return joined(inputs, weight, None, stride=stride)
 
 
@@ -240,7 +241,7 @@ def _(inputs: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 @torch.library.custom_op("fedaux::depthwise_backward", mutates_args=())
 def depthwise_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """Return the gradients with respect to inputs and weight; sums are made in the same order every time."""
+    """Return the gradients of inputs and weight; sums always have the same order."""
     gradient, inputs, weight = _last(gradient), _last(inputs), weight.contiguous()
     sizes = _sizes(inputs.shape, stride)
     to_inputs = _made(tuple(inputs.shape), inputs)

@@ -70,9 +70,9 @@ class FastDistiller:
 def prepared_steps(
     model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: str
 ) -> PreparedStepping | None:
-    """Return the model's distillation steps as CUDA graphs, or None, with a warning, where they cannot be captured.
+    """Return distillation steps as CUDA graphs, or None, with a warning, if that fails.
 
-    The model's weights are in disorder afterwards; `distill` loads them.
+    The model's weights change; `distill` loads them again.
     """
     if section.clip is None and kernels.possible(
         model, images, optimizer=section.optimizer, batch_size=section.batch_size, clients=1, compute=compute
@@ -116,7 +116,8 @@ def _kernel_steps(
 def _captured_steps(
     model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: str
 ) -> CapturedSteps:
-    """The learning rate is a tensor on the device, so that `set_rate` reaches the graphs."""
+    """Return captured steps whose learning rate is a tensor, so that `set_rate` reaches the
+    graphs."""
 
     def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})

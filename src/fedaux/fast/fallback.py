@@ -21,10 +21,11 @@ def attempt(
     device: torch.device | None = None,
     errors: type[Exception] = RuntimeError,
 ) -> Made | None:
-    """Return what `make` returns; if it fails, warn with `otherwise` and the reason, and return None.
+    """Return what `make` returns; if it fails, warn with `otherwise` and the reason, and return
+    None.
 
-    Running out of memory is raised: the slower way would need more. `device` is where a CUDA graph may
-    have been captured; a failed capture locks its random numbers, which are released here.
+    Running out of memory is raised: the slower way would need more. `device` is where a CUDA graph
+    may have been captured; a failed capture locks its random numbers, which are released here.
     """
     try:
         return make()
@@ -51,7 +52,8 @@ def compiled(compute: Compute, key: Hashable, make: Callable[[], Callable[..., A
     """Return the function that `make` returns, compiled, once for each key.
 
     A function of a model's weights should hold a copy of the model: torch notes when a tensor it is
-    given is one that the function holds, and compiles again for the first tensors of another caller.
+    given is one that the function holds, and compiles again for the first tensors of another
+    caller.
     """
     return compute.once(("compiled", key), lambda: _Compiled(make()))
 
@@ -86,7 +88,8 @@ class _Compiled:
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same function with a copy of its code.
 
-    torch counts compilations per code object and stops after eight; functions of many models share one.
+    torch counts compilations per code object and stops after eight; functions of many models share
+    one.
     """
     if isinstance(function, MethodType):
         return MethodType(_with_own_code(function.__func__), function.__self__)

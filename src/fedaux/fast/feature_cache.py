@@ -1,4 +1,4 @@
-"""Features under h0. Linear mode asks for those of the same examples in every run, so they are computed once."""
+"""A cache of features under h0: linear mode asks for those of the same examples in every run."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from fedaux.fast.inference import FastPredictor
 from fedaux.files import content_digest, save_tensors, weights_digest
 
 WORTH_KEEPING = 10.0
-"""Seconds that features must have taken to be kept on disk."""
+"""Seconds that features must have taken to be stored on disk."""
 PROCESSOR_BATCH = 32
-"""Images a batch on a CPU: what lies between two layers then stays in its cache (1.5 times the speed of 256)."""
+"""Images per batch on a CPU: activations then stay in its cache (1.5 times as fast as 256)."""
 RECENT = 4
-"""Sets of features that a process keeps at hand: private, public and test examples, and those of a validation."""
+"""Sets of features in memory: of private, public, test and validation examples."""
 LOOKED_AT = 8
-"""Examples whose features are computed anew before stored ones are believed."""
+"""Examples whose features are computed again to check stored ones."""
 
 
 @dataclass(frozen=True)
 class Recent:
-    """What was asked for last, by whichever task of this process."""
+    """What tasks of this process asked for last."""
 
     features: dict[str, Tensor] = field(default_factory=dict)
     digests: list[tuple[Tensor, str]] = field(default_factory=list)
 
 
 class KeptFeatures:
-    """Features of whole sets of examples: computed once in a run, and once for all runs where that takes long.
+    """Features of whole sets of examples: computed once per run, or once for all runs if that is
+    slow.
 
-    They are found by what they depend on: weights, examples, precision. Before stored ones are used, a few are compared
-    with what the network says now, so that a network whose code has changed gets new ones.
+    Their key is what they depend on: weights, examples, precision. Before stored ones are used, a
+    few are computed again, so that a network whose code has changed gets new ones.
     """
 
     def __init__(self, compute: Compute, *, batch_size: int | None, folder: Path | None) -> None:
@@ -53,7 +54,7 @@ class KeptFeatures:
         self._recent = compute.once("features", Recent)
 
     def tell(self, part: Tensor, *, whole: Tensor, rows: Tensor) -> None:
-        """Say that some examples are rows of a larger set, whose features serve all parts that seeds make of it."""
+        """Register examples that are rows of a larger set, whose features serve all its parts."""
         self._parts.append((part, whole, rows))
 
     def __call__(self, module: nn.Module, weights: Weights, examples: Tensor, *, rows: Tensor | None = None) -> Tensor:
@@ -89,16 +90,16 @@ class KeptFeatures:
             "mean": None if compute.mean is None else compute.mean.flatten().tolist(),
             "deviation": None if compute.deviation is None else compute.deviation.flatten().tolist(),
             "torch": torch.__version__,
-        } | ({"compile": True} if compute.compile else {})  # by kernels of our own, perhaps
+        } | ({"compile": True} if compute.compile else {})  # perhaps by kernels of our own
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:40]
 
     def _found(self, key: str, module: nn.Module, weights: Weights, examples: Tensor) -> Tensor:
-        """Return stored features where there are any that fit, else compute them."""
+        """Return stored features if there are any that match, else compute them."""
         file = None if self._folder is None else self._folder / f"{key}.safetensors"
         if file is not None and file.is_file():
             try:
                 stored = load_file(file, device=str(examples.device))["features"]
-            except (OSError, SafetensorError, KeyError):  # damaged: as if it were not there
+            except (OSError, SafetensorError, KeyError):  # damaged: treated as missing
                 stored = torch.empty(0)
             expected = self._computed(module, weights, examples[:LOOKED_AT])
             if stored.shape == (len(examples), *expected.shape[1:]) and torch.allclose(
@@ -113,7 +114,7 @@ class KeptFeatures:
         return features
 
     def _computed(self, module: nn.Module, weights: Weights, examples: Tensor) -> Tensor:
-        """Compute features, pieces of the examples on all workers."""
+        """Compute features, with a piece of the examples on each worker."""
         workers = self._compute.workers
         batch_size = self._batch_size
         if examples.ndim == 4 and examples.device.type == "cpu":

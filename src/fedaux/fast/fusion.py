@@ -1,7 +1,8 @@
-"""A network's predictions as few operations: convolution, normalisation, shortcut and ReLU are one where they can be.
+"""A network's predictions as few operations: convolution, normalisation, shortcut and ReLU are
+joined.
 
-Batch normalisation is folded into the convolution before it, since no image sees its batch. The list of operations is
-found by tracing, for any network whose operations can be listed.
+Batch normalisation is folded into the convolution before it, since no image sees its batch.
+Operations are found by tracing, for any network that can be traced.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class _Tracer(fx.Tracer):
 
 
 class FusedInference:
-    """A module's operations, with convolution + normalisation + shortcut + ReLU joined wherever they follow each other.
+    """A module's operations, with convolution + normalisation + shortcut + ReLU joined.
 
     The list is made once; `fold` prepares a set of weights for it, and a call runs it.
     """
@@ -62,7 +63,8 @@ class FusedInference:
         self._done_elsewhere: set[fx.Node] = set()
         uses = Counter(str(node.target) for node in self._nodes if node.op == "call_module")
         for node in self._nodes:
-            # One that is used twice has two normalisations behind it; the weights of both cannot be in one place.
+            # A convolution that is used twice has two normalisations; they cannot both be folded
+            # in.
             convolves = self._is_module(node, *CONVOLUTIONS)
             if convolves and uses[str(node.target)] == 1 and self._is_plain_convolution(node):
                 self._join(node)
@@ -70,12 +72,14 @@ class FusedInference:
         by_result = {joined.result: joined for joined in self._joined.values()}
         for joined in self._joined.values():
             giver = by_result.get(joined.shortcut)
-            # A bias that is added anyway costs nothing in the sum's own kernel, and a pass over all positions before.
+            # A bias costs nothing in the kernel of the sum, and a pass over all positions
+            # elsewhere.
             if giver is not None and not giver.relu and self._only_user(giver.result) is not None:
                 joined.bias_from, giver.gives_bias = giver, True
 
     def fold(self, weights: Weights, *, dtype: torch.dtype) -> Weights:
-        """Return the weights as the list of operations uses them: convolutions with their normalisation inside."""
+        """Return the weights as operations use them: convolutions with their normalisation
+        folded in."""
         folded = dict(weights)
         by_name = with_normalisation(
             weights, {joined.convolution: self._normalisation(joined) for joined in self._joined.values()}
@@ -111,7 +115,7 @@ class FusedInference:
         return pointwise_matrix(weight, groups=layer.groups) if isinstance(layer, PointwiseConvolution) else weight
 
     def prepared(self, inputs: Tensor, *, dtype: torch.dtype) -> Tensor:
-        """Return inputs [N, ...] as calls take them, whatever the weights: on a GPU in half precision as patches."""
+        """Return inputs [N, ...] as calls take them: on a GPU in half precision as patches."""
         if self._first is None or not _by_patches(inputs, dtype):
             return inputs
         layer = self._modules[self._first.convolution]
@@ -119,7 +123,7 @@ class FusedInference:
         return patches(layer, inputs.to(dtype))
 
     def __call__(self, folded: Weights, inputs: Tensor) -> Tensor:
-        """Return the module's outputs on inputs [N, ...], which `prepared` has made of the examples."""
+        """Return the module's outputs on inputs [N, ...] that `prepared` returned."""
         values: dict[fx.Node, Any] = {}
         for node in self._nodes:
             if node in self._done_elsewhere:
@@ -213,12 +217,12 @@ class FusedInference:
             return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
         module, prefix = self._modules[str(node.target)], f"{node.target}."
         own = {name.removeprefix(prefix): tensor for name, tensor in folded.items() if name.startswith(prefix)}
-        # Weights are in single precision here, and what is left is small: heads, or normalisation of groups.
+        # Weights are in single precision here; what is left is small: heads, group normalisation.
         precise = tuple(value.float() if own and isinstance(value, Tensor) else value for value in arguments)
         return functional_call(module, own, precise, keywords)
 
     def _attribute(self, name: str, folded: Weights) -> Any:
-        """Return a weight, or what belongs to the module and not to its weights, such as a constant."""
+        """Return a weight, or another attribute of the module, such as a constant."""
         parent, _, last = name.rpartition(".")
         return folded[name] if name in folded else getattr(self._modules[parent], last)
 
@@ -243,7 +247,7 @@ class _Joined:
 def with_normalisation(
     weights: Weights, layers: Mapping[str, tuple[str, nn.BatchNorm2d] | None]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return weight and bias of convolutions, by name, that also do the normalisation after them, of this name.
+    """Return weight and bias of convolutions, by name, with the normalisation after them folded in.
 
     All layers at a time, as far as that goes: a client's weights are many small tensors.
     """
@@ -304,7 +308,7 @@ def _layout(tensor: Tensor) -> torch.memory_format:
 
 
 def _by_patches(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the first convolution is a matrix product: on a GPU in half precision (see `FastImageConvolution`)."""
+    """Whether the first convolution is a matrix product (see `FastImageConvolution`)."""
     return tensor.is_cuda and dtype is not torch.float32
 
 

@@ -1,8 +1,8 @@
 """Predictions of many models of one architecture on many examples: teachers, features, evaluation.
 
-On a GPU in half precision, batch normalisation is folded into the convolution before it, and operations are joined:
-by kernels of our own for some networks (`fedaux.fast.triton.predictions`), as far as cuDNN does it for others
-(`fedaux.fast.fusion`). No image ever sees its batch.
+On a GPU in half precision, batch normalisation is folded into the convolution before it, and
+operations are joined: by kernels of our own for some networks (`fedaux.fast.triton.predictions`),
+by cuDNN for others (`fedaux.fast.fusion`). No image ever sees its batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedaux.models import SplitModel
 
 
 class Inference(Protocol):
-    """A network as few operations: weights are prepared once for many batches, and batches once for many weights."""
+    """A network as few operations. Weights and batches are prepared once and used many times."""
 
     def fold(self, weights: Weights, *, dtype: torch.dtype) -> Any:
         """Return the weights as calls take them."""
@@ -85,7 +85,7 @@ class FastPredictor(PlainPredictor):
         return [torch.cat(own) for own in outputs]
 
     def _inference(self, inputs: Tensor) -> Inference | None:
-        """Return kernels of our own for such inputs where there are some, else joined operations where possible."""
+        """Return kernels of our own for such inputs, else joined operations, else None."""
         if self._known is None or not self._known.takes(inputs):
             return self._fused
         if self._by_kernels is None:
@@ -94,7 +94,7 @@ class FastPredictor(PlainPredictor):
         return self._fused if self._by_kernels is None else self._by_kernels
 
     def _tried(self) -> Inference | None:
-        """Return kernels of our own after they have all been compiled and have run once; None where that fails."""
+        """Return kernels of our own after they have been compiled and have run once, or None."""
         assert self._known is not None
         network, dtype, shape = StepInference(self._module), self._compute.precision, (1, self._known.channels)
 
@@ -179,7 +179,8 @@ def is_linear(model: nn.Module) -> bool:
 class ByLength:
     """Batches of token ids [N, L], long texts first, so that none is wider than its texts.
 
-    To know the widths takes a wait for the device; it is had once for inputs that come again, as a round's do.
+    The widths take a wait for the device. They are remembered for inputs that come again in every
+    round.
     """
 
     REMEMBERED = 2
@@ -191,14 +192,14 @@ class ByLength:
     def __call__(
         self, forward: Callable[[Tensor], Tensor], texts: Tensor, *, batch_size: int, rows: Tensor | None
     ) -> Tensor:
-        """Return outputs [N, ...], or on some rows of the texts, in the order that was asked for."""
+        """Return outputs [N, ...] on all texts or on some rows of them, in their order."""
         chosen = texts if rows is None else texts[rows]
         parts = self._parts(chosen, batch_size, again=rows is None and len(texts) > batch_size)
         outputs = torch.cat([forward(chosen[part, :width]).float() for part, width in parts])
         return torch.empty_like(outputs).index_copy_(0, torch.cat([part for part, _ in parts]), outputs)
 
     def _parts(self, texts: Tensor, batch_size: int, *, again: bool) -> list[tuple[Tensor, int]]:
-        """Return the rows of each batch and its width; `again`: the same texts will be asked about once more."""
+        """Return the rows of each batch and its width; `again`: the same texts will come again."""
         for known, size, parts in self._plans:
             if known is texts and size == batch_size:
                 return parts

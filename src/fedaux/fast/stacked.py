@@ -1,8 +1,9 @@
-"""Local training on a CPU: the weights of several clients stacked, each operation done once for all of them.
+"""Local training on a CPU: the weights of several clients are stacked, and each operation serves
+all.
 
-Small models spend their time between operations, not in them. A step here is one pass over the stacked weights, all of
-which are one tensor. Where a client's batch is short, rows are filled up and count for nothing; that is exact as long
-as no example sees another, so models with batch normalisation are trained one by one.
+Small models spend their time between operations, not in them. A step is one pass over the stacked
+weights, which are one tensor. Short batches are padded with rows that count for nothing. That is
+exact if no example sees another, so models with batch normalisation are trained one by one.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ EPSILON = 1e-8
 """Of Adam, as torch's own."""
 
 OfModels = Callable[[Mapping[str, Tensor], Tensor], Tensor]
-"""forward(weights, inputs): the outputs [K, B, ...] of K models with weights [K, ...] each, on inputs [K, B, ...]."""
+"""forward(weights, inputs) returns outputs [K, B, ...] for weights [K, ...] and inputs [K, B,
+...]."""
 
 
 def can_stack(model: nn.Module) -> bool:
-    """Whether no example sees another in a model, nothing is drawn in it, and all of it is trained parameters.
+    """Return whether a model's examples are independent, without dropout, and all of it is trained.
 
-    Text models are not stacked: their operations are large enough, and attention would fall apart into single ones.
+    Text models are not stacked: their operations are large enough, and attention does not stack
+    well.
     """
     layers = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Embedding)
     return (
@@ -55,7 +58,8 @@ def of_models(model: nn.Module) -> OfModels:
 
 
 class StackedTraining:
-    """Trains up to `compute.clients_at_once` clients in one stack, and a stack in each of `compute.workers` threads."""
+    """Trains `compute.clients_at_once` clients per stack, one stack in each of `compute.workers`
+    threads."""
 
     def __init__(self, place: Workplace) -> None:
         self._place = place
@@ -69,7 +73,7 @@ class StackedTraining:
         # Dealt out in turn, so that stacks are of the same work.
         count = min(len(ordered), max(compute.workers, math.ceil(len(ordered) / compute.clients_at_once)))
         stacks = [ordered[begin::count] for begin in range(count)]
-        while len(self._forwards) < count:  # each with a copy, for it is borrowed
+        while len(self._forwards) < count:  # each thread needs its own copy
             self._forwards.append(of_models(copy.deepcopy(self._place.model).train()))
         done = compute.spread(lambda n: self._train(stacks[n], weights, self._forwards[n]), range(count))
         for results in done:
@@ -104,7 +108,7 @@ class StackedTraining:
             if place.proximal > 0:
                 gradient.add_(before - anchor, alpha=place.proximal)
             optimizer.step(gradient, active)
-            for name, tensor in left.items():  # which optimizers of torch leave alone
+            for name, tensor in left.items():  # as torch's optimizers do
                 _named(before, self._shapes)[name].copy_(tensor)
         results = []
         named = _named(stack, self._shapes)
@@ -118,8 +122,9 @@ class StackedTraining:
 class StackedAdam:
     """Adam (Kingma & Ba 2015) on a stack of weights [K, P], of which the first few take a step.
 
-    m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, theta -= rate * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon),
-    with t the number of steps of each client, for kept states may differ in it.
+    m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
+    theta -= rate * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon),
+    with t the number of steps of each client, in which kept states may differ.
     """
 
     def __init__(
@@ -160,7 +165,7 @@ class StackedAdam:
 
 
 class StackedSgd:
-    """Gradient descent with momentum on a stack of weights [K, P]: b = momentum b + g, theta -= rate * b."""
+    """SGD with momentum on a stack of weights [K, P]: b = momentum b + g, theta -= rate * b."""
 
     def __init__(
         self, stack: Tensor, shapes: Mapping[str, torch.Size], states: Sequence[Mapping[str, Tensor]], section: Local
@@ -192,7 +197,7 @@ OPTIMIZERS: dict[str, Callable[..., StackedAdam | StackedSgd]] = {"adam": Stacke
 def _stacked(
     stack: Tensor, shapes: Mapping[str, torch.Size], states: Sequence[Mapping[str, Tensor]], key: str
 ) -> Tensor:
-    """Return the clients' kept moments as a stack like their weights; zero for those who start anew."""
+    """Return the clients' kept moments as a stack like their weights; zero without any."""
     moments = torch.zeros_like(stack)
     for name, moment in _named(moments, shapes).items():
         for index, state in enumerate(states):
@@ -218,7 +223,7 @@ def _batches(job: Job, section: Local) -> Iterator[Tensor]:
 
 
 def _filled(batches: Sequence[Tensor], batch_size: int) -> tuple[Tensor, Tensor]:
-    """Return batches as one tensor [K, B], filled up with a row that counts for nothing, and what counts [K, B]."""
+    """Return batches as one padded tensor [K, B], and which rows count [K, B]."""
     width = min(batch_size, max(len(batch) for batch in batches))
     rows = torch.stack([functional.pad(batch, (0, width - len(batch)), value=int(batch[0])) for batch in batches])
     sizes = torch.tensor([len(batch) for batch in batches])

@@ -1,8 +1,8 @@
-"""Local training on a GPU: several clients side by side, each a CUDA graph on a stream of its own.
+"""Local training on a GPU: several clients at a time, each with its own CUDA graphs and stream.
 
-A training step of a small model on a small batch leaves most of a GPU idle and is over before Python has launched the
-next kernel. Captured once, a step is one launch, and the steps of different clients run at the same time. Clients need
-not be of one size: each stream goes through its own batches, and the rest of an epoch is a graph of its own size.
+A training step of a small model leaves most of a GPU idle and ends before Python has launched the
+next kernel. As a CUDA graph, a step is one launch, and steps of different clients run at the same
+time. Clients may differ in size: the last batch of an epoch has its own graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedaux.fast.fallback import attempt
 
 
 class StreamTraining:
-    """Trains so many clients at once as `compute.clients_at_once` says; what cannot be captured is trained plainly."""
+    """Trains `compute.clients_at_once` clients at once; one by one if steps cannot be captured."""
 
     def __init__(self, place: Workplace, *, capacity: int) -> None:
         self._place = place
@@ -34,7 +34,8 @@ class StreamTraining:
         self._plain: Training | None = None
 
     def __call__(self, jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
-        """Train each job from the given weights, large ones first: those side by side then end together."""
+        """Train each job from the given weights, large ones first, so that neighbours end
+        together."""
         ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
         width = self._place.compute.clients_at_once
         for begin in range(0, len(ordered), width):
@@ -44,7 +45,7 @@ class StreamTraining:
             yield from self._wave(wave, weights) if self._plain is None else self._plain(wave, weights)
 
     def _prepared(self, wave: Sequence[Job]) -> bool:
-        """Capture the steps that a wave needs, and say whether it was possible."""
+        """Capture the steps that a wave needs; return whether it was possible."""
         batch_size = self._place.section.batch_size
 
         def capture() -> bool:
@@ -94,13 +95,13 @@ class StreamTraining:
             slot.start()
         for slot in slots:
             slot.stream.wait_stream(here)
-        # In turn, for whoever is launched to the end first has long begun before the last one does.
+        # In turn: otherwise the first client would have finished before the last one starts.
         running = [_steps(slot, rows, batch_size=section.batch_size) for slot, rows in zip(slots, orders, strict=True)]
         while running:
             running = [steps for steps in running if next(steps, False)]
         for slot in slots:
             here.wait_stream(slot.stream)
-        losses = torch.stack([slot.total for slot in slots]).tolist()  # one wait for the device a wave
+        losses = torch.stack([slot.total for slot in slots]).tolist()  # one wait for the device per wave
         for slot, job, loss in zip(slots, wave, losses, strict=True):
             kept = optimizer_state(slot.optimizer, slot.model) if section.optimizer_state == "kept" else {}
             yield job, snapshot(slot.model), Trained(loss / (section.epochs * len(job.rows)), kept)

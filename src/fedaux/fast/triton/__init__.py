@@ -1,11 +1,14 @@
-"""Training steps of ResNet-8 as few kernels, each of which does the same work for several clients at once.
+"""Training steps of ResNet-8 as few kernels, each of which does the same work for several clients
+at once.
 
-A small model on small batches is a long row of small operations. Here a convolution also makes the sums that batch
-normalisation needs, the head includes its loss, and Adam takes all parameters at once: 53 kernels a step, for one
-client (a distillation) or for several side by side, in place of about 200 for each.
+A small model on small batches is a long row of small operations. Here a convolution also makes the
+sums that batch normalisation needs, the head includes its loss, and Adam takes all parameters at
+once: 53 kernels a step, for one client (a distillation) or for several side by side, in place of
+about 200 for each.
 
-They are for bf16 on GPUs with bulk tensor copies (compute capability 9 and above), written in Triton. Sums are added in
-any order, so that two runs can differ in the last bits. Predictions of other networks: `predictions`.
+They are for bf16 on GPUs with bulk tensor copies (compute capability 9 and above), written in
+Triton. Sums are added in any order, so that two runs can differ in the last bits. Predictions of
+other networks: `predictions`.
 """
 
 from __future__ import annotations
@@ -34,11 +37,13 @@ MOST_IMAGES = 8192
 MOST_CLIENTS = 256
 """For the same reason: each has 4.9 million weights."""
 IMAGES_TOGETHER = 8
-"""Batches have room for a multiple of so many images: where maps are smallest, a tile is eight of them."""
+"""Batches have room for a multiple of so many images: where maps are smallest, a tile is eight
+of them."""
 
 
 def available(compute: Compute) -> bool:
-    """Say whether kernels of our own are to be used, for training or for predictions, and a GPU has what they need."""
+    """Say whether kernels of our own are to be used, for training or for predictions, and a GPU
+    has what they need."""
     return (
         INSTALLED
         and compute.compile
@@ -51,14 +56,16 @@ def available(compute: Compute) -> bool:
 def possible(
     model: nn.Module, inputs: Tensor, *, optimizer: str, batch_size: int, clients: int, compute: Compute
 ) -> bool:
-    """Say whether the kernels can train a model on such inputs here, with so many clients at a time."""
+    """Say whether the kernels can train a model on such inputs here, with so many clients at a
+    time."""
     return (
         available(compute) and optimizer == "adam" and countable(clients, batch_size=batch_size) and fits(model, inputs)
     )
 
 
 def countable(clients: int, *, batch_size: int) -> bool:
-    """Say whether 32 bits are enough for where the weights and activations of so many clients lie."""
+    """Say whether 32 bits are enough for where the weights and activations of so many clients
+    lie."""
     return clients <= MOST_CLIENTS and clients * room_for(batch_size) <= MOST_IMAGES
 
 
@@ -68,7 +75,8 @@ def room_for(batch_size: int) -> int:
 
 
 def fits(model: nn.Module, inputs: Tensor) -> bool:
-    """Say whether a model is the ResNet-8 that the kernels are written for, part by part, and images have its size."""
+    """Say whether a model is the ResNet-8 that the kernels are written for, part by part, and
+    images have its size."""
     if inputs.ndim != 4 or tuple(inputs.shape[2:]) != (IMAGE_SIZE, IMAGE_SIZE) or inputs.shape[1] > MOST_CHANNELS:
         return False
     if not isinstance(model, SplitModel) or type(model.features) is not ResNetFeatures:
@@ -81,7 +89,8 @@ def fits(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def is_like(module: nn.Module, expected: nn.Module) -> bool:
-    """Say whether a module computes what another does, but for its weights: part by part, setting by setting.
+    """Say whether a module computes what another does, but for its weights: part by part, setting
+    by setting.
 
     Hooks, and a way of computing that somebody gave to a single part, could change anything.
     """

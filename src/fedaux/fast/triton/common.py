@@ -1,9 +1,10 @@
-"""What kernels of a training step share: clients side by side, sums, and the way back through a ReLU.
+"""What kernels of a training step share: clients side by side, sums, and the way back through a
+ReLU.
 
-Everything of a client lies behind that of the one before it: activations are [clients, room, H, W, C] (NHWC), weights
-[clients, OUT, kh, kw, C], sums [clients, rows, C]. `room` images have a place; `sizes[client]` says how many there are
-in this step. The programs of a client without any exit at once and change nothing; a smaller batch counts its rows
-alone.
+Everything of a client lies behind that of the one before it: activations are [clients, room, H, W,
+C] (NHWC), weights [clients, OUT, kh, kw, C], sums [clients, rows, C]. `room` images have a place;
+`sizes[client]` says how many there are in this step. The programs of a client without any exit at
+once and change nothing; a smaller batch counts its rows alone.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ LOOSE = [
 ]
 """Arguments whose value should not lead to another compilation."""
 EARLY = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
-"""Whether a kernel is launched before the one it waits for has ended (programmatic dependent launch)."""
+"""Whether a kernel is launched before the one it waits for has ended (programmatic dependent
+launch)."""
 
 
 @triton.jit
 def wait():
-    """Wait until the kernel before has ended, since this one may run already, and let the next one be launched."""
+    """Wait until the kernel before has ended, since this one may run already, and let the next
+    one be launched."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -43,7 +46,8 @@ def wait():
 
 @triton.jit
 def client_of(sizes, tiles):
-    """Return client, tile and batch size of a program, whose first axis goes over clients and their tiles."""
+    """Return client, tile and batch size of a program, whose first axis goes over clients and
+    their tiles."""
     program = tl.program_id(0)
     client = program // tiles
     return client, program - client * tiles, tl.load(sizes + client)
@@ -51,7 +55,8 @@ def client_of(sizes, tiles):
 
 @triton.jit
 def add(sums, c, C, values, row: tl.constexpr):
-    """Add values [channels] to a row of sums; in any order, so that the last bits can differ from run to run."""
+    """Add values [channels] to a row of sums; in any order, so that the last bits can differ
+    from run to run."""
     tl.atomic_add(sums + row * C + c, values, sem="relaxed")
 
 
@@ -59,8 +64,8 @@ def add(sums, c, C, values, row: tl.constexpr):
 def tail(acc, off, c, valid, C, out, res, z, coef, h, zs, RES: tl.constexpr, BY_H: tl.constexpr, SECOND: tl.constexpr):
     """Let the gradient [channels, positions] that arrives at relu(...) through it, and store it.
 
-    Returns its sums over positions, those of it times z, and (SECOND) times zs. RES adds another gradient first. What
-    passes is where h > 0 (BY_H), or where z, normalised by coef, is.
+    Returns its sums over positions, those of it times z, and (SECOND) times zs. RES adds another
+    gradient first. What passes is where h > 0 (BY_H), or where z, normalised by coef, is.
     """
     if RES:
         acc += tl.load(res + off, mask=valid, other=0.0).to(tl.float32)

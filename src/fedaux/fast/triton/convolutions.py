@@ -1,7 +1,9 @@
-"""Convolutions and their gradients for several clients, with the sums that batch normalisation needs.
+"""Convolutions and their gradients for several clients, with the sums that batch normalisation
+needs.
 
-They are products [channels, positions] of boxes that bulk tensor copies put into shared memory: a box [images, rows,
-width, channels] is a matrix as it lies, and what is outside the image is zero by the copy itself.
+They are products [channels, positions] of boxes that bulk tensor copies put into shared memory: a
+box [images, rows, width, channels] is a matrix as it lies, and what is outside the image is zero by
+the copy itself.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ def conv_fwd(
     xd, wd, z, sums, sizes, room, tiles, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
     KS: tl.constexpr, STRIDE: tl.constexpr, NB: tl.constexpr, HB: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """z[position, o] = sum over taps and channels; sums of z and z^2 over positions. H, W are those of the output."""
+    """z[position, o] = sum over taps and channels; sums of z and z^2 over positions. H, W are
+    those of the output."""
     wait()
     client, tile, size = client_of(sizes, tiles)
     BP: tl.constexpr = NB * HB * W
@@ -125,10 +128,11 @@ def conv_wgrad(
     KS: tl.constexpr, STRIDE: tl.constexpr, NB: tl.constexpr, HB: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
     TAPS: tl.constexpr,
 ):  # fmt: skip
-    """part[client, split, o, tap, i] = sum over a split's positions of g[position, o] x[position at tap, i].
+    """part[client, split, o, tap, i] = sum over a split's positions of g[position, o] x[position at
+    tap, i].
 
-    TAPS = 3 takes a row of taps at once. Grid: clients and their splits, tiles of o, taps and tiles of i. Rows beyond
-    the batch are zero in g and x.
+    TAPS = 3 takes a row of taps at once. Grid: clients and their splits, tiles of o, taps and tiles
+    of i. Rows beyond the batch are zero in g and x.
     """
     wait()
     client, split, size = client_of(sizes, splits)

@@ -1,4 +1,5 @@
-"""Where a step of several clients begins and ends: whose turn it is, the head with its loss, and Adam."""
+"""Where a step of several clients begins and ends: whose turn it is, the head with its loss, and
+Adam."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ def advance(
     sums, count, gradients, more, rows_of, turns, following, starts, sizes, steps, tracked, corrections, clients, batch,
     layers, LOG1: tl.constexpr, LOG2: tl.constexpr, KP: tl.constexpr, LP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Begin a step: all sums are zero, and every client's next `batch` rows are its batch, or what is left of them.
+    """Begin a step: all sums are zero, and every client's next `batch` rows are its batch, or what
+    is left of them.
 
-    A client has so many rows (`rows_of`), in epochs of so many (`turns`), at whose end a batch ends, too. The first
-    `more` of the gradients, those of the first convolution, are sums, too.
+    A client has so many rows (`rows_of`), in epochs of so many (`turns`), at whose end a batch
+    ends, too. The first `more` of the gradients, those of the first convolution, are sums, too.
 
-    A client with rows counts a step (`steps`, for Adam, with corrections [clients, 2]: 1 - b1^t and sqrt(1 - b2^t)),
-    one with more than one row also a batch of its statistics (`tracked` [layers, clients]).
+    A client with rows counts a step (`steps`, for Adam, with corrections [clients, 2]: 1 - b1^t and
+    sqrt(1 - b2^t)), one with more than one row also a batch of its statistics (`tracked` [layers,
+    clients]).
     """
     wait()
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -51,11 +54,12 @@ def head(
     h, z, zs, weight, bias, targets, rows, starts, features, errors, total, d, sums, sizes, capacity, room, classes,
     bias_stride, F: tl.constexpr, AREA: tl.constexpr, CP: tl.constexpr, BF: tl.constexpr, SOFT: tl.constexpr,
 ):  # fmt: skip
-    """From the last block's h to the gradient before its ReLU, one image a program: mean, logits, loss, and back.
+    """From the last block's h to the gradient before its ReLU, one image a program: mean, logits,
+    loss, and back.
 
-    The loss is cross entropy with labels [n], or (SOFT) D_KL(targets || softmax) with targets [n, classes]; `total`
-    takes its sum. Features [clients, room, F] and errors, the gradients of logits [clients, room, CP], are kept for
-    `head_wgrad`.
+    The loss is cross entropy with labels [n], or (SOFT) D_KL(targets || softmax) with targets [n,
+    classes]; `total` takes its sum. Features [clients, room, F] and errors, the gradients of logits
+    [clients, room, CP], are kept for `head_wgrad`.
     """
     wait()
     client, n, size = client_of(sizes, room)
@@ -132,10 +136,12 @@ def adam(
     table, arena, master, anchor, first, second, half, corrections, rate, sizes, B1: tl.constexpr, B2: tl.constexpr,
     EPS: tl.constexpr, DECAY: tl.constexpr, PROXIMAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A step of Adam for all parameters of the clients that have one; leaves the weights in half precision, too.
+    """A step of Adam for all parameters of the clients that have one; leaves the weights in half
+    precision, too.
 
-    A line of the table is one block: where its gradient begins, how far the next client's is, where its parameter
-    begins, how far the next client's is, elements, splits of the gradient, which are added, and its first element.
+    A line of the table is one block: where its gradient begins, how far the next client's is, where
+    its parameter begins, how far the next client's is, elements, splits of the gradient, which are
+    added, and its first element.
     """
     wait()
     client = tl.program_id(1)

@@ -1,4 +1,5 @@
-"""The layers of a network in training, of several clients at once: where values lie, and how kernels are launched."""
+"""The layers of a network in training, of several clients at once: where values lie, and how
+kernels are launched."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def divided(number: int, by: int) -> int:
 
 
 class Stack:
-    """Values of all parameters of several clients in one tensor, those of a parameter together: [clients, elements].
+    """Values of all parameters of several clients in one tensor, those of a parameter together:
+    [clients, elements].
 
     Weights of convolutions lie in the order of channels_last, [O, kh, kw, C].
     """
@@ -69,7 +71,8 @@ class Stack:
 
 @dataclass
 class Normalisation:
-    """One batch normalisation of all clients: parameters, running statistics, sums and what they lead to."""
+    """One batch normalisation of all clients: parameters, running statistics, sums and what they
+    lead to."""
 
     path: str
     gamma: Tensor
@@ -89,7 +92,8 @@ class Normalisation:
 
 @dataclass
 class Tail:
-    """What the gradient of a layer's input goes through next: a ReLU and the normalisation before it."""
+    """What the gradient of a layer's input goes through next: a ReLU and the normalisation
+    before it."""
 
     out: Tensor
     residual: Tensor
@@ -117,7 +121,8 @@ class Tail:
 
 
 class Convolution:
-    """One convolution of all clients, with its buffers; `size` is the height and width of its output."""
+    """One convolution of all clients, with its buffers; `size` is the height and width of its
+    output."""
 
     def __init__(
         self,
@@ -200,7 +205,8 @@ class Convolution:
 
     @property
     def splits(self) -> tuple[int, int]:
-        """In how many splits a client's rows are taken for the weight's gradient, and rows of one."""
+        """In how many splits a client's rows are taken for the weight's gradient, and rows of
+        one."""
         images, rows = self._box(self.split.positions)
         every = self.room * self.size
         each = divided(divided(every, self.split.splits), images * rows) * images * rows

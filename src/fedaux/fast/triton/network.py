@@ -1,4 +1,5 @@
-"""A training step of ResNet-8 for several clients at once, put together from kernels: forward, backward and Adam."""
+"""A training step of ResNet-8 for several clients at once, put together from kernels: forward,
+backward and Adam."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Block:
 
 
 class Network:
-    """ResNet-8 of several clients in training: their weights, moments and statistics, and a step for all of them."""
+    """ResNet-8 of several clients in training: their weights, moments and statistics, and a step
+    for all of them."""
 
     def __init__(
         self,
@@ -64,7 +66,8 @@ class Network:
         self.room = room_for(batch_size)
         self.precision, self.weight_decay, self.proximal = precision, weight_decay, proximal
         self.inputs = inputs
-        # Soft labels are read as they lie; a teacher may have left them transposed, or in another precision.
+        # Soft labels are read as they lie; a teacher may have left them transposed, or in another
+        # precision.
         self.targets = (targets.float() if targets.is_floating_point() else targets).contiguous()
         channels = inputs.shape[1]
         none, one = torch.zeros(channels, device=self.device), torch.ones(channels, device=self.device)
@@ -73,7 +76,8 @@ class Network:
         self.image_size, self.channels = inputs.shape[2], channels
         self._side = side
 
-        # Each begins where addresses are multiples of 16, as Triton likes them: no other compilation for one client.
+        # Each begins where addresses are multiples of 16, as Triton likes them: no other
+        # compilation for one client.
         integers = torch.zeros(6, divided(clients, 4) * 4, dtype=torch.int32, device=self.device)[:, :clients]
         self.ahead = integers[:2]
         self.rows_of, self.turns, self.following, self.starts, self.sizes, self.steps = integers
@@ -96,7 +100,8 @@ class Network:
         """Buffers of the clients' models by name, [clients, ...]."""
         layers = [layer[0] for layer in (features.layer1, features.layer2, features.layer3, features.layer4)]
         widths = [features.conv1.out_channels, *(layer.conv1.out_channels for layer in layers)]
-        # A block has three normalisations at most, with two rows of sums forward each, and two and three rows back.
+        # A block has three normalisations at most, with two rows of sums forward each, and two and
+        # three rows back.
         self._sums = torch.zeros(clients * sum(11 * width for width in widths), device=self.device)
         self._taken = 0
 
@@ -121,7 +126,8 @@ class Network:
         self._plan_sums_of_parts()
 
     def activations(self, size: int, channels: int) -> Tensor:
-        """Return room for the activations of all clients, [clients * room, size, size, channels], zero."""
+        """Return room for the activations of all clients, [clients * room, size, size,
+        channels], zero."""
         return torch.zeros(self.clients * self.room, size, size, channels, dtype=self.precision, device=self.device)
 
     def take_sums(self, count: int) -> Tensor:
@@ -168,7 +174,8 @@ class Network:
         return Block(a, b, s, inner, h, d_inner, d, sums_inner, sums)
 
     def _plan_sums_of_parts(self) -> None:
-        """Give gradients that are made in splits their place, and write the table by which Adam adds them up."""
+        """Give gradients that are made in splits their place, and write the table by which Adam
+        adds them up."""
         assert self.stack.places["features.conv1.weight"] == 0, "`advance` sets gradients at the beginning to zero"
         positions = self.room * self.image_size**2
         self.stem_each = max(64, divided(divided(self.clients * positions, 528), 64) * 64)
@@ -191,7 +198,8 @@ class Network:
         self.table = torch.tensor(lines, dtype=torch.int32, device=self.device)
 
     def _gradients(self, path: str) -> tuple[Tensor, Tensor]:
-        """Return where the gradients of a layer's weight and bias go, at the beginning of the arena."""
+        """Return where the gradients of a layer's weight and bias go, at the beginning of the
+        arena."""
         return self.stack.flat(self.arena, f"{path}.weight"), self.stack.flat(self.arena, f"{path}.bias")
 
     def refresh(self) -> None:

@@ -1,4 +1,5 @@
-"""Batch normalisation of several clients: scale, shift and ReLU, running statistics, and the way back."""
+"""Batch normalisation of several clients: scale, shift and ReLU, running statistics, and the way
+back."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ def statistics(
 ):  # fmt: skip
     """Return scale and shift of a batch normalisation from its sums.
 
-    The first program keeps them (coef: scale, shift, mean, 1 / deviation) and moves the running statistics. A batch of
-    one has no variance: the running statistics take its place, unchanged.
+    The first program keeps them (coef: scale, shift, mean, 1 / deviation) and moves the running
+    statistics. A batch of one has no variance: the running statistics take its place, unchanged.
     """
     sums += client * 2 * C
     gamma += client * C
@@ -80,7 +81,8 @@ def apply_fwd(
 
 @triton.jit
 def through(sums, second: tl.constexpr, coef, grad_gamma, grad_beta, c, C, size, count, first):
-    """g = a d + b z + e through a batch normalisation, from sum d (row 0) and sum d z (row `second`).
+    """g = a d + b z + e through a batch normalisation, from sum d (row 0) and sum d z (row
+    `second`).
 
     For a batch of one, whose statistics do not depend on it, g = a d.
     """
@@ -103,7 +105,8 @@ def apply_bwd(
     d, sums, z, coef, grad_gamma, grad_beta, g, zs, coef_s, grad_gamma_s, grad_beta_s, gs, sizes, room, tiles, area,
     C: tl.constexpr, SHORT: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """g = gradient of z from d, that of bn(z), zero beyond the batch; with SHORT also gs, of the shortcut's zs."""
+    """g = gradient of z from d, that of bn(z), zero beyond the batch; with SHORT also gs, of the
+    shortcut's zs."""
     wait()
     client, tile, size = client_of(sizes, tiles)
     if size == 0:

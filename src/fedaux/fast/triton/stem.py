@@ -1,4 +1,5 @@
-"""The first convolution of several clients, whose few channels are no matrix: it is made of patches of the images."""
+"""The first convolution of several clients, whose few channels are no matrix: it is made of
+patches of the images."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from fedaux.fast.triton.normalisation import through
 def _patches(
     image, mean, deviation, p, k, sc, sy, sx, H: tl.constexpr, W: tl.constexpr, CH: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Return the 3x3 patches [positions, 32] in the order (tap, channel), zero outside; bytes are normalised."""
+    """Return the 3x3 patches [positions, 32] in the order (tap, channel), zero outside; bytes
+    are normalised."""
     tap = k // CH
     ch = k - tap * CH
     yy = (p // W)[:, None] + (tap // 3)[None, :] - 1
@@ -38,7 +40,8 @@ def stem_fwd(
     images, rows, starts, mean, deviation, w, z, sums, sizes, capacity, room, tiles, sn, sc, sy, sx, H: tl.constexpr,
     W: tl.constexpr, CH: tl.constexpr, OUT: tl.constexpr, BP: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """The first convolution, 3x3, as a product of patches of images with w [OUT, 9 CH], and sums of z and z^2."""
+    """The first convolution, 3x3, as a product of patches of images with w [OUT, 9 CH], and sums
+    of z and z^2."""
     wait()
     client, tile, size = client_of(sizes, tiles)
     n = tile * BP // (H * W)
@@ -64,7 +67,8 @@ def stem_wgrad(
     per_split, sn, sc, sy, sx, H: tl.constexpr, W: tl.constexpr, CH: tl.constexpr, OUT: tl.constexpr, BP: tl.constexpr,
     BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Add a split's part to the first convolution's grad [clients, o, (tap, channel)], through its normalisation."""
+    """Add a split's part to the first convolution's grad [clients, o, (tap, channel)], through
+    its normalisation."""
     wait()
     client, split, size = client_of(sizes, tiles)
     if split * per_split >= size * (H * W):

@@ -1,4 +1,5 @@
-"""Training steps of several models of one architecture, each step one CUDA graph for all of them."""
+"""Training steps of several models of one architecture, each step one CUDA graph for all of
+them."""
 
 from __future__ import annotations
 
@@ -19,9 +20,11 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class BatchedSteps:
-    """Like CapturedSteps, for several clients: Adam on cross entropy (labels [n]) or D_KL (soft labels [n, C]).
+    """Like CapturedSteps, for several clients: Adam on cross entropy (labels [n]) or D_KL (soft
+    labels [n, C]).
 
-    Weights, moments and statistics of the clients stay where they are in memory; new values are copied into them.
+    Weights, moments and statistics of the clients stay where they are in memory; new values are
+    copied into them.
     """
 
     def __init__(
@@ -62,7 +65,8 @@ class BatchedSteps:
 
     @property
     def total(self) -> Tensor:
-        """Sum of each client's loss over the examples seen, without the proximal term, [clients]."""
+        """Sum of each client's loss over the examples seen, without the proximal term,
+        [clients]."""
         return self.network.total
 
     def set_rate(self, rate: float) -> None:
@@ -80,7 +84,8 @@ class BatchedSteps:
         copy_into(lines, [weights[name] for name in own for _ in range(self.clients)])
 
     def weights(self, count: int | None = None) -> list[dict[str, Tensor]]:
-        """Return copies of the weights and statistics of the first clients, or all, each as a model's state_dict."""
+        """Return copies of the weights and statistics of the first clients, or all, each as a
+        model's state_dict."""
         own, count = self._values(), self.clients if count is None else count
         return [clones({name: values[client] for name, values in own.items()}) for client in range(count)]
 
@@ -97,7 +102,8 @@ class BatchedSteps:
         }
 
     def optimizer_state(self, client: int) -> dict[str, Tensor]:
-        """Return copies of a client's moments by "parameter/moment", as `fedaux.core.steps.optimizer_state` does."""
+        """Return copies of a client's moments by "parameter/moment", as
+        `fedaux.core.steps.optimizer_state` does."""
         network, found = self.network, dict[str, Tensor]()
         step = network.steps[client].float()
         for name in network.stack.shapes:
@@ -127,7 +133,8 @@ class BatchedSteps:
             self.network.anchor.copy_(self.network.master)
 
     def begin(self, rows: Sequence[Tensor], *, epochs: int = 1) -> None:
-        """Say which rows come next for each client, [epochs * n] each; clients that are not named have none.
+        """Say which rows come next for each client, [epochs * n] each; clients that are not named
+        have none.
 
         A batch ends with an epoch, which a client begins when it is through with the last one.
         """
@@ -156,7 +163,8 @@ class BatchedSteps:
             self._graph.replay()
 
     def run(self, rows: Sequence[Tensor], *, epochs: int = 1) -> None:
-        """Take a step on each batch of every client's rows in turn; the last one of an epoch can be smaller."""
+        """Take a step on each batch of every client's rows in turn; the last one of an epoch can
+        be smaller."""
         self.begin(rows, epochs=epochs)
         longest = max(map(len, rows), default=0) // epochs
         for _ in range(epochs * math.ceil(longest / self._batch_size)):
@@ -164,7 +172,8 @@ class BatchedSteps:
 
 
 class StudentSteps:
-    """The same for one model, which gets the weights whenever they are settled; the interface is that of Steps."""
+    """The same for one model, which gets the weights whenever they are settled; the interface is
+    that of Steps."""
 
     def __init__(self, model: SplitModel, batched: BatchedSteps) -> None:
         self.model = model

@@ -1,4 +1,5 @@
-"""How the products of a training step are cut into programs: what measured best on an H200, by rule."""
+"""How the products of a training step are cut into programs: what measured best on an H200, by
+rule."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Tile(NamedTuple):
 
 
 class Split(NamedTuple):
-    """How a weight's gradient is cut: [outputs, inputs] of so many taps, from sums over positions in splits."""
+    """How a weight's gradient is cut: [outputs, inputs] of so many taps, from sums over
+    positions in splits."""
 
     outputs: int
     inputs: int
@@ -48,7 +50,8 @@ class Shape(NamedTuple):
 def tile_of(shape: Shape, direction: Direction) -> Tile:
     """Return how a convolution or the gradient of its input is cut.
 
-    Three stages leave room for two programs on a processor; where there are not so many, four hide more of the waiting.
+    Three stages leave room for two programs on a processor; where there are not so many, four hide
+    more of the waiting.
     """
     forward = direction == "forward"
     width = shape.outputs if forward else shape.inputs

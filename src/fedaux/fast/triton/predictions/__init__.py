@@ -1,12 +1,14 @@
-"""Predictions of MobileNetV2 and ShuffleNet as few kernels: 24 and 18 for a batch, which never write the widest maps.
+"""Predictions of MobileNetV2 and ShuffleNet as few kernels: 24 and 18 for a batch, which never
+write the widest maps.
 
-Either network is bound by memory. So a 3x3 convolution of each channel is one kernel with the product behind it, a
-whole inverted residual is one where that is faster, and a ShuffleNet unit ends with the next one's first product.
-Activations are bf16, channels last; sums are in single precision, always in the same order.
+Either network is bound by memory. So a 3x3 convolution of each channel is one kernel with the
+product behind it, a whole inverted residual is one where that is faster, and a ShuffleNet unit ends
+with the next one's first product. Activations are bf16, channels last; sums are in single
+precision, always in the same order.
 
-They are for our networks as they are, on 32x32 images. Nothing in them needs more than bf16 matrix units (compute
-capability 8) and up to 147 KB of shared memory, but they have been measured on capability 9 alone, so they are used
-where the other kernels are.
+They are for our networks as they are, on 32x32 images. Nothing in them needs more than bf16 matrix
+units (compute capability 8) and up to 147 KB of shared memory, but they have been measured on
+capability 9 alone, so they are used where the other kernels are.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Known(NamedTuple):
 
 
 def known(module: nn.Module) -> Known | None:
-    """Return which network a module is, part by part, or whose features it is; None where it is another."""
+    """Return which network a module is, part by part, or whose features it is; None where it is
+    another."""
     whole = isinstance(module, SplitModel)
     stem = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     if not isinstance(stem, ImageConvolution) or stem.in_channels > MOST_CHANNELS:

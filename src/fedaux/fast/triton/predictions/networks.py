@@ -1,4 +1,5 @@
-"""MobileNetV2 and ShuffleNet as lists of steps, with the interface of `fedaux.fast.fusion.FusedInference`."""
+"""MobileNetV2 and ShuffleNet as lists of steps, with the interface of
+`fedaux.fast.fusion.FusedInference`."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Folded = dict[str, Packed]
 
 
 class StepInference:
-    """Steps of a network, or of its features alone; `fold` prepares a set of weights for them, and a call runs them."""
+    """Steps of a network, or of its features alone; `fold` prepares a set of weights for them,
+    and a call runs them."""
 
     def __init__(self, module: nn.Module) -> None:
         self._has_head = isinstance(module, SplitModel)
@@ -46,7 +48,8 @@ class StepInference:
         """In a call of the kernels, which count in 32 bits; more are taken in parts."""
 
     def fold(self, weights: Weights, *, dtype: torch.dtype) -> Folded:
-        """Return the weights as the kernels read them: normalisation inside, channels in their places."""
+        """Return the weights as the kernels read them: normalisation inside, channels in their
+        places."""
         parts = {
             name.removeprefix(self._path): (weight.float(), bias.float())
             for name, (weight, bias) in with_normalisation(weights, self._layers).items()
@@ -74,7 +77,8 @@ class StepInference:
 
 
 def mobilenet_steps(features: nn.Module, stem: ImageConvolution, *, size: int) -> Sequence[Step]:
-    """Return the steps of MobileNetV2's features: a block is one, or its expansion and the rest, as there are tiles."""
+    """Return the steps of MobileNetV2's features: a block is one, or its expansion and the rest,
+    as there are tiles."""
     tiles, layers = tiling.MOBILENETV2, list(features.children())
     steps: list[Step] = [_stem_step(stem, tiles["stem"], "0.0", size=size, cut="relu6")]
     blocks = [layer for layer in layers if isinstance(layer, InvertedResidual)]
@@ -126,7 +130,8 @@ def mobilenet_steps(features: nn.Module, stem: ImageConvolution, *, size: int) -
 
 
 def shufflenet_steps(features: ShuffleNetFeatures, stem: ImageConvolution, *, size: int) -> Sequence[Step]:
-    """Return the steps of ShuffleNet's features: one a unit, which ends with the next unit's first product."""
+    """Return the steps of ShuffleNet's features: one a unit, which ends with the next unit's
+    first product."""
     tiles = tiling.SHUFFLENET
     units = [(name, unit) for name, unit in features.named_modules() if isinstance(unit, ShuffleUnit)]
     path, first = units[0]

@@ -1,4 +1,5 @@
-"""Weights as the kernels read them: every number in its place, zeros where there is none, in a few operations."""
+"""Weights as the kernels read them: every number in its place, zeros where there is none, in a
+few operations."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from torch import Tensor
 Packed = dict[str, Tensor]
 """What a kernel reads, by the name of an argument."""
 TOGETHER = 16
-"""Numbers of any packed tensor are a multiple of so many, so that each begins where loads can be wide."""
+"""Numbers of any packed tensor are a multiple of so many, so that each begins where loads can be
+wide."""
 
 
 class Packs(Protocol):
@@ -27,7 +29,8 @@ class Packs(Protocol):
 
 
 class _Places(NamedTuple):
-    """Where the numbers of packed tensors, one behind the other, come from: places in the flat weights, 0 for zero."""
+    """Where the numbers of packed tensors, one behind the other, come from: places in the flat
+    weights, 0 for zero."""
 
     sources: Tensor
     tensors: list[tuple[str, str, torch.Size]]
@@ -37,8 +40,9 @@ class _Places(NamedTuple):
 class Packing:
     """Packs the weights of one network after another.
 
-    To put each of them in its place would be hundreds of small operations a client; so places are found once, by
-    packing the numbers 1, 2, 3, ... instead of weights, and then all weights are picked at a time.
+    To put each of them in its place would be hundreds of small operations a client; so places are
+    found once, by packing the numbers 1, 2, 3, ... instead of weights, and then all weights are
+    picked at a time.
     """
 
     def __init__(self, steps: Sequence[Packs]) -> None:
@@ -46,7 +50,8 @@ class Packing:
         self._places: dict[tuple[torch.device, int], tuple[_Places, _Places]] = {}
 
     def __call__(self, weights: Mapping[str, Packed], *, dtype: torch.dtype) -> dict[str, Packed]:
-        """Return what the kernel of each step reads; `weights` has its numbers, in any arrangement."""
+        """Return what the kernel of each step reads; `weights` has its numbers, in any
+        arrangement."""
         tensors = [tensor for own in weights.values() for tensor in own.values()]
         flat = torch.cat([tensors[0].new_zeros(1), *(tensor.flatten() for tensor in tensors)])
         key = flat.device, len(flat)
@@ -60,7 +65,8 @@ class Packing:
         return packed
 
     def _found(self, weights: Mapping[str, Packed], device: torch.device) -> tuple[_Places, _Places]:
-        """Return the places of what is in the chosen precision, and of what is in single precision."""
+        """Return the places of what is in the chosen precision, and of what is in single
+        precision."""
         found: tuple[list[Tensor], list[Tensor]] = [], []
         named: tuple[list[tuple[str, str, torch.Size]], list[tuple[str, str, torch.Size]]] = [], []
         numbers: dict[str, Packed] = {}

@@ -1,8 +1,9 @@
-"""The kernels: pointwise products, depthwise convolutions joined with the product behind them, whole blocks and units.
+"""The kernels: pointwise products, depthwise convolutions joined with the product behind them,
+whole blocks and units.
 
-Activations are rows [positions, C], an image's positions behind each other (NHWC). Weights come as steps pack them:
-normalisation inside, matrices [C, OUT] filled up with zeros to whole blocks, taps [9, C]. Sums are in single precision.
-Places are counted in 32 bits.
+Activations are rows [positions, C], an image's positions behind each other (NHWC). Weights come as
+steps pack them: normalisation inside, matrices [C, OUT] filled up with zeros to whole blocks, taps
+[9, C]. Sums are in single precision. Places are counted in 32 bits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def cut(values, CUT: tl.constexpr):
 
 @triton.jit
 def saturated(values, real, bias):
-    """Return values + real * bias, cut to between 0 and 1 by the addition itself; what is not a number becomes 0."""
+    """Return values + real * bias, cut to between 0 and 1 by the addition itself; what is not a
+    number becomes 0."""
     if INTERPRETED:
         sums = values + real * bias
         sums = tl.where(sums == sums, tl.minimum(tl.maximum(sums, 0.0), 1.0), 0.0)
@@ -47,7 +49,8 @@ def saturated(values, real, bias):
 
 @triton.jit
 def place_of(OUT: tl.constexpr, BLOCK_OUT: tl.constexpr):
-    """Return the tile of positions and the channels of a program; those of one tile run next to each other."""
+    """Return the tile of positions and the channels of a program; those of one tile run next to
+    each other."""
     BLOCKS: tl.constexpr = (OUT + BLOCK_OUT - 1) // BLOCK_OUT
     program = tl.program_id(0)
     return program // BLOCKS, (program % BLOCKS) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
@@ -80,10 +83,11 @@ def add_taps(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr, C: tl.constexpr, WHOLE: tl.constexpr,
     FILLED: tl.constexpr,
 ):  # fmt: skip
-    """Add the 3x3 taps of each channel to [positions, channels]; FILLED 0: what they see, unweighted.
+    """Add the 3x3 taps of each channel to [positions, channels]; FILLED 0: what they see,
+    unweighted.
 
-    Rows are a true loop: what is behind it the compiler does not move in front of the loads, where each of nine maps
-    would be laid out for the product and not their sum.
+    Rows are a true loop: what is behind it the compiler does not move in front of the loads, where
+    each of nine maps would be laid out for the product and not their sum.
     """
     for i in tl.range(3):
         for j in tl.static_range(3):
@@ -108,7 +112,8 @@ def pointwise(
     C: tl.constexpr, OUT: tl.constexpr, FILLED_OUT: tl.constexpr, CUT: tl.constexpr,
     AREA: tl.constexpr, BLOCK: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
 ):  # fmt: skip
-    """out[p, o] = cut(bias[o] + sum over c); AREA: the mean of so many positions, an image's, instead of each."""
+    """out[p, o] = cut(bias[o] + sum over c); AREA: the mean of so many positions, an image's,
+    instead of each."""
     tile, o = place_of(OUT, BLOCK_OUT)
     place = tile * BLOCK + tl.arange(0, BLOCK)
     here = place < positions
@@ -136,7 +141,8 @@ def depthwise_pointwise(
     C: tl.constexpr, OUT: tl.constexpr, FILLED: tl.constexpr, FILLED_OUT: tl.constexpr, ADDS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_IN: tl.constexpr, BLOCK_OUT: tl.constexpr,
 ):  # fmt: skip
-    """The second half of an inverted residual: taps of each channel, ReLU6, a product; ADDS: plus the block's input."""
+    """The second half of an inverted residual: taps of each channel, ReLU6, a product; ADDS:
+    plus the block's input."""
     tile, o = place_of(OUT, BLOCK_OUT)
     place = tile * BLOCK + tl.arange(0, BLOCK)
     here = place < positions
@@ -167,11 +173,12 @@ def inverted_residual(
     FILLED: tl.constexpr, FILLED_HIDDEN: tl.constexpr, FILLED_OUT: tl.constexpr,
     ADDS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_HIDDEN: tl.constexpr,
 ):  # fmt: skip
-    """A whole inverted residual, whose wide map is nowhere written: each tap expands the positions that it sees.
+    """A whole inverted residual, whose wide map is nowhere written: each tap expands the positions
+    that it sees.
 
-    Weights are such that ReLU6 is a cut at 1, which an addition does by itself, but which makes 0 of what is not a
-    number; so such inputs are looked for, and such weights have gone into the last bias. Only what is born inside from
-    numbers, as infinity less infinity, is not seen.
+    Weights are such that ReLU6 is a cut at 1, which an addition does by itself, but which makes 0
+    of what is not a number; so such inputs are looked for, and such weights have gone into the last
+    bias. Only what is born inside from numbers, as infinity less infinity, is not seen.
     """
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.arange(0, FILLED)
@@ -238,11 +245,13 @@ def shuffle_unit(
     QUARTER: tl.constexpr, OUT: tl.constexpr, POOLED: tl.constexpr, FILLED_HALF: tl.constexpr,
     NEXT_QUARTER: tl.constexpr, AREA: tl.constexpr, BLOCK: tl.constexpr, BLOCK_OUT: tl.constexpr,
 ):  # fmt: skip
-    """A ShuffleNet unit behind its first product, and the first product of the next unit, which need not read it again.
+    """A ShuffleNet unit behind its first product, and the first product of the next unit, which
+    need not read it again.
 
-    Taps of each channel, a product, the shortcut (POOLED: so many channels of means over 3x3 positions come before
-    instead), ReLU; then the next unit's product and its ReLU into `next_out` (NEXT_QUARTER 0: there is none).
-    Hidden channels lie in four quarters: for each group of the product behind them, those from either group before.
+    Taps of each channel, a product, the shortcut (POOLED: so many channels of means over 3x3
+    positions come before instead), ReLU; then the next unit's product and its ReLU into `next_out`
+    (NEXT_QUARTER 0: there is none). Hidden channels lie in four quarters: for each group of the
+    product behind them, those from either group before.
     """
     tile = tl.program_id(0)
     place = tile * BLOCK + tl.arange(0, BLOCK)

@@ -1,4 +1,5 @@
-"""Steps of a prediction, each one kernel: what it needs of the weights, and its launch. Those of MobileNetV2."""
+"""Steps of a prediction, each one kernel: what it needs of the weights, and its launch. Those of
+MobileNetV2."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from fedaux.fast.triton.predictions.packing import Packed, Packs, filled, matrix
 from fedaux.fast.triton.predictions.tiling import Tile
 
 Parts = Mapping[str, tuple[Tensor, Tensor]]
-"""Weight [C', C, h, w] and bias [C'] of each convolution with its normalisation inside, in single precision."""
+"""Weight [C', C, h, w] and bias [C'] of each convolution with its normalisation inside, in
+single precision."""
 Maps = dict[str, Tensor]
 """Activations by name, rows [positions, C] each."""
 
@@ -73,7 +75,8 @@ def room(like: Tensor, rows: int, channels: int) -> Tensor:
 
 @dataclass(kw_only=True)
 class Pointwise:
-    """A product of channels with a bias and a ReLU; `area`: means over so many positions, an image's, of its result."""
+    """A product of channels with a bias and a ReLU; `area`: means over so many positions, an
+    image's, of its result."""
 
     single: ClassVar[frozenset[str]] = frozenset({"bias"})
     name: str
@@ -150,7 +153,8 @@ class Block:
 
 @dataclass(kw_only=True)
 class Narrowing(Block):
-    """Depthwise convolution and projection of an inverted residual, whose wide map `source` is; `short` its input."""
+    """Depthwise convolution and projection of an inverted residual, whose wide map `source` is;
+    `short` its input."""
 
     single: ClassVar[frozenset[str]] = frozenset({"between", "bias"})
     short: str
@@ -203,7 +207,8 @@ class Residual(Block):
         return max(self.size**2 * self.inputs, out_size(self.size, self.stride) ** 2 * self.outputs)
 
     def weights(self, parts: Parts) -> Packed:
-        """Return them such that ReLU6 is a cut at 1, with what such cuts would hide in the last bias: not a number."""
+        """Return them such that ReLU6 is a cut at 1, with what such cuts would hide in the last
+        bias: not a number."""
         (wide, wide_bias), (first, between), (narrow, bias) = (parts[name] for name in self.convolutions)
         largest = torch.stack(torch._foreach_norm([wide, wide_bias, first, between], math.inf))
         wide, wide_bias, between, narrow = torch._foreach_mul(

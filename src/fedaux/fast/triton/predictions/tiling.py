@@ -1,8 +1,10 @@
-"""How predictions are cut into programs: what measured best on an H200, in bf16, on batches of 4096 images.
+"""How predictions are cut into programs: what measured best on an H200, in bf16, on batches of 4096
+images.
 
-A block of MobileNetV2 is one kernel where there is a tile for it, and two where there are tiles for its halves. One
-kernel, which repeats the expansion for each tap, wins as long as the wide map is large or its channels are few: on
-32x32 and 16x16, on 8x8 up to 192 channels, and where stride 2 leaves a quarter of the positions.
+A block of MobileNetV2 is one kernel where there is a tile for it, and two where there are tiles for
+its halves. One kernel, which repeats the expansion for each tap, wins as long as the wide map is
+large or its channels are few: on 32x32 and 16x16, on 8x8 up to 192 channels, and where stride 2
+leaves a quarter of the positions.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ class Tile(NamedTuple):
     """Channels of the output at a time; 0 where that is all."""
     warps: int
     stages: int
-    """Loads under way. One where a program convolves: with more, the compiler reads all nine taps past the cache."""
+    """Loads under way. One where a program convolves: with more, the compiler reads all nine
+    taps past the cache."""
     registers: int | None = None
     """Of a thread, at most; the compiler's choice otherwise."""
 

@@ -1,4 +1,5 @@
-"""Steps of ShuffleNet: a unit, with the next one's first product, is one kernel; shuffles are in the weights."""
+"""Steps of ShuffleNet: a unit, with the next one's first product, is one kernel; shuffles are in
+the weights."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ def quarter_of(hidden: int) -> int:
 
 
 def places(hidden: int) -> Tensor:
-    """Return where each channel of a unit's first product lies: j of group i there is in quarter 2c + i.
+    """Return where each channel of a unit's first product lies: j of group i there is in quarter 2c
+    + i.
 
-    Behind the shuffle it is channel 2j + i, of group c of the second product, which so finds its own side by side.
+    Behind the shuffle it is channel 2j + i, of group c of the second product, which so finds its
+    own side by side.
     """
     group = torch.arange(hidden) // (hidden // 2)
     dealt = 2 * (torch.arange(hidden) % (hidden // 2)) + group
@@ -47,7 +50,8 @@ class Opening(Pointwise):
 
 @dataclass(kw_only=True)
 class Unit:
-    """A ShuffleNet unit behind its first product, and the first product of the next unit, `following`."""
+    """A ShuffleNet unit behind its first product, and the first product of the next unit,
+    `following`."""
 
     single: ClassVar[frozenset[str]] = frozenset({"bias", "following_bias"})
     name: str
@@ -110,7 +114,8 @@ class Unit:
         return packed
 
     def _pack_following(self, numbers: Packed, *, rows: int) -> Packed:
-        """Return the next unit's first product: columns of a row's own group, or of both where groups have moved."""
+        """Return the next unit's first product: columns of a row's own group, or of both where
+        groups have moved."""
         weight, bias = numbers["following"].flatten(1), numbers["following_bias"]
         half, quarter, place = self.outputs // 2, quarter_of(self.following_hidden), places(self.following_hidden)
         groups = weight.view(2, -1, half).transpose(1, 2)
