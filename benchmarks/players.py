@@ -22,11 +22,11 @@ from fedaux.core import plain
 from fedaux.core.compute import compute_for
 from fedaux.core.messages import Weights
 from fedaux.core.preparation import Scorer, prepare
-from fedaux.core.round import Federation, clients_a_round, select
+from fedaux.core.round import Federation, clients_per_round, select
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State
 from fedaux.data import LabelledData
-from fedaux.running.run import Silent, Work, split_for
+from fedaux.running.run import NullCallback, Work, split_for
 from fedaux.running.run_directory import RunDirectory
 
 Seconds = dict[str, float]
@@ -68,24 +68,24 @@ def fast_federation(
         RunDirectory.open(Path(folder) / "run", experiment, resume=False) as directory,
     ):
         compute = compute_for(experiment.engine, data.images.device)
-        work = Work(experiment, directory, data, auxiliary, Silent(), compute)
+        work = Work(experiment, directory, data, auxiliary, NullCallback(), compute)
         task = work.task(experiment.method[0], seed)
         clients = SimulatedClients(task, data.images, data.labels, own_parts)
-        state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=Silent())
-    federation = Federation(task, preparation, clients, watcher=Silent())
+        state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=NullCallback())
+    federation = Federation(task, preparation, clients, callback=NullCallback())
 
     def chosen(number: int) -> list[int]:
         generator = seeding.generator(seed, "selection", round=number)
-        return select(clients.present(), count=clients_a_round(experiment), generator=generator)
+        return select(clients.present(), count=clients_per_round(experiment), generator=generator)
 
     def certainty_weights(ids: Sequence[int]) -> Tensor:
-        return torch.softmax(federation.scorer.log_scores(state.certificates, ids), dim=0).float()
+        return torch.softmax(federation.scorer.log_scores(state.releases, ids), dim=0).float()
 
     def score() -> None:
         again, preparation = prepare(
-            task, clients, extractor=lambda name, _: federation.preparation.extractors[name], watcher=Silent()
+            task, clients, extractor=lambda name, _: federation.preparation.extractors[name], callback=NullCallback()
         )
-        Scorer(task, preparation).log_scores(again.certificates, list(again.certificates))
+        Scorer(task, preparation).log_scores(again.releases, list(again.releases))
 
     wait(task.device)
     precision = "bf16" if compute.precision is torch.bfloat16 else "fp32"

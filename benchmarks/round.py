@@ -46,7 +46,7 @@ from showing import check_plot, draw_round, print_round
 from fedaux.config import Experiment
 from fedaux.core.compute import has_bf16
 from fedaux.core.methods import METHODS
-from fedaux.core.round import clients_a_round
+from fedaux.core.round import clients_per_round
 from fedaux.core.task import build_models
 from fedaux.data import LabelledData
 from fedaux.files import save_json
@@ -173,7 +173,7 @@ def time_peer(
         num_classes=CLASSES,
         local=experiment.local,
         seed=experiment.seeds[0],
-        participants=clients_a_round(experiment),
+        participants=clients_per_round(experiment),
         rounds=PEER_WARMUP + rounds,
         precision=fast.precision,
     )

@@ -258,7 +258,7 @@ def test_a_protected_run_states_one_number_for_everything_a_client_sent(tmp_path
         progress = directory.load("fedaux", 0)
         assert progress is not None
         assert len(progress.state.ledger) == 8
-        assert sorted(progress.state.certificates) == [0, 1, 2, 3]
+        assert sorted(progress.state.releases) == [0, 1, 2, 3]
 
 
 @needs_opacus
@@ -269,7 +269,7 @@ def test_a_run_that_cannot_be_private_stops_before_pretraining(tmp_path: Path) -
     assert not (tmp_path / "run" / "pretrained").exists()
 
 
-class Silent(Wrapped):
+class NullCallback(Wrapped):
     """Clients that keep the cost of their updates to themselves."""
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
@@ -288,7 +288,7 @@ class Broken(Wrapped):
 @needs_opacus
 def test_updates_need_a_price_and_cost_it_even_where_they_are_useless(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"method": ["fedavg"], "local": {"privacy": {}, "batch_size": 64}}
-    server, state, _, _ = federation(tmp_path / "silent", kind=Silent, **changes)
+    server, state, _, _ = federation(tmp_path / "silent", kind=NullCallback, **changes)
     state, row = server.play_round(state)
     assert row["clients_answered"] == []
     assert all("privacy cost" in reason for reason in row["clients_dropped"].values())

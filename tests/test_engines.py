@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.core.backend import Job, Trained, Training, Workplace
+from fedaux.core.backend import ClientJob, TrainContext, Training, TrainResult
 from fedaux.core.compute import Compute
-from fedaux.core.messages import Stamped, TrainRequest, Weights
+from fedaux.core.messages import ClientState, TrainRequest, Weights
 from fedaux.core.methods import METHODS
 from fedaux.core.plain_backend import one_by_one
 from fedaux.core.preparation import prepare
@@ -29,7 +29,7 @@ from fedaux.data import load_auxiliary, load_labelled
 from fedaux.fast import stacked
 from fedaux.fast.stacked import StackedTraining, can_stack
 from fedaux.models import MODELS, SplitModel
-from fedaux.running.run import Silent, Work, split_for
+from fedaux.running.run import NullCallback, Work, split_for
 from fedaux.running.run_directory import RunDirectory
 
 SIZES = (13, 4, 1, 9, 8, 5, 2)
@@ -43,7 +43,7 @@ ADAM: dict[str, Any] = {"optimizer": "adam", "learning_rate": 1e-3}
 SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.05}
 MOMENTUM: dict[str, Any] = SGD | {"momentum": 0.9, "weight_decay": 0.01}
 
-Results = dict[int, tuple[Weights, Trained]]
+Results = dict[int, tuple[Weights, TrainResult]]
 
 
 def model(name: str) -> SplitModel:
@@ -54,12 +54,12 @@ def model(name: str) -> SplitModel:
 
 def place(
     name: str = "mlp", *, proximal: float = 0.0, compute: Compute | None = None, label: int = 0, **settings: Any
-) -> Workplace:
+) -> TrainContext:
     generator = np.random.default_rng(0)
     images = torch.from_numpy(generator.integers(0, 256, (POISON + 1, *SHAPE), dtype=np.uint8))
     labels = torch.from_numpy(generator.integers(0, CLASSES, POISON + 1))
     images[POISON], labels[POISON] = 255, label
-    return Workplace(
+    return TrainContext(
         model=model(name),
         inputs=images,
         labels=labels,
@@ -72,10 +72,10 @@ def place(
 
 def jobs(
     states: Mapping[int, Mapping[str, Tensor]] | None = None, *, round: int = 1, clients: Sequence[int] | None = None
-) -> list[Job]:
+) -> list[ClientJob]:
     rows = torch.arange(POISON).split(SIZES)
     return [
-        Job(
+        ClientJob(
             client,
             rows[client],
             seeding.generator(0, "local", round=round, client=client),
@@ -85,7 +85,7 @@ def jobs(
     ]
 
 
-def trained(training: Training, work: Sequence[Job], weights: Weights) -> Results:
+def trained(training: Training, work: Sequence[ClientJob], weights: Weights) -> Results:
     results = {job.client: (own, trained) for job, own, trained in training(work, weights)}
     assert results.keys() == {job.client for job in work}
     return results
@@ -326,13 +326,18 @@ def federation(
     directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
     work = Work(
-        experiment, directory, data, auxiliary, Silent(), Compute(clients_at_once=clients_at_once, workers=workers)
+        experiment,
+        directory,
+        data,
+        auxiliary,
+        NullCallback(),
+        Compute(clients_at_once=clients_at_once, workers=workers),
     )
     task = work.task(experiment.method[0], experiment.seeds[0])
     clients = SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0]))
-    state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=Silent())
+    state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=NullCallback())
     directory.close()
-    return Federation(task, preparation, clients, watcher=Silent()), state, clients
+    return Federation(task, preparation, clients, callback=NullCallback()), state, clients
 
 
 QUICK: dict[str, Any] = {
@@ -372,7 +377,7 @@ def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path
 def test_linear_rounds_and_kept_optimizers_side_by_side_equal_one_by_one(tmp_path: Path) -> None:
     changes = QUICK | {"local": {"optimizer_state": "kept"}, "participation_rate": 0.6}
     for mode in ("linear", "full"):
-        kept: list[Mapping[int, Stamped]] = []
+        kept: list[Mapping[int, ClientState]] = []
         states = []
         for clients_at_once in (8, 1):
             server, state, clients = federation(
@@ -384,7 +389,7 @@ def test_linear_rounds_and_kept_optimizers_side_by_side_equal_one_by_one(tmp_pat
                 state, row = server.play_round(state)
                 last |= dict.fromkeys(row["clients_answered"], number)
             states.append(state)
-            kept.append(clients.kept())
+            kept.append(clients.client_states())
             assert {client: stamped.round for client, stamped in kept[-1].items()} == last
             assert set(last.values()) == {1, 2}  # some were there in the first round only
         moved = difference(states[1].weights["cnn"], begin.weights["cnn"])

@@ -14,10 +14,10 @@ import fedaux
 from fedaux import seeding
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
-from fedaux.core.server_model import Student
+from fedaux.core.server_model import ServerModel
 from fedaux.fast import FastBackend
 from fedaux.fast import feature_cache as frozen
-from fedaux.fast.feature_cache import LOOKED_AT, PROCESSOR_BATCH, KeptFeatures
+from fedaux.fast.feature_cache import LOOKED_AT, PROCESSOR_BATCH, FeatureCache
 from fedaux.fast.inference import FastPredictor
 from fedaux.models import SplitModel
 
@@ -45,8 +45,8 @@ class Counting(nn.Module):
         return features
 
 
-def kept(folder: Path | None, **how: object) -> KeptFeatures:
-    return KeptFeatures(Compute(**how), batch_size=7, folder=folder)  # type: ignore[arg-type]
+def kept(folder: Path | None, **how: object) -> FeatureCache:
+    return FeatureCache(Compute(**how), batch_size=7, folder=folder)  # type: ignore[arg-type]
 
 
 def plain(module: nn.Module, weights: Weights, images: Tensor) -> Tensor:
@@ -102,14 +102,14 @@ def test_runs_on_kept_features_come_out_alike(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
     experiment = tiny(mode="linear", rounds=2, method=["fedaux", "feddf+p"], seeds=[0, 1])
     whole: list[int] = []
-    computed = KeptFeatures._computed
+    computed = FeatureCache._computed
 
-    def counted(self: KeptFeatures, module: nn.Module, weights: Weights, examples: Tensor) -> Tensor:
+    def counted(self: FeatureCache, module: nn.Module, weights: Weights, examples: Tensor) -> Tensor:
         if len(examples) > LOOKED_AT:
             whole.append(len(examples))
         return computed(self, module, weights, examples)
 
-    monkeypatch.setattr(KeptFeatures, "_computed", counted)
+    monkeypatch.setattr(FeatureCache, "_computed", counted)
     fedaux.run(experiment, out=tmp_path / "first")
     # Private, test and public images; h0 is another for every seed.
     assert len(whole) == 3 * len(experiment.seeds)
@@ -130,7 +130,7 @@ def test_runs_on_kept_features_come_out_alike(tmp_path: Path, monkeypatch: pytes
 def test_the_logits_of_many_heads_are_one_product(bias: bool) -> None:
     heads = [SplitModel(nn.Identity(), nn.Linear(6, 3, bias=bias), feature_width=6) for _ in range(4)]
     inputs = torch.randn(11, 6)
-    student = Student(
+    student = ServerModel(
         heads[0],
         experiment=tiny(mode="linear"),
         backend=FastBackend(Compute()),

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedaux import seeding
 from fedaux.config import Local, Pretraining
-from fedaux.core.backend import Job, Workplace
+from fedaux.core.backend import ClientJob, TrainContext
 from fedaux.core.compute import Compute, to_float
 from fedaux.core.plain_backend import one_by_one
 from fedaux.core.weights import snapshot
@@ -53,12 +53,12 @@ def model(name: str) -> SplitModel:
         return MODELS[name]((3, 32, 32), CLASSES)
 
 
-def place(name: str, *, clients_at_once: int = 3, compile: bool = False, **settings: Any) -> Workplace:
+def place(name: str, *, clients_at_once: int = 3, compile: bool = False, **settings: Any) -> TrainContext:
     compute = Compute(torch.device("cuda"), torch.float32, compile=compile, clients_at_once=clients_at_once)
     generator = np.random.default_rng(0)
     images = torch.from_numpy(generator.integers(0, 256, (500, 3, 32, 32), dtype=np.uint8))
     proximal = settings.pop("proximal", 0.0)
-    return Workplace(
+    return TrainContext(
         model=FastBackend(compute).place(model(name)),
         inputs=compute.place_inputs(images),
         labels=torch.from_numpy(generator.integers(0, CLASSES, 500)).cuda(),
@@ -69,12 +69,12 @@ def place(name: str, *, clients_at_once: int = 3, compile: bool = False, **setti
     )
 
 
-def jobs(states: dict[int, Any] | None = None, *, round: int = 1) -> list[Job]:
+def jobs(states: dict[int, Any] | None = None, *, round: int = 1) -> list[ClientJob]:
     """Five clients of different sizes, one of them with a last batch of a single example, one with one example."""
     sizes = (33, 48, 7, 1, 40)
     rows = torch.arange(500).cuda().split(100)
     return [
-        Job(
+        ClientJob(
             client,
             rows[client][:size],
             seeding.generator(0, "local", round=round, client=client),
@@ -216,7 +216,7 @@ def test_prediction_does_not_disturb_training() -> None:
     assert difference(before, snapshot(module)) == 0
 
 
-def text_place(*, compile: bool) -> Workplace:
+def text_place(*, compile: bool) -> TrainContext:
     """Texts of different lengths; more tokens a batch than the lookup's backward has its short cut for."""
     compute = Compute(torch.device("cuda"), torch.float32, compile=compile, clients_at_once=3)
     generator = np.random.default_rng(0)
@@ -224,7 +224,7 @@ def text_place(*, compile: bool) -> Workplace:
     ids[np.arange(256)[None, :] >= generator.integers(2, 257, (500, 1))] = 0
     with seeding.initialisation(0, part="bert"):
         made = MODELS["bert"]((256, 300), CLASSES, layers=2, width=32, heads=4, intermediate=64)
-    return Workplace(
+    return TrainContext(
         model=FastBackend(compute).place(made),
         inputs=compute.place_inputs(torch.from_numpy(ids)),
         labels=torch.from_numpy(generator.integers(0, CLASSES, 500)).cuda(),

@@ -11,7 +11,7 @@ from test_gpu import CLASSES, difference, jobs
 
 from fedaux import seeding
 from fedaux.config import Averaging, Distillation, Local
-from fedaux.core.backend import Trained, Workplace
+from fedaux.core.backend import TrainContext, TrainResult
 from fedaux.core.compute import Compute
 from fedaux.core.distillation import distill
 from fedaux.core.messages import Weights
@@ -36,7 +36,7 @@ pytestmark = [
 ]
 
 
-def place(precision: torch.dtype, *, compile: bool = True, **settings: Any) -> Workplace:
+def place(precision: torch.dtype, *, compile: bool = True, **settings: Any) -> TrainContext:
     at_once = settings.pop("clients_at_once", 3)
     compute = Compute(torch.device("cuda"), precision, compile=compile, clients_at_once=at_once)
     generator = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def place(precision: torch.dtype, *, compile: bool = True, **settings: Any) -> W
     proximal = settings.pop("proximal", 0.0)
     with seeding.initialisation(0, part="resnet8"):
         model = MODELS["resnet8"]((channels, 32, 32), classes)
-    return Workplace(
+    return TrainContext(
         model=FastBackend(compute).place(model),
         inputs=compute.place_inputs(images),
         labels=torch.from_numpy(generator.integers(0, classes, 500)).cuda(),
@@ -56,7 +56,7 @@ def place(precision: torch.dtype, *, compile: bool = True, **settings: Any) -> W
     )
 
 
-def exactly(settings: dict[str, Any], **more: Any) -> dict[int, tuple[Weights, Trained]]:
+def exactly(settings: dict[str, Any], **more: Any) -> dict[int, tuple[Weights, TrainResult]]:
     """The plain loop in single precision."""
     before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     here = place(torch.float32, compile=False, **settings)

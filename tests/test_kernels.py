@@ -29,10 +29,10 @@ from fedaux.core.compute import Compute
 from fedaux.config import Distillation, Local
 from fedaux.core.distillation import distill
 from fedaux.fast.batched import BatchedTraining
-from fedaux.core.backend import Job, Workplace
+from fedaux.core.backend import ClientJob, TrainContext
 from fedaux.core.plain_backend import one_by_one
 from fedaux.fast.triton import network, tiling
-from fedaux.fast.triton.steps import BatchedSteps, StudentSteps
+from fedaux.fast.triton.steps import BatchedSteps, ServerModelSteps
 from fedaux.models import MODELS
 from fedaux.core.weights import snapshot
 
@@ -79,7 +79,7 @@ if "training" in PARTS:
     mean, deviation = torch.tensor([0.5, 0.4, 0.6])[:, None, None], torch.tensor([0.2, 0.3, 0.25])[:, None, None]
     compute = Compute(clients_at_once=2, mean=mean, deviation=deviation)
     section = Local(batch_size=3, epochs=2, optimizer_state="kept", weight_decay=1e-3)
-    place = Workplace(model, images, labels, section, 0.05, compute, "resnet8")
+    place = TrainContext(model, images, labels, section, 0.05, compute, "resnet8")
     # Three clients in two waves, the first with a last batch of one, which batch normalisation has no variance for.
     rows = (slice(0, 4), slice(4, 6), slice(10, 13))
     results = []
@@ -87,7 +87,9 @@ if "training" in PARTS:
         states, seen = {}, []
         for number in (1, 2)[: ROUNDS]:
             jobs = [
-                Job(client, torch.arange(30)[part], np.random.default_rng((client, number)), states.get(client, {}))
+                ClientJob(
+                    client, torch.arange(30)[part], np.random.default_rng((client, number)), states.get(client, {})
+                )
                 for client, part in enumerate(rows)
             ]
             done = {job.client: (own, trained) for job, own, trained in training(jobs, weights)}
@@ -116,7 +118,7 @@ if "distillation" in PARTS:
         distill(
             each, weights, images[:7], targets, section=section, generator=np.random.default_rng(0), steps=steps
         )
-        for each, steps in ((twin, StudentSteps(twin, batched)), (model, None))
+        for each, steps in ((twin, ServerModelSteps(twin, batched)), (model, None))
     )
     near(found, right, weights)
 print("compared")
@@ -203,7 +205,7 @@ def test_without_a_gpu_no_kernel_is_asked_for() -> None:
 )
 def test_what_32_bits_cannot_count_is_left_to_others(clients: int, batch_size: int, possible: bool) -> None:
     assert kernels.countable(clients, batch_size=batch_size) == possible
-    room = kernels.room_for(batch_size)
+    room = kernels.padded_batch_size(batch_size)
     assert batch_size <= room < batch_size + 8
     if possible:
         weights = sum(values.numel() for values in MODELS["resnet8"]((3, 32, 32), 256).parameters())

@@ -19,7 +19,7 @@ import fedaux
 from fedaux import seeding
 from fedaux.config import ConfigError
 from fedaux.core import plain
-from fedaux.core.messages import Stamped, TrainRequest, Update, Weights
+from fedaux.core.messages import ClientState, TrainRequest, Update, Weights
 from fedaux.core.methods import METHODS, Method
 from fedaux.core.round import Federation
 from fedaux.core.task import State, build_models
@@ -64,7 +64,7 @@ def h0_of(server: Federation, state: State) -> Mapping[str, Weights]:
     }
 
 
-def member_of(server: Federation, client: int, stamped: Stamped, parts: Sequence[Tensor]) -> plain.Member:
+def member_of(server: Federation, client: int, stamped: ClientState, parts: Sequence[Tensor]) -> plain.Member:
     """What the product remembers of a client, as the readable algorithm has it."""
     tensors, prefix = stamped.tensors, "weights/"
     weights = {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}
@@ -101,14 +101,14 @@ def test_preparation_is_the_algorithm_written_out(mechanism: str, tmp_path: Path
     task, preparation, _ = written_out(server, state)
     _, start = plain.prepare(task, extractors=h0_of(server, state))
     assert distance(start.weights["cnn"], state.weights["cnn"]) == 0
-    assert preparation.releases.keys() == state.certificates.keys()
+    assert preparation.releases.keys() == state.releases.keys()
     for client, release in preparation.releases.items():
-        certificate = state.certificates[client]
-        assert release.sigma == certificate.entry.sigma
-        assert torch.allclose(release.vector, certificate.vector, rtol=1e-4, atol=1e-5)
+        released = state.releases[client]
+        assert release.sigma == released.entry.sigma
+        assert torch.allclose(release.vector, released.vector, rtol=1e-4, atol=1e-5)
     clients = [0, 2, 3]
     scores = plain.log_scores(task, preparation, clients)
-    assert torch.allclose(scores, server.scorer.log_scores(state.certificates, clients), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(scores, server.scorer.log_scores(state.releases, clients), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("first", "second"), [("feddf", "fedbe"), ("fedaux", "fedaux+logits"), ("fedaux", "feddf+p")])
@@ -197,7 +197,7 @@ def test_memory_and_kept_optimizers_survive_an_interruption(
             pass
 
     with pytest.raises(KeyboardInterrupt):
-        fedaux.run(experiment, out=tmp_path / "broken", watcher=Interrupts())
+        fedaux.run(experiment, out=tmp_path / "broken", callback=Interrupts())
     resumed = fedaux.run(experiment, out=tmp_path / "broken", resume=True).summary["rows"]
     assert [row["accuracy_mean"] for row in whole] == [row["accuracy_mean"] for row in resumed]
     cells = [tmp_path / run / "cells" / f"{method}-seed0" for run in ("whole", "broken")]

@@ -362,12 +362,12 @@ def test_similar_images_are_those_that_a_run_scores_highest(tmp_path: Path) -> N
     base = tiny(certainty={"epsilon": 0.5})
     outcome = similar_images.run(Context(tmp_path, base), num_clients=2, num_images=3, num_neighbours=2)
     data, auxiliary = load_labelled(base.data), load_auxiliary(base.auxiliary)
-    work = execute.Work(base, RunDirectory(tmp_path, base), data, auxiliary, execute.Silent())
+    work = execute.Work(base, RunDirectory(tmp_path, base), data, auxiliary, execute.NullCallback())
     task = work.task("fedaux", 0)
     clients = SimulatedClients(task, data.images, data.labels, execute.split_for(base, data, 0))
-    state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=execute.Silent())
+    state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=execute.NullCallback())
     scorer = Scorer(task, preparation)
-    present = sorted(state.certificates)
+    present = sorted(state.releases)
     for row in outcome.numbers["clients"]:
-        scores = scorer.log_scores(state.certificates, present)[present.index(row["client"])]
+        scores = scorer.log_scores(state.releases, present)[present.index(row["client"])]
         assert scores.topk(3).indices.tolist() == row["with_noise"]["top_images"]

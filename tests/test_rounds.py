@@ -13,7 +13,7 @@ from conftest import tiny
 from fedaux import seeding
 from fedaux.config import Experiment
 from fedaux.core.compute import Compute
-from fedaux.core.messages import Certificate, CertifyRequest, Stamped, TrainRequest, Update, num_bytes
+from fedaux.core.messages import ClientState, ReleaseRequest, ScoreRelease, TrainRequest, Update, num_bytes
 from fedaux.core.methods import METHODS
 from fedaux.core.preparation import prepare
 from fedaux.core.round import Federation, select
@@ -22,7 +22,7 @@ from fedaux.core.task import Preparation, State, assign_prototypes, trained_mode
 from fedaux.core.weights import average, snapshot
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.fast.inference import FastPredictor
-from fedaux.running.run import Silent, Work, split_for
+from fedaux.running.run import NullCallback, Work, split_for
 from fedaux.running.run_directory import RunDirectory
 
 
@@ -36,9 +36,9 @@ class Wrapped:
     def present(self) -> Sequence[int]:
         return self.inner.present()
 
-    def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
+    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
         self.certified += clients
-        yield from self.inner.certify(clients, request)
+        yield from self.inner.release_scores(clients, request)
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         yield from self.inner.train(clients, request)
@@ -46,18 +46,18 @@ class Wrapped:
     def reasons(self) -> Mapping[int, str]:
         return self.inner.reasons()
 
-    def kept(self) -> Mapping[int, Stamped]:
-        return self.inner.kept()
+    def client_states(self) -> Mapping[int, ClientState]:
+        return self.inner.client_states()
 
-    def restore(self, kept: Mapping[int, Stamped]) -> None:
-        self.inner.restore(kept)
+    def load_client_states(self, kept: Mapping[int, ClientState]) -> None:
+        self.inner.load_client_states(kept)
 
 
 class Backwards(Wrapped):
     """Clients that work in the opposite order."""
 
-    def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
-        yield from super().certify(clients[::-1], request)
+    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
+        yield from super().release_scores(clients[::-1], request)
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         yield from super().train(clients[::-1], request)
@@ -69,12 +69,12 @@ def federation(
     experiment = tiny(**changes)
     directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
-    work = Work(experiment, directory, data, auxiliary, Silent())
+    work = Work(experiment, directory, data, auxiliary, NullCallback())
     task = work.task(experiment.method[0], experiment.seeds[0])
     clients = kind(SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])))
-    state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=Silent())
+    state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=NullCallback())
     directory.close()
-    return Federation(task, preparation, clients, watcher=Silent()), state, clients, experiment
+    return Federation(task, preparation, clients, callback=NullCallback()), state, clients, experiment
 
 
 def metrics(row: dict[str, Any]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def test_bytes_are_those_of_the_tensors_that_cross(tmp_path: Path) -> None:
     preparation = server.preparation
     down = num_bytes(preparation.extractors["cnn"]) + num_bytes(preparation.public["cnn"])
     assert preparation.bytes_down == 4 * down
-    assert preparation.bytes_up == sum(8 * len(c.vector) for c in state.certificates.values())
+    assert preparation.bytes_up == sum(8 * len(c.vector) for c in state.releases.values())
 
 
 class Faulty(Wrapped):
@@ -219,7 +219,7 @@ class Late(Wrapped):
 
 def test_a_latecomer_is_certified_once(tmp_path: Path) -> None:
     server, state, clients, _ = federation(tmp_path, kind=Late)
-    assert sorted(state.certificates) == [0, 1, 2]
+    assert sorted(state.releases) == [0, 1, 2]
     state, rows = play(server, state, 2)
     assert clients.certified == [0, 1, 2, 3]
     assert rows[0]["clients_answered"] == [0, 1, 2, 3]
@@ -232,7 +232,7 @@ def test_empty_clients_take_no_part(tmp_path: Path) -> None:
     )
     present = clients.present()
     assert 0 < len(present) < 1400
-    assert all(client in present for client in state.certificates)
+    assert all(client in present for client in state.releases)
     _, row = server.play_round(state)
     assert row["clients_dropped"] == {}
 
@@ -286,9 +286,9 @@ def test_accuracy_is_that_of_the_returned_model(tmp_path: Path) -> None:
 def test_scores_leave_the_models_weights_where_they_belong(tmp_path: Path) -> None:
     """Features for scores are those of h0, not of the current model."""
     server, state, _, _ = federation(tmp_path)
-    before = server.scorer.log_scores(state.certificates, [0, 1])
+    before = server.scorer.log_scores(state.releases, [0, 1])
     after, _ = server.play_round(state)
-    assert torch.equal(before, server.scorer.log_scores(after.certificates, [0, 1]))
-    again = Federation(server.task, Preparation(**vars(server.preparation)), server._clients, watcher=Silent())
-    assert torch.equal(before, again.scorer.log_scores(state.certificates, [0, 1]))
+    assert torch.equal(before, server.scorer.log_scores(after.releases, [0, 1]))
+    again = Federation(server.task, Preparation(**vars(server.preparation)), server._clients, callback=NullCallback())
+    assert torch.equal(before, again.scorer.log_scores(state.releases, [0, 1]))
     assert snapshot(trained_models(server.task)["cnn"]).keys() == after.weights["cnn"].keys()

@@ -22,7 +22,7 @@ from fedaux.core.compute import Compute
 from fedaux.core.distillation import distill
 from fedaux.core.messages import TrainRequest, Update, Weights
 from fedaux.core.plain_backend import PlainBackend
-from fedaux.core.server_model import Student
+from fedaux.core.server_model import ServerModel
 from fedaux.core.teachers import TEACHERS, Ensemble, Member
 from fedaux.core.weights import average, snapshot
 from fedaux.models import SplitModel
@@ -51,9 +51,9 @@ def network(*, normalised: bool = True, part: str = "test") -> SplitModel:
     return model
 
 
-def server_of(model: SplitModel, **changes: Any) -> Student:
+def server_of(model: SplitModel, **changes: Any) -> ServerModel:
     defaults = {"evaluation": {"batch_size": 7}}
-    return Student(
+    return ServerModel(
         model,
         experiment=tiny(**(defaults | changes)),
         backend=PlainBackend(Compute()),

@@ -14,10 +14,10 @@ from test_rounds import Wrapped, federation, play, same_weights
 from torch import Tensor, nn
 
 from fedaux.config import ConfigError
-from fedaux.core.messages import Certificate, CertifyRequest, TrainRequest, Update
+from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
 from fedaux.core.methods import METHODS, Method
 from fedaux.core.round import DIVERGED, average_by_prototype
-from fedaux.core.server_model import Student
+from fedaux.core.server_model import ServerModel
 from fedaux.core.task import State
 from fedaux.core.teachers import Member
 from fedaux.data import load_auxiliary, load_labelled
@@ -79,7 +79,7 @@ def test_a_client_without_predictions_is_left_out_of_everything(
 ) -> None:
     if found == "while it teaches":
         # Not on the first examples.
-        monkeypatch.setattr(Student, "predict_numbers", lambda _, models: torch.ones(len(models)).bool())
+        monkeypatch.setattr(ServerModel, "are_finite", lambda _, models: torch.ones(len(models)).bool())
     server, state, _, _ = federation(tmp_path / "a", kind=Overflowing, method=method)
     other, start, _, _ = federation(tmp_path / "b", kind=Absent, method=method)
     after, row = server.play_round(state)
@@ -132,7 +132,7 @@ def test_clients_that_diverge_are_back_when_they_can_be(tmp_path: Path) -> None:
     after, row = server.play_round(state)
     assert len(row["clients_dropped"]) == 4
     assert row["model_kept"]
-    kept = [tensor for stamped in clients.kept().values() for tensor in stamped.tensors.values()]
+    kept = [tensor for stamped in clients.client_states().values() for tensor in stamped.tensors.values()]
     assert all(bool(torch.isfinite(tensor).all()) for tensor in kept)
     assert is_finite(after)
 
@@ -174,8 +174,8 @@ def test_who_answers_better_the_second_time_has_answered(tmp_path: Path) -> None
 class Misreleasing(Wrapped):
     """Client 0 releases NaN, client 1 a number too many."""
 
-    def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
-        for answer in super().certify(clients, request):
+    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
+        for answer in super().release_scores(clients, request):
             vector = answer.vector.clone()
             if answer.client == 0:
                 vector[0] = float("nan")
@@ -187,7 +187,7 @@ class Misreleasing(Wrapped):
 def test_releases_that_cannot_be_scored_with_are_left_out(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"client (0: released NaN or infinity|1: released \[\d+\] numbers, should)"):
         server, state, _, _ = federation(tmp_path, kind=Misreleasing)
-    assert sorted(state.certificates) == [2, 3]
+    assert sorted(state.releases) == [2, 3]
     assert sorted(entry.client for entry in state.ledger) == [0, 1]  # they have released all the same
     with pytest.warns(UserWarning, match="left out"):
         after, row = server.play_round(state)
@@ -236,18 +236,18 @@ def test_an_average_that_no_step_reaches_is_refused_before_any_work() -> None:
 
 def test_prototypes_are_distilled_on_the_very_same_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
-    whole = Student.distill
+    whole = ServerModel.distill
 
-    def record(self: Student, weights: Any, targets: Tensor, **rest: Any) -> Any:
+    def record(self: ServerModel, weights: Any, targets: Tensor, **rest: Any) -> Any:
         seen.append(targets.clone())
         return whole(self, weights, targets, **rest)
 
-    monkeypatch.setattr(Student, "distill", record)
+    monkeypatch.setattr(ServerModel, "distill", record)
     prototypes = [{"name": "a", "model": "cnn", "options": {"width": 4}}, {"name": "b", "model": "mlp"}]
     server, state, _, _ = federation(tmp_path, method="feddf", prototypes=prototypes)
     state, (row,) = play(server, state, 1)
     first, second = seen
     assert torch.equal(first, second)
-    logits = [server.students[name].test_logits(state.weights[name]) for name in ("a", "b")]
+    logits = [server.server_models[name].test_logits(state.weights[name]) for name in ("a", "b")]
     together = ((logits[0] + logits[1]) / 2).argmax(dim=1)
     assert row["accuracy_ensemble"] == pytest.approx(float((together == server.task.test_labels).double().mean()))

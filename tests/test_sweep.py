@@ -29,7 +29,7 @@ from fedaux.sweep.worker import OF_MODELS, OF_ROUNDS, Remembered, Telling
 
 
 class Notes:
-    """A watcher that writes down what it is told."""
+    """A callback that writes down what it is told."""
 
     def __init__(self, *, interrupt: str | None = None, kill: str | None = None) -> None:
         """On the second round of one cell all workers are killed; on that of another, the sweep is interrupted."""
@@ -103,7 +103,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Cell], N
         {"split.alpha": 1.0, "data.channel_mean": [0.5]},
     ]
     cells = cells_of(merged(TINY, {"rounds": 2, "method": ["fedaux", "fedavg"]}), points)
-    outcome = sweep(cells, out, name="swept", watcher=notes)
+    outcome = sweep(cells, out, name="swept", callback=notes)
     assert outcome.finished == ("alpha=0.1,channel_mean=0.5", "alpha=1,channel_mean=0.5")
     assert list(outcome.failed) == ["alpha=0.1,channel_mean=0.1_0.2"]
     return out, cells, notes
@@ -141,7 +141,7 @@ def test_finished_cells_are_skipped_and_a_sweep_can_grow(swept: tuple[Path, list
     before = {cell.name: (out / cell.name / "summary.json").stat().st_mtime_ns for cell in good}
     notes = Notes()
     more = grid(method=["fedaux", "fedavg"], split={"alpha": [0.1, 1.0, 10.0]}, data={"channel_mean": [[0.5]]})
-    outcome = sweep(more, out, name="swept", resume=True, watcher=notes)
+    outcome = sweep(more, out, name="swept", resume=True, callback=notes)
     assert outcome.complete
     assert notes.finished == [cell.name for cell in good]
     assert notes.of("started") == ["alpha=10,channel_mean=0.5"]
@@ -183,14 +183,14 @@ def test_what_a_place_cannot_hold_is_refused_before_anything_runs(
 def test_killed_workers_and_stopped_sweeps_lose_nothing(tmp_path: Path) -> None:
     cells, notes = grid(rounds=4, split={"alpha": [1.0, 2.0]}), Notes(kill="alpha=1", interrupt="alpha=2")
     with pytest.raises(KeyboardInterrupt):
-        sweep(cells, tmp_path / "out", watcher=notes)
+        sweep(cells, tmp_path / "out", callback=notes)
     assert workers_of(os.getpid()) == []
     assert notes.of("failed") == ["alpha=1"]  # and the other cell went on without it
     (one, two) = json.loads((tmp_path / "out/sweep.json").read_text())["cells"]
     assert "status -9" in one["failed"]
     assert two["failed"] is None
     again = Notes()
-    assert sweep(cells, tmp_path / "out", resume=True, devices=["cpu"], jobs=2, watcher=again).complete
+    assert sweep(cells, tmp_path / "out", resume=True, devices=["cpu"], jobs=2, callback=again).complete
     assert [event for event, _ in again.events[:2]] == ["started", "started"]  # side by side: both, before either ended
     for cell in cells:
         assert 0 < again.of("round").count(cell.name) < 4  # each went on from where it was

@@ -62,7 +62,7 @@ def test_an_interrupted_run_goes_on_to_the_same_figures(corpus: Path, tmp_path: 
     class Interrupted(Exception):
         pass
 
-    class Watcher:
+    class Callback:
         def phase(self, task: Any, round: int, name: str) -> None:
             if round == 2 and name == "distill":
                 raise Interrupted
@@ -71,7 +71,7 @@ def test_an_interrupted_run_goes_on_to_the_same_figures(corpus: Path, tmp_path: 
             pass
 
     with pytest.raises(Interrupted):
-        fedaux.run(whole, out=tmp_path / "parts", watcher=Watcher())
+        fedaux.run(whole, out=tmp_path / "parts", callback=Callback())
     fedaux.run(whole, out=tmp_path / "parts", resume=True)
     assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
 

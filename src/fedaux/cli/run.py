@@ -81,8 +81,8 @@ def run(
     directory = Path(out or experiment.output.directory or Path("runs") / experiment.name)
     done = _rounds_done(directory) if resume else 0
     try:
-        with display.Display(experiment, console, done=done) as watcher:
-            result = execute.run(experiment, out=directory, resume=resume, watcher=watcher)
+        with display.Display(experiment, console, done=done) as callback:
+            result = execute.run(experiment, out=directory, resume=resume, callback=callback)
     except KeyboardInterrupt:
         console.print(
             f"\nStopped. Finished rounds are safe; continue with the same command and --resume ({directory})."
@@ -124,8 +124,8 @@ def _run_sweep(cells: list[Cell], *, out: Path | None, resume: bool, chosen: dic
     experiment = cells[0].experiment
     directory = Path(out or experiment.output.directory or Path("runs") / experiment.name)
     try:
-        with Display(console) as watcher:
-            outcome = sweep(cells, directory, name=experiment.name, resume=resume, watcher=watcher, **chosen)
+        with Display(console) as callback:
+            outcome = sweep(cells, directory, name=experiment.name, resume=resume, callback=callback, **chosen)
     except KeyboardInterrupt:
         console.print(
             f"\nStopped. Finished rounds are safe; continue with the same command and --resume ({directory})."
@@ -222,7 +222,7 @@ def reproduce(
         console.print(table)
         return
     load_plugins(plugins)
-    with Display(console) as watcher:
+    with Display(console) as callback:
         chosen = _sweeping(devices=devices, jobs=jobs, cluster=cluster, time_limit=time_limit)
         request = Request(
             out or command.default_folder(name, quick=quick),
@@ -233,7 +233,7 @@ def reproduce(
             only=only or [],
             also=also or [],
             overrides=overrides or [],
-            sweeping={**chosen, "watcher": watcher},
+            sweeping={**chosen, "callback": callback},
         )
         if show_list:
             console.print(command.size_line(name, request), highlight=False, soft_wrap=True)

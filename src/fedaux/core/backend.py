@@ -24,7 +24,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class Workplace:
+class TrainContext:
     """What the clients of one prototype share: settings, and data of which each holds some rows."""
 
     model: SplitModel
@@ -38,7 +38,7 @@ class Workplace:
 
 
 @dataclass(frozen=True)
-class Job:
+class ClientJob:
     """One client's part of a round."""
 
     client: int
@@ -51,7 +51,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainResult:
     """What local training leaves behind besides the weights."""
 
     loss: float
@@ -60,7 +60,7 @@ class Trained:
     """The optimizer's tensors, by "parameter/moment"."""
 
 
-Training = Callable[[Sequence[Job], Weights], Iterator[tuple[Job, Weights, Trained]]]
+Training = Callable[[Sequence[ClientJob], Weights], Iterator[tuple[ClientJob, Weights, TrainResult]]]
 """Trains each job from the given weights; yields results in any order."""
 
 
@@ -122,7 +122,7 @@ class Backend(Protocol):
         """Return a model as this backend computes it, on its device."""
         ...
 
-    def training(self, place: Workplace, *, most_examples: int) -> Training:
+    def training(self, context: TrainContext, *, most_examples: int) -> Training:
         """Return the way to train clients of one prototype, each with at most so many examples."""
         ...
 

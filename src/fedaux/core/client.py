@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedaux.config import Certainty, Local
-from fedaux.core.backend import Backend, Job, Trained, Workplace
+from fedaux.core.backend import Backend, ClientJob, TrainContext, TrainResult
 from fedaux.core.dpsgd import train_privately
-from fedaux.core.messages import Certificate, Update, Weights
+from fedaux.core.messages import ScoreRelease, Update, Weights
 from fedaux.core.weights import load, snapshot
 from fedaux.models import SplitModel
 from fedaux.privacy.exact_gaussian import Draws
@@ -42,13 +42,13 @@ class Client:
     model: SplitModel
     backend: Backend
 
-    def release(self, section: Certainty, features: Tensor, public: Public, *, noise: Noise) -> Certificate:
+    def release(self, section: Certainty, features: Tensor, public: Public, *, noise: Noise) -> ScoreRelease:
         """Release certainty about features [n, F] of this client under h0 (Algorithm 1)."""
         # Mechanisms read NaN as zero.
         features = features.masked_fill((self.labels == BLANK)[:, None], torch.nan)
         release = MECHANISMS[section.mechanism](section).release(features, public, noise=noise)
         entry = entry_of(release, client=self.number, num_examples=len(features), purpose=SCORES)
-        return Certificate(self.number, release.vector, entry)
+        return ScoreRelease(self.number, release.vector, entry)
 
     def train(
         self,
@@ -58,14 +58,16 @@ class Client:
         proximal: float,
         generator: np.random.Generator,
         state: Mapping[str, Tensor] | None = None,
-    ) -> tuple[Update, Trained]:
+    ) -> tuple[Update, TrainResult]:
         """Train from the server's weights (Algorithm 2); return the update and what stays here."""
         rows = (self.labels != BLANK).nonzero().flatten()
         if len(rows) == 0:
-            return Update(self.number, len(self.labels), dict(weights), 0.0), Trained(0.0, {})
-        place = Workplace(self.model, self.inputs, self.labels, section, proximal, self.backend.compute, key="client")
-        training = self.backend.training(place, most_examples=len(rows))
-        job = Job(self.number, rows, generator, state or {})
+            return Update(self.number, len(self.labels), dict(weights), 0.0), TrainResult(0.0, {})
+        context = TrainContext(
+            self.model, self.inputs, self.labels, section, proximal, self.backend.compute, key="client"
+        )
+        training = self.backend.training(context, most_examples=len(rows))
+        job = ClientJob(self.number, rows, generator, state or {})
         ((_, own, trained),) = training([job], weights)
         return Update(self.number, len(self.labels), own, trained.loss), trained
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux.config import Distillation, Local
-from fedaux.core.backend import Trained
+from fedaux.core.backend import TrainResult
 from fedaux.core.compute import Compute
 from fedaux.core.steps import Steps, optimizer_state, restore_optimizer
 
@@ -44,7 +44,7 @@ def train_locally(
     generator: np.random.Generator,
     compute: Compute | None = None,
     state: Mapping[str, Tensor] | None = None,
-) -> Trained:
+) -> TrainResult:
     """Train `model` in place on inputs (uint8 [n, C, H, W] or features [n, F]) and labels [n].
 
     Minimises cross-entropy + proximal / 2 * |theta - theta_0|^2, where theta_0 are the weights at
@@ -67,7 +67,7 @@ def train_locally(
     for order in epoch_orders(len(labels), epochs=section.epochs, generator=generator):
         steps.run(order.to(labels.device), batch_size=section.batch_size)
     loss = float(steps.total) / (section.epochs * len(labels))
-    return Trained(loss, optimizer_state(steps.optimizer, model) if section.optimizer_state == "kept" else {})
+    return TrainResult(loss, optimizer_state(steps.optimizer, model) if section.optimizer_state == "kept" else {})
 
 
 def epoch_orders(size: int, *, epochs: int, generator: np.random.Generator) -> Iterable[Tensor]:

@@ -19,7 +19,7 @@ Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Stamped:
+class ClientState:
     """Tensors of one client that outlive a round, and the round they are from."""
 
     round: int
@@ -27,7 +27,7 @@ class Stamped:
 
 
 @dataclass(frozen=True)
-class CertifyRequest:
+class ReleaseRequest:
     """What the server sends in the preparation phase: h0 and the public map, per prototype."""
 
     extractors: Mapping[str, Weights]
@@ -41,7 +41,7 @@ class CertifyRequest:
 
 
 @dataclass(frozen=True)
-class Certificate:
+class ScoreRelease:
     """A client's answer: the released vector and its price."""
 
     client: int
@@ -98,7 +98,7 @@ class Clients(Protocol):
         """Return the ids of clients that can be asked now, in ascending order."""
         ...
 
-    def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
+    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
         """Ask for certainty releases (preparation phase)."""
         ...
 
@@ -110,11 +110,11 @@ class Clients(Protocol):
         """Return why clients that were asked last did not answer, if that is known."""
         ...
 
-    def kept(self) -> Mapping[int, Stamped]:
+    def client_states(self) -> Mapping[int, ClientState]:
         """Return what clients keep between rounds and a run has to store."""
         ...
 
-    def restore(self, kept: Mapping[int, Stamped]) -> None:
+    def load_client_states(self, kept: Mapping[int, ClientState]) -> None:
         """Restore what clients kept between rounds."""
         ...
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaux.config import Distillation
-from fedaux.core.backend import Job, Model, Trained, Training, Workplace
+from fedaux.core.backend import ClientJob, Model, TrainContext, Training, TrainResult
 from fedaux.core.compute import Compute, inference_batch
 from fedaux.core.distillation import distill
 from fedaux.core.local_training import train_locally
@@ -30,9 +30,9 @@ class PlainBackend:
         """Move a model to the device."""
         return self.compute.place(model)
 
-    def training(self, place: Workplace, *, most_examples: int) -> Training:
+    def training(self, context: TrainContext, *, most_examples: int) -> Training:
         """Train one client after another."""
-        return one_by_one(place)
+        return one_by_one(context)
 
     def predictor(self, module: nn.Module) -> PlainPredictor:
         """Predict with one model after another."""
@@ -56,23 +56,23 @@ class PlainBackend:
         return PlainDistiller(model, inputs, section, self.compute)
 
 
-def one_by_one(place: Workplace) -> Training:
+def one_by_one(context: TrainContext) -> Training:
     """Train one client after another."""
 
-    def train(jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+    def train(jobs: Sequence[ClientJob], weights: Weights) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
         for job in jobs:
-            load(place.model, weights)
+            load(context.model, weights)
             trained = train_locally(
-                place.model,
-                place.inputs[job.rows],
-                place.labels[job.rows],
-                section=place.section,
-                proximal=place.proximal,
+                context.model,
+                context.inputs[job.rows],
+                context.labels[job.rows],
+                section=context.section,
+                proximal=context.proximal,
                 generator=job.generator,
-                compute=place.compute,
+                compute=context.compute,
                 state=job.state,
             )
-            yield job, snapshot(place.model), trained
+            yield job, snapshot(context.model), trained
 
     return train
 

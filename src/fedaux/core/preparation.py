@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.core.messages import Certificate, CertifyRequest, Clients, Weights, num_bytes, problem_of_release
+from fedaux.core.messages import Clients, ReleaseRequest, ScoreRelease, Weights, num_bytes, problem_of_release
 from fedaux.core.round_log import Clock
-from fedaux.core.task import Preparation, State, Task, Watcher, build_models, extract, trained_models
+from fedaux.core.task import Callback, Preparation, State, Task, build_models, extract, trained_models
 from fedaux.core.weights import snapshot
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import SimulatedNoise
@@ -28,7 +28,7 @@ def prepare(
     clients: Clients,
     *,
     extractor: Callable[[str, SplitModel], Weights],
-    watcher: Watcher,
+    callback: Callback,
     settle: Callable[[dict[str, Public]], dict[str, Public]] = dict,
 ) -> tuple[State, Preparation]:
     """Run the preparation phase (Algorithm 1). `extractor(prototype, model)` returns the pretrained
@@ -37,11 +37,11 @@ def prepare(
     `settle` may return the public map of an interrupted attempt instead of the new one. On a GPU
     they can differ in the last bit, and clients would pay again for a release under the new map.
     """
-    clock = Clock(task, 0, watcher)
+    clock = Clock(task, 0, callback)
     models, trained = build_models(task), trained_models(task)
     extractors: dict[str, Weights] = {}
     public: dict[str, Public] = {}
-    certificates: dict[int, Certificate] = {}
+    releases: dict[int, ScoreRelease] = {}
     wasted: list[LedgerEntry] = []
     bytes_up = bytes_down = 0
     if task.method.start == "pretrained":
@@ -60,34 +60,34 @@ def prepare(
             for name in models:
                 public[name] = mechanism.publish(extract(task, name, extractors[name], task.negatives))
             public = settle(public)
-            certificates, wasted, bytes_down, bytes_up = certify(
+            releases, wasted, bytes_down, bytes_up = release_scores(
                 task, clients, present, extractors=extractors, public=public
             )
     elif linear:  # clients that release scores have received h0 already
         bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
     state = State(round=0, weights={name: snapshot(model) for name, model in trained.items()})
     preparation = Preparation(extractors, public, dict(clock.seconds), bytes_up, bytes_down)
-    return replace(state, certificates=certificates, ledger=tuple(wasted)), preparation
+    return replace(state, releases=releases, ledger=tuple(wasted)), preparation
 
 
-def certify(
+def release_scores(
     task: Task,
     clients: Clients,
     chosen: Sequence[int],
     *,
     extractors: Mapping[str, Weights],
     public: Mapping[str, Public],
-) -> tuple[dict[int, Certificate], list[LedgerEntry], int, int]:
+) -> tuple[dict[int, ScoreRelease], list[LedgerEntry], int, int]:
     """Ask clients for releases; return usable ones by id, what others cost, and bytes down and up.
 
     An unusable release causes a warning. The client is asked again when it is selected to train.
     """
-    request = CertifyRequest(extractors, public, task.experiment.certainty, task.seed)
+    request = ReleaseRequest(extractors, public, task.experiment.certainty, task.seed)
     widths = {name: release_width(task, name, public[name]) for name in {task.prototype_of[one] for one in chosen}}
-    answers: dict[int, Certificate] = {}
+    answers: dict[int, ScoreRelease] = {}
     wasted: list[LedgerEntry] = []
     bytes_up = 0
-    for answer in clients.certify(chosen, request):
+    for answer in clients.release_scores(chosen, request):
         if answer.client not in chosen:
             continue
         bytes_up += answer.num_bytes()
@@ -132,7 +132,7 @@ class Scorer:
 
     def log_scores(
         self,
-        certificates: Mapping[int, Certificate],
+        releases: Mapping[int, ScoreRelease],
         chosen: Sequence[int],
         projected: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
@@ -147,8 +147,8 @@ class Scorer:
         for name, features in projected.items():
             members = [client for client in chosen if self._task.prototype_of[client] == name]
             if members:
-                vectors = torch.stack([certificates[client].vector for client in members]).to(features)
-                sigmas = torch.tensor([certificates[client].entry.sigma for client in members]).to(features)
+                vectors = torch.stack([releases[client].vector for client in members]).to(features)
+                sigmas = torch.tensor([releases[client].entry.sigma for client in members]).to(features)
                 scores = self._mechanism.log_scores(vectors, sigmas, self._public[name], features)
                 rows |= dict(zip(members, scores, strict=True))
         return torch.stack([rows[client] for client in chosen])

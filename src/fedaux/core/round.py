@@ -16,20 +16,20 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.config import ExperimentFields
 from fedaux.core.messages import (
-    Certificate,
     Clients,
-    Stamped,
+    ClientState,
+    ScoreRelease,
     TrainRequest,
     Update,
     Weights,
     problem_of,
 )
 from fedaux.core.methods import Method
-from fedaux.core.preparation import Scorer, certify
+from fedaux.core.preparation import Scorer, release_scores
 from fedaux.core.round_log import RoundLog
-from fedaux.core.server_model import Student
-from fedaux.core.task import Preparation, State, Task, Watcher, extract, trained_models
-from fedaux.core.teachers import NO_NUMBERS, Lesson, Member, teach
+from fedaux.core.server_model import ServerModel
+from fedaux.core.task import Callback, Preparation, State, Task, extract, trained_models
+from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
 from fedaux.core.weights import average, evaluate
 from fedaux.privacy.ledger import LedgerEntry
 
@@ -42,15 +42,15 @@ DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be t
 class Federation:
     """The server of one task: what a round needs besides its state."""
 
-    def __init__(self, task: Task, preparation: Preparation, clients: Clients, *, watcher: Watcher) -> None:
+    def __init__(self, task: Task, preparation: Preparation, clients: Clients, *, callback: Callback) -> None:
         self.task = task
         self.preparation = preparation
         self.scorer = Scorer(task, preparation)
-        self.students = {name: self._student(name, model) for name, model in trained_models(task).items()}
+        self.server_models = {name: self._server_model(name, model) for name, model in trained_models(task).items()}
         self._clients = clients
-        self._watcher = watcher
+        self._callback = callback
 
-    def _student(self, prototype: str, model: SplitModel) -> Student:
+    def _server_model(self, prototype: str, model: SplitModel) -> ServerModel:
         """Return the server's side of a prototype; in linear mode it works on features of h0."""
         task = self.task
 
@@ -60,7 +60,7 @@ class Federation:
             return extract(task, prototype, self.preparation.extractors[prototype], images)
 
         validation = None if task.validation is None else (inputs(task.validation[0]), task.validation[1])
-        return Student(
+        return ServerModel(
             model,
             experiment=task.experiment,
             backend=task.backend,
@@ -73,16 +73,16 @@ class Federation:
     def play_round(self, state: State) -> tuple[State, dict[str, Any]]:
         """Play one round (Algorithm 2): select, train, average, teach, distill, evaluate."""
         task, predictions = self.task, dict[int, Tensor]()
-        log = RoundLog(task, state.round + 1, self._watcher)
+        log = RoundLog(task, state.round + 1, self._callback)
         chosen = self._select(log)
-        certificates = self._ensure_certificates(chosen, state.certificates, log)
+        releases = self._ensure_releases(chosen, state.releases, log)
         weights, members = state.weights, self._train(chosen, state.weights, log)
         if members:
             absent = absent_members(task, state.memory, members, number=log.round)
             with log.phase("average"):
                 weights = averaged(state.weights, members, absent)
             if task.method.teacher is not None:
-                lesson = self._teach(members, absent, state.memory, certificates, log)
+                lesson = self._teach(members, absent, state.memory, releases, log)
                 if lesson.unusable:  # clients that do not teach are not averaged in, either
                     members = log.without_dropped(members)
                     weights = averaged(state.weights, members, absent)
@@ -94,27 +94,29 @@ class Federation:
         memory = {**state.memory, **(kept if task.method.memory else {})}
         row = log.row(members, memory, self._evaluate(weights, log))
         ledger = (*state.ledger, *log.ledger)
-        return State(log.round, weights, certificates, ledger, memory), row
+        return State(log.round, weights, releases, ledger, memory), row
 
     def _select(self, log: RoundLog) -> list[int]:
         """Return S_t, the clients to ask: a random share of the population, as far as present."""
         task = self.task
         generator = seeding.generator(task.seed, "selection", round=log.round)
         log.present = self._clients.present()
-        log.asked = select(log.present, count=clients_a_round(task.experiment), generator=generator)
+        log.asked = select(log.present, count=clients_per_round(task.experiment), generator=generator)
         return log.asked
 
-    def _ensure_certificates(
-        self, chosen: Sequence[int], known: Mapping[int, Certificate], log: RoundLog
-    ) -> dict[int, Certificate]:
+    def _ensure_releases(
+        self, chosen: Sequence[int], known: Mapping[int, ScoreRelease], log: RoundLog
+    ) -> dict[int, ScoreRelease]:
         """Ask clients that have not released scores yet; those that fail again are dropped."""
-        task, certificates = self.task, dict(known)
+        task, releases = self.task, dict(known)
         newcomers = [client for client in chosen if task.method.scores and client not in known]
         if newcomers:
             extractors, public = self.preparation.extractors, self.preparation.public
             with log.phase("certify"):
-                late, wasted, down, up = certify(task, self._clients, newcomers, extractors=extractors, public=public)
-            certificates |= late
+                late, wasted, down, up = release_scores(
+                    task, self._clients, newcomers, extractors=extractors, public=public
+                )
+            releases |= late
             log.count(down=down, up=up)
             log.ledger += wasted
             reasons = self._clients.reasons()
@@ -122,7 +124,7 @@ class Federation:
                 if client not in late:
                     why = f": {reasons[client]}" if client in reasons else ""
                     log.dropped[client] = f"no certainty release{why}"
-        return certificates
+        return releases
 
     def _train(self, chosen: Sequence[int], weights: Mapping[str, Weights], log: RoundLog) -> list[Member]:
         """Return the clients whose updates are valid and finite, in ascending order."""
@@ -142,15 +144,15 @@ class Federation:
             members = [
                 Member(one.client, task.prototype_of[one.client], one.num_examples, one.weights) for one in updates
             ]
-            log.dropped |= dict.fromkeys(self._without_numbers(members), NO_NUMBERS)
+            log.dropped |= dict.fromkeys(self._nonfinite_members(members), NONFINITE)
         return log.without_dropped(members)
 
     def _teach(
         self,
         members: Sequence[Member],
         absent: Sequence[Member],
-        memory: Mapping[int, Stamped],
-        certificates: Mapping[int, Certificate],
+        memory: Mapping[int, ClientState],
+        releases: Mapping[int, ScoreRelease],
         log: RoundLog,
     ) -> Lesson:
         """Return the soft labels of the clients; those with non-finite predictions are dropped."""
@@ -161,9 +163,9 @@ class Federation:
                 absent if "predictions" in task.method.memory else [],
                 method=task.method,
                 experiment=task.experiment,
-                students=self.students,
+                server_models=self.server_models,
                 memory=memory,
-                log_scores=lambda ids: self.scorer.log_scores(certificates, ids),
+                log_scores=lambda ids: self.scorer.log_scores(releases, ids),
                 generator=lambda: seeding.generator(task.seed, "bayesian", round=log.round),
                 num_classes=task.num_classes,
             )
@@ -176,9 +178,9 @@ class Federation:
             return weights
         distilled = {}
         with log.phase("distill"):
-            for name, student in self.students.items():
+            for name, server_model in self.server_models.items():
                 generator = seeding.generator(self.task.seed, "distillation", round=log.round, part=name)
-                distilled[name] = student.distill(weights[name], targets, generator=generator)
+                distilled[name] = server_model.distill(weights[name], targets, generator=generator)
         return distilled
 
     def _with_public_statistics(self, weights: Mapping[str, Weights], log: RoundLog) -> Mapping[str, Weights]:
@@ -186,7 +188,10 @@ class Federation:
         if self.task.experiment.batch_normalisation.server != "auxiliary":
             return weights
         with log.phase("statistics"):
-            return {name: student.with_public_statistics(weights[name]) for name, student in self.students.items()}
+            return {
+                name: server_model.with_public_statistics(weights[name])
+                for name, server_model in self.server_models.items()
+            }
 
     def _accept(
         self,
@@ -196,7 +201,7 @@ class Federation:
         log: RoundLog,
     ) -> tuple[Mapping[str, Weights], list[Member]]:
         """Return the round's models and members; a round that diverged keeps the old models."""
-        if self._can_go_on(weights):
+        if self._is_finite(weights):
             return weights, members
         log.dropped |= dict.fromkeys((member.client for member in members), DIVERGED)
         return before, []
@@ -209,26 +214,26 @@ class Federation:
         with log.phase("evaluate"):
             return self.evaluate(weights)
 
-    def _without_numbers(self, members: Sequence[Member]) -> list[int]:
+    def _nonfinite_members(self, members: Sequence[Member]) -> list[int]:
         """Return the clients whose models predict NaN or infinity on a few public examples."""
-        groups = {name: [member for member in members if member.prototype == name] for name in self.students}
+        groups = {name: [member for member in members if member.prototype == name] for name in self.server_models}
         asked = [member for own in groups.values() for member in own]
         flags = [
-            self.students[name].predict_numbers([member.weights for member in own])
+            self.server_models[name].are_finite([member.weights for member in own])
             for name, own in groups.items()
             if own
         ]
         found = torch.cat(flags).tolist() if flags else []  # the only wait for the device
         return [member.client for member, fine in zip(asked, found, strict=True) if not fine]
 
-    def _can_go_on(self, weights: Mapping[str, Weights]) -> bool:
+    def _is_finite(self, weights: Mapping[str, Weights]) -> bool:
         """Return whether all server models have finite predictions: clients could not recover."""
-        flags = [student.predict_numbers([weights[name]]) for name, student in self.students.items()]
+        flags = [server_model.are_finite([weights[name]]) for name, server_model in self.server_models.items()]
         return bool(torch.cat(flags).all())
 
     def evaluate(self, weights: Mapping[str, Weights]) -> dict[str, Any]:
         """Measure the server models on the test data: mean, by prototype, and their ensemble."""
-        logits = {name: student.test_logits(weights[name]) for name, student in self.students.items()}
+        logits = {name: server_model.test_logits(weights[name]) for name, server_model in self.server_models.items()}
         measured = {name: evaluate(output, self.task.test_labels) for name, output in logits.items()}
         together = torch.stack(list(logits.values())).mean(dim=0)
         return {
@@ -264,7 +269,7 @@ class Federation:
         return [usable[client] for client in sorted(usable)]
 
 
-def clients_a_round(experiment: ExperimentFields) -> int:
+def clients_per_round(experiment: ExperimentFields) -> int:
     """Return how many clients a round asks: a share of the population, at least one."""
     return max(1, round(experiment.participation_rate * experiment.split.num_clients))
 
@@ -296,7 +301,7 @@ def averaged(before: Mapping[str, Weights], members: Sequence[Member], absent: S
     return {**before, **average_by_prototype([*members, *absent] if members else [])}
 
 
-def remembered(member: Member, predictions: Mapping[int, Tensor], method: Method, number: int) -> Stamped:
+def remembered(member: Member, predictions: Mapping[int, Tensor], method: Method, number: int) -> ClientState:
     """Return what the method remembers of a client that has answered."""
     tensors: dict[str, Tensor] = {}
     if member.client in predictions:
@@ -304,11 +309,11 @@ def remembered(member: Member, predictions: Mapping[int, Tensor], method: Method
     if "weights" in method.memory:
         tensors |= {f"weights/{name}": tensor for name, tensor in member.weights.items()}
         tensors["num_examples"] = torch.tensor(member.num_examples)
-    return Stamped(number, tensors)
+    return ClientState(number, tensors)
 
 
 def absent_members(
-    task: Task, memory: Mapping[int, Stamped], answered: Sequence[Member], *, number: int
+    task: Task, memory: Mapping[int, ClientState], answered: Sequence[Member], *, number: int
 ) -> list[Member]:
     """Return the clients that are remembered from earlier rounds and did not answer in this one."""
     present = {member.client for member in answered}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedaux.core.messages import Stamped
-from fedaux.core.task import Task, Watcher
+from fedaux.core.messages import ClientState
+from fedaux.core.task import Callback, Task
 from fedaux.core.teachers import Member
 from fedaux.privacy.ledger import LedgerEntry
 
@@ -19,7 +19,7 @@ from fedaux.privacy.ledger import LedgerEntry
 class RoundLog:
     """What is recorded of one round."""
 
-    def __init__(self, task: Task, number: int, watcher: Watcher) -> None:
+    def __init__(self, task: Task, number: int, callback: Callback) -> None:
         self.round = number
         self.present: Sequence[int] = ()
         self.asked: list[int] = []
@@ -29,8 +29,8 @@ class RoundLog:
         """Mean training loss, by client."""
         self.ledger: list[LedgerEntry] = []
         self._task = task
-        self._watcher = watcher
-        self._clock = Clock(task, number, watcher)
+        self._callback = callback
+        self._clock = Clock(task, number, callback)
         self._bytes_up = self._bytes_down = 0
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -47,7 +47,7 @@ class RoundLog:
         return [member for member in members if member.client not in self.dropped]
 
     def row(
-        self, members: Sequence[Member], memory: Mapping[int, Stamped], measured: Mapping[str, Any]
+        self, members: Sequence[Member], memory: Mapping[int, ClientState], measured: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the metrics of the finished round, and announce them."""
         task = self._task
@@ -74,23 +74,23 @@ class RoundLog:
             **measured,
             "seconds": dict(self._clock.seconds),
         }
-        self._watcher.round(row)
+        self._callback.round(row)
         return row
 
 
 class Clock:
-    """Seconds by phase, announced to a watcher."""
+    """Seconds by phase, announced to a callback."""
 
-    def __init__(self, task: Task, round: int, watcher: Watcher) -> None:
+    def __init__(self, task: Task, round: int, callback: Callback) -> None:
         self.seconds: dict[str, float] = {}
         self._task = task
         self._round = round
-        self._watcher = watcher
+        self._callback = callback
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase; work on a GPU is waited for, so that it is booked where it belongs."""
-        self._watcher.phase(self._task, self._round, name)
+        self._callback.phase(self._task, self._round, name)
         began = time.perf_counter()
         yield
         if self._task.device.type == "cuda":

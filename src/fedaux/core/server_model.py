@@ -23,7 +23,7 @@ LOOKED_AT = 16
 """Public examples on which the predictions of every model must be finite."""
 
 
-class Student:
+class ServerModel:
     """One prototype at the server. Inputs are uint8 images [N, C, H, W] or features [N, F] of
     h0."""
 
@@ -60,7 +60,7 @@ class Student:
             weights = self.with_public_statistics(weights)
         return self._predict(weights, self._distill_inputs, by_batch=statistics == "batch")
 
-    def predict_numbers(self, models: Sequence[Weights]) -> Tensor:
+    def are_finite(self, models: Sequence[Weights]) -> Tensor:
         """Return which models have finite logits on a few public examples: flags [K] on the device.
 
         Finite weights can still lead to NaN: huge ones, or a negative variance in batch

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.core.backend import Job, Training, Workplace
+from fedaux.core.backend import ClientJob, TrainContext, Training
 from fedaux.core.client import Client
 from fedaux.core.dpsgd import check_ready
 from fedaux.core.messages import (
-    Certificate,
-    CertifyRequest,
-    Stamped,
+    ClientState,
+    ReleaseRequest,
+    ScoreRelease,
     TrainRequest,
     Update,
     as_received,
@@ -41,7 +41,7 @@ class SimulatedClients:
         self._models = trained_models(task)
         self._inputs: dict[str, Tensor] = {}
         self._training: dict[tuple[str, float, Local], Training] = {}
-        self._kept: dict[int, Stamped] = {}
+        self._kept: dict[int, ClientState] = {}
         if task.experiment.local.privacy is not None:
             check_ready(self._models.values())  # before anything is pretrained
 
@@ -53,7 +53,7 @@ class SimulatedClients:
         """Return n_i."""
         return len(self._parts[client])
 
-    def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
+    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
         """Release each client's certainty vector."""
         for prototype, members in self._by_prototype(clients).items():
             sizes = [len(self._parts[client]) for client in members]
@@ -78,10 +78,10 @@ class SimulatedClients:
             jobs = [self._job(client, request) for client in members]
             for job, weights, trained in self._trained(prototype, request)(jobs, request.weights[prototype]):
                 if trained.optimizer_state:
-                    self._keep(job.client, Stamped(request.round, trained.optimizer_state))
+                    self._keep(job.client, ClientState(request.round, trained.optimizer_state))
                 yield Update(job.client, len(job.rows), weights, trained.loss)
 
-    def noise(self, request: CertifyRequest, client: int) -> Noise:
+    def noise(self, request: ReleaseRequest, client: int) -> Noise:
         """Return the noise of a client's release: seeded, so that a simulation can be repeated."""
         generator = seeding.generator(request.seed, "certainty noise", client=client)
         return noise_for(deployment=False, generator=generator)
@@ -94,15 +94,15 @@ class SimulatedClients:
         """Return nothing: simulated clients answer."""
         return {}
 
-    def kept(self) -> Mapping[int, Stamped]:
+    def client_states(self) -> Mapping[int, ClientState]:
         """Return what clients keep between rounds: their optimizers' tensors, if asked for."""
         return dict(self._kept)
 
-    def restore(self, kept: Mapping[int, Stamped]) -> None:
+    def load_client_states(self, kept: Mapping[int, ClientState]) -> None:
         """Restore what clients kept between rounds."""
         self._kept = dict(kept)
 
-    def _keep(self, client: int, state: Stamped) -> None:
+    def _keep(self, client: int, state: ClientState) -> None:
         """Keep a client's optimizer state, unless it holds NaN or infinity."""
         self._kept[client] = state
         tensors = list(state.tensors.values())
@@ -115,10 +115,10 @@ class SimulatedClients:
             groups.setdefault(self._task.prototype_of[client], []).append(client)
         return groups
 
-    def _job(self, client: int, request: TrainRequest) -> Job:
+    def _job(self, client: int, request: TrainRequest) -> ClientJob:
         generator = self.generator(request, client)
         kept = self._kept.get(client)
-        return Job(client, self._parts[client], generator, {} if kept is None else kept.tensors)
+        return ClientJob(client, self._parts[client], generator, {} if kept is None else kept.tensors)
 
     def _client(self, client: int, inputs: Tensor) -> Client:
         """Return one client with its rows of the shared inputs."""
@@ -138,7 +138,7 @@ class SimulatedClients:
         """Return the backend's way of training; it is kept, because it can be costly to set up."""
         key = (prototype, request.proximal, request.local)
         if key not in self._training:
-            place = Workplace(
+            context = TrainContext(
                 model=self._models[prototype],
                 inputs=self._shared_inputs(prototype, request),
                 labels=self._labels,
@@ -148,7 +148,7 @@ class SimulatedClients:
                 key=self._task.architecture(prototype),
             )
             most_examples = max(len(part) for part in self._parts)
-            self._training[key] = self._task.backend.training(place, most_examples=most_examples)
+            self._training[key] = self._task.backend.training(context, most_examples=most_examples)
         return self._training[key]
 
     def _train_privately(self, prototype: str, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:

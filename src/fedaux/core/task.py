@@ -13,7 +13,7 @@ from fedaux import seeding
 from fedaux.config import ExperimentFields
 from fedaux.core.backend import Backend
 from fedaux.core.compute import Compute
-from fedaux.core.messages import Certificate, Stamped, Weights
+from fedaux.core.messages import ClientState, ScoreRelease, Weights
 from fedaux.core.methods import Method
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Public
@@ -69,11 +69,11 @@ class State:
     round: int
     weights: Mapping[str, Weights]
     """The server model of each prototype."""
-    certificates: Mapping[int, Certificate] = field(default_factory=dict)
+    releases: Mapping[int, ScoreRelease] = field(default_factory=dict)
     """What clients have released; no client is asked twice."""
     ledger: tuple[LedgerEntry, ...] = ()
     """What private updates have cost the clients."""
-    memory: Mapping[int, Stamped] = field(default_factory=dict)
+    memory: Mapping[int, ClientState] = field(default_factory=dict)
     """What methods with a memory keep of each client's last answer: "logits", "weights/NAME"."""
 
 
@@ -89,7 +89,7 @@ class Preparation:
     bytes_down: int
 
 
-class Watcher(Protocol):
+class Callback(Protocol):
     """Is called as the work proceeds."""
 
     def phase(self, task: Task, round: int, name: str) -> None:

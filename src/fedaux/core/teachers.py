@@ -15,14 +15,14 @@ from torch import Tensor
 
 from fedaux.config import Bayesian, ExperimentFields
 from fedaux.core.bayesian import draw
-from fedaux.core.messages import Stamped, Weights
+from fedaux.core.messages import ClientState, Weights
 from fedaux.core.methods import Method
 from fedaux.core.weights import average
 
 if TYPE_CHECKING:
-    from fedaux.core.server_model import Student
+    from fedaux.core.server_model import ServerModel
 
-NO_NUMBERS = "its model predicts NaN or infinity on public examples"
+NONFINITE = "its model predicts NaN or infinity on public examples"
 HALF = torch.finfo(torch.float16).max
 """Remembered predictions are kept in half precision."""
 NO_CLIENT = -1
@@ -196,8 +196,8 @@ def teach(
     *,
     method: Method,
     experiment: ExperimentFields,
-    students: Mapping[str, Student],
-    memory: Mapping[int, Stamped],
+    server_models: Mapping[str, ServerModel],
+    memory: Mapping[int, ClientState],
     log_scores: Callable[[Sequence[int]], Tensor],
     generator: Callable[[], np.random.Generator],
     num_classes: int,
@@ -212,12 +212,14 @@ def teach(
     remembers = "predictions" in method.memory
     gone = {member.client for member in absent}
 
-    ready = predicted_together(present, students)
+    ready = predicted_together(present, server_models)
 
     def predict(member: Member) -> Tensor:
         if member.client in gone:
             return memory[member.client].tensors["logits"].float()
-        logits = ready[member.client] if member.client in ready else students[member.prototype].logits(member.weights)
+        logits = (
+            ready[member.client] if member.client in ready else server_models[member.prototype].logits(member.weights)
+        )
         if member.client >= 0:
             finite[member.client] = torch.isfinite(logits).all()
             if remembers:
@@ -225,7 +227,7 @@ def teach(
         return logits
 
     members = sorted([*present, *absent], key=lambda member: member.client)
-    rows = next(iter(students.values())).num_public
+    rows = next(iter(server_models.values())).num_public
     unusable: dict[int, str] = {}
     while len(unusable) < len(present):
         ensemble = Ensemble(
@@ -242,22 +244,22 @@ def teach(
         culprits = [client for client, flag in finite.items() if not flag and client not in unusable]
         if not culprits:
             raise ValueError(f"teacher {method.teacher}: {problem}")
-        unusable |= dict.fromkeys(culprits, NO_NUMBERS)
+        unusable |= dict.fromkeys(culprits, NONFINITE)
         members = [member for member in members if member.client not in unusable]
     return Lesson(None, {}, unusable)
 
 
-def predicted_together(members: Sequence[Member], students: Mapping[str, Student]) -> dict[int, Tensor]:
+def predicted_together(members: Sequence[Member], server_models: Mapping[str, ServerModel]) -> dict[int, Tensor]:
     """Return the logits [N, C] of members of prototypes whose models are predicted together.
 
     All others are predicted one at a time, as a teacher asks for them, and are not held all at
     once.
     """
     ready: dict[int, Tensor] = {}
-    for name, student in students.items():
+    for name, server_model in server_models.items():
         own = [member for member in members if member.prototype == name]
-        if student.shares_work and len(own) > 1:
-            outputs = student.all_logits([member.weights for member in own])
+        if server_model.shares_work and len(own) > 1:
+            outputs = server_model.all_logits([member.weights for member in own])
             ready |= {member.client: output for member, output in zip(own, outputs, strict=True)}
     return ready
 

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from fedaux.config import Distillation
-from fedaux.core.backend import Backend, Model, Predictor, Training, Workplace
+from fedaux.core.backend import Backend, Model, Predictor, TrainContext, Training
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
 from fedaux.core.plain_backend import one_by_one
 from fedaux.fast.batched import BatchedTraining
 from fedaux.fast.convolutions import accelerate
 from fedaux.fast.distillation import FastDistiller
-from fedaux.fast.feature_cache import KeptFeatures
+from fedaux.fast.feature_cache import FeatureCache
 from fedaux.fast.inference import FastPredictor, LinearPredictor, ThreadedPredictor, is_linear
 from fedaux.fast.stacked import StackedTraining, can_stack
 from fedaux.fast.streams import StreamTraining
 
 
-def best_backend(compute: Compute, *, features: KeptFeatures | None = None) -> Backend:
+def best_backend(compute: Compute, *, features: FeatureCache | None = None) -> Backend:
     """Return the fastest backend for a device and precision.
 
     `features` is the feature cache of linear mode; heads are then trained in single precision,
@@ -37,7 +37,7 @@ class FastBackend:
     """Several clients or models at a time, with kernels and CUDA graphs on a GPU."""
 
     compute: Compute
-    cache: KeptFeatures | None = None
+    cache: FeatureCache | None = None
 
     def place(self, model: Model) -> Model:
         """Move a model to the device; on a GPU, with faster convolutions."""
@@ -46,15 +46,15 @@ class FastBackend:
             accelerate(placed, self.compute.device)
         return placed
 
-    def training(self, place: Workplace, *, most_examples: int) -> Training:
+    def training(self, context: TrainContext, *, most_examples: int) -> Training:
         """Return the fastest way to train clients of one prototype."""
-        if place.compute.clients_at_once == 1:
-            return one_by_one(place)
-        if place.compute.captures and BatchedTraining.possible(place):
-            return BatchedTraining(place, capacity=most_examples)
-        if place.compute.captures:
-            return StreamTraining(place, capacity=most_examples)
-        return StackedTraining(place) if can_stack(place.model) else one_by_one(place)
+        if context.compute.clients_at_once == 1:
+            return one_by_one(context)
+        if context.compute.captures and BatchedTraining.possible(context):
+            return BatchedTraining(context, capacity=most_examples)
+        if context.compute.captures:
+            return StreamTraining(context, capacity=most_examples)
+        return StackedTraining(context) if can_stack(context.model) else one_by_one(context)
 
     def predictor(self, module: nn.Module) -> Predictor:
         """Return the fastest way to predict with models of one architecture."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedaux.core.backend import Job, Trained, Training, Workplace
+from fedaux.core.backend import ClientJob, TrainContext, Training, TrainResult
 from fedaux.core.local_training import epoch_orders
 from fedaux.core.messages import Weights
 from fedaux.fast import triton as kernels
@@ -25,58 +25,58 @@ class BatchedTraining:
     """Trains `compute.clients_at_once` clients at once; on streams if kernels cannot be
     compiled."""
 
-    def __init__(self, place: Workplace, *, capacity: int) -> None:
-        self._place = place
+    def __init__(self, context: TrainContext, *, capacity: int) -> None:
+        self._context = context
         self._capacity = capacity
         self._steps: BatchedSteps | None = None
         self._otherwise: Training | None = None
 
     @staticmethod
-    def possible(place: Workplace) -> bool:
+    def possible(context: TrainContext) -> bool:
         """Return whether there are kernels for what clients train."""
         return kernels.possible(
-            place.model,
-            place.inputs,
-            optimizer=place.section.optimizer,
-            batch_size=place.section.batch_size,
-            clients=place.compute.clients_at_once,
-            compute=place.compute,
+            context.model,
+            context.inputs,
+            optimizer=context.section.optimizer,
+            batch_size=context.section.batch_size,
+            clients=context.compute.clients_at_once,
+            compute=context.compute,
         )
 
-    def __call__(self, jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+    def __call__(self, jobs: Sequence[ClientJob], weights: Weights) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
         """Train each job from the given weights, large ones first, so that neighbours end
         together."""
         if self._steps is None and self._otherwise is None:
             self._steps = attempt(
                 self._prepared,
-                device=self._place.compute.device,
-                otherwise=f"{self._place.key}: no kernels of our own here, training is slower",
+                device=self._context.compute.device,
+                otherwise=f"{self._context.key}: no kernels of our own here, training is slower",
                 errors=Exception,
             )
             if self._steps is None:
-                self._otherwise = StreamTraining(self._place, capacity=self._capacity)
+                self._otherwise = StreamTraining(self._context, capacity=self._capacity)
         if self._otherwise is not None:
             yield from self._otherwise(jobs, weights)
             return
         assert self._steps is not None
         ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
-        width = self._place.compute.clients_at_once
+        width = self._context.compute.clients_at_once
         for begin in range(0, len(ordered), width):
             yield from self._wave(self._steps, ordered[begin : begin + width], weights)
 
     def _prepared(self) -> BatchedSteps:
         from fedaux.fast.triton.steps import BatchedSteps  # which needs Triton
 
-        place, section = self._place, self._place.section
+        context, section = self._context, self._context.section
         steps = BatchedSteps(
-            place.model,
-            place.inputs,
-            place.labels,
-            clients=place.compute.clients_at_once,
+            context.model,
+            context.inputs,
+            context.labels,
+            clients=context.compute.clients_at_once,
             learning_rate=section.learning_rate,
             weight_decay=section.weight_decay,
-            proximal=place.proximal,
-            compute=place.compute,
+            proximal=context.proximal,
+            compute=context.compute,
             capacity=section.epochs * self._capacity,
             batch_size=section.batch_size,
         )
@@ -84,9 +84,9 @@ class BatchedTraining:
         return steps
 
     def _wave(
-        self, steps: BatchedSteps, wave: Sequence[Job], weights: Weights
-    ) -> Iterator[tuple[Job, Weights, Trained]]:
-        section = self._place.section
+        self, steps: BatchedSteps, wave: Sequence[ClientJob], weights: Weights
+    ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
+        section = self._context.section
         orders = [
             torch.cat(list(epoch_orders(len(job.rows), epochs=section.epochs, generator=job.generator))) for job in wave
         ]
@@ -101,4 +101,4 @@ class BatchedTraining:
         losses, trained = steps.total.tolist(), steps.weights(len(wave))  # one wait for the device a wave
         for number, job in enumerate(wave):
             kept = steps.optimizer_state(number) if section.optimizer_state == "kept" else {}
-            yield job, trained[number], Trained(losses[number] / (section.epochs * len(job.rows)), kept)
+            yield job, trained[number], TrainResult(losses[number] / (section.epochs * len(job.rows)), kept)

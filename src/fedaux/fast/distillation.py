@@ -95,7 +95,7 @@ def prepared_steps(
 def _kernel_steps(
     model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute
 ) -> PreparedStepping:
-    from fedaux.fast.triton.steps import BatchedSteps, StudentSteps  # which needs Triton
+    from fedaux.fast.triton.steps import BatchedSteps, ServerModelSteps  # which needs Triton
 
     assert isinstance(model, SplitModel)
     batched = BatchedSteps(
@@ -110,7 +110,7 @@ def _kernel_steps(
         batch_size=section.batch_size,
     )
     batched.prepare()
-    return StudentSteps(model, batched)
+    return ServerModelSteps(model, batched)
 
 
 def _captured_steps(

@@ -38,7 +38,7 @@ class Recent:
     digests: list[tuple[Tensor, str]] = field(default_factory=list)
 
 
-class KeptFeatures:
+class FeatureCache:
     """Features of whole sets of examples: computed once per run, or once for all runs if that is
     slow.
 

@@ -18,7 +18,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fedaux.config import Local
-from fedaux.core.backend import Job, Trained, Workplace
+from fedaux.core.backend import ClientJob, TrainContext, TrainResult
 from fedaux.core.local_training import epoch_orders
 from fedaux.core.messages import Weights
 
@@ -61,26 +61,28 @@ class StackedTraining:
     """Trains `compute.clients_at_once` clients per stack, one stack in each of `compute.workers`
     threads."""
 
-    def __init__(self, place: Workplace) -> None:
-        self._place = place
-        self._shapes = {name: parameter.shape for name, parameter in place.model.named_parameters()}
+    def __init__(self, context: TrainContext) -> None:
+        self._context = context
+        self._shapes = {name: parameter.shape for name, parameter in context.model.named_parameters()}
         self._forwards: list[OfModels] = []
 
-    def __call__(self, jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+    def __call__(self, jobs: Sequence[ClientJob], weights: Weights) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
         """Train each job from the given weights, those of many steps first."""
         ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
-        compute = self._place.compute
+        compute = self._context.compute
         # Dealt out in turn, so that stacks are of the same work.
         count = min(len(ordered), max(compute.workers, math.ceil(len(ordered) / compute.clients_at_once)))
         stacks = [ordered[begin::count] for begin in range(count)]
         while len(self._forwards) < count:  # each thread needs its own copy
-            self._forwards.append(of_models(copy.deepcopy(self._place.model).train()))
+            self._forwards.append(of_models(copy.deepcopy(self._context.model).train()))
         done = compute.spread(lambda n: self._train(stacks[n], weights, self._forwards[n]), range(count))
         for results in done:
             yield from results
 
-    def _train(self, jobs: Sequence[Job], weights: Weights, forward: OfModels) -> list[tuple[Job, Weights, Trained]]:
-        place, section = self._place, self._place.section
+    def _train(
+        self, jobs: Sequence[ClientJob], weights: Weights, forward: OfModels
+    ) -> list[tuple[ClientJob, Weights, TrainResult]]:
+        context, section = self._context, self._context.section
         batches = [list(_batches(job, section)) for job in jobs]
         anchor = torch.cat([weights[name].detach().flatten() for name in self._shapes])
         stack = anchor.expand(len(jobs), -1).clone()
@@ -92,11 +94,11 @@ class StackedTraining:
             rows, present = _filled([own[number] for own in batches[:active]], section.batch_size)
             before = stack[:active].detach()
             leaves = {name: part.requires_grad_() for name, part in _named(before, self._shapes).items()}
-            inputs = place.compute.floats(place.inputs[rows.flatten()]).unflatten(0, rows.shape)
-            with place.compute.autocast():
+            inputs = context.compute.floats(context.inputs[rows.flatten()]).unflatten(0, rows.shape)
+            with context.compute.autocast():
                 logits = forward(leaves, inputs).float()
             losses = functional.cross_entropy(
-                logits.flatten(0, 1), place.labels[rows.flatten()], reduction="none"
+                logits.flatten(0, 1), context.labels[rows.flatten()], reduction="none"
             ).view_as(present)
             sums = (losses * present).sum(dim=1)
             sizes = present.sum(dim=1)
@@ -105,8 +107,8 @@ class StackedTraining:
             unused = [name for name, own in zip(leaves, gradients, strict=True) if own is None]
             left = {name: leaves[name].detach().clone() for name in unused}
             gradient = torch.cat([_flat(own, of) for own, of in zip(gradients, leaves.values(), strict=True)], dim=1)
-            if place.proximal > 0:
-                gradient.add_(before - anchor, alpha=place.proximal)
+            if context.proximal > 0:
+                gradient.add_(before - anchor, alpha=context.proximal)
             optimizer.step(gradient, active)
             for name, tensor in left.items():  # as torch's optimizers do
                 _named(before, self._shapes)[name].copy_(tensor)
@@ -115,7 +117,7 @@ class StackedTraining:
         for index, (job, total) in enumerate(zip(jobs, totals.tolist(), strict=True)):
             own = {name: tensor[index].clone() for name, tensor in named.items()}
             kept = optimizer.state(index) if section.optimizer_state == "kept" else {}
-            results.append((job, own, Trained(total / (section.epochs * len(job.rows)), kept)))
+            results.append((job, own, TrainResult(total / (section.epochs * len(job.rows)), kept)))
         return results
 
 
@@ -217,7 +219,7 @@ def _flat(gradient: Tensor | None, of: Tensor) -> Tensor:
     return (torch.zeros_like(of) if gradient is None else gradient).reshape(len(of), -1)
 
 
-def _batches(job: Job, section: Local) -> Iterator[Tensor]:
+def _batches(job: ClientJob, section: Local) -> Iterator[Tensor]:
     for order in epoch_orders(len(job.rows), epochs=section.epochs, generator=job.generator):
         yield from job.rows[order].split(section.batch_size)
 

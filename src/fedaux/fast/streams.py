@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedaux.core.backend import Job, Trained, Training, Workplace
+from fedaux.core.backend import ClientJob, TrainContext, Training, TrainResult
 from fedaux.core.local_training import OPTIMIZERS, epoch_orders
 from fedaux.core.messages import Weights
 from fedaux.core.plain_backend import one_by_one
@@ -27,26 +27,26 @@ from fedaux.fast.fallback import attempt
 class StreamTraining:
     """Trains `compute.clients_at_once` clients at once; one by one if steps cannot be captured."""
 
-    def __init__(self, place: Workplace, *, capacity: int) -> None:
-        self._place = place
+    def __init__(self, context: TrainContext, *, capacity: int) -> None:
+        self._context = context
         self._capacity = capacity
         self._slots: list[CapturedSteps] = []
         self._plain: Training | None = None
 
-    def __call__(self, jobs: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
+    def __call__(self, jobs: Sequence[ClientJob], weights: Weights) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
         """Train each job from the given weights, large ones first, so that neighbours end
         together."""
         ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
-        width = self._place.compute.clients_at_once
+        width = self._context.compute.clients_at_once
         for begin in range(0, len(ordered), width):
             wave = ordered[begin : begin + width]
             if self._plain is None and not self._prepared(wave):
-                self._plain = one_by_one(self._place)
+                self._plain = one_by_one(self._context)
             yield from self._wave(wave, weights) if self._plain is None else self._plain(wave, weights)
 
-    def _prepared(self, wave: Sequence[Job]) -> bool:
+    def _prepared(self, wave: Sequence[ClientJob]) -> bool:
         """Capture the steps that a wave needs; return whether it was possible."""
-        batch_size = self._place.section.batch_size
+        batch_size = self._context.section.batch_size
 
         def capture() -> bool:
             while len(self._slots) < len(wave):
@@ -55,30 +55,30 @@ class StreamTraining:
                 slot.prepare(sorted(set(batch_sizes(len(job.rows), batch_size)), reverse=True))
             return True
 
-        otherwise = f"{self._place.key}: steps cannot be captured, training is slower"
-        possible = attempt(capture, device=self._place.compute.device, otherwise=otherwise) is not None
+        otherwise = f"{self._context.key}: steps cannot be captured, training is slower"
+        possible = attempt(capture, device=self._context.compute.device, otherwise=otherwise) is not None
         if not possible:
             self._slots.clear()
         return possible
 
     def _slot(self) -> CapturedSteps:
-        place, section = self._place, self._place.section
+        context, section = self._context, self._context.section
         how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})
         return CapturedSteps(
-            place.compute.place(copy.deepcopy(place.model)),
-            place.inputs,
-            place.labels,
+            context.compute.place(copy.deepcopy(context.model)),
+            context.inputs,
+            context.labels,
             loss=functional.cross_entropy,
             optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section, **how),
-            compute=place.compute,
+            compute=context.compute,
             capacity=self._capacity,
             batch_size=section.batch_size,
-            key=place.key,
-            proximal=place.proximal,
+            key=context.key,
+            proximal=context.proximal,
         )
 
-    def _wave(self, wave: Sequence[Job], weights: Weights) -> Iterator[tuple[Job, Weights, Trained]]:
-        section, here = self._place.section, torch.cuda.current_stream(self._place.compute.device)
+    def _wave(self, wave: Sequence[ClientJob], weights: Weights) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
+        section, here = self._context.section, torch.cuda.current_stream(self._context.compute.device)
         slots = self._slots[: len(wave)]
         orders = [
             [
@@ -104,7 +104,7 @@ class StreamTraining:
         losses = torch.stack([slot.total for slot in slots]).tolist()  # one wait for the device per wave
         for slot, job, loss in zip(slots, wave, losses, strict=True):
             kept = optimizer_state(slot.optimizer, slot.model) if section.optimizer_state == "kept" else {}
-            yield job, snapshot(slot.model), Trained(loss / (section.epochs * len(job.rows)), kept)
+            yield job, snapshot(slot.model), TrainResult(loss / (section.epochs * len(job.rows)), kept)
 
 
 def _steps(slot: CapturedSteps, epochs: Sequence[Tensor], *, batch_size: int) -> Iterator[bool]:

@@ -56,11 +56,11 @@ def prepare(message: Message, context: Context) -> Message:
         public = records.some_tensors(message.content.get("public"), most_bytes=limit)
         guard = _guard(config)
         with guard.alone():
-            certificate = work.prepare(config, guard, terms, extractor, public)
-        said = {"client": config.number, "entry": certificate.entry.to_json()}
+            released = work.prepare(config, guard, terms, extractor, public)
+        said = {"client": config.number, "entry": released.entry.to_json()}
         return RecordDict(
             {
-                "release": records.arrays({"vector": certificate.vector}),
+                "release": records.arrays({"vector": released.vector}),
                 "answer": records.text_record(json.dumps(said)),
             }
         )

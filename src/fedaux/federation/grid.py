@@ -13,7 +13,15 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from fedaux.core.messages import Certificate, CertifyRequest, Stamped, TrainRequest, Update, Weights, problem_of_release
+from fedaux.core.messages import (
+    ClientState,
+    ReleaseRequest,
+    ScoreRelease,
+    TrainRequest,
+    Update,
+    Weights,
+    problem_of_release,
+)
 from fedaux.core.preparation import release_width
 from fedaux.core.task import Task
 from fedaux.federation import records
@@ -45,7 +53,7 @@ class FlowerClients:
         """Return the clients whose nodes are connected and answer; waits where there are too few."""
         return self._members.present()
 
-    def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
+    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
         """Ask for certainty releases: h0 and the public map down, a vector and its price up."""
         self._reasons = {}
         contents: dict[int, RecordDict] = {}
@@ -107,11 +115,11 @@ class FlowerClients:
         """Say why clients have not answered, or not with anything usable."""
         return dict(self._reasons)
 
-    def kept(self) -> Mapping[int, Stamped]:
+    def client_states(self) -> Mapping[int, ClientState]:
         """Return nothing: what nodes keep, they keep on disks of their own."""
         return {}
 
-    def restore(self, kept: Mapping[int, Stamped]) -> None:
+    def load_client_states(self, kept: Mapping[int, ClientState]) -> None:
         """Do nothing, for the same reason."""
 
     def _common(self, client: int, seed: int) -> dict[str, Any]:
@@ -192,8 +200,8 @@ class FlowerClients:
         LOGGER.warning("client %d: %s", client, reason)
 
     def _certificate(
-        self, client: int, content: RecordDict, public: Mapping[str, Tensor], request: CertifyRequest
-    ) -> Certificate:
+        self, client: int, content: RecordDict, public: Mapping[str, Tensor], request: ReleaseRequest
+    ) -> ScoreRelease:
         """Return a release that can be scored with. Raises Unusable."""
         said = said_by(client, content)
         entry = entry_in(said, client=client, purpose=SCORES)
@@ -203,7 +211,7 @@ class FlowerClients:
         vector = records.tensors(content.get("release"), {"vector": (torch.float64, (width,))})["vector"]
         if (problem := problem_of_release(vector, width=width)) is not None:
             raise Unusable(problem)
-        return Certificate(client, vector.to(self._task.device), entry)
+        return ScoreRelease(client, vector.to(self._task.device), entry)
 
     def _update(self, client: int, content: RecordDict, sent: Weights, request: TrainRequest) -> Update:
         """Return an update whose tensors fit. Raises Unusable."""

@@ -79,7 +79,7 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
         return FlowerClients(task, members, classes=data.classes)
 
     try:
-        result = carry_out(experiment, inputs, clients, path=path, resume=resume, watcher=watching)
+        result = carry_out(experiment, inputs, clients, path=path, resume=resume, callback=watching)
     except BaseException as error:
         if watching.board is not None:
             watching.board.failed(str(error))
@@ -100,7 +100,7 @@ def log_to_stdout() -> None:
 
 
 class Watching:
-    """A watcher that tells the log and the board of nodes."""
+    """A callback that tells the log and the board of nodes."""
 
     def __init__(self) -> None:
         self.board: NodeBoard | None = None

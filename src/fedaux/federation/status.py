@@ -19,7 +19,7 @@ LEAST_SECONDS = 0.5
 
 
 class NodeBoard:
-    """The state of every client and of the run, written in one step after a change. It is a watcher too.
+    """The state of every client and of the run, written in one step after a change. It is a callback too.
 
     A client is `unknown` until its node is heard of, then `present`, `busy` while something was asked of it, and
     `missing` when it did not answer or is no longer connected.

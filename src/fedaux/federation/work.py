@@ -13,7 +13,7 @@ from fedaux.config import Data, Engine
 from fedaux.core.client import BLANK, Client
 from fedaux.core.compute import Compute, compute_for
 from fedaux.core.dpsgd import schedule, update_entry
-from fedaux.core.messages import Certificate, Update, Weights
+from fedaux.core.messages import ScoreRelease, Update, Weights
 from fedaux.core.plain_backend import PlainBackend
 from fedaux.core.task import head_alone
 from fedaux.data import SOURCES, LabelledData, count_labelled, load_labelled, load_rows, split_dirichlet
@@ -37,7 +37,7 @@ class Answer:
     """Whether it was stored and is sent again."""
 
 
-def prepare(config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: Weights, public: Public) -> Certificate:
+def prepare(config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: Weights, public: Public) -> ScoreRelease:
     """Release certainty for h0 and the public map, within the node's policy; a second time, the stored release."""
     guard.check_release(terms.certainty)
     check_declared(config, terms)
@@ -46,7 +46,7 @@ def prepare(config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: We
     if terms.mode == "linear":
         guard.keep_extractor(extractor)
     if (stored := guard.stored_release(key)) is not None:
-        return Certificate(config.number, *stored)
+        return ScoreRelease(config.number, *stored)
     compute = compute_of(config, terms)
     examples = own_examples(config, terms.classes)
     if terms.certainty.mechanism in UNPROTECTED_MECHANISMS:
@@ -56,12 +56,12 @@ def prepare(config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: We
     backend, h0 = PlainBackend(compute), placed(extractor, compute)
     features = backend.features(model.features, h0, inputs, batch_size=terms.batch_size)
     client = Client(config.number, inputs, examples.labels.to(compute.device), model, backend)
-    certificate = client.release(
+    released = client.release(
         terms.certainty, features, placed(public, compute), noise=release_noise(config, terms.seed)
     )
-    vector = certificate.vector.detach().cpu()
-    guard.store_release(key, vector, certificate.entry)
-    return Certificate(config.number, vector, certificate.entry)
+    vector = released.vector.detach().cpu()
+    guard.store_release(key, vector, released.entry)
+    return ScoreRelease(config.number, vector, released.entry)
 
 
 def train(config: NodeConfig, guard: Guard, terms: TrainTerms, weights: Weights, extractor: Weights | None) -> Answer:

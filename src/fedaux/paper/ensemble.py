@@ -25,7 +25,7 @@ from fedaux.paper import datasets
 from fedaux.paper.document import Context, Document, seeds_text, spread, spread_text
 from fedaux.paper.tables import Table
 from fedaux.running import preflight as checks
-from fedaux.running.run import Silent, Work, choose_device, split_for
+from fedaux.running.run import NullCallback, Work, choose_device, split_for
 from fedaux.running.run_directory import RunDirectory
 
 MECHANISMS = ("mean", "release", "paper", "none")
@@ -84,11 +84,11 @@ def _ensemble_rows(
     rows: list[dict[str, Any]] = []
     for mechanism in mechanisms:
         changed = Experiment(**_changed(experiment, "certainty", mechanism=mechanism))
-        work = Work(changed, RunDirectory(out, experiment), data, auxiliary, Silent())
+        work = Work(changed, RunDirectory(out, experiment), data, auxiliary, NullCallback())
         task = work.task("fedaux", seed)
         clients = SimulatedClients(task, data.images, data.labels, parts)
         began = time.perf_counter()
-        state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=Silent())
+        state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=NullCallback())
         if not logits:
             logits = _local_logits(task, clients, state)
             equal = _ensemble(logits, {client: torch.zeros_like(output[:, 0]) for client, output in logits.items()})
@@ -99,7 +99,7 @@ def _ensemble_rows(
             name: scorer.project(name, preparation.extractors[name], task.test_images) for name in preparation.public
         }
         chosen = sorted(logits)
-        scores = dict(zip(chosen, scorer.log_scores(state.certificates, chosen, projected), strict=True))
+        scores = dict(zip(chosen, scorer.log_scores(state.releases, chosen, projected), strict=True))
         for name, teacher in (("logits", certainty_teacher), ("probabilities", mixture_teacher)):
             rows.append(
                 {

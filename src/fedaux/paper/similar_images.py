@@ -30,7 +30,7 @@ from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
 from fedaux.report.figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
 from fedaux.running import preflight as checks
-from fedaux.running.run import Silent, Work, choose_device, split_for
+from fedaux.running.run import NullCallback, Work, choose_device, split_for
 from fedaux.running.run_directory import RunDirectory
 
 WARNING = "Shows private images: for simulations only."
@@ -74,7 +74,7 @@ def run(context: Context, *, num_clients: int = 4, num_images: int = 5, num_neig
     device = choose_device(experiment.engine.device)
     data, auxiliary = load_both(experiment)
     data, auxiliary = data.to(device), auxiliary.to(device)
-    work = Work(experiment, RunDirectory(context.out, experiment), data, auxiliary, Silent())
+    work = Work(experiment, RunDirectory(context.out, experiment), data, auxiliary, NullCallback())
     task = work.task("fedaux", seed)
     parts = [torch.from_numpy(part).to(device) for part in split_for(experiment, data, seed)]
     chosen = [client for client, part in enumerate(parts) if len(part) >= num_neighbours][:num_clients]

@@ -49,7 +49,7 @@ def live_bar(console: Console, *columns: ProgressColumn) -> Progress:
 
 
 class Display:
-    """A watcher for people: a live bar on a terminal, plain lines elsewhere."""
+    """A callback for people: a live bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, experiment: Experiment, console: Console, *, done: int = 0) -> None:
         self._rounds = experiment.rounds

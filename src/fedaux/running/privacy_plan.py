@@ -17,7 +17,7 @@ from fedaux import seeding
 from fedaux.config import Certainty, ExperimentFields
 from fedaux.core.dpsgd import schedule
 from fedaux.core.methods import METHODS
-from fedaux.core.round import clients_a_round
+from fedaux.core.round import clients_per_round
 from fedaux.core.task import assign_prototypes
 from fedaux.formatting import interval, privacy_budget
 from fedaux.models import MODELS
@@ -177,7 +177,7 @@ def privacy_plan(
     if len(sizes) != experiment.split.num_clients:
         raise ValueError(f"{len(sizes)} sizes: split.num_clients = {experiment.split.num_clients} of them are needed")
     present = [client for client, size in enumerate(sizes) if size > 0]
-    share = min(1.0, clients_a_round(experiment) / max(1, len(present)))
+    share = min(1.0, clients_per_round(experiment) / max(1, len(present)))
     expected_rounds = math.ceil(share * experiment.rounds - 1e-9)
     widths = _feature_widths(experiment, input_shape)
     groups = []

@@ -25,11 +25,11 @@ from fedaux.core.methods import METHODS
 from fedaux.core.preparation import prepare
 from fedaux.core.round import Federation
 from fedaux.core.simulation import SimulatedClients
-from fedaux.core.task import State, Task, Watcher, assign_prototypes
+from fedaux.core.task import Callback, State, Task, assign_prototypes
 from fedaux.data import LabelledData, load_both, split_auxiliary, split_dirichlet
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.fast import best_backend
-from fedaux.fast.feature_cache import KeptFeatures
+from fedaux.fast.feature_cache import FeatureCache
 from fedaux.files import save_json, save_tensors
 from fedaux.models import SplitModel
 from fedaux.pretrain import Wanted, content_digest, pretrained_extractor, shared_store
@@ -51,8 +51,8 @@ class Result:
     summary: Mapping[str, Any]
 
 
-class Silent:
-    """A watcher that does not look."""
+class NullCallback:
+    """A callback that does not look."""
 
     def phase(self, task: Task, round: int, name: str) -> None:
         """Do nothing."""
@@ -82,7 +82,7 @@ def run(
     *,
     out: Path | str | None = None,
     resume: bool = False,
-    watcher: Watcher | None = None,
+    callback: Callback | None = None,
     load: Callable[[Experiment], Inputs] = load_inputs,
 ) -> Result:
     """Run every method and seed of an experiment into a run directory, and report.
@@ -99,7 +99,7 @@ def run(
         simulated(experiment, inputs.data),
         path=run_path(experiment, out),
         resume=resume,
-        watcher=watcher or Silent(),
+        callback=callback or NullCallback(),
         tables=lambda: split_tables(experiment, inputs.data),
     )
 
@@ -128,7 +128,7 @@ def carry_out(
     *,
     path: Path,
     resume: bool,
-    watcher: Watcher,
+    callback: Callback,
     tables: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Result:
     """Run every method and seed with whatever clients there are; the server sees test data and names of classes alone.
@@ -145,7 +145,7 @@ def carry_out(
             save_json(path / "split.json", tables())
         directory.write_metrics()
         directory.write_ledger()
-        with tensorboard.watching(directory, watcher) as watching:
+        with tensorboard.watching(directory, callback) as watching:
             work = Work(experiment, directory, data, auxiliary, watching, compute, clients)
             for method, seed in directory.cells():
                 try:
@@ -168,7 +168,7 @@ class Work:
         directory: RunDirectory,
         data: LabelledData,
         auxiliary: Tensor,
-        watcher: Watcher,
+        callback: Callback,
         compute: Compute | None = None,
         clients: Callable[[Task], Clients] | None = None,
     ) -> None:
@@ -179,7 +179,7 @@ class Work:
         self._data = data
         self._auxiliary = auxiliary
         self._content = content_digest(auxiliary)
-        self._watcher = watcher
+        self._callback = callback
 
     def finish(self, method: str, seed: int) -> None:
         """Bring one method and seed from wherever it stands to its last round."""
@@ -190,28 +190,28 @@ class Work:
         task = self.task(method, seed)
         clients = self._clients(task)
         if progress is not None:
-            clients.restore(progress.kept)
+            clients.load_client_states(progress.kept)
         else:
             state, preparation = prepare(
                 task,
                 clients,
                 extractor=self.extractor(task),
-                watcher=self._watcher,
+                callback=self._callback,
                 settle=lambda public: self._settled(public, seed),
             )
             progress = Progress(state, preparation, [])
             directory.save(method, seed, progress)
             directory.write_ledger()
-        federation = Federation(task, progress.preparation, clients, watcher=self._watcher)
+        federation = Federation(task, progress.preparation, clients, callback=self._callback)
         while progress.state.round < rounds:
             state, row = federation.play_round(progress.state)
-            released = state.certificates.keys() != progress.state.certificates.keys()
-            progress = Progress(state, progress.preparation, [*progress.rows, row], clients.kept())
+            released = state.releases.keys() != progress.state.releases.keys()
+            progress = Progress(state, progress.preparation, [*progress.rows, row], clients.client_states())
             directory.save(method, seed, progress)
             directory.append_metrics(row)
             if released:
                 directory.write_ledger()
-        if self._lacks_scores(method, seed) and progress.state.certificates:
+        if self._lacks_scores(method, seed) and progress.state.releases:
             tensors, metadata = describe_scores(federation, progress.state, vocabulary=self._data.vocabulary)
             save_tensors(directory.path / "scores.safetensors", tensors, metadata=metadata)
         write_summary(directory)
@@ -229,7 +229,7 @@ class Work:
         features = None
         if self._experiment.mode == "linear":
             batch_size, store = self._experiment.evaluation.batch_size, shared_store("features")
-            features = KeptFeatures(self._compute, batch_size=batch_size, folder=store)
+            features = FeatureCache(self._compute, batch_size=batch_size, folder=store)
             for part, own in zip(parts, rows, strict=True):
                 features.tell(part, whole=self._auxiliary, rows=own)
         return Task(
@@ -267,7 +267,7 @@ class Work:
                 wanted,
                 store=self._directory.path / "pretrained",
                 shared=shared_store(),
-                on_epoch=lambda passed: self._watcher.phase(task, 0, f"pretrain {passed}"),
+                on_epoch=lambda passed: self._callback.phase(task, 0, f"pretrain {passed}"),
             )
 
         return extract
@@ -325,15 +325,15 @@ def describe_scores(
     import json
 
     task, scorer = federation.task, federation.scorer
-    chosen = sorted(state.certificates)
+    chosen = sorted(state.releases)
     projected = {
         name: scorer.project(name, federation.preparation.extractors[name], task.test_images)
         for name in federation.preparation.public
     }
-    weights = torch.softmax(scorer.log_scores(state.certificates, chosen, projected), dim=0)
+    weights = torch.softmax(scorer.log_scores(state.releases, chosen, projected), dim=0)
     members = torch.nn.functional.one_hot(task.test_labels, task.num_classes).to(weights)
     by_class = (weights @ members) / members.sum(dim=0).clamp_min(1)
-    scores = scorer.log_scores(state.certificates, chosen)
+    scores = scorer.log_scores(state.releases, chosen)
     top = scores.topk(min(TOP_IMAGES, scores.shape[1]), dim=1).indices
     words = {"method": task.method.name, "seed": str(task.seed), "clients": json.dumps(chosen)}
     shown = task.distill_images[top]

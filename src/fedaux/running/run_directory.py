@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedaux.config import ConfigError, Experiment
-from fedaux.core.messages import Certificate, Stamped
+from fedaux.core.messages import ClientState, ScoreRelease
 from fedaux.core.task import Preparation, State
 from fedaux.files import read_json, save_json, save_tensors, save_text
 from fedaux.privacy.ledger import NEIGHBOURS, UNPROTECTED, UNPROTECTED_BESIDES_UPDATES, UPDATE, LedgerEntry
@@ -39,7 +39,7 @@ class Progress:
     preparation: Preparation
     rows: Sequence[Mapping[str, Any]]
     """The metrics of every finished round."""
-    kept: Mapping[int, Stamped] = field(default_factory=dict)
+    kept: Mapping[int, ClientState] = field(default_factory=dict)
     """What the simulated clients keep between rounds."""
 
 
@@ -105,20 +105,22 @@ class RunDirectory:
         tensors = _nested(load_file(cell / header["checkpoint"], device=device))
         entries = [LedgerEntry.from_json(entry) for entry in header["ledger"]]
         vectors = tensors.get("vector", {}).get("client", {})
-        certificates = {
-            entry.client: Certificate(entry.client, vectors[str(entry.client)], entry)
+        releases = {
+            entry.client: ScoreRelease(entry.client, vectors[str(entry.client)], entry)
             for entry in entries
             if entry.purpose != UPDATE
         }
         spent = tuple(entry for entry in entries if entry.purpose == UPDATE)
         memory, kept = (
             {
-                int(client): Stamped(number, load_file(_stamped_file(cell, kind, int(client), number), device=device))
+                int(client): ClientState(
+                    number, load_file(_stamped_file(cell, kind, int(client), number), device=device)
+                )
                 for client, number in header.get(kind, {}).items()
             }
             for kind in STAMPED
         )
-        state = State(header["round"], tensors["weights"], certificates, spent, memory)
+        state = State(header["round"], tensors["weights"], releases, spent, memory)
         preparation = Preparation(prepared.get("extractor", {}), prepared.get("public", {}), **header["preparation"])
         return Progress(state, preparation, header["rows"], kept)
 
@@ -129,7 +131,7 @@ class RunDirectory:
         if prepared and state.round == 0:
             save_tensors(cell / "prepared.safetensors", prepared)
         checkpoint = f"round-{state.round:05d}.safetensors"
-        vectors = {str(client): certificate.vector for client, certificate in state.certificates.items()}
+        vectors = {str(client): released.vector for client, released in state.releases.items()}
         save_tensors(cell / checkpoint, _flat("weights", state.weights) | _flat("vector", {"client": vectors}))
         stamped = dict(zip(STAMPED, (state.memory, progress.kept), strict=True))
         for kind, clients in stamped.items():  # a client's tensors are written once, in the round they are from
@@ -148,8 +150,7 @@ class RunDirectory:
                 "bytes_down": preparation.bytes_down,
             },
             "ledger": [
-                entry.to_json()
-                for entry in (*(certificate.entry for certificate in state.certificates.values()), *state.ledger)
+                entry.to_json() for entry in (*(released.entry for released in state.releases.values()), *state.ledger)
             ],
             "rows": list(progress.rows),
         } | {kind: {str(client): one.round for client, one in clients.items()} for kind, clients in stamped.items()}

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fedaux.config import ExperimentFields
-from fedaux.core.task import Task, Watcher
+from fedaux.core.task import Callback, Task
 from fedaux.files import read_json
 
 if TYPE_CHECKING:
@@ -31,12 +31,12 @@ def check(experiment: ExperimentFields) -> None:
 
 
 @contextmanager
-def watching(directory: RunDirectory, watcher: Watcher) -> Iterator[Watcher]:
-    """Give a watcher that also writes event files, or the same one where the experiment asks for none."""
+def watching(directory: RunDirectory, callback: Callback) -> Iterator[Callback]:
+    """Give a callback that also writes event files, or the same one where the experiment asks for none."""
     if not directory.experiment.output.tensorboard:
-        yield watcher
+        yield callback
         return
-    board = Board(directory, watcher)
+    board = Board(directory, callback)
     try:
         yield board
     finally:
@@ -44,11 +44,11 @@ def watching(directory: RunDirectory, watcher: Watcher) -> Iterator[Watcher]:
 
 
 class Board:
-    """A watcher that writes a point a round and quantity, and passes on what it is told."""
+    """A callback that writes a point a round and quantity, and passes on what it is told."""
 
-    def __init__(self, directory: RunDirectory, watcher: Watcher) -> None:
+    def __init__(self, directory: RunDirectory, callback: Callback) -> None:
         self._directory = directory
-        self._watcher = watcher
+        self._callback = callback
         self._writers: dict[tuple[str, int], SummaryWriter] = {}
         for header in directory.headers():
             self._writer(header["method"], header["seed"])
@@ -56,7 +56,7 @@ class Board:
 
     def phase(self, task: Task, round: int, name: str) -> None:
         """Pass it on."""
-        self._watcher.phase(task, round, name)
+        self._callback.phase(task, round, name)
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Write the points of a finished round, visible at once."""
@@ -64,7 +64,7 @@ class Board:
         _write(writer, round_points(row), step=row["round"])
         writer.flush()
         self._end_if_finished(row)
-        self._watcher.round(row)
+        self._callback.round(row)
 
     def close(self) -> None:
         """Finish the files."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedaux.report.results import group, read_records
     from fedaux.sweep.grid import Cell, axes_of, cells_of, expand
-    from fedaux.sweep.runner import Outcome, Watcher, sweep
+    from fedaux.sweep.runner import Callback, Outcome, sweep
 
-__all__ = ["Cell", "Outcome", "Watcher", "axes_of", "cells_of", "expand", "group", "read_records", "sweep"]
+__all__ = ["Callback", "Cell", "Outcome", "axes_of", "cells_of", "expand", "group", "read_records", "sweep"]
 
 _HOMES = {
     **dict.fromkeys(("Cell", "axes_of", "cells_of", "expand"), "fedaux.sweep.grid"),
-    **dict.fromkeys(("Outcome", "Watcher", "sweep"), "fedaux.sweep.runner"),
+    **dict.fromkeys(("Outcome", "Callback", "sweep"), "fedaux.sweep.runner"),
     **dict.fromkeys(("group", "read_records"), "fedaux.report.results"),
 }
 

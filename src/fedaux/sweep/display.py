@@ -22,7 +22,7 @@ MOST_ROWS = 40
 
 
 class Display:
-    """A watcher for people: a bar for the sweep and one for each running cell on a terminal, plain lines elsewhere."""
+    """A callback for people: a bar for the sweep and one for each running cell on a terminal, plain lines elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -31,7 +31,7 @@ from fedaux.sweep.worker import input_keys
 FORMAT = 1
 
 
-class Watcher(Protocol):
+class Callback(Protocol):
     """Someone who looks at a sweep; called from the thread that runs it."""
 
     def planned(self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]) -> None:
@@ -50,8 +50,8 @@ class Watcher(Protocol):
         """A cell is finished or, where there is a reason, has failed."""
 
 
-class Silent:
-    """A watcher that does not look."""
+class NullCallback:
+    """A callback that does not look."""
 
     def planned(self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]) -> None:
         """Do nothing."""
@@ -96,7 +96,7 @@ def sweep(
     jobs: int | None = None,
     cluster: str | None = None,
     time_limit: float | None = None,
-    watcher: Watcher | None = None,
+    callback: Callback | None = None,
 ) -> Outcome:
     """Run every cell that is not finished into OUT/CELL, several at a time, and write the report of all.
 
@@ -121,12 +121,12 @@ def sweep(
         left = neighbours([cell for cell in cells if cell.name not in finished])
         with _seats(path, places, lock=lock, cluster=cluster, jobs=jobs, most=len(left)) as seats:
             record = _Record(path, name or path.name, cells)
-            watcher = watcher or Silent()
-            watcher.planned(cells, finished=finished, done=done)
+            callback = callback or NullCallback()
+            callback.planned(cells, finished=finished, done=done)
             work = Work(left, done=done, time_limit=time_limit, may_return=cluster is not None)
             team = [Worker(path, seat) for seat in seats]
             try:
-                _run(work, team, record, watcher, finished)
+                _run(work, team, record, callback, finished)
             finally:
                 for worker in team:
                     worker.close()
@@ -194,7 +194,7 @@ class _Record:
         save_json(self._file, self._table)
 
 
-def _run(work: Work, team: Sequence[Worker], record: _Record, watcher: Watcher, finished: list[str]) -> None:
+def _run(work: Work, team: Sequence[Worker], record: _Record, callback: Callback, finished: list[str]) -> None:
     """Let each worker take cells until none is left; everything that is told is told by this thread."""
     events: Events = queue.SimpleQueue()
     for worker in team:
@@ -205,7 +205,7 @@ def _run(work: Work, team: Sequence[Worker], record: _Record, watcher: Watcher, 
             finished.append(cell.name)
         else:
             record.fail(cell, reason)
-        watcher.ended(cell, reason)
+        callback.ended(cell, reason)
 
     at_work = len(team)
     while at_work:
@@ -215,13 +215,13 @@ def _run(work: Work, team: Sequence[Worker], record: _Record, watcher: Watcher, 
             continue
         cell, event = item
         if event["event"] == "started":
-            watcher.started(cell)
+            callback.started(cell)
         elif event["event"] == "moved":
-            watcher.moved(cell, event["reason"])
+            callback.moved(cell, event["reason"])
         elif event["event"] == "ended":
             end(cell, event["reason"])
         else:
-            watcher.progressed(cell, event)
+            callback.progressed(cell, event)
     if all(worker.gone for worker in team):
         for cell in work.left:
             end(cell, "no machine is left that could run it")

@@ -83,7 +83,7 @@ class Remembered:
 
 
 class Telling:
-    """A watcher that passes on what it sees."""
+    """A callback that passes on what it sees."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
@@ -121,7 +121,7 @@ def run_cell(order: Mapping[str, Any], *, load: Remembered, telling: Telling) ->
         table = order["experiment"]
         if order["device"] is not None:
             table["engine"]["device"] = order["device"]
-        execute.run(Experiment(**plain(table)), out=Path(order["out"]), resume=True, watcher=telling, load=load)
+        execute.run(Experiment(**plain(table)), out=Path(order["out"]), resume=True, callback=telling, load=load)
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -66,10 +66,10 @@ def possible(
 def countable(clients: int, *, batch_size: int) -> bool:
     """Say whether 32 bits are enough for where the weights and activations of so many clients
     lie."""
-    return clients <= MOST_CLIENTS and clients * room_for(batch_size) <= MOST_IMAGES
+    return clients <= MOST_CLIENTS and clients * padded_batch_size(batch_size) <= MOST_IMAGES
 
 
-def room_for(batch_size: int) -> int:
+def padded_batch_size(batch_size: int) -> int:
     """Return for how many images of a client there is room in a step."""
     return math.ceil(batch_size / IMAGES_TOGETHER) * IMAGES_TOGETHER
 

@@ -1,10 +1,11 @@
 """What kernels of a training step share: clients side by side, sums, and the way back through a
 ReLU.
 
-Everything of a client lies behind that of the one before it: activations are [clients, room, H, W,
-C] (NHWC), weights [clients, OUT, kh, kw, C], sums [clients, rows, C]. `room` images have a place;
-`sizes[client]` says how many there are in this step. The programs of a client without any exit at
-once and change nothing; a smaller batch counts its rows alone.
+Everything of a client lies behind that of the one before it: activations are [clients,
+padded_batch, H, W, C] (NHWC), weights [clients, OUT, kh, kw, C], sums [clients, rows, C].
+`padded_batch` images have a place; `sizes[client]` says how many there are in this step. The
+programs of a client without any exit at once and change nothing; a smaller batch counts its rows
+alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 
 LOOSE = [
-    "room",
+    "padded_batch",
     "tiles",
     "splits",
     "per_split",

@@ -16,8 +16,10 @@ from fedaux.fast.triton.common import LOOSE, add, add_three, client_of, tail, wa
 
 @triton.jit(do_not_specialize=LOOSE)
 def conv_fwd(
-    xd, wd, z, sums, sizes, room, tiles, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
-    KS: tl.constexpr, STRIDE: tl.constexpr, NB: tl.constexpr, HB: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
+    xd, wd, z, sums, sizes, padded_batch, tiles, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr,
+    OUT: tl.constexpr,
+    KS: tl.constexpr, STRIDE: tl.constexpr, NB: tl.constexpr, HB: tl.constexpr, BO: tl.constexpr,
+    BK: tl.constexpr,
 ):  # fmt: skip
     """z[position, o] = sum over taps and channels; sums of z and z^2 over positions. H, W are
     those of the output."""
@@ -31,7 +33,7 @@ def conv_fwd(
     y = row - n * H
     if n >= size:
         return
-    image = client * room + n
+    image = client * padded_batch + n
     acc = tl.zeros((BO, BP), tl.float32)
     for it in range(KS * KS * KB):
         tap = it // KB
@@ -50,7 +52,7 @@ def conv_fwd(
     p = tile * BP + tl.arange(0, BP)
     valid = (p < size * (H * W))[None, :]
     zb = tl.where(valid, acc, 0.0).to(z.dtype.element_ty)
-    tl.store(z + (client * room * (H * W) + p)[None, :] * OUT + o[:, None], zb, mask=valid)
+    tl.store(z + (client * padded_batch * (H * W) + p)[None, :] * OUT + o[:, None], zb, mask=valid)
     zf = zb.to(tl.float32)
     sums += client * 2 * OUT
     add(sums, o, OUT, tl.sum(zf, 1), 0)
@@ -59,8 +61,10 @@ def conv_fwd(
 
 @triton.jit(do_not_specialize=LOOSE)
 def conv_dgrad(
-    gd, wd, gsd, wsd, out, res, z, coef, h, zs, sums, sizes, room, tiles, H: tl.constexpr, W: tl.constexpr,
-    C: tl.constexpr, OUT: tl.constexpr, STRIDE: tl.constexpr, SHORT: tl.constexpr, NB: tl.constexpr, HB: tl.constexpr,
+    gd, wd, gsd, wsd, out, res, z, coef, h, zs, sums, sizes, padded_batch, tiles, H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr, OUT: tl.constexpr, STRIDE: tl.constexpr, SHORT: tl.constexpr,
+    NB: tl.constexpr, HB: tl.constexpr,
     BI: tl.constexpr, BK: tl.constexpr, RES: tl.constexpr, BY_H: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
     """Input gradient of a 3x3 convolution [+ that of the 1x1 shortcut beside it], then `tail`.
@@ -77,7 +81,7 @@ def conv_dgrad(
     y = row - n * H
     if n >= size:
         return
-    image = client * room + n
+    image = client * padded_batch + n
     acc = tl.zeros((BI, BP), tl.float32)
     p = tile * BP + tl.arange(0, BP)
     c = i0 + tl.arange(0, BI)
@@ -90,7 +94,7 @@ def conv_dgrad(
             w = wd.load([client * OUT + k, tap * C + i0])
             g = gd.load([image, y + 1 - dy, 1 - dx, k]).reshape(BP, BK)
             acc = tl.dot(w.T, g.T, acc)
-        q = client * room * (H * W) + p
+        q = client * padded_batch * (H * W) + p
     else:
         # Inputs of one parity of row and column see the same taps: 4, 2, 2 or 1 of the nine.
         kind = 3 - tl.program_id(2)
@@ -114,7 +118,7 @@ def conv_dgrad(
         pn = p // (H * W)
         rest = p - pn * (H * W)
         yy = rest // W
-        q = (((client * room + pn) * H + yy) * 2 + py) * (2 * W) + 2 * (rest - yy * W) + px
+        q = (((client * padded_batch + pn) * H + yy) * 2 + py) * (2 * W) + 2 * (rest - yy * W) + px
     valid = (p < size * (H * W))[None, :]
     one, two, three = tail(
         acc, q[None, :] * C + c[:, None], c, valid, C, out, res, z, coef + client * 4 * C, h, zs, RES, BY_H, SECOND
@@ -124,8 +128,10 @@ def conv_dgrad(
 
 @triton.jit(do_not_specialize=LOOSE)
 def conv_wgrad(
-    gd, hd, part, sizes, room, splits, per_split, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OUT: tl.constexpr,
-    KS: tl.constexpr, STRIDE: tl.constexpr, NB: tl.constexpr, HB: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr,
+    gd, hd, part, sizes, padded_batch, splits, per_split, H: tl.constexpr, W: tl.constexpr,
+    C: tl.constexpr, OUT: tl.constexpr,
+    KS: tl.constexpr, STRIDE: tl.constexpr, NB: tl.constexpr, HB: tl.constexpr, BO: tl.constexpr,
+    BI: tl.constexpr,
     TAPS: tl.constexpr,
 ):  # fmt: skip
     """part[client, split, o, tap, i] = sum over a split's positions of g[position, o] x[position at
@@ -152,7 +158,7 @@ def conv_wgrad(
     for row in range(split * per_split, tl.minimum((split + 1) * per_split, size * H), NB * HB):
         n = row // H
         y = row - n * H
-        image = client * room + n
+        image = client * padded_batch + n
         g = gd.load([(image * H + y) * W, o0])
         if STRIDE == 1:
             h0 = hd.load([image, y + dy - 1, dx - 1, i0]).reshape(BP, BI)

@@ -44,10 +44,10 @@ class Stack:
         self.device = device
         self.shapes = dict(shapes)
         self.strides = {name: divided(shape.numel(), 64) * 64 for name, shape in shapes.items()}
-        self.places: dict[str, int] = {}
+        self.offsets: dict[str, int] = {}
         self.length = 0
         for name, stride in self.strides.items():
-            self.places[name] = self.length
+            self.offsets[name] = self.length
             self.length += clients * stride
 
     def zeros(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -56,7 +56,7 @@ class Stack:
 
     def flat(self, values: Tensor, name: str) -> Tensor:
         """Return where a parameter's values lie, in memory's order [clients * stride]."""
-        begin = self.places[name]
+        begin = self.offsets[name]
         return values[begin : begin + self.clients * self.strides[name]]
 
     def of(self, values: Tensor, name: str) -> Tensor:
@@ -132,20 +132,20 @@ class Convolution:
         *,
         size_in: int,
         sizes: Tensor,
-        room: int,
+        padded_batch: int,
         weight: Tensor,
     ) -> None:
         self.path, self.norm, self.weight = path, norm, weight
-        self.clients, self.room, self.sizes = len(sizes), room, sizes
+        self.clients, self.padded_batch, self.sizes = len(sizes), padded_batch, sizes
         self.outputs, self.inputs = module.out_channels, module.in_channels
         self.kernel, self.stride = module.kernel_size[0], module.stride[0]
         self.size_in, self.size = size_in, size_in // self.stride
-        self.positions = room * self.size**2
+        self.positions = padded_batch * self.size**2
         """Those of one client."""
         self.shape = Shape(self.clients, self.positions, self.outputs, self.inputs, self.kernel, self.stride)
         self.split: Split = tiling.split_of(self.shape)
         self.z = torch.zeros(
-            self.clients * room, self.size, self.size, self.outputs, dtype=weight.dtype, device=weight.device
+            self.clients * padded_batch, self.size, self.size, self.outputs, dtype=weight.dtype, device=weight.device
         )
         self.g = torch.zeros_like(self.z)
         self.x: Tensor
@@ -157,7 +157,7 @@ class Convolution:
         return (1, positions // self.size) if positions <= area else (positions // area, self.size)
 
     def _inputs(self, images: int, rows: int, channels: int) -> TensorDescriptor:
-        n, s, c = self.clients * self.room, self.size_in, self.inputs
+        n, s, c = self.clients * self.padded_batch, self.size_in, self.inputs
         if self.stride == 1:
             return TensorDescriptor(self.x, [n, s, s, c], [s * s * c, s * c, c, 1], [images, rows, self.size, channels])
         half = s // 2  # rows and columns by their parity
@@ -169,7 +169,7 @@ class Convolution:
         )
 
     def _gradients(self, images: int, rows: int, channels: int) -> TensorDescriptor:
-        n, s, o = self.clients * self.room, self.size, self.outputs
+        n, s, o = self.clients * self.padded_batch, self.size, self.outputs
         return TensorDescriptor(self.g, [n, s, s, o], [s * s * o, s * o, o, 1], [images, rows, s, channels])
 
     def _weights(self, rows: int, columns: int) -> TensorDescriptor:
@@ -183,9 +183,12 @@ class Convolution:
         tiles = self.positions // how.positions
         launch(
             convolutions.conv_fwd, (self.clients * tiles, self.outputs // how.channels),
-            self._inputs(images, rows, DEPTH), self._weights(how.channels, DEPTH), self.z, self.norm.sums, self.sizes,
-            self.room, tiles, H=self.size, W=self.size, C=self.inputs, OUT=self.outputs, KS=self.kernel,
-            STRIDE=self.stride, NB=images, HB=rows, BO=how.channels, BK=DEPTH, warps=how.warps, stages=how.stages,
+            self._inputs(images, rows, DEPTH), self._weights(how.channels, DEPTH), self.z,
+            self.norm.sums, self.sizes,
+            self.padded_batch, tiles, H=self.size, W=self.size, C=self.inputs, OUT=self.outputs,
+            KS=self.kernel,
+            STRIDE=self.stride, NB=images, HB=rows, BO=how.channels, BK=DEPTH, warps=how.warps,
+            stages=how.stages,
         )  # fmt: skip
 
     def backward(self, tail: Tail, short: Convolution | None = None) -> None:
@@ -195,11 +198,15 @@ class Convolution:
         tiles = self.positions // how.positions
         other = short or self
         launch(
-            convolutions.conv_dgrad, (self.clients * tiles, self.inputs // how.channels, 1 if self.stride == 1 else 4),
+            convolutions.conv_dgrad, (self.clients * tiles, self.inputs // how.channels,
+            1 if self.stride == 1 else 4),
             self._gradients(images, rows, DEPTH), self._weights(DEPTH, how.channels),
-            other._gradients(images, rows, DEPTH), other._weights(DEPTH, how.channels), *tail.arguments, self.sizes,
-            self.room, tiles, H=self.size, W=self.size, C=self.inputs, OUT=self.outputs, STRIDE=self.stride,
-            SHORT=short is not None, NB=images, HB=rows, BI=how.channels, BK=DEPTH, warps=how.warps, stages=how.stages,
+            other._gradients(images, rows, DEPTH), other._weights(DEPTH, how.channels),
+            *tail.arguments, self.sizes,
+            self.padded_batch, tiles, H=self.size, W=self.size, C=self.inputs, OUT=self.outputs,
+            STRIDE=self.stride,
+            SHORT=short is not None, NB=images, HB=rows, BI=how.channels, BK=DEPTH,
+            warps=how.warps, stages=how.stages,
             **tail.flags,
         )  # fmt: skip
 
@@ -208,7 +215,7 @@ class Convolution:
         """In how many splits a client's rows are taken for the weight's gradient, and rows of
         one."""
         images, rows = self._box(self.split.positions)
-        every = self.room * self.size
+        every = self.padded_batch * self.size
         each = divided(divided(every, self.split.splits), images * rows) * images * rows
         return divided(every, each), each
 
@@ -223,8 +230,12 @@ class Convolution:
         )
         launch(
             convolutions.conv_wgrad,
-            (self.clients * splits, self.outputs // how.outputs, columns // (how.taps * how.inputs)),
-            flat, self._inputs(images, rows, how.inputs), self.part, self.sizes, self.room, splits, each,
-            H=self.size, W=self.size, C=self.inputs, OUT=self.outputs, KS=self.kernel, STRIDE=self.stride, NB=images,
-            HB=rows, BO=how.outputs, BI=how.inputs, TAPS=how.taps, warps=how.warps, stages=how.stages,
+            (self.clients * splits, self.outputs // how.outputs,
+            columns // (how.taps * how.inputs)),
+            flat, self._inputs(images, rows, how.inputs), self.part, self.sizes, self.padded_batch,
+            splits, each,
+            H=self.size, W=self.size, C=self.inputs, OUT=self.outputs, KS=self.kernel,
+            STRIDE=self.stride, NB=images,
+            HB=rows, BO=how.outputs, BI=how.inputs, TAPS=how.taps, warps=how.warps,
+            stages=how.stages,
         )  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from fedaux.fast.triton import ends, normalisation, room_for, stem
+from fedaux.fast.triton import head_and_optimizer, input_conv, normalisation, padded_batch_size
 from fedaux.fast.triton.layers import Convolution, Normalisation, Stack, Tail, divided, launch
 from fedaux.models import SplitModel
 
@@ -63,7 +63,7 @@ class Network:
         features: Any = model.features
         self.device = targets.device
         self.clients, self.batch_size, self.capacity = clients, batch_size, capacity
-        self.room = room_for(batch_size)
+        self.padded_batch = padded_batch_size(batch_size)
         self.precision, self.weight_decay, self.proximal = precision, weight_decay, proximal
         self.inputs = inputs
         # Soft labels are read as they lie; a teacher may have left them transposed, or in another
@@ -80,16 +80,16 @@ class Network:
         # compilation for one client.
         integers = torch.zeros(6, divided(clients, 4) * 4, dtype=torch.int32, device=self.device)[:, :clients]
         self.ahead = integers[:2]
-        self.rows_of, self.turns, self.following, self.starts, self.sizes, self.steps = integers
+        self.rows_of, self.epoch_len, self.following, self.starts, self.sizes, self.steps = integers
         self.rows = torch.zeros(clients, capacity, dtype=torch.int64, device=self.device)
         self.corrections = torch.zeros(clients, 2, device=self.device)
         self.total = torch.zeros(clients, device=self.device)
         self.rate = torch.zeros((), device=self.device)
 
         self.stack = Stack({name: p.shape for name, p in model.named_parameters()}, clients=clients, device=self.device)
-        self.master, self.first, self.second = self.stack.zeros(), self.stack.zeros(), self.stack.zeros()
-        self.half = self.stack.zeros(precision)
-        self.anchor = self.stack.zeros() if proximal > 0 else self.master
+        self.params_fp32, self.first, self.second = self.stack.zeros(), self.stack.zeros(), self.stack.zeros()
+        self.params_bf16 = self.stack.zeros(precision)
+        self.anchor = self.stack.zeros() if proximal > 0 else self.params_fp32
         buffers = {name: buffer.shape for name, buffer in model.named_buffers()}
         counts = [name for name, shape in buffers.items() if not shape]
         self.tracked = torch.zeros(len(counts), clients, dtype=torch.int64, device=self.device)
@@ -120,15 +120,17 @@ class Network:
             size, x = block.a.size, block.h
         self.convolutions = [conv for block in self.blocks for conv in (block.a, block.b, block.s) if conv is not None]
         self.classes, self.width = self.stack.shapes["head.weight"]
-        self.classes_room = max(16, triton.next_power_of_2(self.classes))
-        self.features = torch.zeros(clients, self.room, self.width, device=self.device)
-        self.errors = torch.zeros(clients, self.room, self.classes_room, device=self.device)
+        self.padded_classes = max(16, triton.next_power_of_2(self.classes))
+        self.features = torch.zeros(clients, self.padded_batch, self.width, device=self.device)
+        self.errors = torch.zeros(clients, self.padded_batch, self.padded_classes, device=self.device)
         self._plan_sums_of_parts()
 
     def activations(self, size: int, channels: int) -> Tensor:
-        """Return room for the activations of all clients, [clients * room, size, size,
+        """Return room for the activations of all clients, [clients * padded_batch, size, size,
         channels], zero."""
-        return torch.zeros(self.clients * self.room, size, size, channels, dtype=self.precision, device=self.device)
+        return torch.zeros(
+            self.clients * self.padded_batch, size, size, channels, dtype=self.precision, device=self.device
+        )
 
     def take_sums(self, count: int) -> Tensor:
         """Return room for so many sums of each client, which every step sets to zero."""
@@ -142,8 +144,8 @@ class Network:
         channels = module.num_features
         return Normalisation(
             path,
-            self.stack.flat(self.master, f"{path}.weight"),
-            self.stack.flat(self.master, f"{path}.bias"),
+            self.stack.flat(self.params_fp32, f"{path}.weight"),
+            self.stack.flat(self.params_fp32, f"{path}.bias"),
             self.statistics[f"{path}.running_mean"],
             self.statistics[f"{path}.running_var"],
             self.take_sums(2 * channels),
@@ -162,8 +164,8 @@ class Network:
                 self._normalisation(f"{path}.{norm}", layer.get_submodule(norm)),
                 size_in=size_in,
                 sizes=self.sizes,
-                room=self.room,
-                weight=self.stack.flat(self.half, f"{path}.{at}.weight"),
+                padded_batch=self.padded_batch,
+                weight=self.stack.flat(self.params_bf16, f"{path}.{at}.weight"),
             )
 
         a = made("conv1", "bn1", size)
@@ -176,8 +178,8 @@ class Network:
     def _plan_sums_of_parts(self) -> None:
         """Give gradients that are made in splits their place, and write the table by which Adam
         adds them up."""
-        assert self.stack.places["features.conv1.weight"] == 0, "`advance` sets gradients at the beginning to zero"
-        positions = self.room * self.image_size**2
+        assert self.stack.offsets["features.conv1.weight"] == 0, "`advance` sets gradients at the beginning to zero"
+        positions = self.padded_batch * self.image_size**2
         self.stem_each = max(64, divided(divided(self.clients * positions, 528), 64) * 64)
         self.stem_splits = divided(positions, self.stem_each)
         splits = {}
@@ -188,9 +190,9 @@ class Network:
         lines = []
         for path, shape in stack.shapes.items():
             count, elements = splits.get(path, 1), shape.numel()
-            parts[path] = (length, count * elements) if count > 1 else (stack.places[path], stack.strides[path])
+            parts[path] = (length, count * elements) if count > 1 else (stack.offsets[path], stack.strides[path])
             length += self.clients * count * elements if count > 1 else 0
-            start = [*parts[path], stack.places[path], stack.strides[path], elements, count]
+            start = [*parts[path], stack.offsets[path], stack.strides[path], elements, count]
             lines += [[*start, begin, 0] for begin in range(0, elements, BLOCK)]
         self.arena = torch.zeros(length, device=self.device)
         for conv in self.convolutions:
@@ -204,7 +206,7 @@ class Network:
 
     def refresh(self) -> None:
         """Take the weights as they are now."""
-        self.half.copy_(self.master)
+        self.params_bf16.copy_(self.params_fp32)
 
     def step(self) -> None:
         """Take one step of every client that has rows left."""
@@ -216,9 +218,12 @@ class Network:
     def _advance(self) -> None:
         stem = self.clients * self.stack.strides["features.conv1.weight"]
         launch(
-            ends.advance, (divided(max(len(self._sums), stem), BLOCK),), self._sums, len(self._sums), self.arena,
-            stem, self.rows_of, self.turns, self.following, self.starts, self.sizes, self.steps, self.tracked,
-            self.corrections, self.clients, self.batch_size, len(self.tracked), LOG1=math.log(BETAS[0]),
+            head_and_optimizer.advance, (divided(max(len(self._sums), stem), BLOCK),), self._sums,
+            len(self._sums), self.arena,
+            stem, self.rows_of, self.epoch_len, self.following, self.starts, self.sizes,
+            self.steps, self.tracked,
+            self.corrections, self.clients, self.batch_size, len(self.tracked),
+            LOG1=math.log(BETAS[0]),
             LOG2=math.log(BETAS[1]), KP=triton.next_power_of_2(self.clients),
             LP=triton.next_power_of_2(len(self.tracked)), BLOCK=BLOCK,
         )  # fmt: skip
@@ -236,11 +241,12 @@ class Network:
 
     def _forward(self) -> None:
         area = self.image_size**2
-        tiles = self.room * area // 128
+        tiles = self.padded_batch * area // 128
         launch(
-            stem.stem_fwd, (self.clients * tiles,), *self._images,
-            self.stack.flat(self.half, "features.conv1.weight"), self.z0, self.norm0.sums, self.sizes, self.capacity,
-            self.room, tiles, *self.inputs.stride(), BP=128, **self._stem,
+            input_conv.stem_fwd, (self.clients * tiles,), *self._images,
+            self.stack.flat(self.params_bf16, "features.conv1.weight"), self.z0, self.norm0.sums,
+            self.sizes, self.capacity,
+            self.padded_batch, tiles, *self.inputs.stride(), BP=128, **self._stem,
         )  # fmt: skip
         self._normalise(self.z0, self.norm0, self.h0)
         for block in self.blocks:
@@ -264,11 +270,13 @@ class Network:
             if isinstance(short, Convolution)
             else (z if short is None else short, *norm.forward)
         )
-        tiles = divided(self.room * size * size, ROWS)
+        tiles = divided(self.padded_batch * size * size, ROWS)
         launch(
-            normalisation.apply_fwd, (self.clients * tiles, channels // 64), z, *norm.forward, *other, out, self.sizes,
-            self.room, tiles, size * size, C=channels,
-            SHORT=0 if short is None else 2 if isinstance(short, Convolution) else 1, BC=64, BR=ROWS, EPS=norm.eps,
+            normalisation.apply_fwd, (self.clients * tiles, channels // 64), z, *norm.forward,
+            *other, out, self.sizes,
+            self.padded_batch, tiles, size * size, C=channels,
+            SHORT=0 if short is None else 2 if isinstance(short, Convolution) else 1, BC=64,
+            BR=ROWS, EPS=norm.eps,
             MOMENTUM=norm.momentum,
         )  # fmt: skip
 
@@ -277,17 +285,24 @@ class Network:
         assert last.s is not None
         stack, bias_stride = self.stack, self.stack.strides["head.bias"]
         launch(
-            ends.head, (self.clients * self.room,), last.h, last.b.z, last.s.z,
-            stack.flat(self.master, "head.weight"), stack.flat(self.master, "head.bias"), self.targets, self.rows,
-            self.starts, self.features, self.errors, self.total, last.d, last.sums, self.sizes, self.capacity,
-            self.room, self.classes, bias_stride, F=self.width, AREA=last.b.size**2, CP=self.classes_room,
-            BF=min(self.width, max(16, 8192 // self.classes_room)), SOFT=self.targets.is_floating_point(), warps=8,
+            head_and_optimizer.head, (self.clients * self.padded_batch,), last.h, last.b.z,
+            last.s.z,
+            stack.flat(self.params_fp32, "head.weight"), stack.flat(self.params_fp32, "head.bias"),
+            self.targets, self.rows,
+            self.starts, self.features, self.errors, self.total, last.d, last.sums, self.sizes,
+            self.capacity,
+            self.padded_batch, self.classes, bias_stride, F=self.width, AREA=last.b.size**2,
+            CP=self.padded_classes,
+            BF=min(self.width, max(16, 8192 // self.padded_classes)),
+            SOFT=self.targets.is_floating_point(), warps=8,
         )  # fmt: skip
         with self._beside():
             tiles = self.width // 64
             launch(
-                ends.head_wgrad, (self.clients * tiles,), self.features, self.errors, *self._gradients("head"),
-                self.sizes, self.room, tiles, self.classes, bias_stride, F=self.width, CP=self.classes_room, BF=64,
+                head_and_optimizer.head_wgrad, (self.clients * tiles,), self.features, self.errors,
+                *self._gradients("head"),
+                self.sizes, self.padded_batch, tiles, self.classes, bias_stride, F=self.width,
+                CP=self.padded_classes, BF=64,
                 BR=32,
             )  # fmt: skip
         for index in reversed(range(len(self.blocks))):
@@ -305,8 +320,10 @@ class Network:
             a.backward(self._tail_below(index), s)
         norm = self.norm0
         launch(
-            stem.stem_wgrad, (self.clients * self.stem_splits,), *self._images, self.d0, self.sums0, self.z0,
-            norm.coefficients, *self._gradients(norm.path), self.arena, self.sizes, self.capacity, self.room,
+            input_conv.stem_wgrad, (self.clients * self.stem_splits,), *self._images, self.d0,
+            self.sums0, self.z0,
+            norm.coefficients, *self._gradients(norm.path), self.arena, self.sizes, self.capacity,
+            self.padded_batch,
             self.stem_splits, self.stem_each, *self.inputs.stride(), BP=64, **self._stem,
         )  # fmt: skip
         self._join()
@@ -316,9 +333,12 @@ class Network:
         other, norm = short or conv, conv.norm
         tiles = divided(conv.positions, ROWS)
         launch(
-            normalisation.apply_bwd, (self.clients * tiles, conv.outputs // 64), d, sums, conv.z, norm.coefficients,
-            *self._gradients(norm.path), conv.g, other.z, other.norm.coefficients, *self._gradients(other.norm.path),
-            other.g, self.sizes, self.room, tiles, conv.size**2, C=conv.outputs, SHORT=short is not None, BC=64,
+            normalisation.apply_bwd, (self.clients * tiles, conv.outputs // 64), d, sums, conv.z,
+            norm.coefficients,
+            *self._gradients(norm.path), conv.g, other.z, other.norm.coefficients,
+            *self._gradients(other.norm.path),
+            other.g, self.sizes, self.padded_batch, tiles, conv.size**2, C=conv.outputs,
+            SHORT=short is not None, BC=64,
             BR=ROWS,
         )  # fmt: skip
 
@@ -340,8 +360,10 @@ class Network:
 
     def _update(self) -> None:
         launch(
-            ends.adam, (len(self.table), self.clients), self.table, self.arena, self.master, self.anchor, self.first,
-            self.second, self.half, self.corrections, self.rate, self.sizes, B1=BETAS[0], B2=BETAS[1], EPS=EPSILON,
+            head_and_optimizer.adam, (len(self.table), self.clients), self.table, self.arena,
+            self.params_fp32, self.anchor, self.first,
+            self.second, self.params_bf16, self.corrections, self.rate, self.sizes, B1=BETAS[0],
+            B2=BETAS[1], EPS=EPSILON,
             DECAY=self.weight_decay, PROXIMAL=self.proximal, BLOCK=BLOCK, warps=8,
         )  # fmt: skip
 

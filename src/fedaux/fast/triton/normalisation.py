@@ -47,8 +47,10 @@ def statistics(
 
 @triton.jit(do_not_specialize=LOOSE)
 def apply_fwd(
-    z, sums, gamma, beta, mean_run, var_run, coef, zs, sums_s, gamma_s, beta_s, mean_run_s, var_run_s, coef_s, out,
-    sizes, room, tiles, area, C: tl.constexpr, SHORT: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
+    z, sums, gamma, beta, mean_run, var_run, coef, zs, sums_s, gamma_s, beta_s, mean_run_s,
+    var_run_s, coef_s, out,
+    sizes, padded_batch, tiles, area, C: tl.constexpr, SHORT: tl.constexpr, BC: tl.constexpr,
+    BR: tl.constexpr,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr,
 ):  # fmt: skip
     """out = relu(bn(z) [+ zs, SHORT 1] [+ bn(zs), SHORT 2]); zero beyond the batch."""
@@ -58,7 +60,7 @@ def apply_fwd(
         return
     r = tile * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    off = (client * room * area + r)[:, None] * C + c[None, :]
+    off = (client * padded_batch * area + r)[:, None] * C + c[None, :]
     count = size * area
     valid = (r < count)[:, None]
     value = tl.load(z + off, mask=valid, other=0.0).to(tl.float32)
@@ -76,7 +78,7 @@ def apply_fwd(
         )
         value += other * scale_s[None, :] + shift_s[None, :]
     value = tl.where(valid, tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
-    tl.store(out + off, value.to(out.dtype.element_ty), mask=(r < room * area)[:, None])
+    tl.store(out + off, value.to(out.dtype.element_ty), mask=(r < padded_batch * area)[:, None])
 
 
 @triton.jit
@@ -102,7 +104,8 @@ def through(sums, second: tl.constexpr, coef, grad_gamma, grad_beta, c, C, size,
 
 @triton.jit(do_not_specialize=LOOSE)
 def apply_bwd(
-    d, sums, z, coef, grad_gamma, grad_beta, g, zs, coef_s, grad_gamma_s, grad_beta_s, gs, sizes, room, tiles, area,
+    d, sums, z, coef, grad_gamma, grad_beta, g, zs, coef_s, grad_gamma_s, grad_beta_s, gs, sizes,
+    padded_batch, tiles, area,
     C: tl.constexpr, SHORT: tl.constexpr, BC: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """g = gradient of z from d, that of bn(z), zero beyond the batch; with SHORT also gs, of the
@@ -113,10 +116,10 @@ def apply_bwd(
         return
     r = tile * BR + tl.arange(0, BR)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    off = (client * room * area + r)[:, None] * C + c[None, :]
+    off = (client * padded_batch * area + r)[:, None] * C + c[None, :]
     count = size * area
     valid = (r < count)[:, None]
-    there = (r < room * area)[:, None]
+    there = (r < padded_batch * area)[:, None]
     df = tl.load(d + off, mask=valid, other=0.0).to(tl.float32)
     zf = tl.load(z + off, mask=valid, other=0.0).to(tl.float32)
     if SHORT:

@@ -97,7 +97,9 @@ class BatchedSteps:
         """Return everything in a model's state_dict, in its order, [clients, ...] each."""
         network = self.network
         return {
-            name: network.statistics[name] if name in network.statistics else network.stack.of(network.master, name)
+            name: network.statistics[name]
+            if name in network.statistics
+            else network.stack.of(network.params_fp32, name)
             for name in self._names
         }
 
@@ -130,7 +132,7 @@ class BatchedSteps:
         self.network.total.zero_()
         self.network.refresh()
         if self.network.proximal > 0:
-            self.network.anchor.copy_(self.network.master)
+            self.network.anchor.copy_(self.network.params_fp32)
 
     def begin(self, rows: Sequence[Tensor], *, epochs: int = 1) -> None:
         """Say which rows come next for each client, [epochs * n] each; clients that are not named
@@ -171,7 +173,7 @@ class BatchedSteps:
             self.step()
 
 
-class StudentSteps:
+class ServerModelSteps:
     """The same for one model, which gets the weights whenever they are settled; the interface is
     that of Steps."""
 

@@ -12,7 +12,8 @@ from fedaux.fast.triton.normalisation import through
 
 @triton.jit
 def _patches(
-    image, mean, deviation, p, k, sc, sy, sx, H: tl.constexpr, W: tl.constexpr, CH: tl.constexpr, BYTES: tl.constexpr,
+    image, mean, deviation, p, k, sc, sy, sx, H: tl.constexpr, W: tl.constexpr, CH: tl.constexpr,
+    BYTES: tl.constexpr,
 ):  # fmt: skip
     """Return the 3x3 patches [positions, 32] in the order (tap, channel), zero outside; bytes
     are normalised."""
@@ -37,7 +38,8 @@ def _image(images, rows, starts, client, n, capacity, sn):
 
 @triton.jit(do_not_specialize=LOOSE)
 def stem_fwd(
-    images, rows, starts, mean, deviation, w, z, sums, sizes, capacity, room, tiles, sn, sc, sy, sx, H: tl.constexpr,
+    images, rows, starts, mean, deviation, w, z, sums, sizes, capacity, padded_batch, tiles, sn,
+    sc, sy, sx, H: tl.constexpr,
     W: tl.constexpr, CH: tl.constexpr, OUT: tl.constexpr, BP: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """The first convolution, 3x3, as a product of patches of images with w [OUT, 9 CH], and sums
@@ -54,7 +56,7 @@ def stem_fwd(
     a = _patches(image, mean, deviation, p, k, sc, sy, sx, H, W, CH, BYTES).to(w.dtype.element_ty)
     b = tl.load(w + client * (OUT * 9 * CH) + o[None, :] * (9 * CH) + k[:, None], mask=(k < 9 * CH)[:, None], other=0.0)
     zb = tl.dot(a, b).to(z.dtype.element_ty)
-    tl.store(z + ((client * room + n) * (H * W) + p)[:, None] * OUT + o[None, :], zb)
+    tl.store(z + ((client * padded_batch + n) * (H * W) + p)[:, None] * OUT + o[None, :], zb)
     zf = zb.to(tl.float32)
     sums += client * 2 * OUT
     add(sums, o, OUT, tl.sum(zf, 0), 0)
@@ -63,8 +65,10 @@ def stem_fwd(
 
 @triton.jit(do_not_specialize=LOOSE)
 def stem_wgrad(
-    images, rows, starts, mean, deviation, d, dsums, z, coef, grad_gamma, grad_beta, grad, sizes, capacity, room, tiles,
-    per_split, sn, sc, sy, sx, H: tl.constexpr, W: tl.constexpr, CH: tl.constexpr, OUT: tl.constexpr, BP: tl.constexpr,
+    images, rows, starts, mean, deviation, d, dsums, z, coef, grad_gamma, grad_beta, grad, sizes,
+    capacity, padded_batch, tiles,
+    per_split, sn, sc, sy, sx, H: tl.constexpr, W: tl.constexpr, CH: tl.constexpr,
+    OUT: tl.constexpr, BP: tl.constexpr,
     BYTES: tl.constexpr,
 ):  # fmt: skip
     """Add a split's part to the first convolution's grad [clients, o, (tap, channel)], through
@@ -91,7 +95,7 @@ def stem_wgrad(
     for p0 in range(split * per_split, tl.minimum((split + 1) * per_split, size * (H * W)), BP):
         n = p0 // (H * W)
         p = p0 - n * (H * W) + tl.arange(0, BP)
-        off = ((client * room + n) * (H * W) + p)[:, None] * OUT + o[None, :]
+        off = ((client * padded_batch + n) * (H * W) + p)[:, None] * OUT + o[None, :]
         g = tl.load(d + off).to(tl.float32) * a[None, :] + tl.load(z + off).to(tl.float32) * b[None, :] + e[None, :]
         image = _image(images, rows, starts, client, n, capacity, sn)
         patches = _patches(image, mean, deviation, p, k, sc, sy, sx, H, W, CH, BYTES)

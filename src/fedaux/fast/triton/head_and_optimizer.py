@@ -11,13 +11,15 @@ from fedaux.fast.triton.common import LOOSE, add_three, client_of, tail, wait
 
 @triton.jit(do_not_specialize=LOOSE)
 def advance(
-    sums, count, gradients, more, rows_of, turns, following, starts, sizes, steps, tracked, corrections, clients, batch,
-    layers, LOG1: tl.constexpr, LOG2: tl.constexpr, KP: tl.constexpr, LP: tl.constexpr, BLOCK: tl.constexpr,
+    sums, count, gradients, more, rows_of, epoch_len, following, starts, sizes, steps, tracked,
+    corrections, clients, batch,
+    layers, LOG1: tl.constexpr, LOG2: tl.constexpr, KP: tl.constexpr, LP: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Begin a step: all sums are zero, and every client's next `batch` rows are its batch, or what
     is left of them.
 
-    A client has so many rows (`rows_of`), in epochs of so many (`turns`), at whose end a batch
+    A client has so many rows (`rows_of`), in epochs of so many (`epoch_len`), at whose end a batch
     ends, too. The first `more` of the gradients, those of the first convolution, are sums, too.
 
     A client with rows counts a step (`steps`, for Adam, with corrections [clients, 2]: 1 - b1^t and
@@ -32,7 +34,7 @@ def advance(
         k = tl.arange(0, KP)
         real = k < clients
         start = tl.load(following + k, mask=real, other=0)
-        turn = tl.maximum(tl.load(turns + k, mask=real, other=1), 1)
+        turn = tl.maximum(tl.load(epoch_len + k, mask=real, other=1), 1)
         left = tl.minimum(tl.load(rows_of + k, mask=real, other=0) - start, turn - start % turn)
         size = tl.minimum(tl.maximum(left, 0), batch)
         step = tl.load(steps + k, mask=real, other=0) + (size > 0).to(tl.int32)
@@ -51,21 +53,23 @@ def advance(
 
 @triton.jit(do_not_specialize=LOOSE)
 def head(
-    h, z, zs, weight, bias, targets, rows, starts, features, errors, total, d, sums, sizes, capacity, room, classes,
-    bias_stride, F: tl.constexpr, AREA: tl.constexpr, CP: tl.constexpr, BF: tl.constexpr, SOFT: tl.constexpr,
+    h, z, zs, weight, bias, targets, rows, starts, features, errors, total, d, sums, sizes,
+    capacity, padded_batch, classes,
+    bias_stride, F: tl.constexpr, AREA: tl.constexpr, CP: tl.constexpr, BF: tl.constexpr,
+    SOFT: tl.constexpr,
 ):  # fmt: skip
     """From the last block's h to the gradient before its ReLU, one image a program: mean, logits,
     loss, and back.
 
     The loss is cross entropy with labels [n], or (SOFT) D_KL(targets || softmax) with targets [n,
-    classes]; `total` takes its sum. Features [clients, room, F] and errors, the gradients of logits
-    [clients, room, CP], are kept for `head_wgrad`.
+    classes]; `total` takes its sum. Features [clients, padded_batch, F] and errors, the gradients
+    of logits [clients, padded_batch, CP], are kept for `head_wgrad`.
     """
     wait()
-    client, n, size = client_of(sizes, room)
+    client, n, size = client_of(sizes, padded_batch)
     if n >= size:
         return
-    image = client * room + n
+    image = client * padded_batch + n
     row = tl.load(rows + client * capacity + tl.load(starts + client) + n)
     weight += client * classes * F
     c = tl.arange(0, CP)
@@ -106,7 +110,8 @@ def head(
 
 @triton.jit(do_not_specialize=LOOSE)
 def head_wgrad(
-    features, errors, grad_weight, grad_bias, sizes, room, tiles, classes, bias_stride, F: tl.constexpr,
+    features, errors, grad_weight, grad_bias, sizes, padded_batch, tiles, classes, bias_stride,
+    F: tl.constexpr,
     CP: tl.constexpr, BF: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the head: errors^T features [classes, F], and the sum of errors."""
@@ -121,8 +126,8 @@ def head_wgrad(
     for r0 in range(0, size, BR):
         r = r0 + tl.arange(0, BR)
         valid = (r < size)[:, None]
-        e = tl.load(errors + (client * room + r)[:, None] * CP + c[None, :], mask=valid, other=0.0)
-        x = tl.load(features + (client * room + r)[:, None] * F + f[None, :], mask=valid, other=0.0)
+        e = tl.load(errors + (client * padded_batch + r)[:, None] * CP + c[None, :], mask=valid, other=0.0)
+        x = tl.load(features + (client * padded_batch + r)[:, None] * F + f[None, :], mask=valid, other=0.0)
         acc = tl.dot(e.T, x, acc, input_precision="ieee")
         total += tl.sum(e, 0)
     real = c < classes
@@ -133,7 +138,8 @@ def head_wgrad(
 
 @triton.jit(do_not_specialize=LOOSE)
 def adam(
-    table, arena, master, anchor, first, second, half, corrections, rate, sizes, B1: tl.constexpr, B2: tl.constexpr,
+    table, arena, params_fp32, anchor, first, second, params_bf16, corrections, rate, sizes,
+    B1: tl.constexpr, B2: tl.constexpr,
     EPS: tl.constexpr, DECAY: tl.constexpr, PROXIMAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A step of Adam for all parameters of the clients that have one; leaves the weights in half
@@ -156,7 +162,7 @@ def adam(
     at = tl.load(line + 2) + client * tl.load(line + 3) + e
     m = tl.load(first + at, mask=mask, other=0.0)
     v = tl.load(second + at, mask=mask, other=0.0)
-    p = tl.load(master + at, mask=mask, other=0.0)
+    p = tl.load(params_fp32 + at, mask=mask, other=0.0)
     g = tl.zeros((BLOCK,), tl.float32)
     for split in tl.range(splits, loop_unroll_factor=8):
         g += tl.load(source + split * size + e, mask=mask, other=0.0)
@@ -171,5 +177,5 @@ def adam(
     p -= tl.load(rate) / by1 * m / (tl.sqrt(v) / by2 + EPS)
     tl.store(first + at, m, mask=mask)
     tl.store(second + at, v, mask=mask)
-    tl.store(master + at, p, mask=mask)
-    tl.store(half + at, p.to(half.dtype.element_ty), mask=mask)
+    tl.store(params_fp32 + at, p, mask=mask)
+    tl.store(params_bf16 + at, p.to(params_bf16.dtype.element_ty), mask=mask)
