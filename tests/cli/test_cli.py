@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from conftest import TINY, tiny
-from typing_commands import called
+from helpers.experiments import TINY, tiny
+from helpers.paths import ROOT
+from helpers.typing_commands import called
 
 import fedaux
 from fedaux.config import ConfigError
@@ -162,7 +163,7 @@ def test_the_exit_status_tells_mistakes_from_failures(
     assert ended.value.code == status
     said = capsys.readouterr().err
     assert said.startswith("error: ") == isinstance(raised, Exception)
-    page = (Path(__file__).parents[1] / "docs/run-directory.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/run-directory.md").read_text(encoding="utf-8")
     assert f"\n| {status} | " in page
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import oracles
 import pytest
 import torch
+from helpers import oracles
 from torch import Tensor, nn
 
 from fedaux.config import Bayesian

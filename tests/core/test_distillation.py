@@ -5,9 +5,9 @@ import math
 from typing import Any, cast
 
 import numpy as np
-import oracles
 import pytest
 import torch
+from helpers import oracles
 from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
-from test_rounds import Wrapped, federation
+from helpers.experiments import tiny
+from helpers.federations import Wrapped, federation
 from torch import Tensor, nn
 from torch.nn import functional
 

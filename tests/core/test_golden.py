@@ -1,7 +1,8 @@
 """A three-round run whose figures are written down: a refactoring leaves them as they are.
 
 Other machines and torch versions round differently, so figures agree to a tolerance, not to the bit. After a change of
-numbers that is meant: `python tests/test_golden.py` writes them anew, and docs/log.md says why.
+numbers that is meant: `PYTHONPATH=tests python
+tests/core/test_golden.py` writes them again, and docs/log.md says why.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import tiny
+from helpers.experiments import tiny
+from helpers.paths import GOLDEN
 
 import fedaux
 
-GOLDEN = Path(__file__).with_name("golden.json")
 METHODS = ["fedavg", "fedprox+p", "feddf+p", "fedaux+logits", "fedaux", "fedaux+m", "fedbe"]
 
 

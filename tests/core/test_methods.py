@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
-from test_rounds import Wrapped, federation, play, same_weights
+from helpers.experiments import tiny
+from helpers.federations import Wrapped, federation, h0_of, play, same_weights, written_out
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,7 +19,7 @@ import fedaux
 from fedaux import seeding
 from fedaux.config import ConfigError
 from fedaux.core import plain
-from fedaux.core.messages import Stamped, TrainRequest, Update, Weights
+from fedaux.core.messages import TrainRequest, Update
 from fedaux.core.methods import METHODS, Method
 from fedaux.core.round import Federation
 from fedaux.core.task import State, build_models
@@ -28,48 +28,6 @@ from fedaux.data import load_labelled
 from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.run import split_for
-
-
-def written_out(server: Federation, state: State) -> tuple[plain.Task, plain.Preparation, plain.State]:
-    """The same task for the readable algorithm, prepared by itself from the same h0, at the product's state."""
-    own, experiment = server.task, server.task.experiment
-    data = load_labelled(experiment.data)
-    parts = [torch.from_numpy(part) for part in split_for(experiment, data, own.seed)]  # type: ignore[arg-type]
-    task = plain.Task(
-        experiment=experiment,
-        method=own.method,
-        seed=own.seed,
-        input_shape=own.input_shape,
-        num_classes=own.num_classes,
-        prototype_of=own.prototype_of,
-        images=data.images,
-        labels=data.labels,
-        parts=parts,
-        negatives=own.negatives,
-        distill_set=own.distill_images,
-        test_images=own.test_images,
-        test_labels=own.test_labels,
-    )
-    preparation, _ = plain.prepare(task, extractors=h0_of(server, state))
-    memory = {client: member_of(server, client, stamped, parts) for client, stamped in state.memory.items()}
-    return task, preparation, plain.State(state.round, state.weights, memory)
-
-
-def h0_of(server: Federation, state: State) -> Mapping[str, Weights]:
-    """h0 as preparation keeps it or, of methods that only start from it, as the features they start from."""
-    prefix = "features."
-    return server.preparation.extractors or {
-        prototype: {name.removeprefix(prefix): own for name, own in weights.items() if name.startswith(prefix)}
-        for prototype, weights in state.weights.items()
-    }
-
-
-def member_of(server: Federation, client: int, stamped: Stamped, parts: Sequence[Tensor]) -> plain.Member:
-    """What the product remembers of a client, as the readable algorithm has it."""
-    tensors, prefix = stamped.tensors, "weights/"
-    weights = {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}
-    prototype, size = server.task.prototype_of[client], len(parts[client])
-    return plain.Member(client, prototype, stamped.round, size, weights, tensors.get("logits"))
 
 
 def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import oracles
 import pytest
 import torch
-from conftest import tiny
-from test_golden import GOLDEN
-from test_methods import h0_of, written_out
-from test_rounds import federation
+from helpers import oracles
+from helpers.experiments import tiny
+from helpers.federations import federation, h0_of, written_out
+from helpers.paths import GOLDEN
 from torch import Tensor, nn
 
 from fedaux import seeding

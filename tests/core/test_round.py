@@ -1,56 +1,24 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
+from helpers.experiments import tiny
+from helpers.federations import Wrapped, federation, play, same_weights
 
 from fedaux import seeding
-from fedaux.config import Experiment
 from fedaux.core.compute import Compute
-from fedaux.core.messages import Certificate, CertifyRequest, Stamped, TrainRequest, Update, num_bytes
+from fedaux.core.messages import Certificate, CertifyRequest, TrainRequest, Update, num_bytes
 from fedaux.core.methods import METHODS
-from fedaux.core.preparation import prepare
 from fedaux.core.round import Federation, select
-from fedaux.core.simulation import SimulatedClients
-from fedaux.core.task import Preparation, State, assign_prototypes, trained_models
+from fedaux.core.task import Preparation, assign_prototypes, trained_models
 from fedaux.core.weights import average, snapshot
-from fedaux.data import load_auxiliary, load_labelled
 from fedaux.fast.inference import Predictor
-from fedaux.running.run import Silent, Work, split_for
-from fedaux.running.run_directory import RunDirectory
-
-
-class Wrapped:
-    """The simulator's clients, with whatever a test does to their answers."""
-
-    def __init__(self, inner: SimulatedClients) -> None:
-        self.inner = inner
-        self.certified: list[int] = []
-
-    def present(self) -> Sequence[int]:
-        return self.inner.present()
-
-    def certify(self, clients: Sequence[int], request: CertifyRequest) -> Iterator[Certificate]:
-        self.certified += clients
-        yield from self.inner.certify(clients, request)
-
-    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
-        yield from self.inner.train(clients, request)
-
-    def reasons(self) -> Mapping[int, str]:
-        return self.inner.reasons()
-
-    def kept(self) -> Mapping[int, Stamped]:
-        return self.inner.kept()
-
-    def restore(self, kept: Mapping[int, Stamped]) -> None:
-        self.inner.restore(kept)
+from fedaux.running.run import Silent
 
 
 class Backwards(Wrapped):
@@ -61,40 +29,6 @@ class Backwards(Wrapped):
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         yield from super().train(clients[::-1], request)
-
-
-def federation(
-    tmp_path: Path, *, kind: type[Wrapped] = Wrapped, **changes: Any
-) -> tuple[Federation, State, Wrapped, Experiment]:
-    experiment = tiny(**changes)
-    directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
-    data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
-    work = Work(experiment, directory, data, auxiliary, Silent())
-    task = work.task(experiment.method[0], experiment.seeds[0])
-    clients = kind(SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])))
-    state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=Silent())
-    directory.close()
-    return Federation(task, preparation, clients, watcher=Silent()), state, clients, experiment
-
-
-def metrics(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key != "seconds"}
-
-
-def play(server: Federation, state: State, rounds: int) -> tuple[State, list[dict[str, Any]]]:
-    rows = []
-    for _ in range(rounds):
-        state, row = server.play_round(state)
-        rows.append(metrics(row))
-    return state, rows
-
-
-def same_weights(first: State, second: State) -> bool:
-    return all(
-        torch.equal(tensor, second.weights[prototype][name])
-        for prototype, weights in first.weights.items()
-        for name, tensor in weights.items()
-    )
 
 
 @pytest.mark.parametrize("method", METHODS)

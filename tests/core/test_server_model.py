@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
-from test_engines import federation
+from helpers.experiments import tiny
+from helpers.federations import simulated
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -200,7 +200,7 @@ def test_a_round_ends_with_the_statistics_that_were_asked_for(
         "evaluation": {"batch_size": 50},
         "batch_normalisation": {"server": server, "images": 32},
     }
-    round, state, clients = federation(tmp_path, clients_at_once=1, **changes)
+    round, state, clients = simulated(tmp_path, clients_at_once=1, **changes)
     updates: list[tuple[Weights, int]] = []
     train = clients.train
 

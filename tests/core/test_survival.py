@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny
-from test_rounds import Wrapped, federation, play, same_weights
+from helpers.experiments import tiny
+from helpers.federations import Wrapped, federation, play, same_weights
 from torch import Tensor, nn
 
 from fedaux.config import ConfigError

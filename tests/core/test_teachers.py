@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import oracles
 import pytest
 import torch
+from helpers import oracles
 from torch import Tensor
 
 from fedaux.core.teachers import TEACHERS, Ensemble, Member, certainty_teacher, certainty_weights, mean_teacher

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
-import oracles
 import pytest
 import torch
+from helpers import oracles
 
 from fedaux.core.weights import average, evaluate
 

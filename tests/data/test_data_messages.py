@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_formats import image_folder, pixels, png, write_csv
+from helpers.image_files import image_folder, pixels, png, write_csv
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data import count_labelled, load_auxiliary, load_labelled, load_test

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import os
@@ -15,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
+from helpers.experiments import tiny
+from helpers.image_files import image_folder, pixels, png, write_csv
 from PIL import Image
 
 import fedaux
@@ -25,22 +25,10 @@ from fedaux.data.decoding import decode
 from fedaux.data.tables import number_labels
 from fedaux.running.preflight import problems_of
 
-RNG = np.random.default_rng
-
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
-
-
-def pixels(size: int, *, side: int = 32, seed: int = 0) -> np.ndarray:
-    return RNG(seed).integers(0, 256, (size, 3, side, side), dtype=np.uint8)
-
-
-def png(image: np.ndarray, mode: str = "RGB") -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(image.transpose(1, 2, 0)).convert(mode).save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 # ---------------------------------------------------------------- the makers' own distributions
@@ -171,16 +159,6 @@ def test_an_empty_folder_is_named(tmp_path: Path, source: str) -> None:
 # ---------------------------------------------------------------- folders and tables
 
 
-def image_folder(place: Path, counts: dict[str, int], *, seed: int = 0) -> dict[str, np.ndarray]:
-    made = {}
-    for offset, (name, count) in enumerate(counts.items()):
-        (place / name).mkdir(parents=True)
-        made[name] = pixels(count, side=6, seed=seed + offset)
-        for number, image in enumerate(made[name]):
-            (place / name / f"{number}.png").write_bytes(png(image))
-    return made
-
-
 def test_folders_are_classes(tmp_path: Path) -> None:
     train = image_folder(tmp_path / "set" / "train", {"dog": 3, "cat": 2})
     image_folder(tmp_path / "set" / "test", {"eel": 1, "cat": 1}, seed=9)
@@ -229,13 +207,6 @@ def test_labels_are_numbered(
     assert (found.tolist(), " ".join(found_names)) == (numbers, names)
     assert found_bad.keys() == bad.keys()
     assert all(word in found_bad[row] for row, word in bad.items())
-
-
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def test_csv_with_paths_and_names(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.image_files import image_folder, pixels, png, write_csv
 from safetensors.torch import save_file
-from test_formats import image_folder, pixels, png, write_csv
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data import load_auxiliary, load_labelled

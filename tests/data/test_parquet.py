@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import tiny
+from helpers.experiments import tiny
+from helpers.paths import shared
 from PIL import Image
 
 from fedaux.config import Auxiliary, Data
@@ -15,7 +16,7 @@ from fedaux.data import load_auxiliary, load_labelled, load_test
 from fedaux.running.preflight import problems_of
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
-SHARED = Path(os.environ.get("FEDAUX_TEST_DATA") or Path(__file__).parents[2] / "shared" / "data") / "cifar10"
+SHARED = Path(os.environ.get("FEDAUX_TEST_DATA") or shared("data")) / "cifar10"
 
 
 @pytest.fixture(autouse=True)
@@ -223,9 +224,7 @@ def test_shards_with_other_columns_are_named(tmp_path: Path) -> None:
         load_labelled(Data(source="parquet", path=str(tmp_path)))
 
 
-@pytest.mark.skipif(
-    not SHARED.is_dir(), reason="needs cifar10 in $FEDAUX_TEST_DATA or in shared/data beside the checkout"
-)
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs cifar10 in $FEDAUX_TEST_DATA or in shared/data")
 def test_cifar10_is_what_it_should_be() -> None:
     data = load_labelled(Data(source="parquet", path=str(SHARED / "test-00000-of-00001.parquet"), test_fraction=0.5))
     labels = np.concatenate([data.labels.numpy(), data.test_labels.numpy()])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from conftest import tiny
+from helpers.experiments import tiny
 from PIL import Image
 from safetensors.torch import save_file
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
+from helpers.experiments import tiny
 from PIL import Image
 from safetensors.torch import save_file
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import numpy as np
-import oracles
 import pytest
+from helpers import oracles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
 
-from corpus import TOPICS, news, sentences, texts_of, write_csv
+from helpers.corpus import TOPICS, news, sentences, texts_of, write_csv
 from safetensors.torch import load_file, save_file
 
 from fedaux.config import Auxiliary, Data

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.paths import ROOT, shared
 
 from fedaux.config import Auxiliary
 from fedaux.data.folders import part_files
 from fedaux.data.wordnet import ROOTS, nouns, rows_in_folders, rows_in_parquet, rows_of, subset
 
-TINY = Path(__file__).parents[2] / "shared" / "data" / "tinyimagenet32"
+TINY = shared("data/tinyimagenet32")
 WORDNET = Path(os.environ.get("WNSEARCHDIR", "/usr/share/wordnet")) / "data.noun"
 needs_wordnet = pytest.mark.skipif(
     not WORDNET.is_file(), reason="needs WordNet 3.0's data.noun: apt-get install wordnet-base, or set WNSEARCHDIR"
@@ -160,7 +161,7 @@ def test_the_licence_of_wordnet_ships_beside_the_table() -> None:
 
 @needs_wordnet
 def test_the_table_is_what_the_script_derives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "docs"))
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
     script = importlib.import_module("make_wordnet_table")
     shipped = script.TABLES
     monkeypatch.setattr(script, "TABLES", tmp_path)
@@ -196,7 +197,7 @@ def test_a_subset_is_what_wordnets_downward_pointers_reach(name: str) -> None:
     assert subset(name) == found
 
 
-@pytest.mark.skipif(not TINY.is_dir(), reason="needs shared/data/tinyimagenet32 beside the checkout")
+@pytest.mark.skipif(not TINY.is_dir(), reason="needs shared/data/tinyimagenet32 in the checkout or beside it")
 def test_counts_in_tiny_imagenet_are_those_of_the_documents() -> None:
     pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
     files = part_files(str(TINY), "train", Auxiliary(), suffix=".parquet")
@@ -210,7 +211,7 @@ def test_counts_in_tiny_imagenet_are_those_of_the_documents() -> None:
         "invertebrates": 11500,
         "structures": 9500,
     }
-    page = (Path(__file__).parents[1] / "docs" / "subsets.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "subsets.md").read_text(encoding="utf-8")
     for name, wnid in ROOTS.items():
         row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` | {wnid} |"))
         assert f"| {counts[name]:,} |" in row

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.paths import ROOT
 from torch import nn
 
 from fedaux.core.compute import has_bf16
 
-FOLDER = Path(__file__).parents[1] / "benchmarks"
+FOLDER = ROOT / "benchmarks"
 sys.path.insert(0, str(FOLDER))
 
 import limits  # noqa: E402

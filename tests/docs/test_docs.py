@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typing_commands import typed
+from helpers.paths import ROOT
+from helpers.typing_commands import typed
 
-ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 
 

@@ -8,12 +8,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typing_commands import typed
+from helpers.paths import ROOT
+from helpers.typing_commands import typed
 
 from fedaux.config import Experiment
 from fedaux.data import SOURCES
 
-PAGE = (Path(__file__).parents[1] / "docs" / "your-data.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "your-data.md").read_text(encoding="utf-8")
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.S | re.M)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from interpreting import interpreted, needs_triton
+from helpers.interpreting import interpreted, needs_triton
 from torch import nn
 
 from fedaux.core.compute import Compute

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny
+from helpers.experiments import tiny
 from torch import Tensor, nn
 
 import fedaux

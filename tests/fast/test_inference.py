@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
-from conftest import IMAGE_MODELS
+from helpers.experiments import IMAGE_MODELS
+from helpers.predictions import FLOATS, IMAGES, distance, evaluated, randomised
 from torch import Tensor, nn
 
 from fedaux import seeding
@@ -18,24 +18,6 @@ from fedaux.core.weights import snapshot
 from fedaux.fast.fusion import FusedInference, Untraceable
 from fedaux.fast.inference import Predictor
 from fedaux.models import MODELS
-
-RNG = np.random.default_rng(0)
-IMAGES = torch.from_numpy(RNG.integers(0, 256, (11, 3, 8, 8), dtype=np.uint8))
-FLOATS = IMAGES.float() / 255
-
-
-def randomised(module: nn.Module) -> nn.Module:
-    """Give batch normalisation statistics and parameters that leave nothing as it was."""
-    generator = torch.Generator().manual_seed(0)
-    for layer in module.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            if layer.running_mean is not None and layer.running_var is not None:
-                layer.running_mean.normal_(0, 0.5, generator=generator)
-                layer.running_var.uniform_(0.5, 2.0, generator=generator)
-            if layer.affine:
-                nn.init.uniform_(layer.weight, -1.5, 1.5, generator=generator)
-                nn.init.normal_(layer.bias, 0, 0.3, generator=generator)
-    return module
 
 
 def built(make: Callable[[], nn.Module]) -> nn.Module:
@@ -47,22 +29,10 @@ def model(name: str) -> nn.Module:
     return built(lambda: MODELS[name]((3, 8, 8), 5))
 
 
-def evaluated(module: nn.Module, inputs: Tensor = FLOATS) -> Tensor:
-    with torch.no_grad():
-        outputs: Tensor = copy.deepcopy(module).eval()(inputs)
-    return outputs
-
-
 def fused(module: nn.Module, inputs: Tensor = FLOATS, weights: Weights | None = None) -> Tensor:
     listed = FusedInference(module)
     with torch.no_grad():
         return listed(listed.fold(snapshot(module) if weights is None else weights, dtype=torch.float32), inputs)
-
-
-def distance(found: Tensor, expected: Tensor) -> float:
-    """|found - expected| / |expected|; folding rounds otherwise, at the seventh digit."""
-    assert found.shape == expected.shape
-    return float((found - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("part", ["whole", "features"])

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import IMAGE_MODELS
-from interpreting import interpreted, needs_triton
+from helpers.experiments import IMAGE_MODELS
+from helpers.interpreting import interpreted, needs_triton
 from torch import nn
 
 from fedaux.core.compute import Compute

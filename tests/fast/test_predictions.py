@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import IMAGE_MODELS
-from interpreting import interpreted, needs_triton
-from test_inference import distance, evaluated, randomised
+from helpers.experiments import IMAGE_MODELS
+from helpers.interpreting import interpreted, needs_triton
+from helpers.predictions import distance, evaluated, randomised
 from torch import Tensor, nn
 
 from fedaux import seeding

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import IMAGE_MODELS, tiny
+from helpers.experiments import IMAGE_MODELS
+from helpers.federations import simulated
 from torch import Tensor, nn
 
 from fedaux import seeding
@@ -19,18 +20,11 @@ from fedaux.core.compute import Compute
 from fedaux.core.local_training import Trained
 from fedaux.core.messages import Stamped, TrainRequest, Weights
 from fedaux.core.methods import METHODS
-from fedaux.core.preparation import prepare
-from fedaux.core.round import Federation
-from fedaux.core.simulation import SimulatedClients
-from fedaux.core.task import State
 from fedaux.core.training import Job, Training, Workplace, one_by_one
 from fedaux.core.weights import snapshot
-from fedaux.data import load_auxiliary, load_labelled
 from fedaux.fast import stacked
 from fedaux.fast.stacked import StackedTraining, can_stack
 from fedaux.models import MODELS, SplitModel
-from fedaux.running.run import Silent, Work, split_for
-from fedaux.running.run_directory import RunDirectory
 
 SIZES = (13, 4, 1, 9, 8, 5, 2)
 """Examples of seven clients: one alone, remainders of one and more, and whole batches of four."""
@@ -319,22 +313,6 @@ def test_what_cannot_be_stacked_otherwise() -> None:
     assert not can_stack(frozen)
 
 
-def federation(
-    tmp_path: Path, *, clients_at_once: int, workers: int = 1, **changes: Any
-) -> tuple[Federation, State, SimulatedClients]:
-    experiment = tiny(**changes)
-    directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
-    data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
-    work = Work(
-        experiment, directory, data, auxiliary, Silent(), Compute(clients_at_once=clients_at_once, workers=workers)
-    )
-    task = work.task(experiment.method[0], experiment.seeds[0])
-    clients = SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0]))
-    state, preparation = prepare(task, clients, extractor=work.extractor(task), watcher=Silent())
-    directory.close()
-    return Federation(task, preparation, clients, watcher=Silent()), state, clients
-
-
 QUICK: dict[str, Any] = {
     "auxiliary": {"size": 60},
     "split": {"num_clients": 10, "alpha": 0.5},
@@ -350,7 +328,7 @@ def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path
     """Two rounds of nine clients, more than one stack holds: weights to a hundredth of their way, losses to 1e-3."""
     results = []
     for clients_at_once in (8, 1):
-        server, start, clients = federation(tmp_path, clients_at_once=clients_at_once, method=method, **QUICK)
+        server, start, clients = simulated(tmp_path, clients_at_once=clients_at_once, method=method, **QUICK)
         state, row = server.play_round(start)
         state, row = server.play_round(state)
         results.append((start, state, row))
@@ -375,7 +353,7 @@ def test_linear_rounds_and_kept_optimizers_side_by_side_equal_one_by_one(tmp_pat
         kept: list[Mapping[int, Stamped]] = []
         states = []
         for clients_at_once in (8, 1):
-            server, state, clients = federation(
+            server, state, clients = simulated(
                 tmp_path / mode, clients_at_once=clients_at_once, method="fedavg+p", mode=mode, **changes
             )
             begin = state
@@ -400,7 +378,7 @@ def test_models_with_batch_normalisation_are_trained_one_by_one(tmp_path: Path) 
     ]
     results = []
     for clients_at_once in (8, 1):
-        _, start, clients = federation(
+        _, start, clients = simulated(
             tmp_path,
             clients_at_once=clients_at_once,
             method="fedavg",
@@ -417,7 +395,7 @@ def test_models_with_batch_normalisation_are_trained_one_by_one(tmp_path: Path) 
 
 
 def test_a_request_is_carried_out_as_it_says_not_as_the_first_one_did(tmp_path: Path) -> None:
-    _, start, clients = federation(tmp_path, clients_at_once=8, method="fedavg")
+    _, start, clients = simulated(tmp_path, clients_at_once=8, method="fedavg")
 
     def weights(local: Local) -> Weights:
         (update,) = clients.train([0], TrainRequest(1, start.weights, local, 0.0, 0))
@@ -432,7 +410,7 @@ def test_a_request_is_carried_out_as_it_says_not_as_the_first_one_did(tmp_path: 
 def test_rounds_of_several_workers_equal_those_of_one(method: str, tmp_path: Path) -> None:
     results = []
     for workers in (1, 3):
-        server, state, _ = federation(tmp_path / str(workers), clients_at_once=8, workers=workers, method=method)
+        server, state, _ = simulated(tmp_path / str(workers), clients_at_once=8, workers=workers, method=method)
         for _ in range(2):
             state, _row = server.play_round(state)
         results.append(state.weights["cnn"])

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federate_trial import federate_command, write_trial
+from helpers.federate_trial import federate_command, write_trial
+from helpers.paths import ROOT
 from rich.console import Console
 
 from fedaux.config import ConfigError
@@ -24,9 +25,6 @@ from fedaux.federation.policy import Guard
 from fedaux.federation.work import own_data
 from fedaux.recipes import load_experiment
 from fedaux.running.run import split_for
-
-ROOT = Path(__file__).parents[1]
-
 
 # The folder.
 

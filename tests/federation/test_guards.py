@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from federate_trial import federate_command, write_trial
+from helpers.federate_trial import federate_command, write_trial
 
 from fedaux.federation import processes
 from fedaux.federation.folder import write_folder

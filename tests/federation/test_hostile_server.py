@@ -17,7 +17,7 @@ from PIL import Image
 pytest.importorskip("flwr", reason="needs the extra flower")
 pytest.importorskip("opendp", reason="needs the extra privacy (opendp)")
 from flwr.app import RecordDict
-from loopback import asked
+from helpers.loopback import asked
 
 from fedaux.config import Certainty, Local, Prototype
 from fedaux.core.weights import snapshot

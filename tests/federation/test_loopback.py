@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import tiny
+from helpers.experiments import tiny
 
 import fedaux
 from fedaux.config import Experiment
 
 pytest.importorskip("flwr", reason="needs the extra flower")
-from loopback import LoopbackGrid, write_nodes
+from helpers.loopback import LoopbackGrid, write_nodes
 
 from fedaux.federation.server import federate
 
@@ -27,7 +27,7 @@ def federated(**changes: Any) -> Experiment:
         "federation": {"authenticated": False, "deadline": 5.0, "wait_seconds": 2.0},
         "engine": {"clients_at_once": 1},
     }
-    from conftest import merged
+    from fedaux.recipes import merged
 
     return tiny(**merged(base, changes))
 

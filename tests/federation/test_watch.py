@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from federate_trial import federate_command
+from helpers.federate_trial import federate_command
 from rich.console import Console
 
 from fedaux.federation.status import NodeBoard

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import IMAGE_MODELS
+from helpers.experiments import IMAGE_MODELS
+from helpers.gpu_jobs import CLASSES, difference, jobs
 from torch import nn
 
 from fedaux import seeding
 from fedaux.config import Local, Pretraining
 from fedaux.core.compute import Compute
-from fedaux.core.training import Job, Workplace, one_by_one
+from fedaux.core.training import Workplace, one_by_one
 from fedaux.core.weights import snapshot
 from fedaux.data.batches import to_float
 from fedaux.data.vocabulary import Vocabulary
@@ -30,22 +29,12 @@ from fedaux.pretrain.training import Training, pretrain
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_convolutions"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
     pytest.mark.filterwarnings(
         "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TensorFloat32"
     ),  # of the compiler
 ]
-
-CLASSES = 10
-
-
-@pytest.fixture(autouse=True)
-def exact() -> Iterator[None]:
-    """Single precision, not the shortened one that convolutions use by default."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = before
 
 
 def model(name: str) -> SplitModel:
@@ -67,27 +56,6 @@ def place(name: str, *, clients_at_once: int = 3, compile: bool = False, **setti
         compute=compute,
         key=name,
     )
-
-
-def jobs(states: dict[int, Any] | None = None, *, round: int = 1) -> list[Job]:
-    """Five clients of different sizes, one of them with a last batch of a single example, one with one example."""
-    sizes = (33, 48, 7, 1, 40)
-    rows = torch.arange(500).cuda().split(100)
-    return [
-        Job(
-            client,
-            rows[client][:size],
-            seeding.generator(0, "local", round=round, client=client),
-            (states or {}).get(client, {}),
-        )
-        for client, size in enumerate(sizes)
-    ]
-
-
-def difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
-    """The distance of two sets of weights: Adam turns rounding of a tiny gradient into a whole step of one weight."""
-    assert first.keys() == second.keys()
-    return math.sqrt(sum(float((first[name].double() - second[name].double()).square().sum()) for name in first))
 
 
 @pytest.mark.parametrize(

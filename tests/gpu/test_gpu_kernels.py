@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_gpu import CLASSES, difference, jobs
+from helpers.gpu_jobs import CLASSES, can, difference, jobs
 
 from fedaux import seeding
 from fedaux.config import Averaging, Distillation, Local
@@ -18,14 +18,8 @@ from fedaux.core.messages import Weights
 from fedaux.core.steps import CapturedSteps
 from fedaux.core.training import Workplace, one_by_one
 from fedaux.core.weights import snapshot
-from fedaux.fast import triton as kernels
 from fedaux.fast.batched import BatchedTraining
 from fedaux.models import MODELS
-
-
-def can() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= kernels.CAPABILITY
-
 
 pytestmark = [
     pytest.mark.gpu,

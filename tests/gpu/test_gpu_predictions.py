@@ -6,9 +6,8 @@ import warnings
 
 import pytest
 import torch
-from test_gpu import exact  # noqa: F401  (for each test here as well)
-from test_gpu_kernels import can
-from test_inference import randomised
+from helpers.gpu_jobs import can
+from helpers.predictions import randomised
 from torch import Tensor, nn
 
 from fedaux import seeding
@@ -24,6 +23,7 @@ from fedaux.models import MODELS, SplitModel
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_convolutions"),
     pytest.mark.skipif(not can(), reason="needs a GPU of compute capability 9"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TensorFloat32"),
 ]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import merged
 
 from fedaux.config import Experiment
 from fedaux.data import vocabulary
 from fedaux.data.vocabulary import Vocabulary
+from fedaux.recipes import merged
 
 TOPICS = {
     "markets": ["stocks", "shares", "prices", "profit", "bank", "market", "trade", "oil", "investors", "growth"],

@@ -74,3 +74,16 @@ def typed(
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout.splitlines(keepends=True)
     return [json.loads(line) for line in said[: len(lines)]], "".join(said[len(lines) :])
+
+
+def invoked(folder: Path, *words: str) -> str:
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("ignore", DeprecationWarning)  # of the packages that the command line is made of
+        from typer.testing import CliRunner
+
+        from fedaux.cli import app
+
+        patch.setenv("FEDAUX_CACHE", str(folder / "cache"))
+        patch.setenv("COLUMNS", "120")
+        done = CliRunner().invoke(app, words)
+    return done.stdout if done.exception is None else str(done.exception)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
 
-from corpus import BERT, news
+from helpers.corpus import BERT, news
 
 from fedaux import seeding
 from fedaux.config import Local

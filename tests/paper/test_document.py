@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from latex_checks import check_latex
+from helpers.latex_checks import check_latex
 
 from fedaux.paper import tables
 from fedaux.paper.document import Document, Items, write

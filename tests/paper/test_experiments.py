@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny
-from latex_checks import check_latex
-from study_data import saved
+from helpers.experiments import tiny
+from helpers.latex_checks import check_latex
+from helpers.study_data import saved
 
 from fedaux.config import Certainty, ConfigError
 from fedaux.core.preparation import Scorer, prepare

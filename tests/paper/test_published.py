@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import importlib
 import re
-from pathlib import Path
 
 import pytest
+from helpers.paths import ROOT, shared
 
 from fedaux.data import wordnet
 from fedaux.paper import published
 from fedaux.paper.studies import STUDIES
 
-TEX = next(
-    (path for parent in Path(__file__).parents for path in [parent / "shared/paper/fedaux.tex"] if path.exists()), None
-)
+TEX = shared("paper/fedaux.tex")
 NUMBER = r"\d+(?:\.\d+)?(?:e-\d+)?"
 
 
 @pytest.fixture(scope="module")
 def tex() -> str:
-    if TEX is None:
+    if not TEX.exists():
         pytest.skip("the paper's source is not at hand: shared/paper/fedaux.tex")
     return TEX.read_text(encoding="utf-8")
 
@@ -175,7 +173,7 @@ def test_figures_are_found_by_place() -> None:
 
 
 def test_the_page_of_printed_tables_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    docs = Path(__file__).parents[1] / "docs"
+    docs = ROOT / "docs"
     monkeypatch.syspath_prepend(str(docs))
     page = importlib.import_module("make_published").render()
     assert page == (docs / "published.md").read_text(encoding="utf-8"), "run python docs/make_published.py"

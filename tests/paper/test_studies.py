@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import tiny
-from study_data import planned, settings, write_images
+from helpers.experiments import tiny
+from helpers.study_data import planned, settings, write_images
 
 from fedaux.config import Local
 from fedaux.paper import command, datasets, privacy_grid, published, running

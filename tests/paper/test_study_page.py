@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from latex_checks import check_latex
-from study_data import saved
-from typing_commands import called
+from helpers.latex_checks import check_latex
+from helpers.study_data import saved
+from helpers.typing_commands import called
 
 from fedaux.paper import command, comparison, published, study_figures, study_page
 from fedaux.paper.document import Document

@@ -15,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
 
 import tomli_w
-from corpus import BERT, sentences, texts_of, write_csv
+from helpers.corpus import BERT, sentences, texts_of, write_csv
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode

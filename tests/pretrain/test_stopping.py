@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from conftest import tiny
+from helpers.experiments import tiny
+from helpers.stored_h0 import equal, model, wanted
 from safetensors import safe_open
-from test_pretrain import equal, model, wanted
 
 from fedaux.config import Augmentation, Pretraining
 from fedaux.pretrain import Passed, Stopped, pretrained

@@ -11,40 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.stored_h0 import IMAGES, equal, extractor, model, wanted
 from safetensors.torch import save_file
 
-from fedaux import seeding
-from fedaux.config import Augmentation, Auxiliary, Pretraining, Prototype
-from fedaux.core.messages import Weights
+from fedaux.config import Augmentation, Pretraining
 from fedaux.core.weights import snapshot
-from fedaux.data import load_auxiliary
-from fedaux.models import MODELS, SplitModel
-from fedaux.pretrain import Wanted, content_digest, pretrained, pretrained_extractor, shared_store
+from fedaux.pretrain import pretrained, shared_store
 from fedaux.pretrain.store import MAKE_ONE, weights_digest
-
-IMAGES = load_auxiliary(Auxiliary(size=60))
-PROTOTYPE = Prototype(name="cnn", model="cnn", options={"width": 4})
-
-
-def model() -> SplitModel:
-    with seeding.initialisation(0, part="cnn"):
-        return MODELS["cnn"]((1, 8, 8), 10, width=4)
-
-
-def extractor(
-    store: Path, *, seed: int = 0, images: torch.Tensor = IMAGES, shared: Path | None = None, **changes: object
-) -> Weights:
-    settings = {"epochs": 1, "batch_size": 20, "augmentation": Augmentation(flip=0.0)} | changes
-    section = Pretraining(**settings)  # type: ignore[arg-type]
-    return pretrained_extractor(wanted(model(), section, images, seed=seed), store=store, shared=shared)
-
-
-def wanted(made: SplitModel, section: Pretraining, images: torch.Tensor = IMAGES, *, seed: int = 0) -> Wanted:
-    return Wanted(PROTOTYPE, made, section=section, images=images, content=content_digest(images), seed=seed)
-
-
-def equal(first: Weights, second: Weights) -> bool:
-    return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
 def test_h0_is_trained_once_and_then_read(tmp_path: Path) -> None:

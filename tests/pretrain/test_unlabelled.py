@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from conftest import IMAGE_MODELS, merged, tiny
-from corpus import texts_of
+from helpers.corpus import texts_of
+from helpers.experiments import IMAGE_MODELS, tiny
+from helpers.stored_h0 import equal
+from helpers.typing_commands import invoked
 from safetensors.torch import load_file, save_file
-from test_pretrain import equal
-from test_pretrain_command import invoked
 
 import fedaux
 from fedaux import seeding
@@ -23,6 +23,7 @@ from fedaux.data import load_auxiliary
 from fedaux.federation.folder import write_folder
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain.store import weights_digest
+from fedaux.recipes import merged
 from fedaux.running.preflight import check_public, problems_of
 
 UNMEASURED = "no labelled data given, so h0 is not measured"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from broken_mechanisms import BROKEN
+from helpers.broken_mechanisms import BROKEN
 from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor

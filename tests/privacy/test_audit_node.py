@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from broken_mechanisms import BentNoise
+from helpers.broken_mechanisms import BentNoise
 from torch import Tensor
 
 from fedaux import seeding

@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 import numpy as np
-import oracles
 import pytest
 import torch
+from helpers import oracles
 from scipy.integrate import quad
 from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression

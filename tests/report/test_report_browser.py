@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from report_runs import LEVELS, make_folder, make_run
+from helpers.report_runs import LEVELS, make_folder, make_run
 
 from fedaux.report import write_report
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_runs import make_run, read_metrics
+from helpers.report_runs import make_run, read_metrics
 
 from fedaux.report import figures, svg
 from fedaux.report.run import curve_points

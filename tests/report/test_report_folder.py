@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_runs import LEVELS, make_folder, make_run, read_downloads, read_metrics, read_table
+from helpers.report_runs import LEVELS, make_folder, make_run, read_downloads, read_metrics, read_table
 from rich.console import Console
 from scipy.stats import rankdata
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_runs import CLASSES, LEVELS, make_run, read_downloads, read_metrics, read_table
+from helpers.report_runs import CLASSES, LEVELS, make_run, read_downloads, read_metrics, read_table
 from safetensors.numpy import save_file
 
 from fedaux.report import figures, page, svg, write_report

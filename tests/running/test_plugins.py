@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from conftest import TINY, merged, tiny
+from helpers.experiments import TINY, tiny
 
 import fedaux
 from fedaux.core.methods import METHODS
 from fedaux.core.teachers import TEACHERS
+from fedaux.recipes import merged
 from fedaux.running import plugins
 from fedaux.running.plugins import REGISTRIES, load_plugin, loaded
 

@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from conftest import tiny
+from helpers.experiments import tiny
+from helpers.paths import ROOT
+from helpers.stored_h0 import equal, extractor
+from helpers.typing_commands import invoked
 from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import load_file
-from test_pretrain import equal, extractor
 
 import fedaux
 from fedaux import seeding
@@ -47,19 +49,6 @@ def command(folder: Path, *words: str, **changes: Any) -> str:
     recipe = folder / "recipe.toml"
     recipe.write_text(tomli_w.dumps(tiny(**changes).to_dict()))
     return invoked(folder, "pretrain", str(recipe), *words)
-
-
-def invoked(folder: Path, *words: str) -> str:
-    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the packages that the command line is made of
-        from typer.testing import CliRunner
-
-        from fedaux.cli import app
-
-        patch.setenv("FEDAUX_CACHE", str(folder / "cache"))
-        patch.setenv("COLUMNS", "120")
-        done = CliRunner().invoke(app, words)
-    return done.stdout if done.exception is None else str(done.exception)
 
 
 def test_the_command_pretrains_measures_and_writes_a_card(commanded: tuple[Path, str]) -> None:
@@ -211,7 +200,7 @@ def test_the_networks_of_the_paper_are_pretrained_and_probed(tmp_path: Path) -> 
 def test_the_benchmark_times_and_probes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = Path(__file__).parents[1] / "benchmarks"
+    folder = ROOT / "benchmarks"
     monkeypatch.syspath_prepend(str(folder))
     namespace = runpy.run_path(str(folder / "pretrain.py"))
     words = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny
+from helpers.experiments import tiny
 from rich.console import Console
 
 from fedaux.privacy import mean

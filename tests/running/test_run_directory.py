@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from conftest import tiny
+from helpers.experiments import tiny
 from safetensors.torch import load_file
 
 import fedaux

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import tomli_w
-from conftest import TINY, tiny
-from typing_commands import called
+from helpers.experiments import TINY, tiny
+from helpers.typing_commands import called
 
 import fedaux
 from fedaux.core.round import Federation

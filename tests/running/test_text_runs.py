@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
 
-from corpus import TOPICS, news, texts_of, write_csv
+from helpers.corpus import TOPICS, news, texts_of, write_csv
 
 import fedaux
 from fedaux.config import ConfigError, Experiment

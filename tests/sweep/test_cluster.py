@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import tomli_w
-from conftest import TINY, merged
-from test_sweep import accuracies, alive
+from helpers.experiments import TINY
+from helpers.sweeps import accuracies, alive
 
 from fedaux.paper import command, embedded
 from fedaux.paper.running import Request
+from fedaux.recipes import merged
 from fedaux.running import run as execute
 from fedaux.sweep import cluster, expand, sweep
 from fedaux.sweep.cluster import Node, shares

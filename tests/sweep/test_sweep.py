@@ -16,10 +16,12 @@ from typing import Any, NoReturn
 
 import pytest
 import tomli_w
-from conftest import TINY, merged
-from typing_commands import called
+from helpers.experiments import TINY
+from helpers.sweeps import accuracies, alive
+from helpers.typing_commands import called
 
 from fedaux.config import ConfigError
+from fedaux.recipes import merged
 from fedaux.running import run as execute
 from fedaux.sweep import Cell, cells_of, expand, read_records, sweep
 from fedaux.sweep.processes import Lost, NoPlace, OwnProcess, Process
@@ -77,20 +79,8 @@ def workers_of(parent: int) -> list[int]:
     return found
 
 
-def alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def grid(**changes: Any) -> list[Cell]:
     return expand(merged(TINY, {"rounds": 2, **changes}))
-
-
-def accuracies(directory: Path) -> list[tuple[str, int, int, float]]:
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return [(row["method"], row["seed"], row["round"], row["accuracy"]) for row in rows]
 
 
 @pytest.fixture(scope="module")

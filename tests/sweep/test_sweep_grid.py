@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY, merged
+from helpers.experiments import TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedaux.config import ConfigError, ExperimentFields
 from fedaux.config_errors import known_keys
-from fedaux.recipes import parse_value
+from fedaux.recipes import merged, parse_value
 from fedaux.sweep import axes_of, cells_of, expand
 from fedaux.sweep.grid import cell_names, is_list
 
