@@ -14,6 +14,7 @@ import pytest
 import tomli_w
 from helpers.experiments import TINY, tiny
 from helpers.paths import ROOT
+from helpers.programs import run_program
 from helpers.typing_commands import called
 
 import fedaux
@@ -42,15 +43,8 @@ def test_version_and_help(tmp_path: Path) -> None:
 
 
 def test_help_and_import_do_not_load_torch() -> None:
-    program = (
-        "import sys, fedaux, fedaux.cli, fedaux.core.methods\n"
-        "from typer.testing import CliRunner\n"
-        "assert CliRunner().invoke(fedaux.cli.app, ['--help']).exit_code == 0\n"
-        "assert CliRunner().invoke(fedaux.cli.app, ['methods', '--json']).exit_code == 0\n"
-        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    done = run_program("light_imports.py")
+    assert done.returncode == 0, done.stderr
 
 
 def test_methods_are_listed_for_machines_and_people(tmp_path: Path) -> None:

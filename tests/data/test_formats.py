@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 import torch
 from helpers.experiments import tiny
 from helpers.image_files import image_folder, pixels, png, write_csv
+from helpers.programs import run_program
 from PIL import Image
 
 import fedaux
@@ -363,31 +362,6 @@ def test_private_grey_images_go_with_public_coloured_ones(tmp_path: Path) -> Non
 
 # ---------------------------------------------------------------- the hub's library
 
-HUB = """
-import sys
-from fedaux.config import Auxiliary, Data
-from fedaux.data import count_labelled, load_auxiliary, load_labelled
-section = Data(source="huggingface", path=sys.argv[1])
-data = load_labelled(section)
-print(data.classes, data.labels.tolist(), data.test_labels.tolist(), count_labelled(section), data.images.sum().item())
-print(load_labelled(Data(source="huggingface", path=sys.argv[1], test="train")).test_labels.tolist())
-print(tuple(load_auxiliary(Auxiliary(source="huggingface", path=sys.argv[1], size=2, image_size=3)).shape))
-print(load_auxiliary(Auxiliary(source="huggingface", path=sys.argv[1], split="unlabeled")).sum().item())
-whole = Data(source="huggingface", path=sys.argv[2], split="full", test_fraction=0.2)
-print(len(load_labelled(whole).labels), len(load_labelled(whole).test_labels))
-for path, split in ((sys.argv[1], "unlabelled"), (sys.argv[2], None)):
-    try:
-        load_auxiliary(Auxiliary(source="huggingface", path=path, split=split))
-    except ValueError as error:
-        print(error)
-dogs = Auxiliary(source="huggingface", path=sys.argv[2], split="full", wordnet="dogs")
-print(load_auxiliary(dogs).sum().item())
-try:
-    load_labelled(Data(source="huggingface", path="nobody/nothing-like-this"))
-except ValueError as error:
-    print(error)
-"""
-
 
 def test_without_its_library_the_hub_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -413,13 +387,13 @@ def test_a_data_set_in_the_hubs_layout_is_read_by_its_library(tmp_path: Path) ->
         columns["wnid"] = ["n02099601" if row == 3 else "n03179701" for row in rows]  # a dog, and desks
         split = datasets.Dataset.from_dict(columns, features=features)
         split.to_parquet(str(tmp_path / place / "data" / f"{name}-00000-of-00001.parquet"))
-    environment = os.environ | {
+    environment = {
         "HF_HOME": str(tmp_path / "hub"),
         "HF_HUB_OFFLINE": "1",
         "FEDAUX_CACHE": str(tmp_path / "cache"),
     }
     places = [str(tmp_path / place) for place in ("set", "whole")]
-    done = subprocess.run([sys.executable, "-c", HUB, *places], capture_output=True, text=True, env=environment)
+    done = run_program("hub_images.py", *places, changes=environment)
     lines = done.stdout.splitlines()
     assert lines[0] == f"('cat', 'dog') [0, 1, 0] [1, 0] 3 {images[:3].sum()}", done.stderr
     assert lines[1:3] == ["[0, 1, 0]", "(2, 3, 3, 3)"]

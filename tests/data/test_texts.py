@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from helpers.programs import run_program
 
 pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
 
@@ -123,20 +121,6 @@ def test_all_formats_hold_the_same_texts(tmp_path: Path, words: Vocabulary) -> N
     assert pairs(files) == pairs(first)
 
 
-HUB = """
-import sys
-from pathlib import Path
-from fedaux.config import Auxiliary, Data
-from fedaux.data import load_auxiliary, load_labelled, vocabulary
-from fedaux.data.texts import Texts
-reader = Texts(vocabulary.of_file(Path(sys.argv[2])), 16)
-data = load_labelled(Data(source="huggingface", path=sys.argv[1]), texts=reader)
-print(data.classes, data.labels.tolist(), data.test_labels.tolist())
-print([reader.vocabulary.words(row) for row in data.images.tolist()])
-print(tuple(load_auxiliary(Auxiliary(source="huggingface", path=sys.argv[1], size=2), texts=reader).shape))
-"""
-
-
 def test_a_data_set_of_the_hub_holds_texts(tmp_path: Path, words: Vocabulary) -> None:
     datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install 'fedaux[data]'")
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=list(TOPICS))})
@@ -148,12 +132,7 @@ def test_a_data_set_of_the_hub_holds_texts(tmp_path: Path, words: Vocabulary) ->
         split.to_parquet(str(tmp_path / "set" / "data" / f"{name}-00000-of-00001.parquet"))
     (tmp_path / "tokenizer.json").write_text(words.tokenizer, encoding="utf-8")
     home = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "FEDAUX_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-c", HUB, str(tmp_path / "set"), str(tmp_path / "tokenizer.json")],
-        capture_output=True,
-        text=True,
-        env=os.environ | home,
-    )
+    done = run_program("hub_texts.py", str(tmp_path / "set"), str(tmp_path / "tokenizer.json"), changes=home)
     lines = done.stdout.splitlines()
     assert lines[0] == f"{tuple(TOPICS)} [0, 1, 2, 0] [1, 2]", done.stderr
     assert lines[1] == str([text.lower().replace(".", " .") for text, _ in rows[:4]])

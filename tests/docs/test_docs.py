@@ -58,7 +58,7 @@ def test_the_worked_example_of_a_plugin_runs(extending: tuple[dict[str, str], li
     done = subprocess.run([sys.executable, "-m", *tested], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
-    said, _ = typed(others, tmp_path)
+    said = typed(others, tmp_path)
     assert "720" in said[0]
     summary = json.loads((tmp_path / "runs/own/summary.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in summary["rows"]] == ["entropy+m", "feddf+m"]
@@ -67,9 +67,8 @@ def test_the_worked_example_of_a_plugin_runs(extending: tuple[dict[str, str], li
 
 
 def test_the_example_without_a_file_runs(extending: tuple[dict[str, str], list[str], str], tmp_path: Path) -> None:
-    program = extending[2]
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "program.py").write_text(extending[2], encoding="utf-8")
+    typed([["python", "program.py"]], tmp_path)
     summary = json.loads((tmp_path / "runs/own/summary.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in summary["rows"]] == ["scored", "fedavg"]
     assert summary["complete"]
@@ -84,7 +83,8 @@ def test_the_worked_example_of_a_sweep_runs(tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(recipe, encoding="utf-8")
     lines = [line.partition("#")[0].split() for line in commands.splitlines()]
     assert {line[0] for line in lines} == {"fedaux"}
-    said, answer = typed(lines, tmp_path, then=program)
+    (tmp_path / "reading.py").write_text(program, encoding="utf-8")
+    *said, answer = typed([*lines, ["python", "reading.py"]], tmp_path)
     assert said[0].startswith("Sweep: 2 cells, 8 rounds altogether\n  split.alpha = 0.01, 1\n")
     assert "  2 finished before, 0 to be continued\n" in said[1]
     assert said[2].startswith("Sweep: 2 cells, 4 rounds altogether\n  method = fedavg+p, fedaux\n")

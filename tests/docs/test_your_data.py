@@ -55,7 +55,7 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         ["fedaux", "run"],
     ]
     environment = {"FEDAUX_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    said, _ = typed(commands, tmp_path, environment=environment)
+    said = typed(commands, tmp_path, environment=environment)
     summary = json.loads((tmp_path / "runs/hospitals/summary.json").read_text(encoding="utf-8"))
     assert summary["complete"]
     assert (tmp_path / "runs/hospitals/report.html").is_file()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -30,113 +29,37 @@ from fedaux.models import MODELS, SplitModel
 
 NETWORKS = {"mobilenetv2": tiling.MOBILENETV2, "shufflenet": tiling.SHUFFLENET}
 
-PREPARE = f"""
-import torch
-from torch import Tensor, nn
-from fedaux.fast import inference, triton as kernels
-from fedaux import seeding
-from fedaux.core.compute import Compute
-from fedaux.fast.triton.predictions.networks import StepInference
-from fedaux.models import MODELS
-from fedaux.core.weights import snapshot
 
-{inspect.getsource(randomised)}
-{inspect.getsource(distance)}
-torch.set_num_threads(1)
-with seeding.initialisation(0, part=NAME):
-    model = randomised(MODELS[NAME]((CHANNELS, 32, 32), 10)).eval()
-images = torch.rand(3, CHANNELS, 32, 32, generator=torch.Generator().manual_seed(1))
-
-
-def large(network):
-    for step in network.steps:  # a program costs the interpreter more than what it does; small maps keep their tiles
-        if step.size > 8:
-            step.tile = step.tile._replace(positions=2048 if step.size > 16 else 512)
-    return network
-
-
-def found(network, weights, images):
-    folded = network.fold(weights, dtype=torch.float32)
-    return network(folded, network.prepared(images, dtype=torch.float32))
-
-
-torch.set_grad_enabled(False)
-"""
-
-COMPARE = """
-right, network = model(images), large(StepInference(model))
-network.most_images = 2  # so that the last image comes on its own
-broken = images.clone()
-broken[1, 0, 13, 31] = float("nan")
-outputs = found(network, snapshot(model), broken)
-assert distance(outputs[::2], right[::2]) < 1e-5, distance(outputs[::2], right[::2])
-assert outputs[1].isnan().all()
-print("compared")
-"""
-
-MISSING = """
-network = large(StepInference(model))
-names = [name for name, value in model.state_dict().items() if value.ndim == 4 or name.endswith("running_var")]
-for name in names[:: len(names) // 4]:
-    weights = snapshot(model)
-    weights[name].view(-1)[weights[name].numel() // 2] = float("nan")
-    assert found(network, weights, images[:1]).isnan().all(), name
-print("compared")
-"""
-
-PREDICT = """
-kernels.available = lambda compute: True
-inference.StepInference = lambda module: large(StepInference(module))
-half = Compute(torch.device("cuda"), torch.float16)
-numbers = (255 * images).to(torch.uint8)
-first, second = snapshot(model), {name: 0.9 * value for name, value in snapshot(model).items()}
-predictor = inference.Predictor(model, half)
-outputs = predictor.many([first, second], numbers)
-assert isinstance(predictor._by_kernels, StepInference)
-for weights, own in zip((first, second), outputs):
-    model.load_state_dict(weights)
-    assert own.dtype is torch.float32
-    assert 1e-6 < distance(own, model(numbers / 255)) < 0.01
-rows = torch.tensor([2, 0])
-assert torch.allclose(predictor(second, numbers, rows=rows), outputs[1][rows], rtol=1e-3, atol=1e-4)
-alone = inference.Predictor(model.features, half)
-features = alone(snapshot(model.features), numbers[:1])
-assert isinstance(alone._by_kernels, StepInference)
-assert distance(features, model.features(numbers[:1] / 255)) < 0.01
-print("compared")
-"""
-
-
-def compared(program: str, name: str, *, channels: int = 3) -> None:
-    interpreted(f"NAME, CHANNELS = {name!r}, {channels}\n{PREPARE}{program}")
+def compared(part: str, name: str, *, channels: int = 3) -> None:
+    interpreted("compare_predictions.py", part, name, str(channels))
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_kernels_predict_what_the_module_does_and_what_is_no_number_stays_in_its_image(name: str) -> None:
-    compared(COMPARE, name)
+    compared("compare", name)
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_greyscale_images_are_predicted_as_well(name: str) -> None:
-    compared(COMPARE, name, channels=1)
+    compared("compare", name, channels=1)
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_weights_that_are_no_numbers_predict_none(name: str) -> None:
-    compared(MISSING, name)
+    compared("missing", name)
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_predictor_takes_the_kernels_for_many_models_for_rows_and_for_features(name: str) -> None:
-    compared(PREDICT, name)
+    compared("predict", name)
 
 
 def model(name: str, *, channels: int = 3, size: int = 32, **options: Any) -> SplitModel:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.federate_trial import federate_command, write_trial
+from helpers.programs import run_program
 
 from fedaux.federation import processes
 from fedaux.federation.folder import write_folder
@@ -184,44 +185,10 @@ def node(tmp_path: Path) -> Path:
     return write_trial(tmp_path / "hospitals")
 
 
-PROGRAM = """
-import os, subprocess, sys, time
-from pathlib import Path
-from fedaux.federation import processes, warm
-folder = processes.write_commands(Path("commands"))
-cold = subprocess.run([folder / "flwr-clientapp", "--help"], capture_output=True, text=True)
-assert cold.returncode == 0 and "Run a Flower ClientApp" in cold.stdout, cold
-own = os.environ | warm.start(Path(sys.argv[1]))
-print(own["FEDAUX_WARM"])
-said = []
-for arguments in (["--help"], ["--no-such-option"], ["--help"]):
-    began = time.monotonic()
-    done = subprocess.run([folder / "flwr-clientapp", *arguments], env=own, capture_output=True, text=True)
-    print(done.returncode, round(time.monotonic() - began, 3))
-    said.append(done.stdout + done.stderr)
-assert said[0] == said[2] == cold.stdout
-assert "flwr-clientapp: error: " in said[1], said[1]
-arguments = ["--insecure", "--token", "x", "--runtime-api-address", "192.0.2.1:9"]
-hanging = subprocess.Popen([folder / "flwr-clientapp", *arguments], env=own, stderr=subprocess.DEVNULL)
-def forks():
-    warm_processes = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    return [f for p in warm_processes for f in Path(f"/proc/{p}/task/{p}/children").read_text().split()]
-while not forks():
-    time.sleep(0.05)
-hanging.kill(); hanging.wait()
-ends = time.monotonic() + 20
-while forks():
-    assert time.monotonic() < ends, "the fork outlives the process that asked"
-    time.sleep(0.05)
-"""
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_a_warm_process_answers_like_a_new_one_and_ends_with_its_node(node: Path, tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(node)], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    done = run_program("warm_process.py", str(node), cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     socket, *answers = done.stdout.splitlines()
     assert [answer.split()[0] for answer in answers] == ["0", "2", "0"]

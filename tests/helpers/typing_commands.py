@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -14,20 +13,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = """
-import contextlib, io, json, runpy, sys
-from typer.testing import CliRunner
-from fedaux.cli import app
-for program, *words in json.loads(sys.argv[1]):
-    if program == "python":
-        with contextlib.redirect_stdout(io.StringIO()) as output:
-            runpy.run_path(words[0], run_name="__main__")
-        print(json.dumps(output.getvalue()))
-    else:
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, done.output
-        print(json.dumps(done.stdout))
-"""
+from helpers.programs import run_program
 
 
 def called(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -55,25 +41,16 @@ def called(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(["fedaux", *words], status, output.getvalue(), errors.getvalue())
 
 
-def typed(
-    lines: Sequence[Sequence[str]], folder: Path, *, then: str = "", environment: Mapping[str, str] | None = None
-) -> tuple[list[str], str]:
-    """Return what each `fedaux ...` or `python FILE` said in a folder, and what a program said that ran afterwards.
+def typed(lines: Sequence[Sequence[str]], folder: Path, *, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return what each `fedaux ...` or `python FILE` prints in a folder.
 
-    All in one process of their own, for each would load everything anew.
+    All run in one new process: each of its own would take seconds to load.
     """
     assert {line[0] for line in lines} <= {"fedaux", "python"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + then, json.dumps([list(line) for line in lines])],
-        cwd=folder,
-        env=os.environ | dict(environment or {}),
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    words = json.dumps([list(line) for line in lines])
+    done = run_program("type_commands.py", words, cwd=folder, changes=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout.splitlines(keepends=True)
-    return [json.loads(line) for line in said[: len(lines)]], "".join(said[len(lines) :])
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def invoked(folder: Path, *words: str) -> str:

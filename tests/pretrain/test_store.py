@@ -4,13 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from helpers.programs import command, environment
+from helpers.shared_pretraining import pretrain
 from helpers.stored_h0 import IMAGES, equal, extractor, model, wanted
 from safetensors.torch import save_file
 
@@ -146,43 +146,20 @@ def test_the_environment_says_where_the_shared_store_is(tmp_path: Path, monkeypa
         assert shared_store() is None
 
 
-PROGRAM = """
-import torch
-from fedaux import seeding
-from fedaux.config import Augmentation, Pretraining, Prototype
-from fedaux.models import MODELS
-from fedaux.pretrain import Wanted, content_digest, pretrained
-from fedaux.pretrain.store import weights_digest
-torch.set_num_threads(1)
-images = torch.randint(0, 256, (400, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-with seeding.initialisation(0, part="cnn"):
-    model = MODELS["cnn"]((1, 8, 8), 10, width=4)
-trained = []
-wanted = Wanted(
-    Prototype(name="cnn", model="cnn", options={"width": 4}), model,
-    section=Pretraining(epochs=12, batch_size=80, augmentation=Augmentation(flip=0.0)),
-    images=images, content=content_digest(images), seed=0,
-)
-h0 = pretrained(wanted, shared=shared, save_seconds=0, on_epoch=trained.append)
-result = [str(len(trained)), weights_digest(h0.weights), str(h0.card["epochs"])]
-"""
-
-
 def start(shared: Path) -> subprocess.Popen[str]:
-    program = f"from pathlib import Path\nshared = Path({str(shared)!r})\n{PROGRAM}\nprint(*result)"
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = command("pretrain_shared.py", str(shared), options=["-W", "ignore"])
+    return subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def said(process: subprocess.Popen[str]) -> list[str]:
+def said(process: subprocess.Popen[str]) -> tuple[int, str, int]:
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    return output.split()
+    trained, digest, epochs = json.loads(output)
+    return trained, digest, epochs
 
 
 def test_a_killed_process_is_continued_by_one_of_two(tmp_path: Path) -> None:
-    whole: dict[str, Any] = {"shared": None}
-    exec(PROGRAM, whole)
+    whole = pretrain(None)
     killed = start(tmp_path)
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("*.progress.safetensors")) and time.monotonic() < deadline:
@@ -193,8 +170,8 @@ def test_a_killed_process_is_continued_by_one_of_two(tmp_path: Path) -> None:
     assert left.name.endswith(".progress.safetensors")
 
     both = [start(tmp_path) for _ in range(2)]
-    idle, busy = sorted((said(process) for process in both), key=lambda words: int(words[0]))
-    assert idle[0] == "0"
-    assert 0 < int(busy[0]) < int(whole["result"][0]) == 12
-    assert idle[1:] == busy[1:] == whole["result"][1:]
+    idle, busy = sorted(said(process) for process in both)
+    assert idle[0] == 0
+    assert 0 < busy[0] < whole[0] == 12
+    assert idle[1:] == busy[1:] == whole[1:]
     assert not left.exists()
