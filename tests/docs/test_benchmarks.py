@@ -34,6 +34,7 @@ def run(script: str, *words: str, out: Path) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_round_ends_with_the_weights_of_the_plain_loop_and_tells_all_it_measured(tmp_path: Path) -> None:
     result = run("round.py", *TINY.split(), "--plot", str(tmp_path / "round.svg"), out=tmp_path / "round.json")
     # Another order of sums changes the last bits, which Adam's division enlarges; a single step of it is 3e-3.
@@ -59,6 +60,7 @@ def test_round_ends_with_the_weights_of_the_plain_loop_and_tells_all_it_measured
     assert (tmp_path / "round.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_cut_off_leaves_the_rounds_it_had_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_run_that_is_cut_off_leaves_the_rounds_it_had_counted(
     assert result["ratio"] > 0
 
 
+@pytest.mark.slow
 def test_scale_measures_every_point(tmp_path: Path) -> None:
     words = ["--device", "cpu", "--quick", "--sweep", "participants", "--rounds", "1"]
     scale.main([*words, "--json", str(tmp_path / "scale.json")])

@@ -45,6 +45,7 @@ def extending() -> tuple[dict[str, str], list[str], str]:
     return files, [line.partition("#")[0].strip() for line in commands.splitlines()], program
 
 
+@pytest.mark.slow
 def test_the_worked_example_of_a_plugin_runs(extending: tuple[dict[str, str], list[str], str], tmp_path: Path) -> None:
     files, commands, _ = extending
     for name, content in files.items():
@@ -66,6 +67,7 @@ def test_the_worked_example_of_a_plugin_runs(extending: tuple[dict[str, str], li
     assert all(row["accuracy_max_mean"] > 0.4 for row in summary["rows"])  # chance is 0.2
 
 
+@pytest.mark.slow
 def test_the_example_without_a_file_runs(extending: tuple[dict[str, str], list[str], str], tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(extending[2], encoding="utf-8")
     typed([["python", "program.py"]], tmp_path)
@@ -74,6 +76,7 @@ def test_the_example_without_a_file_runs(extending: tuple[dict[str, str], list[s
     assert summary["complete"]
 
 
+@pytest.mark.slow
 def test_the_worked_example_of_a_sweep_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.S | re.M)

@@ -37,6 +37,7 @@ def test_every_example_is_tested_and_shown() -> None:
     assert all(f"](../examples/{name})" in page for name in names)
 
 
+@pytest.mark.slow
 def test_a_first_experiment(tmp_path: Path) -> None:
     said = run_example("first_experiment.py", tmp_path / "run")
     rows = summary_of(tmp_path / "run")["rows"]
@@ -47,6 +48,7 @@ def test_a_first_experiment(tmp_path: Path) -> None:
     assert sorted(entry["client"] for entry in entries) == list(range(10))  # one each, as it says
 
 
+@pytest.mark.slow
 def test_own_data(tmp_path: Path) -> None:
     said = run_example("own_data.py", tmp_path / "clinics")
     rows = summary_of(tmp_path / "clinics/run")["rows"]
@@ -55,6 +57,7 @@ def test_own_data(tmp_path: Path) -> None:
     assert [entry["num_examples"] for entry in entries] == [80, 40, 80]  # every clinic its own folder
 
 
+@pytest.mark.slow
 def test_own_method(tmp_path: Path) -> None:
     said = run_example("own_method.py", tmp_path / "run")
     rows = summary_of(tmp_path / "run")["rows"]

@@ -28,6 +28,7 @@ def test_the_fragment_of_a_recipe_is_valid() -> None:
     assert Experiment(**tomllib.loads(fragment)).auxiliary.image_size == 32
 
 
+@pytest.mark.slow
 def test_the_page_can_be_followed(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
     pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")

@@ -27,7 +27,7 @@ def run_program(
     *arguments: str,
     cwd: Path | None = None,
     changes: Mapping[str, str] | None = None,
-    timeout: float | None = 240,
+    timeout: float | None = 600,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program with changes to the environment, and wait for its end."""
     return subprocess.run(

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,10 @@ from helpers.programs import run_program
 def called(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Return what `fedaux ...` says and its exit status, called in this process: a new one takes seconds to load."""
     status, output, errors = 0, io.StringIO(), io.StringIO()
+
+    def show(message: Any, category: Any, file: str, number: int, *_: Any) -> None:
+        errors.write(warnings.formatwarning(message, category, file, number))
+
     with (
         pytest.MonkeyPatch.context() as patch,
         warnings.catch_warnings(),
@@ -34,6 +39,7 @@ def called(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         patch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # which would stay
         patch.setattr(sys, "argv", ["fedaux", *words])
         patch.setattr(warnings, "formatwarning", warnings.formatwarning)  # which would stay, too
+        patch.setattr(warnings, "showwarning", show)  # pytest keeps warnings to itself
         try:
             cli.main()
         except SystemExit as ended:

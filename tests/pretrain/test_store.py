@@ -158,6 +158,7 @@ def said(process: subprocess.Popen[str]) -> tuple[int, str, int]:
     return trained, digest, epochs
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_continued_by_one_of_two(tmp_path: Path) -> None:
     whole = pretrain(None)
     killed = start(tmp_path)

@@ -246,6 +246,7 @@ def test_commands_take_plugins_and_say_what_they_are(write: Write, command: Comm
     assert "runs with your rights" in command("run", "--help")[1]
 
 
+@pytest.mark.slow
 def test_an_own_mechanism_can_be_attacked(write: Write, command: Command) -> None:
     write("from fedaux.privacy.mechanisms import MECHANISMS\nMECHANISMS['copy'] = MECHANISMS['mean']\n")
     status, output, errors = command(

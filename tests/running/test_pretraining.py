@@ -176,6 +176,7 @@ def test_several_prototypes_share_a_file(tmp_path: Path) -> None:
         fedaux.run(tiny(prototypes=lone, pretraining=checkpoint), out=tmp_path / "refused")
 
 
+@pytest.mark.slow
 def test_the_networks_of_the_paper_are_pretrained_and_probed(tmp_path: Path) -> None:
     networks = [{"name": name, "model": name} for name in ("mobilenetv2", "shufflenet")]
     settings: dict[str, Any] = {"auxiliary": {"size": 32}, "pretraining": {"epochs": 1, "batch_size": 16}}

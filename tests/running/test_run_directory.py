@@ -186,6 +186,7 @@ def killable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return recipe, folder
 
 
+@pytest.mark.slow
 def test_sigkill_at_random_moments_loses_nothing(killable: tuple[Path, Path]) -> None:
     """Kill at random points of the work, resume each time, and compare with a run that was never killed."""
     recipe, folder = killable
@@ -205,6 +206,7 @@ def test_sigkill_at_random_moments_loses_nothing(killable: tuple[Path, Path]) ->
     assert json.loads((directory / "ledger.json").read_text()) == json.loads((folder / "whole/ledger.json").read_text())
 
 
+@pytest.mark.slow
 def test_interrupt_ends_cleanly_and_can_be_resumed(killable: tuple[Path, Path]) -> None:
     recipe, folder = killable
     directory = folder / "interrupted"

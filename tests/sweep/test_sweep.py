@@ -170,6 +170,7 @@ def test_what_a_place_cannot_hold_is_refused_before_anything_runs(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_killed_workers_and_stopped_sweeps_lose_nothing(tmp_path: Path) -> None:
     cells, notes = grid(rounds=4, split={"alpha": [1.0, 2.0]}), Notes(kill="alpha=1", interrupt="alpha=2")
     with pytest.raises(KeyboardInterrupt):
@@ -187,6 +188,7 @@ def test_killed_workers_and_stopped_sweeps_lose_nothing(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/sweep.json").read_text())["cells"][0]["failed"] is None
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_killed_goes_on_from_there(tmp_path: Path) -> None:
     recipe, out = tmp_path / "recipe.toml", tmp_path / "out"
     recipe.write_text(tomli_w.dumps(merged(TINY, {"rounds": 40, "split": {"alpha": [0.5, 5.0]}})))
