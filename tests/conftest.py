@@ -14,6 +14,7 @@ import torch
 from helpers.corpus import learned_words, write_checkpoint, write_corpus
 from helpers.experiments import tiny
 
+import fedaux.report
 from fedaux.config import Experiment
 from fedaux.core.compute import has_bf16
 from fedaux.data.vocabulary import Vocabulary
@@ -25,6 +26,12 @@ torch.set_num_threads(1)  # two test processes on two cores
 @pytest.fixture
 def experiment() -> Experiment:
     return tiny()
+
+
+@pytest.fixture
+def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs write no report.html, which takes longer than their rounds; tests/report looks at those."""
+    monkeypatch.setattr(fedaux.report, "write_report", lambda path: path / "report.html")
 
 
 @pytest.fixture

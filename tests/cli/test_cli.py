@@ -171,7 +171,7 @@ def test_data_prints_the_table_and_draws_the_picture(recipe: Path, tmp_path: Pat
     picture = (tmp_path / "bubbles.svg").read_text()
     assert "α = 0.01" in picture
     assert "α = 10" in picture
-    many = called("data", str(recipe), "--set", "split.num_clients=1000", "--set", "split.alpha=0.01", cwd=tmp_path)
+    many = called("data", str(recipe), "--set", "split.num_clients=1430", "--set", "split.alpha=0.01", cwd=tmp_path)
     assert "clients are empty and take no part" in many.stdout
     assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
     assert "--alpha -1.0: should be greater than 0" in called("data", "--alpha", "-1", cwd=tmp_path).stderr

@@ -29,6 +29,8 @@ from fedaux.privacy.exact_gaussian import SimulatedDraws
 from fedaux.privacy.ledger import UPDATE, LedgerEntry
 from fedaux.running.run_directory import RunDirectory
 
+pytestmark = pytest.mark.usefixtures("without_pages")
+
 needs_opacus = pytest.mark.skipif(
     importlib.util.find_spec("opacus") is None or importlib.util.find_spec("dp_accounting") is None,
     reason="needs the extra dpsgd (opacus, dp-accounting)",

@@ -29,6 +29,8 @@ from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.run import split_for
 
+pytestmark = pytest.mark.usefixtures("without_pages")
+
 
 def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     return max(float((tensor - second[name]).abs().max()) for name, tensor in first.items())

@@ -21,6 +21,8 @@ from fedaux.running.preflight import problems_of
 from fedaux.running.run import split_for, split_table
 from fedaux.sweep import expand
 
+pytestmark = pytest.mark.usefixtures("without_pages")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ from fedaux.pretrain import content_digest
 from fedaux.pretrain.store import read_card
 from fedaux.running.preflight import problems_of
 
+pytestmark = pytest.mark.usefixtures("without_pages")
+
 
 def images(size: int, *, side: int = 6, channels: int = 3) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(size).integers(0, 256, (size, channels, side, side), dtype=np.uint8))

@@ -20,6 +20,8 @@ from fedaux.fast.feature_cache import LOOKED_AT, PROCESSOR_BATCH, KeptFeatures
 from fedaux.fast.inference import Predictor
 from fedaux.models import SplitModel
 
+pytestmark = pytest.mark.usefixtures("without_pages")
+
 IMAGES = torch.randint(0, 256, (3 * PROCESSOR_BATCH + 5, 1, 6, 6), dtype=torch.uint8)
 
 

@@ -323,7 +323,13 @@ QUICK: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+QUICKLY = ("fedavg", "fedprox", "fedbe+p", "fedaux+m")
+"""Methods that train, teach and remember in all ways that there are."""
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow) for name in METHODS]
+)
 def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path) -> None:
     """Two rounds of nine clients, more than one stack holds: weights to a hundredth of their way, losses to 1e-3."""
     results = []

@@ -17,6 +17,8 @@ from helpers.loopback import LoopbackGrid, write_nodes
 
 from fedaux.federation.server import federate
 
+pytestmark = pytest.mark.usefixtures("without_pages")
+
 DPSGD = {"plain_updates": False, "noise": "secure", "accountant": "renyi"}
 TELLS = ("accuracy", "loss", "local_loss", "clients_answered", "clients_dropped", "bytes_up", "bytes_down")
 

@@ -147,6 +147,7 @@ def test_calibrated_sharpness_is_the_ratio_of_variances(spread: float) -> None:
 CLIPPED = ("clipped", "unclipped")
 
 
+@pytest.mark.slow
 def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
     options: dict[str, Any] = {"sizes": (20,), "epsilons": (1.0,), "draws": 1, "dimensions": (2,)}
     first = write(toy_gaussians.run(**options), tmp_path / "a", "toy-gaussians")
@@ -253,6 +254,7 @@ def test_three_mechanisms_fit_a_page() -> None:
         assert {len(line.get_xdata()) for line, *_ in axes.containers} == {6}, "every line reaches its ceiling"
 
 
+@pytest.mark.slow
 def test_grid_shows_what_is_done_and_names_what_is_not(tmp_path: Path) -> None:
     limited = Context(tmp_path, tiny(rounds=1), sweeping={"time_limit": 1e-9})
     nothing = privacy_grid.run(limited, grids=GRID)

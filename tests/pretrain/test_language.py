@@ -33,6 +33,8 @@ from fedaux.pretrain.language import Guessing, MaskedTokens, NextToken
 from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.training import Training, pretrain
 
+pytestmark = pytest.mark.usefixtures("without_pages")
+
 TEXTS = sentences(200)
 PROTOTYPE = Prototype(name="bert", model="bert", options=BERT)
 

@@ -26,6 +26,8 @@ from fedaux.pretrain.store import weights_digest
 from fedaux.recipes import merged
 from fedaux.running.preflight import check_public, problems_of
 
+pytestmark = pytest.mark.usefixtures("without_pages")
+
 UNMEASURED = "no labelled data given, so h0 is not measured"
 DO_WITHOUT = "--set data.source=none does without labelled data"
 LEFT_OUT = "data: none given, and only `fedaux pretrain` can do without; data.source should be digits, tensors, folder"

@@ -34,7 +34,10 @@ METHODS["ours"] = Method("ours", start="scratch", teacher="own", memory=("predic
 """
 
 Write = Callable[..., Path]
-pytestmark = pytest.mark.filterwarnings("ignore:.*click:DeprecationWarning")  # of typer, where it is first imported
+pytestmark = [
+    pytest.mark.usefixtures("without_pages"),
+    pytest.mark.filterwarnings("ignore:.*click:DeprecationWarning"),  # of typer, where it is first imported
+]
 
 
 @contextmanager

@@ -37,6 +37,8 @@ from fedaux.pretrain.store import MAKE_ONE, probe_line, read_card
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.pretraining import Watch, pretrain_prototypes
 
+pytestmark = pytest.mark.usefixtures("without_pages")
+
 
 @pytest.fixture(scope="module")
 def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:

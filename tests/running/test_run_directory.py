@@ -137,6 +137,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
         fedaux.run(tiny(), out=tmp_path / "run", resume=True)
 
 
+@pytest.mark.usefixtures("without_pages")
 @pytest.mark.parametrize("method", ["fedavg", "fedaux"])
 def test_a_failure_at_any_round_resumes_to_the_same_metrics(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

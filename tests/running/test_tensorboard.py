@@ -15,6 +15,8 @@ import fedaux
 from fedaux.core.round import Federation
 from fedaux.core.task import State
 
+pytestmark = pytest.mark.usefixtures("without_pages")
+
 pytest.importorskip("tensorboard")
 
 
