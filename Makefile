@@ -6,27 +6,34 @@ READY  := $(VENV)/.ready
 EXTRAS := $(VENV)/.extras
 SITE   := $(VENV)/.docs
 TRITON := .venv-kernels
+PYTEST := $(BIN)/python -m pytest --durations=10
 
-.PHONY: demo test test-federation test-cluster test-gpu test-kernels benchmark docs check format clean
+.PHONY: demo test test-all test-rest test-federation test-cluster test-gpu test-kernels benchmark docs check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, about a minute
 	rm -rf runs/demo
 	$(BIN)/fedaux run recipes/demo.toml --out runs/demo
 
-test: $(EXTRAS)         ## the quick tests, those of the extras included
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(EXTRAS)         ## the quick tests, those of the extras included; at most five minutes on two cores
+	$(PYTEST) -n 2 --dist worksteal
+
+test-all: test test-rest ## everything that a CPU can test; at most an hour on two cores
+
+test-rest: $(EXTRAS)    ## what `make test` leaves out: slow tests, federations, sweeps on a cluster
+	$(PYTEST) -n 2 --dist worksteal -m 'slow and not gpu and not network and not federation and not cluster'
+	$(PYTEST) -m 'federation or cluster'
 
 test-federation: $(EXTRAS) ## federations of real processes on loopback: parity, faults, security, the deployment page
-	$(BIN)/python -m pytest -m federation
+	$(PYTEST) -m federation
 
 test-cluster: $(EXTRAS) ## sweeps on a Ray cluster of two nodes on this machine, one of which dies
-	$(BIN)/python -m pytest -m cluster
+	$(PYTEST) -m cluster
 
 test-gpu: $(EXTRAS)     ## what needs a CUDA GPU: the fast ways equal the plain loop there
-	$(BIN)/python -m pytest -m gpu
+	$(PYTEST) -m gpu
 
 test-kernels: $(TRITON)/.ready ## the kernels for GPUs without one, in Triton's interpreter; a quarter of an hour
-	$(TRITON)/bin/python -m pytest -m 'slow or not slow' tests/test_kernels.py tests/test_predictions.py tests/test_depthwise.py
+	$(TRITON)/bin/python -m pytest -m 'slow or not slow' tests/fast/test_kernels.py tests/fast/test_predictions.py tests/fast/test_depthwise.py
 
 benchmark: $(EXTRAS)    ## a round against a plain loop, and its growth; a minute or two on a CPU
 	$(BIN)/python benchmarks/round.py
@@ -37,7 +44,6 @@ benchmark: $(EXTRAS)    ## a round against a plain loop, and its growth; a minut
 docs: $(SITE)           ## the site, offline: build/site/index.html; a warning or a broken link fails it
 	$(BIN)/mkdocs build --strict
 
-# examples apart: one has the name of a folder of tests.
 check: $(EXTRAS)        ## formatting, lint, strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import torch
-from federation.harness import Federation
+from helpers.harness import Federation
 
 import fedaux
 from fedaux.federation import records

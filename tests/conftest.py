@@ -1,4 +1,4 @@
-"""A tiny experiment that runs in about a second, and what tests share."""
+"""Fixtures that tests share."""
 
 from __future__ import annotations
 
@@ -11,49 +11,36 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.corpus import learned_words, write_checkpoint, write_corpus
+from helpers.experiments import tiny
 
+import fedaux.report
 from fedaux.config import Experiment
 from fedaux.core.compute import has_bf16
 from fedaux.data.vocabulary import Vocabulary
-from fedaux.models import MODELS, model_input
 
 os.environ["FEDAUX_CACHE"] = ""  # no test reads or writes what other runs of the user share
 torch.set_num_threads(1)  # two test processes on two cores
-
-IMAGE_MODELS = [name for name in MODELS if model_input(name) == "image"]
-
-TINY: dict[str, Any] = {
-    "name": "tiny",
-    "method": ["fedaux"],
-    "rounds": 3,
-    "participation_rate": 1.0,
-    "auxiliary": {"source": "letters", "size": 200},
-    "split": {"num_clients": 4, "alpha": 0.1},
-    "prototypes": [{"name": "cnn", "model": "cnn", "options": {"width": 4}}],
-    "pretraining": {"epochs": 1, "batch_size": 64, "augmentation": {"flip": 0.0}},
-    "certainty": {"epsilon": 1.0, "components": 4},
-    "distillation": {"learning_rate": 0.001},
-    "data": {"source": "digits"},
-    "engine": {"device": "cpu", "threads": 1},
-}
-
-
-def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return base with nested changes."""
-    result = dict(base)
-    for key, value in changes.items():
-        result[key] = merged(result[key], value) if isinstance(value, dict) and key in result else value
-    return result
-
-
-def tiny(**changes: Any) -> Experiment:
-    """Return the tiny experiment with changes."""
-    return Experiment(**merged(TINY, changes))
 
 
 @pytest.fixture
 def experiment() -> Experiment:
     return tiny()
+
+
+@pytest.fixture
+def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs write no report.html, which takes longer than their rounds; tests/report looks at those."""
+    monkeypatch.setattr(fedaux.report, "write_report", lambda path: path / "report.html")
+
+
+@pytest.fixture
+def exact_convolutions() -> Iterator[None]:
+    """Convolutions on a GPU in single precision, not in the shorter one of cuDNN's default."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
 
 
 @pytest.fixture
@@ -89,22 +76,16 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """A folder with private and public texts."""
-    from corpus import write_corpus  # which takes what is above from here
-
     return write_corpus(tmp_path / "corpus")
 
 
 @pytest.fixture(scope="session")
 def words() -> Vocabulary:
     """A vocabulary that was learned on such texts."""
-    from corpus import learned_words
-
     return learned_words()
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small BERT as transformers writes it, with that vocabulary; to be read, or copied and changed."""
-    from corpus import write_checkpoint
-
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))

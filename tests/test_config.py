@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from conftest import tiny
+from helpers.experiments import tiny
+from helpers.paths import ROOT
 
 from fedaux.config import ConfigError, Experiment
 from fedaux.config_errors import inspect, known_keys
@@ -154,7 +155,7 @@ def test_every_key_can_be_found() -> None:
 
 
 def test_the_documented_configuration_is_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    docs = Path(__file__).parents[1] / "docs"
+    docs = ROOT / "docs"
     monkeypatch.syspath_prepend(str(docs))
     page = importlib.import_module("make_configuration").page()
     assert page == (docs / "configuration.md").read_text(encoding="utf-8"), "run python docs/make_configuration.py"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from test_contrastive import blobs, extractor, seeded
+from helpers.blobs import blobs, extractor, seeded
 
 from fedaux.config import Augmentation, Pretraining
 from fedaux.pretrain.training import Training

@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.harness import free_port, listens, wait_for
+from helpers.paths import ROOT
 from PIL import Image, ImageDraw
-
-from federation.harness import free_port, listens, wait_for
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.federation
 
-PAGE = (Path(__file__).parents[2] / "docs/deployment.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
 HOSPITALS = range(3)
 STEP = re.compile(r"^```(\w+)\n(.*?)^```$|^\| from \|[^\n]*\n\|[-|]+\n((?:\|[^\n]*\n)+)", flags=re.S | re.M)
 

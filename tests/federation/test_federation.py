@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TINY, merged
+from helpers.experiments import TINY
+from helpers.paths import PROGRAMS
 
 import fedaux
+from fedaux.recipes import merged
 
 pytest.importorskip("flwr", reason="needs the extra flower")
-from federation.harness import Federation, free_port, wait_for
-from federation.proxy import CountingProxy
+from helpers.harness import Federation, free_port, wait_for
+from helpers.proxy import CountingProxy
 
 pytestmark = pytest.mark.federation
 
-HOSTILE = Path(__file__).with_name("hostile")
+HOSTILE = PROGRAMS / "hostile"
 TELLS = ("accuracy", "loss", "local_loss", "clients_answered", "clients_dropped", "bytes_up", "bytes_down")
 PATIENCE = 600.0
 """Seconds after which a test gives up; on an idle machine none takes a third of it."""

@@ -1,0 +1,349 @@
+"""Each method against the algorithm written out, and the identities between methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.experiments import tiny
+from helpers.federations import Wrapped, federation, h0_of, play, same_weights, written_out
+from torch import Tensor
+from torch.nn import functional
+
+import fedaux
+from fedaux import seeding
+from fedaux.config import ConfigError
+from fedaux.core import plain
+from fedaux.core.messages import TrainRequest, Update
+from fedaux.core.methods import METHODS, Method
+from fedaux.core.round import Federation
+from fedaux.core.task import State, build_models
+from fedaux.core.teachers import TEACHERS
+from fedaux.data import load_labelled
+from fedaux.privacy.mechanisms import MECHANISMS
+from fedaux.recipes import find_recipe, load_experiment
+from fedaux.running.run import split_for
+
+pytestmark = pytest.mark.usefixtures("without_pages")
+
+
+def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    return max(float((tensor - second[name]).abs().max()) for name, tensor in first.items())
+
+
+def same_round(server: Federation, state: State) -> tuple[State, dict[str, Any], plain.State, dict[str, Any]]:
+    """One round by the product and by the readable algorithm, from the same state."""
+    after, row = server.play_round(state)
+    expected, expected_row = plain.play_round(*written_out(server, state))
+    assert expected_row["clients"] == row["clients_answered"]
+    return after, row, expected, expected_row
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_is_the_algorithm_written_out(method: str, tmp_path: Path) -> None:
+    server, state, _, _ = federation(tmp_path, method=method, participation_rate=0.75, bayesian={"samples": 2})
+    after, row, expected, expected_row = same_round(server, state)
+    assert len(row["clients_answered"]) == 3
+    assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
+    assert distance(after.weights["cnn"], state.weights["cnn"]) > 5e-3
+    assert row["accuracy"] == pytest.approx(expected_row["accuracy"], abs=1 / 359)  # one test image
+    assert row["loss"] == pytest.approx(expected_row["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_preparation_is_the_algorithm_written_out(mechanism: str, tmp_path: Path) -> None:
+    server, state, _, _ = federation(tmp_path, method="fedaux", certainty={"mechanism": mechanism})
+    task, preparation, _ = written_out(server, state)
+    _, start = plain.prepare(task, extractors=h0_of(server, state))
+    assert distance(start.weights["cnn"], state.weights["cnn"]) == 0
+    assert preparation.releases.keys() == state.releases.keys()
+    for client, release in preparation.releases.items():
+        released = state.releases[client]
+        assert release.sigma == released.entry.sigma
+        assert torch.allclose(release.vector, released.vector, rtol=1e-4, atol=1e-5)
+    clients = [0, 2, 3]
+    scores = plain.log_scores(task, preparation, clients)
+    assert torch.allclose(scores, server.scorer.log_scores(state.releases, clients), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("first", "second"), [("feddf", "fedbe"), ("fedaux", "fedaux+logits"), ("fedaux", "feddf+p")])
+def test_methods_differ(first: str, second: str, tmp_path: Path) -> None:
+    results = []
+    for method in (first, second):
+        server, state, _, _ = federation(tmp_path / method, method=method)
+        results.append(play(server, state, 1)[0].weights["cnn"])
+    assert distance(*results) > 1e-4
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "feddf", "fedbe", "feddf+m"])
+def test_a_pretrained_start_is_the_only_difference(method: str, tmp_path: Path) -> None:
+    """With h0 the random start itself, `+p` changes no bit."""
+    name, _, suffix = method.partition("+")
+    results = []
+    for one in (method, f"{name}+p" + (f"+{suffix}" if suffix else "")):
+        server, state, _, _ = federation(tmp_path / one, method=one, pretraining={"kind": "none"})
+        results.append(play(server, state, 2)[0])
+    assert same_weights(*results)
+
+
+REMEMBERING = [
+    ("feddf", "feddf+m"),
+    ("fedaux", "fedaux+m"),
+    ("fedaux+logits", "fedaux+logits+m"),
+    ("fedavg", "fedavg+m"),
+]
+
+
+@pytest.mark.parametrize(("without", "with_memory"), REMEMBERING)
+def test_memory_changes_nothing_at_full_participation(without: str, with_memory: str, tmp_path: Path) -> None:
+    results = []
+    for method in (without, with_memory):
+        server, state, _, _ = federation(tmp_path / method, method=method)
+        results.append(play(server, state, 2)[0])
+    assert same_weights(*results)
+
+
+def first_two_rounds(tmp_path: Path, method: str, **changes: Any) -> tuple[Federation, State, State, dict[str, Any]]:
+    server, state, _, _ = federation(tmp_path, method=method, participation_rate=0.5, **changes)
+    middle, _ = server.play_round(state)
+    after, row = server.play_round(middle)
+    return server, middle, after, row
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.memory])
+def test_absent_clients_are_counted_with_their_last_answers(method: str, tmp_path: Path) -> None:
+    server, middle, after, row = first_two_rounds(tmp_path, method, memory={"discount": 0.25}, seeds=[3])
+    absent = row["clients_remembered"]
+    assert absent
+    assert set(absent) == set(middle.memory) - set(row["clients_answered"])
+    if "predictions" in METHODS[method].memory:
+        assert all(middle.memory[client].tensors["logits"].dtype == torch.float16 for client in absent)
+    task, preparation, before = written_out(server, middle)
+    expected, _ = plain.play_round(task, preparation, before)
+    assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
+    assert expected.memory.keys() == after.memory.keys()
+    assert {client: one.round for client, one in expected.memory.items()} == {
+        client: one.round for client, one in after.memory.items()
+    }
+    forgetful, _ = plain.play_round(task, preparation, replace(before, memory={}))
+    assert distance(expected.weights["cnn"], forgetful.weights["cnn"]) > 5e-4
+
+
+def test_a_memory_of_predictions_needs_a_teacher() -> None:
+    with pytest.raises(ValueError, match="no teacher that would use them"):
+        Method("x", start="scratch", memory=("predictions",))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), [("fedaux+m", {}), ("fedavg+m", {}), ("fedavg", {"local": {"optimizer_state": "kept"}})]
+)
+def test_memory_and_kept_optimizers_survive_an_interruption(
+    method: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    experiment = tiny(method=method, participation_rate=0.5, **settings)
+    whole = fedaux.run(experiment, out=tmp_path / "whole").summary["rows"]
+
+    class Interrupts:
+        def phase(self, task: Any, round: int, name: str) -> None:
+            if round == 2 and name == "evaluate":
+                raise KeyboardInterrupt
+
+        def round(self, row: Mapping[str, Any]) -> None:
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        fedaux.run(experiment, out=tmp_path / "broken", callback=Interrupts())
+    resumed = fedaux.run(experiment, out=tmp_path / "broken", resume=True).summary["rows"]
+    assert [row["accuracy_mean"] for row in whole] == [row["accuracy_mean"] for row in resumed]
+    cells = [tmp_path / run / "cells" / f"{method}-seed0" for run in ("whole", "broken")]
+    kind = "kept" if settings else "memory"
+    files = [sorted(file.name for file in (cell / kind).iterdir()) for cell in cells]
+    assert files[0] == files[1]
+    assert files[0]
+    assert len({name.split("-round")[0] for name in files[0]}) == len(files[0])  # one file a client
+
+
+def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """One client, no other change between rounds: three rounds of one epoch are one round of three."""
+    results = {}
+    for state, rounds, epochs in (("kept", 3, 1), ("reset", 3, 1)):
+        server, start, _, _ = federation(
+            tmp_path / state,
+            method="fedavg",
+            split={"num_clients": 1},
+            local={"optimizer_state": state, "epochs": epochs},
+        )
+        results[state] = play(server, start, rounds)[0].weights["cnn"]
+    data = load_labelled(tiny().data)
+    model = build_models(server.task)["cnn"]
+    model.load_state_dict(start.weights["cnn"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    part = split_for(server.task.experiment, data, 0)[0]  # type: ignore[arg-type]
+    for number in (1, 2, 3):
+        order = part[seeding.generator(0, "local", round=number, client=0).permutation(len(part))]
+        for begin in range(0, len(order), 32):
+            rows = order[begin : begin + 32]
+            loss = functional.cross_entropy(model(data.images[rows].float() / 255), data.labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert distance(results["kept"], model.state_dict()) < 2e-3
+    assert distance(results["reset"], model.state_dict()) > 5e-3
+
+
+@pytest.mark.parametrize("method", ["fedavg+p", "feddf+p", "fedaux", "fedaux+m"])
+def test_linear_mode_is_training_on_frozen_features(method: str, tmp_path: Path) -> None:
+    server, state, _, _ = federation(tmp_path, method=method, mode="linear", participation_rate=0.75)
+    assert set(state.weights["cnn"]) == {"head.weight", "head.bias"}
+    after, row, expected, _ = same_round(server, state)
+    head = sum(tensor.numel() * 4 for tensor in state.weights["cnn"].values())
+    assert row["bytes_up"] == row["bytes_down"] == 3 * head
+    assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
+    assert distance(after.weights["cnn"], state.weights["cnn"]) > 1e-3
+
+
+def test_linear_mode_needs_methods_that_start_from_h0() -> None:
+    from fedaux.running.preflight import check
+
+    with pytest.raises(ConfigError, match=r"mode = 'linear': fedavg, feddf should be a method that starts from h0"):
+        check(tiny(method=["fedavg", "fedaux", "feddf"], mode="linear"))
+
+
+MIXED = [
+    {"name": "narrow", "model": "cnn", "options": {"width": 4}},
+    {"name": "flat", "model": "mlp", "options": {"width": 16}},
+    {"name": "deep", "model": "mobilenetv2", "options": {"width": 0.1}},
+]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbe", "fedaux+m"])
+def test_rounds_of_several_prototypes_are_the_algorithm_written_out(method: str, tmp_path: Path) -> None:
+    """Without the deep one: batch normalisation in many layers enlarges last bits beyond any tolerance."""
+    server, state, _, _ = federation(tmp_path, method=method, prototypes=MIXED[:2], participation_rate=0.75, data={})
+    for _ in range(2):
+        state, row, expected, expected_row = same_round(server, state)
+        assert row["accuracy_by_prototype"] == pytest.approx(expected_row["accuracy_by_prototype"], abs=1 / 359)
+        assert all(distance(own, expected.weights[name]) < 5e-5 for name, own in state.weights.items())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbe", "fedaux+m"])
+def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(method: str, tmp_path: Path) -> None:
+    server, state, _, _ = federation(
+        tmp_path, method=method, prototypes=MIXED, split={"num_clients": 6}, participation_rate=1 / 3, data={}
+    )
+    for _ in range(2):
+        before = state
+        state, row = server.play_round(state)
+        took_part = {server.task.prototype_of[client] for client in row["clients_answered"]}
+        assert len(took_part) < 3
+        for name in ("narrow", "flat", "deep"):
+            moved = distance(state.weights[name], before.weights[name]) > 0
+            # Without distillation, who is absent stays; with it, every student learns from whoever is there.
+            assert moved == (name in took_part or METHODS[method].teacher is not None)
+        assert set(row["accuracy_by_prototype"]) == {"narrow", "flat", "deep"}
+        assert row["accuracy"] == pytest.approx(np.mean(list(row["accuracy_by_prototype"].values())))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddf+m", "fedaux"])
+def test_clients_with_one_example_or_one_class_work(method: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"split": {"num_clients": 1200, "alpha": 0.01}, "participation_rate": 0.01}
+    server, state, _, _ = federation(tmp_path, method=method, **changes)
+    state, rows = play(server, state, 1)
+    task, _, _ = written_out(server, state)
+    sizes = [len(task.parts[client]) for client in rows[0]["clients_answered"]]
+    assert min(sizes) == 1
+    assert len(sizes) == 12
+    assert not rows[0]["clients_dropped"]
+    assert rows[0]["accuracy"] is not None
+
+
+def test_recipes_hold_the_settings_of_their_sources() -> None:
+    shot = load_experiment(find_recipe("cifar10-one-shot"))
+    assert (shot.rounds, shot.participation_rate, shot.local.epochs, shot.split.num_clients) == (1, 1.0, 40, 100)
+    feddf = load_experiment(find_recipe("feddf-original"))
+    assert (feddf.distillation.steps, feddf.distillation.learning_rate, feddf.distillation.schedule) == (
+        *(10_000, 1e-3, "cosine"),
+    )
+    assert feddf.distillation.stopping is not None
+    assert (feddf.distillation.stopping.patience, feddf.local.epochs) == (1000, 40)
+    fedbe = load_experiment(find_recipe("fedbe-original"))
+    assert (fedbe.bayesian.samples, fedbe.distillation.sharpening, fedbe.distillation.optimizer) == (10, 0.5, "sgd")
+    assert fedbe.distillation.averaging is not None
+    assert (fedbe.distillation.averaging.start, fedbe.distillation.averaging.every) == (500, 25)
+    table = load_experiment(find_recipe("cifar10"))
+    assert (table.distillation.epochs, table.distillation.learning_rate, table.distillation.batch_size) == (
+        *(1, 5e-5, 128),
+    )
+    assert (table.local.epochs, table.local.batch_size, table.local.learning_rate) == (1, 32, 1e-3)
+
+
+def test_one_shot_is_one_round_of_everybody(tmp_path: Path) -> None:
+    server, state, _, _ = federation(tmp_path, method="fedaux", rounds=1, local={"epochs": 3})
+    _, row = server.play_round(state)
+    assert row["clients_answered"] == [0, 1, 2, 3]
+    assert row["accuracy"] is not None
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (lambda: torch.zeros(160), r"teacher own: returned \[160\], should be \[160, 10\]: public examples, classes"),
+        (lambda: None, "teacher own: returned NoneType, should be a torch.Tensor"),
+        (lambda: torch.full((161, 10), 0.1), r"teacher own: returned \[161, 10\], should be \[160, 10\]"),
+        (lambda: torch.full((160, 5), 0.2), r"teacher own: returned \[160, 5\], should be \[160, 10\]"),
+        (lambda: torch.full((160, 10), 0.2), "teacher own: returned rows that are no distributions"),
+        (lambda: torch.full((160, 10), float("nan")), "teacher own: returned rows that are no distributions"),
+    ],
+)
+def test_a_teacher_that_returns_no_distributions_is_named(
+    labels: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TEACHERS, "own", lambda ensemble: labels())
+    monkeypatch.setitem(METHODS, "own", Method("own", start="scratch", teacher="own"))
+    server, state, _, _ = federation(tmp_path, method="own")
+    with pytest.raises(ValueError, match=message):
+        server.play_round(state)
+
+
+class Careless(Wrapped):
+    """Clients that send infinity, leave a tensor out, add one, claim no examples, or a loss that is no number."""
+
+    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        for update in super().train(clients, request):
+            name = "head.bias"
+            if update.client == 0:
+                update.weights[name][0] = float("inf")
+            if update.client == 1:
+                del update.weights[name]
+            if update.client == 2:
+                update = replace(update, num_examples=0)
+            if update.client == 3:
+                update = replace(update, loss=float("nan"))
+            yield update
+
+
+def test_careless_answers_are_left_out_and_the_model_stays(tmp_path: Path) -> None:
+    server, state, _, _ = federation(tmp_path, kind=Careless, method="fedaux+m")
+    after, row = server.play_round(state)
+    reasons = row["clients_dropped"]
+    assert "head.bias holds NaN or infinity" in reasons["0"]
+    assert "head.bias is missing" in reasons["1"]
+    assert "claims 0 examples" in reasons["2"]
+    assert "loss of nan" in reasons["3"]
+    assert row["model_kept"]
+    assert same_weights(state, after)
+    assert not after.memory
+
+
+def test_a_gpu_that_is_too_small_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow(*_: Any, **__: Any) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr("fedaux.running.run.Federation.play_round", overflow)
+    with pytest.raises(ValueError, match=r"Lower engine.clients_at_once \(now 8\).*--resume"):
+        fedaux.run(tiny(method="fedavg"), out=tmp_path / "run")

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from helpers import oracles
+from torch import Tensor
+
+from fedaux.core.teachers import TEACHERS, Ensemble, Member, certainty_teacher, certainty_weights, mean_teacher
+
+LOGITS = torch.from_numpy(np.random.default_rng(0).normal(0, 3, (3, 5, 4))).float()  # clients, examples, classes
+SCORES = torch.from_numpy(np.random.default_rng(1).uniform(0.01, 1, (3, 5)))
+
+
+def ensemble(
+    logits: Tensor = LOGITS,
+    scores: Tensor = SCORES,
+    order: Sequence[int] = (0, 1, 2),
+    shares: Sequence[float] = (1.0, 1.0, 1.0),
+) -> Ensemble:
+    members = [Member(client, "cnn", 10, {}, share=shares[client]) for client in order]
+    return Ensemble(
+        members,
+        predict=lambda member: logits[member.client],
+        log_scores=lambda ids: torch.log(torch.stack([scores[client] for client in ids])),
+    )
+
+
+def test_mean_teacher_is_equation_2() -> None:
+    expected = oracles.mean_soft_labels_loop(LOGITS.tolist())
+    assert mean_teacher(ensemble()).numpy() == pytest.approx(np.array(expected), abs=1e-6)
+
+
+def test_certainty_teacher_is_equation_3() -> None:
+    expected = oracles.weighted_soft_labels_loop(LOGITS.tolist(), SCORES.tolist())
+    assert certainty_teacher(ensemble()).numpy() == pytest.approx(np.array(expected), abs=1e-6)
+    assert certainty_teacher(ensemble()).numpy() != pytest.approx(mean_teacher(ensemble()).numpy(), abs=1e-2)
+
+
+def test_mixture_teacher_averages_probabilities() -> None:
+    labels = np.zeros((5, 4))
+    for x in range(5):
+        total = sum(float(SCORES[i, x]) for i in range(3))
+        for i in range(3):
+            labels[x] += float(SCORES[i, x]) / total * np.array(oracles.softmax_loop(LOGITS[i, x].tolist()))
+    assert TEACHERS["mixture"](ensemble()).numpy() == pytest.approx(labels, abs=1e-6)
+
+
+def test_probabilities_teacher_averages_probabilities_without_scores() -> None:
+    expected = oracles.mean_probabilities_loop(LOGITS.tolist(), [1.0, 1.0, 1.0])
+    labels = TEACHERS["probabilities"](ensemble())
+    assert labels.numpy() == pytest.approx(np.array(expected), abs=1e-6)
+    assert labels.numpy() != pytest.approx(mean_teacher(ensemble()).numpy(), abs=1e-2)
+    assert labels.numpy() != pytest.approx(TEACHERS["mixture"](ensemble()).numpy(), abs=1e-2)
+
+
+SHARES = (1.0, 0.25, 0.6)
+
+
+def test_shares_weigh_logits() -> None:
+    scores = [[share] * 5 for share in SHARES]
+    expected = oracles.weighted_soft_labels_loop(LOGITS.tolist(), scores)
+    assert mean_teacher(ensemble(shares=SHARES)).numpy() == pytest.approx(np.array(expected), abs=1e-6)
+
+
+def test_shares_multiply_certainty_scores() -> None:
+    scores = (SCORES * torch.tensor(SHARES, dtype=torch.float64)[:, None]).tolist()
+    expected = oracles.weighted_soft_labels_loop(LOGITS.tolist(), scores)
+    assert certainty_teacher(ensemble(shares=SHARES)).numpy() == pytest.approx(np.array(expected), abs=1e-6)
+    multiplied = ensemble(scores=torch.tensor(scores, dtype=torch.float64))
+    mixture = TEACHERS["mixture"]
+    assert torch.allclose(mixture(ensemble(shares=SHARES)), mixture(multiplied), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["probabilities", "bayesian"])
+def test_shares_weigh_probabilities(name: str) -> None:
+    expected = oracles.mean_probabilities_loop(LOGITS.tolist(), SHARES)
+    assert TEACHERS[name](ensemble(shares=SHARES)).numpy() == pytest.approx(np.array(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_only_relative_shares_matter_and_they_do(name: str) -> None:
+    teacher = TEACHERS[name]
+    halves = ensemble(shares=[share / 2 for share in SHARES])
+    assert torch.allclose(teacher(halves), teacher(ensemble(shares=SHARES)), atol=1e-6)
+    assert not torch.allclose(teacher(ensemble(shares=SHARES)), teacher(ensemble()), atol=1e-3)
+
+
+def test_whole_shares_change_no_bit_of_the_weights() -> None:
+    log_scores = ensemble().log_scores([0, 1, 2])
+    assert torch.equal(certainty_weights(ensemble()), torch.softmax(log_scores, dim=0).float())
+    total = LOGITS[0] * torch.tensor(1.0 / 3) + LOGITS[1] * torch.tensor(1.0 / 3) + LOGITS[2] * torch.tensor(1.0 / 3)
+    assert torch.equal(mean_teacher(ensemble()), torch.softmax(total, dim=1))
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_other_logits_give_other_labels(name: str) -> None:
+    assert not torch.allclose(TEACHERS[name](ensemble()), TEACHERS[name](ensemble(logits=-LOGITS)), atol=1e-2)
+
+
+def test_equal_scores_give_the_mean_teacher() -> None:
+    equal = ensemble(scores=torch.full((3, 5), 0.3, dtype=torch.float64))
+    assert torch.allclose(certainty_teacher(equal), mean_teacher(equal), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_one_client_gives_that_clients_predictions(name: str) -> None:
+    labels = TEACHERS[name](ensemble(order=[1]))
+    assert torch.allclose(labels, torch.softmax(LOGITS[1], dim=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_order_of_clients_is_irrelevant(name: str) -> None:
+    first, second = (TEACHERS[name](ensemble(order=order)) for order in ([0, 1, 2], [2, 0, 1]))
+    assert torch.allclose(first, second, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_soft_labels_are_distributions(name: str) -> None:
+    labels = TEACHERS[name](ensemble())
+    assert torch.allclose(labels.sum(dim=1), torch.ones(5), atol=1e-6)
+    assert labels.dtype == torch.float32
+
+
+def test_vanishing_scores_neither_divide_by_zero_nor_overflow() -> None:
+    tiny = ensemble()
+    extreme = Ensemble(
+        tiny.members, tiny.predict, lambda ids: torch.tensor([[-2000.0], [-2001.0], [3000.0]]).expand(3, 5)
+    )
+    assert torch.allclose(certainty_teacher(extreme), torch.softmax(LOGITS[2], dim=1), atol=1e-6)

@@ -1,0 +1,77 @@
+"""The programs in examples/ do what they say, in their quick form."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+
+def run_example(name: str, out: Path, *, timeout: float = 120) -> str:
+    """Run an example as a reader would, with warnings as errors; return what it says."""
+    command = [sys.executable, "-W", "error", str(EXAMPLES / name), "--quick", "--out", str(out)]
+    done = subprocess.run(command, cwd=out.parent, env=os.environ, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert summary["complete"]
+    assert (run / "report.html").exists()
+    return summary
+
+
+def test_every_example_is_tested_and_shown() -> None:
+    names = {path.name for path in EXAMPLES.glob("*.py")}
+    assert names == {"first_experiment.py", "own_data.py", "own_method.py", "federation.py"}
+    page = (EXAMPLES.parent / "docs/index.md").read_text(encoding="utf-8")
+    assert all(f"](../examples/{name})" in page for name in names)
+
+
+@pytest.mark.slow
+def test_a_first_experiment(tmp_path: Path) -> None:
+    said = run_example("first_experiment.py", tmp_path / "run")
+    rows = summary_of(tmp_path / "run")["rows"]
+    assert [row["method"] for row in rows] == ["fedaux", "fedavg+p"]
+    assert all(f"{row['method']}: {row['accuracy_mean']:.1%}" in said for row in rows)
+    assert "one vector a seed, at ε = 0.5 and δ = 1e-05" in said
+    entries = json.loads((tmp_path / "run/ledger.json").read_text(encoding="utf-8"))["entries"]
+    assert sorted(entry["client"] for entry in entries) == list(range(10))  # one each, as it says
+
+
+@pytest.mark.slow
+def test_own_data(tmp_path: Path) -> None:
+    said = run_example("own_data.py", tmp_path / "clinics")
+    rows = summary_of(tmp_path / "clinics/run")["rows"]
+    assert all(f"{row['method']}: {row['accuracy_mean']:.1%}" in said for row in rows)
+    entries = json.loads((tmp_path / "clinics/run/ledger.json").read_text(encoding="utf-8"))["entries"]
+    assert [entry["num_examples"] for entry in entries] == [80, 40, 80]  # every clinic its own folder
+
+
+@pytest.mark.slow
+def test_own_method(tmp_path: Path) -> None:
+    said = run_example("own_method.py", tmp_path / "run")
+    rows = summary_of(tmp_path / "run")["rows"]
+    assert [row["method"] for row in rows] == ["surest", "feddf", "fedavg"]
+    assert len({row["accuracy_mean"] for row in rows}) > 1
+    assert all(f"{row['method']}: {row['accuracy_mean']:.1%}" in said for row in rows)
+
+
+@pytest.mark.federation
+def test_a_federation(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    said = run_example("federation.py", tmp_path / "all", timeout=280)
+    assert "answers of clients [0, 1]" in said
+    summary_of(tmp_path / "all/trial/runs/trial")
+    for client in (0, 1):
+        (ledger,) = (tmp_path / f"all/node-{client}").rglob("ledger.json")
+        assert len(json.loads(ledger.read_text(encoding="utf-8"))["spent"]) == 1

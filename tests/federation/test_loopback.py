@@ -1,0 +1,392 @@
+"""The Flower engine in one process: parity with the simulator, faults, and what leaves a node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.experiments import tiny
+
+import fedaux
+from fedaux.config import Experiment
+
+pytest.importorskip("flwr", reason="needs the extra flower")
+from helpers.loopback import LoopbackGrid, write_nodes
+
+from fedaux.federation.server import federate
+
+pytestmark = pytest.mark.usefixtures("without_pages")
+
+DPSGD = {"plain_updates": False, "noise": "secure", "accountant": "renyi"}
+TELLS = ("accuracy", "loss", "local_loss", "clients_answered", "clients_dropped", "bytes_up", "bytes_down")
+
+
+def federated(**changes: Any) -> Experiment:
+    base: dict[str, Any] = {
+        "split": {"num_clients": 3, "alpha": 1.0},
+        "federation": {"authenticated": False, "deadline": 5.0, "wait_seconds": 2.0},
+        "engine": {"clients_at_once": 1},
+    }
+    from fedaux.recipes import merged
+
+    return tiny(**merged(base, changes))
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"method": ["fedavg", "feddf+p"]},
+        {"mode": "linear", "method": ["fedaux", "feddf+p"]},
+        {"federation": {"wire": "fp16"}},
+        {"local": {"optimizer_state": "kept"}, "method": ["fedavg"]},
+        {"participation_rate": 0.67, "method": ["fedaux+m"]},
+        {"auxiliary": {"source": "noise", "size": 120}},
+    ],
+    ids=["fedaux", "fedavg", "linear", "fp16", "kept", "part", "noise"],
+)
+def test_a_federation_comes_to_the_simulators_figures(tmp_path: Path, changes: dict[str, Any]) -> None:
+    experiment = federated(**changes)
+    fedaux.run(experiment, out=tmp_path / "simulated")
+    grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
+    federate(experiment, grid, path=tmp_path / "federated", resume=False)
+    for simulated, real in zip(rows_of(tmp_path / "simulated"), rows_of(tmp_path / "federated"), strict=True):
+        assert {key: real[key] for key in TELLS} == {key: simulated[key] for key in TELLS}
+
+
+def play(tmp_path: Path, experiment: Experiment, *, nodes: dict[str, Any] | None = None) -> LoopbackGrid:
+    grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment, **(nodes or {})))
+    federate(experiment, grid, path=tmp_path / "run", resume=False)
+    return grid
+
+
+def spent(tmp_path: Path, client: int) -> list[dict[str, Any]]:
+    file = tmp_path / "nodes" / "state" / f"client-{client:05d}" / "ledger.json"
+    return list(json.loads(file.read_text())["spent"]) if file.exists() else []
+
+
+def test_secure_noise_is_the_default_and_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("opendp")
+    experiment = federated(rounds=1)
+    play(tmp_path, experiment, nodes={"privacy": {"noise": "secure"}})
+    assert {row["entry"]["noise"] for client in range(3) for row in spent(tmp_path, client)} == {"secure"}
+    entries = json.loads((tmp_path / "run" / "ledger.json").read_text())["entries"]
+    assert [entry["noise"] for entry in entries] == ["secure"] * 3
+    # Other noise, other figures: nobody could have computed it.
+    fedaux.run(experiment, out=tmp_path / "simulated")
+    assert rows_of(tmp_path / "run")[0]["loss"] != rows_of(tmp_path / "simulated")[0]["loss"]
+
+
+def test_methods_of_one_seed_share_a_release_and_another_seed_costs_another(tmp_path: Path) -> None:
+    experiment = federated(rounds=1, method=["fedaux", "fedaux+logits"], seeds=[0, 1], certainty={"epsilon": 0.4})
+    play(tmp_path, experiment, nodes={"privacy": {"epsilon": 1.0}})
+    assert [len(spent(tmp_path, client)) for client in range(3)] == [2, 2, 2]
+
+
+def test_a_release_beyond_the_budget_is_refused_and_the_server_says_why(tmp_path: Path) -> None:
+    experiment = federated(rounds=1, method=["fedaux"], seeds=[0, 1])
+    play(tmp_path, experiment, nodes={"privacy": {"epsilon": 1.2}})
+    first, second = rows_of(tmp_path / "run")
+    assert first["clients_answered"] == [0, 1, 2]
+    assert second["clients_answered"] == []
+    reason = second["clients_dropped"]["0"]
+    assert reason.startswith("no certainty release: refused: this would come to epsilon = 1.")
+    assert reason.endswith("with the 1 spent before; this node's budget is 1.2")
+    assert [len(spent(tmp_path, client)) for client in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "nodes", "words"),
+    [
+        ({"certainty": {"epsilon": 3.0}}, {"epsilon": 2.0}, "certainty.epsilon = 3: this node's budget is 2"),
+        ({"certainty": {"mechanism": "none"}}, {}, "certainty.mechanism = none: this node allows mean, paper"),
+        ({"certainty": {"mechanism": "release"}}, {}, "certainty.mechanism = release: this node allows mean, paper"),
+        ({"certainty": {"mechanism": "paper"}}, {"mechanisms": ["mean"]}, "this node allows mean"),
+    ],
+)
+def test_a_node_keeps_to_its_own_terms(
+    tmp_path: Path, changes: dict[str, Any], nodes: dict[str, Any], words: str
+) -> None:
+    play(tmp_path, federated(rounds=1, **changes), nodes={"privacy": nodes})
+    (row,) = rows_of(tmp_path / "run")
+    assert row["clients_answered"] == []
+    assert all(words in reason for reason in row["clients_dropped"].values())
+    assert row["model_kept"]
+    assert not spent(tmp_path, 0)
+
+
+def test_what_protects_nothing_leaves_only_where_the_node_says_so(tmp_path: Path) -> None:
+    experiment = federated(rounds=1, certainty={"mechanism": "none"})
+    play(tmp_path, experiment, nodes={"privacy": {"mechanisms": ["none"], "epsilon": 0.1}})
+    assert rows_of(tmp_path / "run")[0]["clients_answered"] == [0, 1, 2]
+    assert spent(tmp_path, 0)[0]["entry"]["epsilon"] == "inf"
+
+
+def test_plain_updates_stay_where_the_node_wants_them_private(tmp_path: Path) -> None:
+    play(tmp_path, federated(rounds=1, method=["fedavg"]), nodes={"privacy": {"plain_updates": False}})
+    (row,) = rows_of(tmp_path / "run")
+    assert "updates without DP-SGD do not leave this node" in row["clients_dropped"]["0"]
+
+
+def test_private_updates_are_counted_and_end_with_the_budget(tmp_path: Path) -> None:
+    pytest.importorskip("opacus")
+    experiment = federated(
+        rounds=4, method=["fedavg"], split={"num_clients": 2}, local={"privacy": {"noise_multiplier": 3.0}}
+    )
+    play(tmp_path, experiment, nodes={"privacy": DPSGD | {"epsilon": 0.9}})
+    rows = rows_of(tmp_path / "run")
+    answered = [len(row["clients_answered"]) for row in rows]
+    assert answered[0] == 2
+    assert answered[-1] == 0, "the budget should have ended"
+    assert "this node's budget is 0.9" in rows[-1]["clients_dropped"]["0"]
+    assert len(spent(tmp_path, 0)) == sum(0 in row["clients_answered"] for row in rows)
+    assert {row["entry"]["noise"] for row in spent(tmp_path, 0)} == {"secure"}
+    assert rows[0]["local_loss"] is None
+
+
+class Stop(BaseException):  # like a signal: nothing is meant to catch it
+    pass
+
+
+def test_a_private_update_asked_for_again_is_the_stored_one(tmp_path: Path) -> None:
+    """A server that stops before it has written a round down asks again, and nothing is spent for it."""
+    pytest.importorskip("opacus")
+    experiment = federated(
+        rounds=2, method=["fedavg"], split={"num_clients": 2}, local={"privacy": {"noise_multiplier": 3.0}}
+    )
+    files = write_nodes(tmp_path / "nodes", experiment, privacy={"epsilon": 50.0, "noise": "secure"})
+    grid = LoopbackGrid(files)
+    sent: list[bytes] = []
+
+    def stop(reply: Any) -> Any:
+        if "weights" in reply.content:
+            sent.append(b"".join(array.data for _, array in sorted(reply.content["weights"].items())))
+            raise Stop
+        return reply
+
+    grid.change = {1001: stop}
+    with pytest.raises(Stop):
+        federate(experiment, grid, path=tmp_path / "run", resume=False)
+    assert [len(spent(tmp_path, client)) for client in range(2)] == [1, 1]
+    grid = LoopbackGrid(files)
+    again: list[bytes] = []
+
+    def listen(reply: Any) -> Any:
+        if "weights" in reply.content:
+            again.append(b"".join(array.data for _, array in sorted(reply.content["weights"].items())))
+        return reply
+
+    grid.change = {1001: listen}
+    federate(experiment, grid, path=tmp_path / "run", resume=True)
+    assert [len(spent(tmp_path, client)) for client in range(2)] == [2, 2]
+    assert again[0] == sent[0]
+    entries = json.loads((tmp_path / "run" / "ledger.json").read_text())["entries"]
+    assert len(entries) == 4
+
+
+def test_a_server_that_stops_in_the_preparation_gets_the_same_release(tmp_path: Path) -> None:
+    experiment = federated(rounds=2)
+    fedaux.run(experiment, out=tmp_path / "simulated")
+    files = write_nodes(tmp_path / "nodes", experiment)
+    grid = LoopbackGrid(files)
+
+    def stop(reply: Any) -> Any:
+        if "release" in reply.content:
+            raise Stop
+        return reply
+
+    grid.change = {1002: stop}
+    with pytest.raises(Stop):
+        federate(experiment, grid, path=tmp_path / "run", resume=False)
+    federate(experiment, LoopbackGrid(files), path=tmp_path / "run", resume=True)
+    assert [len(spent(tmp_path, client)) for client in range(3)] == [1, 1, 1]
+    for simulated, real in zip(rows_of(tmp_path / "simulated"), rows_of(tmp_path / "run"), strict=True):
+        assert {key: real[key] for key in TELLS} == {key: simulated[key] for key in TELLS}
+
+
+def test_who_does_not_answer_is_named_and_not_waited_for_again(tmp_path: Path) -> None:
+    experiment = federated(rounds=3, method=["fedavg"], federation={"deadline": 1.0})
+    grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
+    grid.silent = {1002}
+    federate(experiment, grid, path=tmp_path / "run", resume=False)
+    rows = rows_of(tmp_path / "run")
+    assert rows[0]["clients_dropped"] == {"2": "no answer within 1 s"}
+    assert rows[0]["clients_answered"] == [0, 1]
+    assert 2 in rows[1]["clients_absent"] or rows[1]["clients_dropped"]
+
+
+def test_no_client_at_all_stops_the_run_with_words(tmp_path: Path) -> None:
+    experiment = federated(federation={"wait_seconds": 0.5})
+    with pytest.raises(ValueError, match=r"no client is there: 0.5 s \(federation.wait_seconds\) have passed"):
+        federate(experiment, LoopbackGrid({}), path=tmp_path / "run", resume=False)
+
+
+def test_nobody_takes_the_client_of_another(tmp_path: Path) -> None:
+    experiment = federated(rounds=1, method=["fedavg"], federation={"authenticated": True, "wait_for": 3})
+    files = write_nodes(tmp_path / "nodes", experiment)
+    grid = LoopbackGrid(files | {2000: files[1000]})  # a node that says it is client 0, which is there
+    federate(experiment, grid, path=tmp_path / "run", resume=False)
+    nodes = json.loads((tmp_path / "run" / "federation.json").read_text())["nodes"]
+    assert nodes["0"] == "node 1000"
+    # And not when client 0 is away, either.
+    grid = LoopbackGrid({1001: files[1001], 1002: files[1002], 2000: files[1000]})
+    more = federated(rounds=2, method=["fedavg"], federation={"authenticated": True, "wait_for": 3})
+    (tmp_path / "run" / "config.toml").write_text(
+        (tmp_path / "run" / "config.toml").read_text().replace("rounds = 1", "rounds = 2")
+    )
+    federate(more, grid, path=tmp_path / "run", resume=True)
+    assert rows_of(tmp_path / "run")[-1]["clients_absent"] == [0]
+    assert (2000, "train") not in grid.asked
+
+
+def rubbish(change: str) -> Any:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+    def changed(reply: Any) -> Any:
+        if "weights" not in reply.content:
+            return reply
+        old = reply.content["weights"]["tensors"]
+        said = json.loads(reply.content["answer"]["text"])
+        length = int.from_bytes(old.data[:8], "little")
+        header, body, stype = json.loads(old.data[8 : 8 + length]), old.data[8 + length :], old.stype
+        name = next(name for name, entry in header.items() if entry["dtype"] == "F32")
+        begin, end = header[name]["data_offsets"]
+        if change == "nan":
+            body = body[:begin] + b"\xff" * (end - begin) + body[end:]
+        elif change == "shape":
+            header[name]["shape"] = [10**12]
+        elif change == "swapped":
+            header[name]["shape"] = [1, *header[name]["shape"]]
+        elif change == "bytes":
+            header[name]["data_offsets"] = [begin, end - 4]
+        elif change == "beyond":
+            body = body[:-4]
+        elif change == "below":
+            header[name]["data_offsets"] = [-4, end - begin - 4]
+        elif change == "type":
+            header[name]["dtype"] = "object"
+        elif change == "pickle":
+            stype = "numpy.ndarray"
+        elif change == "header":
+            header = [header]
+        elif change == "missing":
+            del header[name]
+        elif change == "more":
+            header["evil\n<script>"] = header[name]
+        elif change == "other":
+            said["client"] = 0
+        elif change == "examples":
+            said["num_examples"] = 10**30
+        elif change == "loss":
+            said["loss"] = float("nan")
+        text = "{" if change == "json" else json.dumps(said)
+        packed = json.dumps(header).encode()
+        claimed = 2**62 if change == "long" else len(packed)
+        data = claimed.to_bytes(8, "little") + packed + body
+        weights = ArrayRecord({"tensors": Array("uint8", (len(data),), stype, data)})
+        content = RecordDict({"weights": weights, "answer": ConfigRecord({"text": text})})
+        if change == "nothing":
+            content = RecordDict()
+        reply.content = content
+        return reply
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("nan", "holds NaN or infinity"),
+        ("shape", "bytes, which is not float32 [1000000000000]"),
+        ("swapped", "is float32 [1, "),
+        ("bytes", "bytes, which is not float32"),
+        ("beyond", "bytes, which is not"),
+        ("below", "or has no shape"),
+        ("type", "is of type object"),
+        ("pickle", "holds no tensors"),
+        ("header", "without a header that could be read"),
+        ("long", "without a header that could be read"),
+        ("missing", "is missing"),
+        ("more", "tensor evil?<script> is unknown"),
+        ("other", "speaks as client 0"),
+        ("examples", "claims a number of examples that is none"),
+        ("loss", "training came to a loss of nan"),
+        ("json", "says nothing that could be read"),
+        ("nothing", "says nothing that could be read"),
+    ],
+)
+def test_rubbish_is_refused_in_words(tmp_path: Path, change: str, words: str) -> None:
+    experiment = federated(rounds=1, method=["fedavg"], split={"num_clients": 2})
+    grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
+    grid.change = {1001: rubbish(change)}
+    federate(experiment, grid, path=tmp_path / "run", resume=False)
+    (row,) = rows_of(tmp_path / "run")
+    assert row["clients_answered"] == [0]
+    assert words in row["clients_dropped"]["1"]
+
+
+def test_an_error_at_a_node_says_nothing_of_its_disk(tmp_path: Path) -> None:
+    experiment = federated(rounds=1, method=["fedavg"], split={"num_clients": 2})
+    secret = tmp_path / "patients-of-ward-7"
+    secret.mkdir()
+    files = write_nodes(tmp_path / "nodes", experiment)
+    text = (
+        files[1001]
+        .read_text()
+        .replace('source = "digits"', f'source = "folder"\npath = "{secret}"\nimage_size = 8\nchannels = 1')
+    )
+    files[1001].write_text(text)
+    federate(experiment, LoopbackGrid(files), path=tmp_path / "run", resume=False)
+    (row,) = rows_of(tmp_path / "run")
+    assert row["clients_dropped"] == {"1": "the node failed; its log says why"}
+
+
+def test_a_recipe_may_say_whose_key_is_whose(tmp_path: Path) -> None:
+    from flwr.proto.node_pb2 import NodeInfo
+
+    keys = [key_pair(), key_pair()]
+    experiment = federated(
+        rounds=1,
+        method=["fedavg"],
+        split={"num_clients": 2},
+        federation={"nodes": [text for text, _ in keys], "wait_seconds": 1.0},
+    )
+    files = write_nodes(tmp_path / "nodes", experiment)
+
+    class Keyed(LoopbackGrid):
+        def get_nodes(self) -> Any:
+            return [NodeInfo(node_id=node, public_key=pem) for node, pem in self.keys.items()]
+
+        keys: dict[int, bytes]
+
+    grid = Keyed(files)
+    grid.keys = {1000: keys[0][1], 1001: key_pair()[1]}  # the second node has the right number and another key
+    federate(experiment, grid, path=tmp_path / "run", resume=False)
+    (row,) = rows_of(tmp_path / "run")
+    assert row["clients_answered"] == [0]
+    assert row["clients_absent"] == [1]
+
+
+def key_pair() -> tuple[str, bytes]:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+    return f"{line} somebody", key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def test_a_federation_leaves_curves_for_tensorboard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    experiment = federated(rounds=1, method=["fedavg"], split={"num_clients": 2}, output={"tensorboard": True})
+    grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
+    federate(experiment, grid, path=tmp_path / "run", resume=False)
+    assert list((tmp_path / "run" / "tensorboard").rglob("events.out.tfevents.*"))

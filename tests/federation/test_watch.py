@@ -1,0 +1,115 @@
+"""The view of a federation's nodes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.federate_trial import federate_command
+from rich.console import Console
+
+from fedaux.federation.status import NodeBoard
+from fedaux.federation.watch import read_status, view, watch
+
+
+def seen(status: dict[str, Any], *, later: float = 0.0) -> str:
+    console = Console(width=140, record=True, file=StringIO())
+    console.print(view(status, now=datetime.now(UTC) + timedelta(seconds=later)))
+    return console.export_text()
+
+
+def test_the_board_follows_every_client(tmp_path: Path) -> None:
+    task: Any = SimpleNamespace(method=SimpleNamespace(name="fedaux"), seed=0)
+    board = NodeBoard(tmp_path, num_clients=4, rounds=5)
+    assert {row["state"] for row in read_status(tmp_path)["clients"].values()} == {"unknown"}
+    for client in range(3):
+        board.seen(client, node_id=2**63 + client, name=f"hospital {client}")
+    board.phase(task, 2, "train")
+    board.asked([0, 1, 2], what="train", round=2)
+    board.answered(0)
+    board.missing(1, "no answer within 600 s")
+    status = read_status(tmp_path)
+    assert [row["state"] for row in status["clients"].values()] == ["present", "missing", "busy", "unknown"]
+    assert status["clients"]["0"]["rounds_answered"] == 1
+    assert status["clients"]["2"]["node"] == str(2**63 + 2)
+    text = seen(status, later=90)
+    assert "running  ·  fedaux, seed 0, round 2 of 5  ·  train" in text
+    assert "1 present, 1 busy, 1 missing, 1 unknown" in text
+    assert "nothing written for 9" in text
+    lines = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
+    assert "no answer within 600 s" in lines["1"]
+    assert "train 2, 9" in lines["2"]
+    assert "never" in lines["3"]
+
+    board.seen(1)  # it comes back
+    board.gone([2, 3])
+    board.round({"method": "fedaux", "seed": 0, "round": 2, "accuracy": 0.5})
+    status = read_status(tmp_path)
+    assert [row["state"] for row in status["clients"].values()] == ["present", "present", "missing", "unknown"]
+    assert status["clients"]["2"]["reason"] == "not connected"
+    assert "reason" not in status["clients"]["1"]
+    assert "accuracy 50.0 %" in seen(status)
+    board.finished()
+    assert seen(read_status(tmp_path)).startswith("finished")
+    board.failed("the disk is full")
+    assert "failed: the disk is full" in seen(read_status(tmp_path))
+
+
+def test_many_answers_are_not_as_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Path] = []
+    board = NodeBoard(tmp_path, num_clients=100, rounds=1)
+    monkeypatch.setattr("fedaux.files.save_json", lambda path, value: written.append(path))
+    board.asked(range(100), what="train", round=1)
+    for client in range(100):
+        board.answered(client)
+    assert 1 <= len(written) < 50
+
+
+def test_watch_goes_on_until_the_run_ends(tmp_path: Path) -> None:
+    board = NodeBoard(tmp_path, num_clients=2, rounds=3)
+    shown = StringIO()
+    looking = threading.Thread(
+        target=watch,
+        args=(tmp_path, Console(file=shown, force_terminal=True, width=120)),
+        kwargs={"once": False, "every": 0.05},
+    )
+    looking.start()
+    board.seen(0, name="north")
+    board.asked([0], what="train", round=1)
+    time.sleep(0.3)
+    assert looking.is_alive()
+    board.answered(0)
+    board.finished()
+    looking.join(20)
+    assert not looking.is_alive()
+    text = shown.getvalue()
+    assert "train 1" in text
+    assert "finished" in text
+    assert text.index("busy") < text.rindex("finished")
+
+
+def test_watch_says_what_it_cannot_read(tmp_path: Path) -> None:
+    done = federate_command("watch", "nowhere", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: nowhere/nodes.json: there is no such file")
+    (tmp_path / "nodes.json").write_text(json.dumps({"version": 99}))
+    assert "is of version 99" in federate_command("watch", ".", cwd=tmp_path).stderr
+    NodeBoard(tmp_path, num_clients=2, rounds=1).finished()
+    done = federate_command("watch", ".", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "finished  ·  2 unknown" in done.stdout
+
+
+def test_names_from_the_network_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
+    board = NodeBoard(tmp_path, num_clients=1, rounds=1)
+    board.seen(0, name="\x1b[2J[red]evil")
+    text = seen(read_status(tmp_path))
+    assert "\x1b" not in text
+    assert "[red]evil" in text

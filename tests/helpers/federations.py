@@ -1,0 +1,147 @@
+"""Federations of simulated clients that a test can disturb, and the same task for the readable algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedaux.config import Experiment
+from fedaux.core import plain
+from fedaux.core.compute import Compute
+from fedaux.core.messages import ClientState, ReleaseRequest, ScoreRelease, TrainRequest, Update, Weights
+from fedaux.core.preparation import prepare
+from fedaux.core.round import Federation
+from fedaux.core.simulation import SimulatedClients
+from fedaux.core.task import State
+from fedaux.data import load_auxiliary, load_labelled
+from fedaux.running.run import NullCallback, Work, split_for
+from fedaux.running.run_directory import RunDirectory
+from helpers.experiments import tiny
+
+
+class Wrapped:
+    """The simulator's clients, with whatever a test does to their answers."""
+
+    def __init__(self, inner: SimulatedClients) -> None:
+        self.inner = inner
+        self.certified: list[int] = []
+
+    def present(self) -> Sequence[int]:
+        return self.inner.present()
+
+    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
+        self.certified += clients
+        yield from self.inner.release_scores(clients, request)
+
+    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        yield from self.inner.train(clients, request)
+
+    def reasons(self) -> Mapping[int, str]:
+        return self.inner.reasons()
+
+    def client_states(self) -> Mapping[int, ClientState]:
+        return self.inner.client_states()
+
+    def load_client_states(self, kept: Mapping[int, ClientState]) -> None:
+        self.inner.load_client_states(kept)
+
+
+def federation(
+    tmp_path: Path, *, kind: type[Wrapped] = Wrapped, **changes: Any
+) -> tuple[Federation, State, Wrapped, Experiment]:
+    experiment = tiny(**changes)
+    directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
+    data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
+    work = Work(experiment, directory, data, auxiliary, NullCallback())
+    task = work.task(experiment.method[0], experiment.seeds[0])
+    clients = kind(SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])))
+    state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=NullCallback())
+    directory.close()
+    return Federation(task, preparation, clients, callback=NullCallback()), state, clients, experiment
+
+
+def metrics(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "seconds"}
+
+
+def play(server: Federation, state: State, rounds: int) -> tuple[State, list[dict[str, Any]]]:
+    rows = []
+    for _ in range(rounds):
+        state, row = server.play_round(state)
+        rows.append(metrics(row))
+    return state, rows
+
+
+def same_weights(first: State, second: State) -> bool:
+    return all(
+        torch.equal(tensor, second.weights[prototype][name])
+        for prototype, weights in first.weights.items()
+        for name, tensor in weights.items()
+    )
+
+
+def written_out(server: Federation, state: State) -> tuple[plain.Task, plain.Preparation, plain.State]:
+    """The same task for the readable algorithm, prepared by itself from the same h0, at the product's state."""
+    own, experiment = server.task, server.task.experiment
+    data = load_labelled(experiment.data)
+    parts = [torch.from_numpy(part) for part in split_for(experiment, data, own.seed)]  # type: ignore[arg-type]
+    task = plain.Task(
+        experiment=experiment,
+        method=own.method,
+        seed=own.seed,
+        input_shape=own.input_shape,
+        num_classes=own.num_classes,
+        prototype_of=own.prototype_of,
+        images=data.images,
+        labels=data.labels,
+        parts=parts,
+        negatives=own.negatives,
+        distill_set=own.distill_images,
+        test_images=own.test_images,
+        test_labels=own.test_labels,
+    )
+    preparation, _ = plain.prepare(task, extractors=h0_of(server, state))
+    memory = {client: member_of(server, client, stamped, parts) for client, stamped in state.memory.items()}
+    return task, preparation, plain.State(state.round, state.weights, memory)
+
+
+def h0_of(server: Federation, state: State) -> Mapping[str, Weights]:
+    """h0 as preparation keeps it or, of methods that only start from it, as the features they start from."""
+    prefix = "features."
+    return server.preparation.extractors or {
+        prototype: {name.removeprefix(prefix): own for name, own in weights.items() if name.startswith(prefix)}
+        for prototype, weights in state.weights.items()
+    }
+
+
+def member_of(server: Federation, client: int, stamped: ClientState, parts: Sequence[Tensor]) -> plain.Member:
+    """What the product remembers of a client, as the readable algorithm has it."""
+    tensors, prefix = stamped.tensors, "weights/"
+    weights = {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}
+    prototype, size = server.task.prototype_of[client], len(parts[client])
+    return plain.Member(client, prototype, stamped.round, size, weights, tensors.get("logits"))
+
+
+def simulated(
+    tmp_path: Path, *, clients_at_once: int, workers: int = 1, **changes: Any
+) -> tuple[Federation, State, SimulatedClients]:
+    experiment = tiny(**changes)
+    directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
+    data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
+    work = Work(
+        experiment,
+        directory,
+        data,
+        auxiliary,
+        NullCallback(),
+        Compute(clients_at_once=clients_at_once, workers=workers),
+    )
+    task = work.task(experiment.method[0], experiment.seeds[0])
+    clients = SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0]))
+    state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=NullCallback())
+    directory.close()
+    return Federation(task, preparation, clients, callback=NullCallback()), state, clients

@@ -1,0 +1,16 @@
+"""Read texts of a folder in the hub's layout."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fedaux.config import Auxiliary, Data
+from fedaux.data import load_auxiliary, load_labelled, vocabulary
+from fedaux.data.texts import Texts
+
+reader = Texts(vocabulary.of_file(Path(sys.argv[2])), 16)
+data = load_labelled(Data(source="huggingface", path=sys.argv[1]), texts=reader)
+print(data.classes, data.labels.tolist(), data.test_labels.tolist())
+print([reader.vocabulary.words(row) for row in data.images.tolist()])
+print(tuple(load_auxiliary(Auxiliary(source="huggingface", path=sys.argv[1], size=2), texts=reader).shape))

@@ -1,0 +1,86 @@
+"""The figures of a run: each picture shows the numbers it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.report_runs import make_run, read_metrics
+
+from fedaux.report import figures, svg
+from fedaux.report.run import curve_points
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("report") / "demo")
+
+
+def test_methods_keep_their_colour_and_never_share_a_look() -> None:
+    names = [*figures.METHOD_STYLES, *(f"{name}+p" for name in figures.METHOD_STYLES), *"abcdefgh"]
+    styles = figures.method_styles(names)
+    assert len(set(styles.values())) == len(names)
+    assert figures.method_styles(["fedaux"])["fedaux"] == styles["fedaux"]
+    assert styles["feddf"].colour == styles["feddf+p"].colour != styles["fedaux"].colour
+
+
+def test_labels_are_spread_without_leaving_the_figure() -> None:
+    placed = figures.spread_labels([0.02, 0.03, 0.9, 0.01], gap=0.1)
+    assert placed[2] == 0.9
+    assert placed[1] > placed[0] > placed[3] >= 0
+    assert min(abs(a - b) for a in placed for b in placed if a != b) >= 0.1 - 1e-12
+
+
+def test_bubbles_have_areas_in_proportion_to_counts() -> None:
+    figure = figures.split_bubbles([("one", [[100, 0], [0, 25]]), ("two", [[0, 4], [100, 0]])], ["a", "b"])
+    first = figure.axes[0].collections[0]
+    widths = first.get_widths()  # type: ignore[attr-defined]
+    assert np.asarray(first.get_offsets()).tolist() == [[0, 0], [1, 1]]
+    assert widths[0] / widths[1] == pytest.approx(2)
+    assert [axes.get_title() for axes in figure.axes] == ["one", "two"]
+    with pytest.raises(ValueError, match="at least one"):
+        figures.split_bubbles([], ["a"])
+
+
+def test_score_matrix_compares_like_with_like() -> None:
+    table, weights = [[0, 30], [10, 10]], np.array([[0.1, 0.7], [0.9, 0.3]])
+    figure = figures.score_matrix(weights, table, ["a", "b"], [7, 4])
+    held, weight = (axes.images[0] for axes in figure.axes[:2])
+    assert held.get_clim() == weight.get_clim() == (0, 1)
+    # Client 4 comes first: its main class is the first one.
+    assert np.asarray(held.get_array()) == pytest.approx(np.array([[1, 0.25], [0, 0.75]]))
+    assert np.asarray(weight.get_array()) == pytest.approx(np.array([[0.9, 0.3], [0.1, 0.7]]))
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["4", "7"]
+    with pytest.raises(ValueError, match="do not fit together"):
+        figures.score_matrix(weights, table, ["a", "b"], [7])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_top_images_stand_in_the_row_of_their_client(channels: int) -> None:
+    images = np.zeros((2, 3, channels, 96, 96), dtype=np.uint8)
+    images[1] = 200
+    figure = figures.top_images(images, table=[[0, 5], [5, 0]], classes=["cat", "dog"], clients=[3, 8])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+        "client 8, class cat",
+        "client 3, class dog",
+    ]
+    mosaic = np.asarray(figure.axes[0].images[0].get_array())
+    assert mosaic.shape == (2 * 50, 3 * 50, 4)  # halved to 48 pixels, with gaps of 2
+    assert mosaic[10, 10].tolist() == [200, 200, 200, 255]
+    assert mosaic[60, 10].tolist() == [0, 0, 0, 255]
+    assert mosaic[49, 10, 3] == 0
+    with pytest.raises(ValueError, match="C = 1 or 3"):
+        figures.top_images(images[:, :, :, 0], table=[[0, 5], [5, 0]], classes=["cat", "dog"], clients=[3, 8])
+
+
+@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG\r"), ("svg", b"<?xml"), ("pdf", b"%PDF-")])
+def test_saved_figures_are_the_same_bytes(run: Path, tmp_path: Path, kind: str, start: bytes) -> None:
+    paths = [tmp_path / "one" / f"curves.{kind}", tmp_path / "two" / f"curves.{kind}"]
+    for path in paths:
+        path.parent.mkdir()
+        svg.save(figures.labelled_lines(curve_points(read_metrics(run))), path)
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert paths[0].read_bytes()[:5] == start
+    with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf"):
+        svg.save(figures.labelled_lines({}), tmp_path / "curves.gif")

@@ -1,0 +1,278 @@
+"""Users' own rows from a file: what they add, what is refused, and what a run keeps of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tomli_w
+from helpers.experiments import TINY, tiny
+
+import fedaux
+from fedaux.core.methods import METHODS
+from fedaux.core.teachers import TEACHERS
+from fedaux.recipes import merged
+from fedaux.running import plugins
+from fedaux.running.plugins import REGISTRIES, load_plugin, loaded
+
+OWN = """\
+from fedaux.core.teachers import TEACHERS, mean_teacher
+from fedaux.core.methods import METHODS, Method
+
+
+def own_teacher(ensemble):
+    return mean_teacher(ensemble)
+
+
+TEACHERS["own"] = own_teacher
+METHODS["ours"] = Method("ours", start="scratch", teacher="own", memory=("predictions",))
+"""
+
+Write = Callable[..., Path]
+pytestmark = [
+    pytest.mark.usefixtures("without_pages"),
+    pytest.mark.filterwarnings("ignore:.*click:DeprecationWarning"),  # of typer, where it is first imported
+]
+
+
+@contextmanager
+def fresh() -> Iterator[None]:
+    """Leave no plugin behind."""
+    before = {name: dict(rows) for name, rows in REGISTRIES.items()}
+    try:
+        yield
+    finally:
+        plugins.LOADED.clear()
+        for name, rows in before.items():
+            REGISTRIES[name].clear()
+            REGISTRIES[name].update(rows)
+
+
+@pytest.fixture(autouse=True)
+def _registries_as_before() -> Iterator[None]:
+    with fresh():
+        yield
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(content: str, name: str = "own.py") -> Path:
+        path = tmp_path / name
+        path.write_text(content, encoding="utf-8")
+        return path
+
+    return written
+
+
+def refusal(path: Path) -> str:
+    """Return why a plugin is refused, having seen that it left nothing behind."""
+    before, modules = {name: dict(rows) for name, rows in REGISTRIES.items()}, set(sys.modules)
+    with pytest.raises(ValueError, match="plugin ") as error:
+        load_plugin(path)
+    assert {name: dict(rows) for name, rows in REGISTRIES.items()} == before
+    assert not [name for name in set(sys.modules) - modules if name.startswith("fedaux_plugin")]
+    assert path not in [Path(plugin.path) for plugin in plugins.LOADED.values()]
+    return str(error.value)
+
+
+def test_rows_are_known_and_the_file_is_named_with_its_content(write: Write) -> None:
+    path = write(OWN)
+    module = fedaux.load_plugin(path)
+    assert METHODS["ours"].teacher == "own"
+    assert TEACHERS["own"] is module.own_teacher
+    assert loaded() == {str(path): hashlib.sha256(OWN.encode()).hexdigest()}
+    assert list(path.parent.iterdir()) == [path]  # no compiled copy that could be run in its place
+
+
+def test_code_of_a_plugin_is_an_ordinary_module(write: Write) -> None:
+    content = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n\n\n"
+        "@dataclass\nclass Pair:\n    first: int\n    second: int = 2\n"
+    )
+    assert load_plugin(write(content)).Pair(1).second == 2
+    unquoted = "def f(x: int) -> int:\n    return x\n"  # postponed evaluation is not inherited from the loader
+    assert load_plugin(write(unquoted, "other.py")).f.__annotations__["x"] is int
+
+
+def test_a_file_loaded_again_replaces_its_own_rows(write: Write) -> None:
+    load_plugin(write(OWN))
+    load_plugin(write(OWN))
+    load_plugin(write(OWN.replace('"ours"', '"theirs"')))
+    assert "theirs" in METHODS
+    assert "ours" not in METHODS
+    assert len(loaded()) == 1
+    with pytest.raises(ValueError, match="SyntaxError"):
+        load_plugin(write("=", "own.py"))
+    assert "theirs" in METHODS  # a file that fails leaves what its last version gave
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "no.py") == f"plugin {tmp_path / 'no.py'}: cannot be read (No such file or directory)"
+    assert refusal(tmp_path) == f"plugin {tmp_path}: cannot be read (Is a directory)"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (OWN + "1 / 0\n", ":11: fails with ZeroDivisionError: division by zero"),
+        (
+            "def f():\n    import json\n    json.loads('x')\n\n\nf()\n",
+            ":3: fails with JSONDecodeError: Expecting value",
+        ),
+        ("x = 1\nif x\n", ":2: fails with SyntaxError: expected ':'"),
+        ("import not_there\n", ":1: fails with ModuleNotFoundError: No module named 'not_there'"),
+        ("raise SystemExit\n", ":1: fails with SystemExit"),
+        (
+            'from fedaux.core.methods import Method\nMethod("x", start="scratch", memory=("predictions",))\n',
+            ":2: fails with ValueError: method x: remembers predictions and has no teacher that would use them",
+        ),
+    ],
+)
+def test_a_file_that_fails_is_named_with_its_line(content: str, said: str, write: Write) -> None:
+    path = write(content)
+    assert refusal(path).startswith(f"plugin {path}{said}")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('METHODS["fedavg"] = Method("fedavg", start="pretrained")', "METHODS['fedavg'] is a row that ships with"),
+        ('TEACHERS["mean"] = own_teacher', "TEACHERS['mean'] is a row that ships with"),
+        ('del METHODS["fedprox"]', "METHODS['fedprox'] is a row that ships with"),
+        (
+            'METHODS["x"] = Method("x", start="scratch", teacher="owm")',
+            "METHODS['x'].teacher = 'owm': not known; did you mean own?",
+        ),
+        (
+            'METHODS["x"] = Method("x", start="scratch", teacher="zzz")',
+            "METHODS['x'].teacher = 'zzz': not known; there are mean, probabilities, bayesian, certainty, mixture, own",
+        ),
+        ('METHODS["x"] = Method("y", start="scratch")', "METHODS['x'].name = 'y': should be 'x'"),
+        ('METHODS["x/y"] = Method("x/y", start="scratch")', "METHODS['x/y']: names a directory"),
+        ('METHODS["x"] = "fedavg"', "METHODS['x'] = 'fedavg': should be a fedaux.core.methods.Method"),
+        ('TEACHERS["x"] = 3', "TEACHERS['x'] = 3: should be a function"),
+        ('SOURCES["x"] = Source()', "SOURCES['x']: loads nothing"),
+        ('SOURCES["x"] = Source(load_labelled=print)', "SOURCES['x'].count_labelled: missing"),
+        ('SOURCES["x"] = print', "should be a fedaux.data.Source"),
+        ('SOURCES["none"] = Source(load_auxiliary=print)', "SOURCES['none']: says in a recipe that there are no data"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(line: str, said: str, write: Write) -> None:
+    path = write(f"{OWN}from fedaux.data import SOURCES, Source\n{line}\n")
+    assert said in refusal(path)
+    assert refusal(path).startswith(f"plugin {path}: ")
+
+
+def test_all_wrong_rows_are_told_at_once(write: Write) -> None:
+    path = write(OWN + 'TEACHERS["x"] = 3\nMETHODS["x"] = Method("x", start="scratch", teacher="zzz")\n')
+    assert len(refusal(path).splitlines()) == 2
+
+
+def test_an_identical_row_is_no_offence_and_another_plugins_row_is_its_own(write: Write) -> None:
+    same = write(OWN + 'METHODS["feddf"] = Method("feddf", start="scratch", teacher="mean")\n')
+    load_plugin(same)
+    other = write(
+        'from fedaux.core.methods import METHODS, Method\nMETHODS["ours"] = Method("ours", start="scratch")\n', "b.py"
+    )
+    assert f"METHODS['ours'] is a row of the plugin {same}; a plugin should give its row another name" in refusal(other)
+
+
+def test_resuming_needs_the_same_plugin(write: Write, tmp_path: Path) -> None:
+    experiment = tiny(method=["ours"], rounds=1)
+    load_plugin(write(OWN))
+    out = tmp_path / "run"
+    fedaux.run(experiment, out=out)
+    environment = json.loads((out / "environment.json").read_text())
+    assert environment["plugins"] == {str(tmp_path / "own.py"): hashlib.sha256(OWN.encode()).hexdigest()}
+    load_plugin(write(OWN, "moved.py").rename(tmp_path / "own.py"))  # the same content
+    fedaux.run(experiment, out=out, resume=True)
+    load_plugin(write(OWN + "# changed\n"))
+    with pytest.raises(ValueError, match=r"was started with the plugin .*own\.py \(SHA-256 .*has changed since"):
+        fedaux.run(experiment, out=out, resume=True)
+    assert json.loads((out / "environment.json").read_text())["plugins"] == environment["plugins"]
+
+
+def test_a_run_without_plugins_does_not_mention_them(tmp_path: Path) -> None:
+    fedaux.run(tiny(method=["fedavg"], rounds=1), out=tmp_path / "run")
+    assert "plugins" not in json.loads((tmp_path / "run/environment.json").read_text())
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line in this process: exit status, output, errors. Each call begins without plugins."""
+    from fedaux.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+
+    def called(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedaux", *arguments])
+        with fresh(), pytest.raises(SystemExit) as left:
+            main()
+        return int(left.value.code or 0), *capsys.readouterr()
+
+    return called
+
+
+def test_commands_take_plugins_and_say_what_they_are(write: Write, command: Command, tmp_path: Path) -> None:
+    write(OWN)
+    more = 'METHODS["more"] = Method("more", start="scratch", teacher="own")\n'
+    write(f"from fedaux.core.methods import METHODS, Method\n{more}", "b.py")
+    write(tomli_w.dumps(merged(TINY, {"method": ["ours", "more"], "rounds": 1})), "recipe.toml")
+    both = ("--plugin", "own.py", "--plugin", "b.py")
+    status, _, errors = command("run", "recipe.toml", *both)
+    assert (status, errors) == (0, "")
+    summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
+    assert [row["method"] for row in summary["rows"]] == ["ours", "more"]
+    assert [row["name"] for row in json.loads(command("methods", "--json", *both)[1])][-2:] == ["ours", "more"]
+    assert "ours, more" in command("privacy", "recipe.toml", *both)[1]
+    assert command("data", "recipe.toml", *both)[0] == 0
+    assert command("run", "recipe.toml", "--resume", *both)[0] == 0
+
+    status, _, errors = command("run", "recipe.toml", "--resume")
+    assert status == 2
+    lines = errors.splitlines()[1:]
+    assert [line.partition(":")[0] for line in lines] == ["method = 'ours'", "method = 'more'"]
+    assert all(line.endswith("; given by a plugin? --plugin FILE") for line in lines)
+    status, _, errors = command("run", "recipe.toml", "--plugin", "b.py", "--plugin", "own.py")
+    assert status == 2
+    assert errors.startswith("error: plugin b.py: METHODS['more'].teacher = 'own': not known; there are mean")
+    assert "runs with your rights" in command("run", "--help")[1]
+
+
+@pytest.mark.slow
+def test_an_own_mechanism_can_be_attacked(write: Write, command: Command) -> None:
+    write("from fedaux.privacy.mechanisms import MECHANISMS\nMECHANISMS['copy'] = MECHANISMS['mean']\n")
+    status, output, errors = command(
+        "audit",
+        "--mechanism",
+        "copy",
+        "--epsilon",
+        "1",
+        "--trials",
+        "20000",
+        "--releases",
+        "40",
+        "--json",
+        "--plugin",
+        "own.py",
+    )
+    assert status == 0, errors
+    assert json.loads(output)["mechanism"] == "copy"
+
+
+@pytest.mark.parametrize("name", ["run", "data", "privacy", "methods", "audit", "reproduce toy-iris"])
+def test_a_failing_plugin_is_told_in_one_line(name: str, write: Write, command: Command) -> None:
+    write("x = 1\ny = x.z\n")
+    status, output, errors = command(*name.split(), "--plugin", "own.py")
+    assert (status, output) == (2, "")
+    assert errors == "error: plugin own.py:2: fails with AttributeError: 'int' object has no attribute 'z'\n"

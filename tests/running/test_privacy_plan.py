@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import importlib.util
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from helpers.experiments import tiny
+from rich.console import Console
+
+from fedaux.privacy import mean
+from fedaux.privacy.accounting import Query, composed_epsilon
+from fedaux.privacy.gaussian import noise_multiplier
+from fedaux.privacy.ledger import NEIGHBOURS
+from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
+from fedaux.running.privacy_plan import NOISE_LIMIT, PrivacyPlan, least_examples, privacy_plan
+from fedaux.seeding import generator
+
+needs_accountant = pytest.mark.skipif(
+    importlib.util.find_spec("dp_accounting") is None, reason="needs the extra privacy (dp-accounting)"
+)
+
+SIZES = (50, 0, 400, 5000)
+
+
+def plan(**changes: Any) -> PrivacyPlan:
+    return privacy_plan(tiny(**changes), SIZES, input_shape=(1, 8, 8), num_negatives=40)
+
+
+def printed(shown: PrivacyPlan) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    for part in shown.render():
+        console.print(part, soft_wrap=True)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+def test_scores_cost_what_the_recipe_says_and_updates_are_named_unprotected() -> None:
+    shown = plan(method=["fedaux", "fedavg"])
+    scored, plain = shown.groups
+    assert (scored.methods, plain.methods) == (("fedaux",), ("fedavg",))
+    assert [client.client for client in scored.clients] == [0, 2, 3]
+    assert all(client.scores is not None and client.scores.cost == (1.0, 1e-5) for client in scored.clients)
+    assert all(client.scores is None and client.worst is None for client in plain.clients)
+    text = printed(shown)
+    assert NEIGHBOURS in text
+    assert "n_i is public" in text
+    assert "not protected" in text
+    assert "without differential privacy" in text
+    assert "client 1" in text
+
+
+@pytest.mark.parametrize("mechanism", ["mean", "paper"])
+def test_the_noise_is_the_one_that_the_mechanism_adds(mechanism: str) -> None:
+    experiment = tiny(certainty={"mechanism": mechanism})
+    shown = privacy_plan(experiment, SIZES, input_shape=(1, 8, 8), num_negatives=40)
+    width = 4 if mechanism == "mean" else 32
+    made = MECHANISMS[mechanism](experiment.certainty)
+    features = torch.randn(400, 32, generator=torch.Generator().manual_seed(0))
+    noise = SimulatedNoise(generator(0, "certainty noise"))
+    release = made.release(features, made.publish(features[:40]), noise=noise)
+    scores = shown.groups[0].clients[1].scores
+    assert scores is not None
+    signal = 1.0 if mechanism == "mean" else math.sqrt(2 * math.log(2) / 0.1)
+    assert scores.noise_share == pytest.approx(release.sigma * math.sqrt(width) / signal)
+
+
+def test_small_clients_are_warned_with_the_size_that_would_do() -> None:
+    shown = plan(certainty={"epsilon": 0.1, "components": 16})
+    needed = math.ceil(2 * noise_multiplier(epsilon=0.1, delta=1e-5) * 4 / NOISE_LIMIT)
+    warning = next(line for line in shown.sentences() if line.startswith("Warning"))
+    assert "clients 0, 2 with 50 to 400 examples" in warning
+    assert f"it takes {needed} examples" in warning
+    assert not plan(certainty={"epsilon": 50.0}).warnings()
+
+
+@pytest.mark.parametrize(("components", "hinted"), [(4, True), (12, False), (13, False), (26, True), (32, True)])
+def test_components_that_do_not_suit_the_noise_are_named_with_the_number_that_does(
+    components: int, hinted: bool
+) -> None:
+    shown = plan(certainty={"epsilon": 0.1, "components": components})
+    assert mean.suitable_components(400, epsilon=0.1, delta=1e-5) == 13  # 400 is the middle of three sizes
+    hints = [line for line in shown.sentences() if line.startswith("Hint")]
+    assert len(hints) == hinted
+    assert all(
+        line.startswith(
+            f"Hint: certainty.components = {components}, and about 13 suit the noise on a client of 400 examples"
+        )
+        for line in hints
+    )
+    assert not [line for line in plan(certainty={"mechanism": "paper"}).sentences() if line.startswith("Hint")]
+    wide = plan(certainty={"epsilon": 1e3, "components": 96})  # both more than there are features
+    assert not [line for line in wide.sentences() if line.startswith("Hint")]
+
+
+def test_the_least_size_is_the_least() -> None:
+    assert least_examples(lambda n: 10 / n, limit=0.5) == 20
+    assert least_examples(lambda n: 0.1 / n, limit=0.5) == 1
+    assert least_examples(lambda n: 1.0, limit=0.5) is None
+
+
+@needs_accountant
+def test_protected_updates_are_planned_for_expected_and_all_rounds() -> None:
+    local = {"batch_size": 64, "privacy": {"noise_multiplier": 2.0}}
+    shown = plan(rounds=4, participation_rate=0.5, local=local)
+    assert shown.expected_rounds == 3  # 2 of the 3 clients that hold examples are asked a round
+    client = shown.groups[0].clients[1]
+    steps = math.ceil(400 / 64)
+    query = Query(2.0, 64 / 400)
+    release = Query(noise_multiplier(epsilon=1.0, delta=1e-5))
+    assert client.update == (composed_epsilon({query: steps}, delta=1e-5), 1e-5)
+    assert client.expected == (composed_epsilon({query: 3 * steps, release: 1}, delta=1e-5), 1e-5)
+    assert client.worst == (composed_epsilon({query: 4 * steps, release: 1}, delta=1e-5), 1e-5)
+    text = printed(shown)
+    assert "3 of 4 rounds" in text
+    assert "without differential privacy" not in text
+
+
+def test_mechanisms_without_protection_say_so() -> None:
+    for mechanism in ("none", "release"):
+        assert "∞" in printed(plan(certainty={"mechanism": mechanism}))
+
+
+def test_sizes_must_fit_the_population() -> None:
+    with pytest.raises(ValueError, match=r"split\.num_clients = 4"):
+        privacy_plan(tiny(), (1, 2), input_shape=(1, 8, 8), num_negatives=40)

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+from helpers.experiments import tiny
+from safetensors.torch import load_file
+
+import fedaux
+from fedaux.config import ConfigError, Experiment
+from fedaux.core.round import Federation
+from fedaux.core.task import State
+from fedaux.privacy.ledger import LedgerEntry
+from fedaux.recipes import load_experiment
+from fedaux.running.display import dropped_lines, privacy_lines
+
+
+def rows_of(directory: Path) -> list[dict[str, Any]]:
+    lines = (directory / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / "finished"
+    experiment = tiny(method=["fedavg", "fedaux"], seeds=[0, 1], participation_rate=0.5)
+    assert fedaux.run(experiment, out=directory).directory == directory
+    return directory
+
+
+def test_a_run_directory_holds_everything(finished: Path) -> None:
+    experiment = load_experiment(finished / "config.toml")
+    rows = rows_of(finished)
+    order = [(row["seed"], row["method"], row["round"]) for row in rows]
+    assert order == [(s, m, r) for s in (0, 1) for m in ("fedavg", "fedaux") for r in (1, 2, 3)]
+    wanted = {"accuracy", "loss", "clients_asked", "clients_answered", "clients_dropped", "bytes_up", "bytes_down"}
+    assert all(wanted <= row.keys() for row in rows)
+    ledger = json.loads((finished / "ledger.json").read_text())
+    assert {(e["method"], e["seed"], e["client"]) for e in ledger["entries"]} == {
+        ("fedaux", seed, client) for seed in (0, 1) for client in range(4)
+    }
+    assert all(entry["noise"] == "simulated" for entry in ledger["entries"])
+    assert ledger["unprotected"].startswith(
+        "The model updates of local training are sent without differential privacy."
+    )
+    summary = json.loads((finished / "summary.json").read_text())
+    assert summary["complete"] is True
+    assert summary["config_sha256"] == experiment.sha256()
+    assert (finished / "report.html").stat().st_size > 1000
+    assert json.loads((finished / "environment.json").read_text())["fedaux"] == fedaux.__version__
+
+
+def test_summary_states_mean_and_spread_over_seeds(finished: Path) -> None:
+    summary = json.loads((finished / "summary.json").read_text())
+    rows = rows_of(finished)
+    for line in summary["rows"]:
+        accuracy = np.array(
+            [[row["accuracy"] for row in rows if (row["method"], row["seed"]) == (line["method"], s)] for s in (0, 1)]
+        )
+        assert line["accuracy_mean"] == pytest.approx(accuracy[:, -1].mean())
+        assert line["accuracy_std"] == pytest.approx(accuracy[:, -1].std(ddof=1))
+        assert line["accuracy_max_mean"] == pytest.approx(accuracy.max(axis=1).mean())
+    by_method = {line["method"]: line for line in summary["rows"]}
+    assert (by_method["fedaux"]["epsilon"], by_method["fedaux"]["delta"]) == (1.0, 1e-5)
+    assert by_method["fedavg"]["epsilon"] is None
+
+
+def test_methods_of_a_seed_share_split_selection_and_pretraining(finished: Path) -> None:
+    rows = rows_of(finished)
+    asked = {(row["method"], row["seed"], row["round"]): row["clients_asked"] for row in rows}
+    for seed in (0, 1):
+        for number in (1, 2, 3):
+            assert asked["fedavg", seed, number] == asked["fedaux", seed, number]
+    assert len(list((finished / "pretrained").iterdir())) == 2  # one a seed
+
+
+def test_scores_picture_has_a_distribution_over_clients(finished: Path) -> None:
+    tensors = load_file(finished / "scores.safetensors")
+    assert tensors["weights_by_class"].sum(dim=0).numpy() == pytest.approx(np.ones(10), abs=1e-5)
+    assert tensors["top_images"].shape[0] == 4
+    assert tensors["top_images"].shape[2:] == (1, 8, 8)
+
+
+def test_only_the_last_checkpoint_is_kept_and_nothing_is_pickled(finished: Path) -> None:
+    for cell in (finished / "cells").iterdir():
+        held = {path.name for path in cell.iterdir()} - {"prepared.safetensors"}
+        assert held == {"round-00003.safetensors", "state.json"}
+
+
+def test_a_used_directory_is_refused(finished: Path) -> None:
+    experiment = load_experiment(finished / "config.toml")
+    before = (finished / "metrics.jsonl").read_text()
+    with pytest.raises(ValueError, match="already holds a run; continue it with --resume"):
+        fedaux.run(experiment, out=finished)
+    assert (finished / "metrics.jsonl").read_text() == before
+
+
+def test_resuming_another_experiment_is_refused_naming_the_keys(finished: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rounds = 9: the run was started with 3"):
+        fedaux.run(
+            tiny(method=["fedavg", "fedaux"], seeds=[0, 1], participation_rate=0.5, rounds=9), out=finished, resume=True
+        )
+
+
+def test_resuming_a_finished_run_does_no_work_and_keeps_every_figure(finished: Path) -> None:
+    before = rows_of(finished)
+    fedaux.run(load_experiment(finished / "config.toml"), out=finished, resume=True)
+    assert rows_of(finished) == before
+
+
+def test_foreign_directories_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(ValueError, match="not empty and holds no run"):
+        fedaux.run(tiny(), out=tmp_path)
+    with pytest.raises(ValueError, match="is a file"):
+        fedaux.run(tiny(), out=tmp_path / "precious.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    from fedaux.running.run_directory import RunDirectory
+
+    with (
+        RunDirectory.open(tmp_path / "run", tiny(), resume=False),
+        pytest.raises(ValueError, match="in use by another process"),
+    ):
+        fedaux.run(tiny(), out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.usefixtures("without_pages")
+@pytest.mark.parametrize("method", ["fedavg", "fedaux"])
+def test_a_failure_at_any_round_resumes_to_the_same_metrics(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fedaux.run(tiny(method=method), out=tmp_path / "whole")
+    play = Federation.play_round
+    for failing in (1, 2, 3):
+        directory = tmp_path / f"broken{failing}"
+
+        def fail(self: Federation, state: State, failing: int = failing) -> Any:
+            if state.round + 1 == failing:
+                raise RuntimeError("power cut")
+            return play(self, state)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Federation, "play_round", fail)
+            with pytest.raises(RuntimeError, match="power cut"):
+                fedaux.run(tiny(method=method), out=directory)
+        fedaux.run(tiny(method=method), out=directory, resume=True)
+        assert rows_of(directory) == rows_of(whole.directory)
+
+
+def progress(directory: Path) -> list[str]:
+    """Return the names of all checkpoints and pretrained features, finished or half written."""
+    return sorted(
+        str(path) for folder in ("cells/*", "pretrained") for path in directory.glob(f"{folder}/*.safetensors*")
+    )
+
+
+def start(recipe: Path, out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "fedaux", "run", str(recipe), "--out", str(out), "--resume"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr.decode()
+
+
+@pytest.fixture(scope="module")
+def killable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("kill")
+    recipe = folder / "recipe.toml"
+    experiment = tiny(method=["feddf", "fedaux"], rounds=12, participation_rate=0.5, local={"epochs": 3})
+    recipe.write_text(tomli_w.dumps(experiment.to_dict()))
+    finish(start(recipe, folder / "whole"))
+    return recipe, folder
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_moments_loses_nothing(killable: tuple[Path, Path]) -> None:
+    """Kill at random points of the work, resume each time, and compare with a run that was never killed."""
+    recipe, folder = killable
+    directory, generator = folder / "killed", random.Random(0)
+    for _ in range(4):
+        process = start(recipe, directory)
+        before = progress(directory)
+        deadline = time.monotonic() + 60
+        while progress(directory) == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)  # until it does something that was not there before
+        time.sleep(generator.uniform(0.0, 0.25))
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert len(rows_of(directory)) < len(rows_of(folder / "whole"))  # or the kills came too late to mean anything
+    finish(start(recipe, directory))
+    assert rows_of(directory) == rows_of(folder / "whole")
+    assert json.loads((directory / "ledger.json").read_text()) == json.loads((folder / "whole/ledger.json").read_text())
+
+
+@pytest.mark.slow
+def test_interrupt_ends_cleanly_and_can_be_resumed(killable: tuple[Path, Path]) -> None:
+    recipe, folder = killable
+    directory = folder / "interrupted"
+    command = [sys.executable, "-m", "fedaux", "run", str(recipe), "--out", str(directory)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while not list(directory.glob("cells/*/round-0000[3-9]*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr.decode()
+    assert b"--resume" in stdout
+    assert b"Traceback" not in stderr
+    finish(start(recipe, directory))
+    assert rows_of(directory) == rows_of(folder / "whole")
+
+
+def test_ledger_entries_of_a_checkpoint_read_back(finished: Path) -> None:
+    header = json.loads((finished / "cells/fedaux-seed0/state.json").read_text())
+    entries = [LedgerEntry.from_json(entry) for entry in header["ledger"]]
+    assert [entry.client for entry in entries] == [0, 1, 2, 3]
+
+
+def test_experiment_is_what_python_users_run() -> None:
+    assert isinstance(fedaux.Experiment(), Experiment)
+    assert "run" in dir(fedaux)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fedaux.nothing
+
+
+def test_a_run_without_protection_says_so_everywhere(tmp_path: Path) -> None:
+    for mechanism in ("release", "none"):
+        directory = tmp_path / mechanism
+        result = fedaux.run(tiny(rounds=1, certainty={"mechanism": mechanism}), out=directory)
+        row = result.summary["rows"][0]
+        assert (row["epsilon"], row["mechanism"]) == ("inf", mechanism)
+        assert "not differentially private" in (directory / "report.html").read_text()
+        first = privacy_lines(directory)[0]
+        assert first.startswith("NOT PRIVATE: each client of fedaux released a vector")
+        assert f"through `{mechanism}`" in first
+        entries = json.loads((directory / "ledger.json").read_text())["entries"]
+        assert {entry["epsilon"] for entry in entries} == {"inf"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"auxiliary": {"size": 1}}, r"auxiliary\.negatives_fraction"),
+        ({"prototypes": [{"name": "a", "model": "cnn", "options": {"width": -3}}]}, r"width = -3: should be a whole"),
+        ({"prototypes": [{"name": "a", "model": "cnn", "options": {"width": "x"}}]}, r"width = 'x': should be a whole"),
+        ({"pretraining": {"checkpoint": __file__}}, "not a readable safetensors file"),
+    ],
+)
+def test_what_cannot_be_run_leaves_nothing_behind(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fedaux.run(tiny(**changes), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    fedaux.run(tiny(rounds=1), out=tmp_path / "run")
+    (tmp_path / "run/cells/fedaux-seed0/state.json").write_text('{"round": ')
+    with pytest.raises(ValueError, match=r"state\.json: damaged"):
+        fedaux.run(tiny(rounds=1), out=tmp_path / "run", resume=True)
+
+
+def test_dropped_answers_are_told_at_the_end(tmp_path: Path) -> None:
+    fedaux.run(tiny(method="fedavg", rounds=1, local={"learning_rate": 1e30}), out=tmp_path / "run")
+    dropped, kept = dropped_lines(tmp_path / "run")
+    assert dropped.startswith("Warning: 4 of 4 answers to fedavg were dropped, first: tensor ")
+    assert kept == "Warning: in 1 of 1 rounds of fedavg no answer was of use; the model stayed as it was"
