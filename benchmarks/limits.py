@@ -113,7 +113,11 @@ def peak_memory(work: Callable[[], object], *, device: torch.device) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         work()
     kineto = found.profiler.kineto_results
-    changes = sorted((event.start_ns(), event.nbytes()) for event in kineto.events() if event.name() == "[memory]")
+    changes = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in kineto.events()
+        if event.name() == "[memory]"
+    )
     held = peak = 0
     for _, change in changes:
         held += change

@@ -39,7 +39,9 @@ class FrozenNetwork:
         self._data = data
         self._model: SplitModel = build_models(self._task)[PROTOTYPE].eval()
         self._model.features.load_state_dict(fast.federation.preparation.extractors[PROTOTYPE])
-        self._head = {name.removeprefix("head."): t for name, t in fast.state.weights[PROTOTYPE].items()}
+        self._head = {
+            name.removeprefix("head."): t for name, t in fast.state.weights[PROTOTYPE].items()
+        }
 
     def play(self, number: int) -> dict[str, Tensor]:
         """Play one round and return the head."""
@@ -52,26 +54,39 @@ class FrozenNetwork:
             order = rows[torch.from_numpy(generator.permutation(len(rows)))]
             batches = order.split(experiment.local.batch_size)
             heads.append(
-                self._train(self._data.images, self._data.labels, batches, rate=experiment.local.learning_rate)
+                self._train(
+                    self._data.images,
+                    self._data.labels,
+                    batches,
+                    rate=experiment.local.learning_rate,
+                )
             )
         sizes = [len(self._fast.parts[client]) for client in chosen]
         self._head = {
-            name: sum((head[name] * (size / sum(sizes)) for head, size in zip(heads, sizes, strict=True)))  # type: ignore[misc]
+            name: sum(
+                (head[name] * (size / sum(sizes)) for head, size in zip(heads, sizes, strict=True))
+            )  # type: ignore[misc]
             for name in self._head
         }
         weights = self._fast.certainty_weights(chosen)
         targets = torch.zeros(())
         for head, own in zip(heads, weights, strict=True):
-            targets = targets + own[:, None] * torch.softmax(self._predict(head, self._task.distill_images), dim=1)
+            targets = targets + own[:, None] * torch.softmax(
+                self._predict(head, self._task.distill_images), dim=1
+            )
         generator = seeding.generator(seed, "distillation", round=number, part=PROTOTYPE)
-        batches = torch.from_numpy(generator.permutation(len(targets))).split(experiment.distillation.batch_size)
+        batches = torch.from_numpy(generator.permutation(len(targets))).split(
+            experiment.distillation.batch_size
+        )
         self._head = self._train(
             self._task.distill_images, targets, batches, rate=experiment.distillation.learning_rate
         )
         self._predict(self._head, self._task.test_images)
         return {f"head.{name}": tensor for name, tensor in self._head.items()}
 
-    def _train(self, inputs: Tensor, targets: Tensor, batches: Sequence[Tensor], *, rate: float) -> dict[str, Tensor]:
+    def _train(
+        self, inputs: Tensor, targets: Tensor, batches: Sequence[Tensor], *, rate: float
+    ) -> dict[str, Tensor]:
         head: nn.Module = self._model.head
         head.load_state_dict(self._head)
         optimizer = torch.optim.Adam(head.parameters(), lr=rate)
@@ -82,7 +97,9 @@ class FrozenNetwork:
             if targets.ndim == 1:
                 loss = functional.cross_entropy(logits, targets[batch])
             else:
-                loss = functional.kl_div(torch.log_softmax(logits, dim=1), targets[batch], reduction="batchmean")
+                loss = functional.kl_div(
+                    torch.log_softmax(logits, dim=1), targets[batch], reduction="batchmean"
+                )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -96,7 +113,9 @@ class FrozenNetwork:
 
 def main() -> None:
     """Time both and print the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--examples", type=int, default=32, help="a client")
     parser.add_argument("--distill", type=int, default=160)
@@ -114,7 +133,9 @@ def main() -> None:
     )
     device = torch.device("cpu")
     data, auxiliary = random_data(settings, device=device)
-    experiment = Experiment(**{**experiment_of(settings, device=device).to_dict(), "mode": "linear"})
+    experiment = Experiment(
+        **{**experiment_of(settings, device=device).to_dict(), "mode": "linear"}
+    )
     fast = fast_federation(experiment, data, auxiliary)
     slow = FrozenNetwork(fast, data)
     state = fast.state
@@ -126,8 +147,12 @@ def main() -> None:
         began = time.perf_counter()
         state, _ = fast.federation.play_round(state)
         seconds["linear mode"].append(time.perf_counter() - began)
-        difference = max(float((state.weights[PROTOTYPE][name] - t).abs().max()) for name, t in expected.items())
-        print(f"round {number}: largest difference between the two heads {difference:.1e}", flush=True)
+        difference = max(
+            float((state.weights[PROTOTYPE][name] - t).abs().max()) for name, t in expected.items()
+        )
+        print(
+            f"round {number}: largest difference between the two heads {difference:.1e}", flush=True
+        )
     # The first round computes the features of the private data: it is the warm-up.
     medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}
     ratio = medians["through the frozen network"] / medians["linear mode"]
@@ -135,7 +160,12 @@ def main() -> None:
         print(f"{name:28s} {median:8.3f} s a round, {seconds[name][0]:.3f} s the first")
     print(f"ratio {ratio:.0f}; preparation {fast.seconds:.2f} s")
     if arguments.json:
-        result = {"ratio": ratio, "seconds": medians, "difference": difference, "machine": machine_of(device)}
+        result = {
+            "ratio": ratio,
+            "seconds": medians,
+            "difference": difference,
+            "machine": machine_of(device),
+        }
         Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -57,7 +57,9 @@ def median_of(rows: list[dict[str, Any]], phase: str) -> float:
 
 def conversion() -> dict[str, float]:
     """Return seconds to make records of 20 MB, to hash them as Flower does, and to read them back."""
-    weights = {name: torch.randn_like(t) if t.is_floating_point() else t for name, t in _weights().items()}
+    weights = {
+        name: torch.randn_like(t) if t.is_floating_point() else t for name, t in _weights().items()
+    }
     began = time.perf_counter()
     record = records.arrays(weights)
     made = time.perf_counter()
@@ -80,7 +82,11 @@ def start() -> float:
         "import time, flwr.supernode.runtime.run_clientapp, fedaux.federation.client, "
         "fedaux.federation.records, fedaux.federation.work; print(time.process_time())"
     )
-    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
 def main() -> None:
@@ -101,8 +107,12 @@ def main() -> None:
             rows = federation.rows()
             log = federation.run_log()
     real = median_of(rows, "train")
-    print(f"clients {given.clients}, wire {given.wire}, {rows[0]['bytes_down'] / given.clients / 1e6:.1f} MB a message")
-    print(f"train, simulator: {simulated:.2f} s a round; federation: {real:.2f} s; over it: {real - simulated:.2f} s")
+    print(
+        f"clients {given.clients}, wire {given.wire}, {rows[0]['bytes_down'] / given.clients / 1e6:.1f} MB a message"
+    )
+    print(
+        f"train, simulator: {simulated:.2f} s a round; federation: {real:.2f} s; over it: {real - simulated:.2f} s"
+    )
     for line in log.splitlines():
         if "train: " in line and "the slowest client" in line:
             print(f"  {line.partition('train: ')[2]}")

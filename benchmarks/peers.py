@@ -64,8 +64,15 @@ def save_task(task: PeerTask, path: Path) -> None:
     tensors |= {f"weights.{name}": tensor for name, tensor in task.weights.items()}
     fields = ("model", "options", "num_classes", "seed", "participants", "rounds", "precision")
     metadata = {name: json.dumps(getattr(task, name)) for name in fields}
-    metadata |= {"sizes": json.dumps([len(part) for part in task.parts]), "local": task.local.model_dump_json()}
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata=metadata)
+    metadata |= {
+        "sizes": json.dumps([len(part) for part in task.parts]),
+        "local": task.local.model_dump_json(),
+    }
+    save_file(
+        {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
+        path,
+        metadata=metadata,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -77,7 +84,11 @@ def load_task(path: str, device: str) -> tuple[PeerTask, nn.Module]:
     sizes, local = metadata.pop("sizes"), metadata.pop("local")
     prefix = "weights."
     task = PeerTask(
-        weights={name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)},
+        weights={
+            name.removeprefix(prefix): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(prefix)
+        },
         images=tensors["images"],
         labels=tensors["labels"],
         parts=tensors["order"].split(sizes),
@@ -93,7 +104,10 @@ def answer_flower(path: str, device: str, message: Any, context: Any) -> Any:
 
     torch.set_num_threads(1)  # Ray runs as many of us as there are cores
     task, model = load_task(path, device)
-    client, number = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"])
+    client, number = (
+        int(context.node_config["partition-id"]),
+        int(message.content["config"]["server-round"]),
+    )
     examples = task.parts[client]
     weights = train_client(
         model,
@@ -105,12 +119,18 @@ def answer_flower(path: str, device: str, message: Any, context: Any) -> Any:
         generator=seeding.generator(task.seed, "local", round=number, client=client),
     )
     metrics = MetricRecord({"num-examples": len(examples)})
-    return Message(content=RecordDict({"arrays": ArrayRecord(weights), "metrics": metrics}), reply_to=message)
+    return Message(
+        content=RecordDict({"arrays": ArrayRecord(weights), "metrics": metrics}), reply_to=message
+    )
 
 
 def time_flower(task: PeerTask) -> list[float]:
     """Return the seconds of each round of Flower's FedAvg in its simulation engine, a core for each Ray worker."""
-    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ |= {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     from flwr.app import ArrayRecord
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
@@ -120,7 +140,10 @@ def time_flower(task: PeerTask) -> list[float]:
     logging.getLogger("flwr").setLevel(logging.ERROR)  # which importing it has set
     device = task.images.device
     workers = min(task.participants, os.cpu_count() or 1)
-    resources: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1 / workers if device.type == "cuda" else 0.0}
+    resources: dict[str, Any] = {
+        "num_cpus": 1,
+        "num_gpus": 1 / workers if device.type == "cuda" else 0.0,
+    }
     stamps: list[float] = []
     with TemporaryDirectory() as folder:
         path = str(Path(folder) / "task.safetensors")
@@ -214,7 +237,9 @@ def time_pfl(task: PeerTask) -> list[float]:
             stamps.append(time.perf_counter())
             return Metrics()
 
-        def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+        def after_central_iteration(
+            self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+        ) -> Any:
             wait(device)
             stamps.append(time.perf_counter())
             return False, Metrics()
@@ -233,8 +258,12 @@ def time_pfl(task: PeerTask) -> list[float]:
         central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
         amp_dtype=torch.bfloat16 if task.precision == "bf16" else None,
     )
-    clients = FederatedDataset(examples_of, get_user_sampler("minimize_reuse", list(range(len(task.parts)))))
-    backend = SimulatedBackend(training_data=clients, val_data=clients, postprocessors=[WeightByDatapoints()])
+    clients = FederatedDataset(
+        examples_of, get_user_sampler("minimize_reuse", list(range(len(task.parts))))
+    )
+    backend = SimulatedBackend(
+        training_data=clients, val_data=clients, postprocessors=[WeightByDatapoints()]
+    )
     FederatedAveraging().run(
         backend=backend,
         model=model,
@@ -277,7 +306,11 @@ class Peer:
 
 PEERS: dict[str, Peer] = {
     "flower": Peer(
-        "Flower's simulation engine", "flwr", ("flwr", "ray"), "pip install 'flwr[simulation]>=1.41,<1.42'", time_flower
+        "Flower's simulation engine",
+        "flwr",
+        ("flwr", "ray"),
+        "pip install 'flwr[simulation]>=1.41,<1.42'",
+        time_flower,
     ),
     "pfl": Peer("pfl-research", "pfl", ("pfl",), "pip install 'pfl[pytorch]'", time_pfl),
 }
@@ -287,4 +320,6 @@ def refuse_missing(names: Sequence[str]) -> None:
     """End with how to install it where a simulator is asked for that is not there."""
     for name in names:
         if PEERS[name].missing():
-            raise SystemExit(f"--peer {name}: {PEERS[name].title} is not installed here: {PEERS[name].install}")
+            raise SystemExit(
+                f"--peer {name}: {PEERS[name].title} is not installed here: {PEERS[name].install}"
+            )

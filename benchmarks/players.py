@@ -71,7 +71,9 @@ def fast_federation(
         work = Work(experiment, directory, data, auxiliary, NullCallback(), compute)
         task = work.task(experiment.method[0], seed)
         clients = SimulatedClients(task, data.images, data.labels, own_parts)
-        state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=NullCallback())
+        state, preparation = prepare(
+            task, clients, extractor=work.extractor(task), callback=NullCallback()
+        )
     federation = Federation(task, preparation, clients, callback=NullCallback())
 
     def chosen(number: int) -> list[int]:
@@ -83,7 +85,10 @@ def fast_federation(
 
     def score() -> None:
         again, preparation = prepare(
-            task, clients, extractor=lambda name, _: federation.preparation.extractors[name], callback=NullCallback()
+            task,
+            clients,
+            extractor=lambda name, _: federation.preparation.extractors[name],
+            callback=NullCallback(),
         )
         Scorer(task, preparation).log_scores(again.releases, list(again.releases))
 
@@ -120,7 +125,10 @@ def fast_player(fast: Fast) -> Player:
         began = time.perf_counter()
         state, row = fast.federation.play_round(state)
         wait(device)
-        return dict(state.weights[PROTOTYPE]), {**row["seconds"], "all": time.perf_counter() - began}
+        return dict(state.weights[PROTOTYPE]), {
+            **row["seconds"],
+            "all": time.perf_counter() - began,
+        }
 
     return play
 
@@ -142,7 +150,9 @@ class Clock:
         self.seconds[name] = time.perf_counter() - began
 
 
-def plain_player(fast: Fast, experiment: Experiment, data: LabelledData, *, precision: str) -> Player:
+def plain_player(
+    fast: Fast, experiment: Experiment, data: LabelledData, *, precision: str
+) -> Player:
     """Play the same rounds with `fedaux.core.plain`, in torch's usual layout, from the same initial weights."""
     own = fast.federation.task
     task = plain.Task(
@@ -161,7 +171,11 @@ def plain_player(fast: Fast, experiment: Experiment, data: LabelledData, *, prec
         test_labels=own.test_labels,
     )
     start, prefix = fast.state.weights[PROTOTYPE], "features."
-    h0 = {name.removeprefix(prefix): tensor for name, tensor in start.items() if name.startswith(prefix)}
+    h0 = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in start.items()
+        if name.startswith(prefix)
+    }
     preparation, state = plain.prepare(task, extractors={PROTOTYPE: h0})
     for model in preparation.models.values():
         in_precision(model, precision, device=own.device)
@@ -176,7 +190,9 @@ def plain_player(fast: Fast, experiment: Experiment, data: LabelledData, *, prec
     return play
 
 
-def differences(settings: Settings, fast: Fast, data: LabelledData, auxiliary: Tensor) -> dict[str, float]:
+def differences(
+    settings: Settings, fast: Fast, data: LabelledData, auxiliary: Tensor
+) -> dict[str, float]:
     """Return how far the weights after the first round are apart in single precision, without TF32 or shortcuts.
 
     max_difference is the largest of any weight; relative_difference is the norm of all differences over the norm of
@@ -194,4 +210,7 @@ def differences(settings: Settings, fast: Fast, data: LabelledData, auxiliary: T
     names = [name for name, tensor in before.items() if tensor.is_floating_point()]
     apart = torch.cat([(expected[name] - found[name]).double().flatten() for name in names])
     moved = torch.cat([(expected[name] - before[name]).double().flatten() for name in names])
-    return {"max_difference": float(apart.abs().max()), "relative_difference": float(apart.norm() / moved.norm())}
+    return {
+        "max_difference": float(apart.abs().max()),
+        "relative_difference": float(apart.norm() / moved.norm()),
+    }

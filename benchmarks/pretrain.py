@@ -80,8 +80,18 @@ WAYS = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "cosine": {"schedule": "cosine", "warmup_epochs": 5, "projection_batch_norm": True},
-    "cosine-sharp": {"schedule": "cosine", "warmup_epochs": 5, "projection_batch_norm": True, "temperature": 0.2},
-    "cosine-sharper": {"schedule": "cosine", "warmup_epochs": 5, "projection_batch_norm": True, "temperature": 0.1},
+    "cosine-sharp": {
+        "schedule": "cosine",
+        "warmup_epochs": 5,
+        "projection_batch_norm": True,
+        "temperature": 0.2,
+    },
+    "cosine-sharper": {
+        "schedule": "cosine",
+        "warmup_epochs": 5,
+        "projection_batch_norm": True,
+        "temperature": 0.1,
+    },
     "barlow": {
         "kind": "barlow",
         "schedule": "cosine",
@@ -94,7 +104,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def build(
-    name: str, image: tuple[int, int, int], options: dict[str, Any], *, compute: Compute, part: str = "benchmark"
+    name: str,
+    image: tuple[int, int, int],
+    options: dict[str, Any],
+    *,
+    compute: Compute,
+    part: str = "benchmark",
 ) -> SplitModel:
     """Return a model with initial weights on the device."""
     with seeding.initialisation(0, part=part):
@@ -108,11 +123,21 @@ def time_way(way: Way, settings: Settings, *, device: torch.device) -> dict[str,
         torch.backends.cudnn.benchmark = way.precision is not torch.float32
         torch.backends.cudnn.allow_tf32 = way.precision is not torch.float32
         torch.cuda.reset_peak_memory_stats(device)
-    compute = Compute(device, way.precision, compile=way.compile, clients_at_once=CLIENTS_AT_ONCE if way.capture else 1)
+    compute = Compute(
+        device,
+        way.precision,
+        compile=way.compile,
+        clients_at_once=CLIENTS_AT_ONCE if way.capture else 1,
+    )
     model = build(settings.model, settings.image, {}, compute=compute)
     generator = torch.Generator(device).manual_seed(0)
     images = torch.randint(
-        0, 256, (settings.images, *settings.image), dtype=torch.uint8, device=device, generator=generator
+        0,
+        256,
+        (settings.images, *settings.image),
+        dtype=torch.uint8,
+        device=device,
+        generator=generator,
     )
     training = Training(
         model.features,
@@ -141,10 +166,19 @@ def time_way(way: Way, settings: Settings, *, device: torch.device) -> dict[str,
 
 
 def probe_against_time(
-    experiment: Experiment, changes: dict[str, Any], *, epochs: int | None, every: int, device: torch.device
+    experiment: Experiment,
+    changes: dict[str, Any],
+    *,
+    epochs: int | None,
+    every: int,
+    device: torch.device,
 ) -> list[dict[str, float]]:
     """Train a recipe's first prototype on its public data and measure it now and then; print and return the points."""
-    values = experiment.pretraining.model_dump() | changes | ({} if epochs is None else {"epochs": epochs})
+    values = (
+        experiment.pretraining.model_dump()
+        | changes
+        | ({} if epochs is None else {"epochs": epochs})
+    )
     values["warmup_epochs"] = min(values["warmup_epochs"], values["epochs"] // 10)
     section = Pretraining(**values)
     compute = compute_for(experiment.engine, device, experiment.data)
@@ -169,9 +203,17 @@ def probe_against_time(
         if epoch > 0:
             training.epoch()
         if epoch % every == 0 or epoch == section.epochs:
-            held, found = (probe_h0(predictor, snapshot(model.features), seen, seed=0) for seen in (compared, data))
+            held, found = (
+                probe_h0(predictor, snapshot(model.features), seen, seed=0)
+                for seen in (compared, data)
+            )
             loss = training.losses[-1] if training.losses else float("nan")
-            point = {"epoch": epoch, "seconds": training.seconds, "validation": held.linear, **asdict(found)}
+            point = {
+                "epoch": epoch,
+                "seconds": training.seconds,
+                "validation": held.linear,
+                **asdict(found),
+            }
             points.append(point)
             print(
                 f"  epoch {epoch:4d}  {training.seconds:8.1f} s  loss {loss:7.3f}  held out {100 * held.linear:5.1f} %"
@@ -183,7 +225,9 @@ def probe_against_time(
 
 def held_out(data: LabelledData) -> LabelledData:
     """Return data whose test examples are a tenth of the training examples, which are no longer among these."""
-    order = torch.from_numpy(seeding.generator(0, "probe").permutation(len(data.labels))).to(data.labels.device)
+    order = torch.from_numpy(seeding.generator(0, "probe").permutation(len(data.labels))).to(
+        data.labels.device
+    )
     held, rest = order[: round(HELD_OUT * len(order))], order[round(HELD_OUT * len(order)) :]
     return replace(
         data,
@@ -196,25 +240,50 @@ def held_out(data: LabelledData) -> LabelledData:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Time every way, then probe."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--way", action="append", choices=[*WAYS, "none"], help="may be repeated; all when not given")
+    parser.add_argument(
+        "--way",
+        action="append",
+        choices=[*WAYS, "none"],
+        help="may be repeated; all when not given",
+    )
     parser.add_argument("--model", help="a row of MODELS")
     parser.add_argument("--images", type=int)
     parser.add_argument("--batch-size", type=int)
-    parser.add_argument("--timed-epochs", type=int, dest="timed", help="epochs after the first, of which the median")
+    parser.add_argument(
+        "--timed-epochs", type=int, dest="timed", help="epochs after the first, of which the median"
+    )
     parser.add_argument("--recipe", help="whose data is probed; the demo's on a CPU when not given")
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
-    parser.add_argument("--variant", action="append", choices=[*VARIANTS, "none"], help="may be repeated")
-    parser.add_argument("--epochs", type=int, help="of the probed training; the recipe's when not given")
+    parser.add_argument(
+        "--variant", action="append", choices=[*VARIANTS, "none"], help="may be repeated"
+    )
+    parser.add_argument(
+        "--epochs", type=int, help="of the probed training; the recipe's when not given"
+    )
     parser.add_argument("--every", type=int, default=10, help="epochs between two probes")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(words)
 
     device = choose_device(given.device)
-    found = {"model": given.model, "images": given.images, "batch_size": given.batch_size, "epochs": given.timed}
-    chosen = replace(DEFAULTS[device.type], **{key: value for key, value in found.items() if value is not None})
-    result: dict[str, Any] = {"machine": machine_of(device), "settings": asdict(chosen), "ways": {}, "probes": {}}
+    found = {
+        "model": given.model,
+        "images": given.images,
+        "batch_size": given.batch_size,
+        "epochs": given.timed,
+    }
+    chosen = replace(
+        DEFAULTS[device.type], **{key: value for key, value in found.items() if value is not None}
+    )
+    result: dict[str, Any] = {
+        "machine": machine_of(device),
+        "settings": asdict(chosen),
+        "ways": {},
+        "probes": {},
+    }
     print(json.dumps(result["machine"]), json.dumps(result["settings"]), sep="\n", flush=True)
 
     def keep() -> None:
@@ -235,7 +304,8 @@ def main(words: Sequence[str] | None = None) -> None:
         peak = peak_operations(device, precision="bf16" if device.type == "cuda" else "fp32")
         result["limit_seconds"] = operations / peak
         print(
-            f"{operations:.3g} operations an epoch, {peak:.3g} a second at best: {operations / peak:.3f} s", flush=True
+            f"{operations:.3g} operations an epoch, {peak:.3g} a second at best: {operations / peak:.3f} s",
+            flush=True,
         )
     for name in ways:
         print(f"{name:<24} ...", end=" ", flush=True)

@@ -56,7 +56,9 @@ PEER_WARMUP = 2
 """Other simulators start processes and evaluate in their first rounds."""
 
 
-def measure(players: Mapping[str, Player], *, warmup: int, rounds: int) -> Iterator[dict[str, list[Seconds]]]:
+def measure(
+    players: Mapping[str, Player], *, warmup: int, rounds: int
+) -> Iterator[dict[str, list[Seconds]]]:
     """Play all rounds with every variant, each time another one first.
 
     Yields the seconds so far after each round that counts, so that a run that is cut off has said what it knew.
@@ -67,7 +69,11 @@ def measure(players: Mapping[str, Player], *, warmup: int, rounds: int) -> Itera
         first = number % len(names)
         for name in names[first:] + names[:first]:
             seconds[name].append(players[name](number)[1])
-            print(f"round {number}: {name} {seconds[name][-1]['all']:.3f} s", file=sys.stderr, flush=True)
+            print(
+                f"round {number}: {name} {seconds[name][-1]['all']:.3f} s",
+                file=sys.stderr,
+                flush=True,
+            )
         if number > warmup:
             yield seconds
 
@@ -97,7 +103,10 @@ def result_of(
     scoring: float | None,
 ) -> dict[str, Any]:
     """Return medians over the rounds after the warm-up: seconds, ratios, images a second, share of the limit."""
-    images = [images_of_round(fast, experiment, warmup + 1 + index) for index in range(len(seconds["fast"]) - warmup)]
+    images = [
+        images_of_round(fast, experiment, warmup + 1 + index)
+        for index in range(len(seconds["fast"]) - warmup)
+    ]
     medians: dict[str, Seconds] = {}
     rates: dict[str, dict[str, float]] = {}
     fractions: dict[str, dict[str, float]] = {}
@@ -105,17 +114,27 @@ def result_of(
         rounds = list(zip(images, every[warmup:], strict=True))
         peak = peaks[precisions[name]]
         phases = {phase for _, row in rounds for phase in row}
-        medians[name] = {phase: median(row.get(phase, 0.0) for _, row in rounds) for phase in sorted(phases)}
-        rates[name] = {
-            phase: median(count[phase] / row[phase] for count, row in rounds) for phase in images[0] if phase in phases
+        medians[name] = {
+            phase: median(row.get(phase, 0.0) for _, row in rounds) for phase in sorted(phases)
         }
-        fractions[name] = {phase: rate * operations[phase] / peak for phase, rate in rates[name].items()}
+        rates[name] = {
+            phase: median(count[phase] / row[phase] for count, row in rounds)
+            for phase in images[0]
+            if phase in phases
+        }
+        fractions[name] = {
+            phase: rate * operations[phase] / peak for phase, rate in rates[name].items()
+        }
         fractions[name]["all"] = median(
             sum(number * operations[phase] for phase, number in count.items()) / row["all"] / peak
             for count, row in rounds
         )
     ratios = {
-        name: {phase: value / medians["fast"][phase] for phase, value in row.items() if medians["fast"].get(phase)}
+        name: {
+            phase: value / medians["fast"][phase]
+            for phase, value in row.items()
+            if medians["fast"].get(phase)
+        }
         for name, row in medians.items()
         if name != "fast"
     }
@@ -124,7 +143,9 @@ def result_of(
         "ratio_bf16": ratios["plain_bf16"]["all"] if "plain_bf16" in ratios else None,
         "ratio_by_phase": ratios,
         "seconds": medians,
-        "warmup_seconds": {name: [row["all"] for row in every[:warmup]] for name, every in seconds.items()},
+        "warmup_seconds": {
+            name: [row["all"] for row in every[:warmup]] for name, every in seconds.items()
+        },
         "preparation_seconds": fast.seconds,
         "scoring_seconds": scoring,
         "images_per_second": rates,
@@ -179,12 +200,19 @@ def time_peer(
     )
     every = PEERS[name].time(task)
     seconds = median(every[PEER_WARMUP:])
-    return {"version": PEERS[name].version(), "seconds": seconds, "ratio": seconds / own, "every_round": every}
+    return {
+        "version": PEERS[name].version(),
+        "seconds": seconds,
+        "ratio": seconds / own,
+        "every_round": every,
+    }
 
 
 def arguments_of(words: Sequence[str] | None) -> tuple[argparse.Namespace, torch.device]:
     """Read the command line; what is not given is the paper's setting on a GPU and the demo's on a CPU."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_engine_arguments(parser)
     parser.add_argument("--method", choices=list(METHODS), default="fedaux")
     parser.add_argument("--model", choices=list(MODELS))
@@ -202,16 +230,31 @@ def arguments_of(words: Sequence[str] | None) -> tuple[argparse.Namespace, torch
     parser.add_argument("--alpha", type=float, default=0.01, help="of the Dirichlet split")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--check", action=argparse.BooleanOptionalAction, default=True, help="whether weights are compared first"
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="whether weights are compared first",
     )
-    parser.add_argument("--profile", action="store_true", help="print where one fast round spends its time")
-    parser.add_argument("--peer", action="append", choices=list(PEERS), default=[], help="time this simulator as well")
+    parser.add_argument(
+        "--profile", action="store_true", help="print where one fast round spends its time"
+    )
+    parser.add_argument(
+        "--peer",
+        action="append",
+        choices=list(PEERS),
+        default=[],
+        help="time this simulator as well",
+    )
     arguments = parser.parse_args(words)
     device = device_of(arguments)
     for name, value in DEFAULTS[device.type].items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
-    if not (0 < arguments.participants <= arguments.clients and arguments.rounds > 0 and arguments.warmup >= 0):
+    if not (
+        0 < arguments.participants <= arguments.clients
+        and arguments.rounds > 0
+        and arguments.warmup >= 0
+    ):
         parser.error("need 0 < participants <= clients, at least one round and no negative warm-up")
     return arguments, device
 
@@ -223,20 +266,29 @@ def main(words: Sequence[str] | None = None) -> None:
     check_plot(arguments.plot)
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    settings = Settings(**{name: getattr(arguments, name) for name in Settings.__dataclass_fields__})
+    settings = Settings(
+        **{name: getattr(arguments, name) for name in Settings.__dataclass_fields__}
+    )
     experiment = experiment_of(settings, device=device)
     data, auxiliary = random_data(settings, device=device)
     fast = fast_federation(experiment, data, auxiliary)
-    found = differences(settings, fast, data, auxiliary) if arguments.check else {"max_difference": None}
+    found = (
+        differences(settings, fast, data, auxiliary)
+        if arguments.check
+        else {"max_difference": None}
+    )
     plain = ["fp32", "bf16"]
     if not has_bf16(device):
         plain.remove("bf16")
         print("bf16 is left out: this device has none", file=sys.stderr)
     precisions = {f"plain_{precision}": precision for precision in plain} | {"fast": fast.precision}
     players = {
-        f"plain_{precision}": plain_player(fast, experiment, data, precision=precision) for precision in plain
+        f"plain_{precision}": plain_player(fast, experiment, data, precision=precision)
+        for precision in plain
     } | {"fast": fast_player(fast)}
-    peaks = {kind: peak_operations(device, precision=kind) for kind in sorted(set(precisions.values()))}
+    peaks = {
+        kind: peak_operations(device, precision=kind) for kind in sorted(set(precisions.values()))
+    }
     task = fast.federation.task
     operations = operations_of_image(build_models(task)[PROTOTYPE], task.distill_images[:64])
     scoring = scoring_seconds(fast)
@@ -268,7 +320,8 @@ def main(words: Sequence[str] | None = None) -> None:
         print(profile(players["fast"], arguments.warmup + arguments.rounds + 1, device=device))
     own = result["seconds"]["fast"]["train"] + result["seconds"]["fast"]["average"]
     result["peers"] = {
-        name: time_peer(name, fast, experiment, data, rounds=arguments.rounds, own=own) for name in arguments.peer
+        name: time_peer(name, fast, experiment, data, rounds=arguments.rounds, own=own)
+        for name in arguments.peer
     }
     print_round(result)
     write(result, arguments.json)

@@ -21,7 +21,14 @@ import numpy as np
 import torch
 from limits import machine_of, peak_memory
 from players import fast_federation, fast_player
-from setting import NEGATIVES_FRACTION, Settings, add_engine_arguments, device_of, experiment_of, random_data
+from setting import (
+    NEGATIVES_FRACTION,
+    Settings,
+    add_engine_arguments,
+    device_of,
+    experiment_of,
+    random_data,
+)
 from showing import check_plot, draw_scale
 
 from fedaux.core.methods import METHODS
@@ -30,7 +37,13 @@ from fedaux.data import LabelledData
 AIM = 0.1
 """How far from flat a round's cost against the population may be."""
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {"model": "resnet8", "image": (3, 32, 32), "examples": 200, "distill": 10_000, "test": 1000},
+    "cuda": {
+        "model": "resnet8",
+        "image": (3, 32, 32),
+        "examples": 200,
+        "distill": 10_000,
+        "test": 1000,
+    },
     "cpu": {"model": "cnn", "image": (1, 8, 8), "examples": 32, "distill": 600, "test": 60},
 }
 PARTICIPANTS = 8
@@ -73,9 +86,13 @@ def player(
     settings: Settings, data: LabelledData, auxiliary: torch.Tensor, *, device: torch.device
 ) -> Callable[[int], Any]:
     """Return what plays rounds at one point, on the first clients and the first auxiliary images of the data."""
-    parts = list(np.arange(settings.clients * settings.examples).reshape(settings.clients, settings.examples))
+    parts = list(
+        np.arange(settings.clients * settings.examples).reshape(settings.clients, settings.examples)
+    )
     own = auxiliary[: round(settings.distill / (1 - NEGATIVES_FRACTION))]
-    return fast_player(fast_federation(experiment_of(settings, device=device), data, own, parts=parts))
+    return fast_player(
+        fast_federation(experiment_of(settings, device=device), data, own, parts=parts)
+    )
 
 
 def varied(settings: Settings, name: str, size: int) -> Settings:
@@ -113,11 +130,15 @@ def print_sweep(name: str, result: Mapping[str, Any]) -> None:
 
 def arguments_of(words: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_engine_arguments(parser)
     parser.add_argument("--method", choices=list(METHODS), default="fedaux")
     parser.add_argument("--sweep", action="append", choices=list(SIZES), help="only this one")
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller points, fewer rounds")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and smaller points, fewer rounds"
+    )
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds that are timed")
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="rounds before those")
     arguments = parser.parse_args(words)

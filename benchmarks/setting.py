@@ -71,7 +71,11 @@ class Settings:
 def experiment_of(settings: Settings, *, device: torch.device) -> Experiment:
     """Return the experiment; on a CPU with the demo's settings of training, elsewhere with the defaults."""
     demo = tomllib.loads(DEMO.read_text(encoding="utf-8")) if device.type == "cpu" else {}
-    options = demo["prototypes"][0]["options"] if demo and settings.model == demo["prototypes"][0]["model"] else {}
+    options = (
+        demo["prototypes"][0]["options"]
+        if demo and settings.model == demo["prototypes"][0]["model"]
+        else {}
+    )
     return Experiment(
         name="benchmark",
         method=settings.method,
@@ -108,7 +112,11 @@ def random_data(settings: Settings, *, device: torch.device) -> tuple[LabelledDa
 
     size = settings.clients * settings.examples
     data = LabelledData(
-        images(size), labels(size), images(settings.test), labels(settings.test), tuple(map(str, range(CLASSES)))
+        images(size),
+        labels(size),
+        images(settings.test),
+        labels(settings.test),
+        tuple(map(str, range(CLASSES))),
     )
     return data, images(round(settings.distill / (1 - NEGATIVES_FRACTION)))
 
@@ -123,11 +131,19 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what both benchmarks take about the machine."""
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--threads", type=int, help="threads of torch on the CPU")
-    parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto", help="of fedaux's engine")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="whether fedaux's engine compiles")
-    parser.add_argument("--clients-at-once", type=int, help="clients that fedaux's engine trains together")
+    parser.add_argument(
+        "--precision", choices=["auto", "fp32", "bf16"], default="auto", help="of fedaux's engine"
+    )
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, help="whether fedaux's engine compiles"
+    )
+    parser.add_argument(
+        "--clients-at-once", type=int, help="clients that fedaux's engine trains together"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result for machines")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the result (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the result (.png, .svg or .pdf)"
+    )
 
 
 def device_of(arguments: argparse.Namespace) -> torch.device:

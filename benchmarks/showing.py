@@ -37,8 +37,12 @@ def print_round(result: Mapping[str, Any]) -> None:
     print_table("times as long as fast", result["ratio_by_phase"], ".2f")
     print_table("images a second", result["images_per_second"], ",.0f")
     print_table("share of the limit", result["fraction_of_limit"], ".1%")
-    limits = ", ".join(f"{precision} {peak:.3g}" for precision, peak in result["peak_tflops"].items())
-    print(f"\nlimit: a matrix product's TFLOP/s in this run, {limits}; every teacher on every image counted")
+    limits = ", ".join(
+        f"{precision} {peak:.3g}" for precision, peak in result["peak_tflops"].items()
+    )
+    print(
+        f"\nlimit: a matrix product's TFLOP/s in this run, {limits}; every teacher on every image counted"
+    )
     if result["scoring_seconds"] is not None:
         print(
             f"scoring of {settings['clients']} clients: {result['scoring_seconds']:.4f} s, their releases and scores "
@@ -58,7 +62,10 @@ def print_table(title: str, rows: Mapping[str, Mapping[str, float]], form: str) 
     phases = [phase for phase in PHASES if any(phase in row for row in rows.values())]
     print(f"\n{title:24}" + "".join(f"{phase:>11}" for phase in phases))
     for name, row in rows.items():
-        print(f"{name:24}" + "".join(f"{format(row[phase], form) if phase in row else '':>11}" for phase in phases))
+        print(
+            f"{name:24}"
+            + "".join(f"{format(row[phase], form) if phase in row else '':>11}" for phase in phases)
+        )
 
 
 def draw_round(result: Mapping[str, Any], path: Path) -> None:
@@ -74,7 +81,9 @@ def draw_round(result: Mapping[str, Any], path: Path) -> None:
         axes.barh(names, values, left=left, label=phase)
         left += values
     axes.set_xlabel("seconds a round")
-    axes.set_title(f"{result['settings']['method']}, {result['settings']['model']}, {result['machine']['device']}")
+    axes.set_title(
+        f"{result['settings']['method']}, {result['settings']['model']}, {result['machine']['device']}"
+    )
     figure.legend(loc="outside lower center", ncols=5, frameon=False)
     save(figure, path)
 
@@ -83,7 +92,9 @@ def draw_scale(result: Mapping[str, Any], path: Path) -> None:
     """Draw the seconds of a round against each of the quantities."""
     sweeps: Sequence[tuple[str, Mapping[str, Any]]] = list(result["sweeps"].items())
     figure = new_figure(width=3.4 * len(sweeps), height=3.2)
-    for axes, (name, sweep) in zip(figure.subplots(1, len(sweeps), squeeze=False)[0], sweeps, strict=True):
+    for axes, (name, sweep) in zip(
+        figure.subplots(1, len(sweeps), squeeze=False)[0], sweeps, strict=True
+    ):
         sizes = [point["size"] for point in sweep["points"]]
         axes.plot(sizes, [point["seconds"] for point in sweep["points"]], marker="o")
         if sizes[-1] > 100 * sizes[0]:
@@ -97,7 +108,9 @@ def draw_scale(result: Mapping[str, Any], path: Path) -> None:
 def check_plot(path: Path | None) -> None:
     """End, before anything is measured, where a figure is asked for that cannot be drawn."""
     if path is not None and importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit(f"--plot {path}: matplotlib, which draws it, is not installed here: pip install matplotlib")
+        raise SystemExit(
+            f"--plot {path}: matplotlib, which draws it, is not installed here: pip install matplotlib"
+        )
     if path is not None and path.suffix not in ENDINGS:
         raise SystemExit(f"--plot {path}: should end in {', '.join(ENDINGS)}")
 

@@ -48,7 +48,13 @@ def main() -> None:
         times.append(time.perf_counter() - began)
     fast = float(np.median(times))
     plain = plain_normalisation(20) * MAX_ITERATIONS / 20
-    result = {"clients": CLIENTS, "alpha": ALPHA, "seconds": fast, "plain_seconds": plain, "ratio": plain / fast}
+    result = {
+        "clients": CLIENTS,
+        "alpha": ALPHA,
+        "seconds": fast,
+        "plain_seconds": plain,
+        "ratio": plain / fast,
+    }
     if arguments.json:
         print(json.dumps(result))
     else:

@@ -33,8 +33,12 @@ def render() -> str:
     claims = [[name, claim["value"]] for name, claim in published.tables()["claims"].items()]
     table = Table(["where", "value"], claims).to_markdown()
     parts.append(f"## In the text\n\nFigures that stand in the text alone.\n\n{table}")
-    subsets = [[name, *cells] for name, cells in published.tables()["subsets"].items() if name != "label"]
-    parts.append(Table(["subset", "WordNet id", "images"], subsets, "Subsets of ImageNet").to_markdown())
+    subsets = [
+        [name, *cells] for name, cells in published.tables()["subsets"].items() if name != "label"
+    ]
+    parts.append(
+        Table(["subset", "WordNet id", "images"], subsets, "Subsets of ImageNet").to_markdown()
+    )
     return "\n".join(parts)
 
 

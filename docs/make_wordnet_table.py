@@ -27,11 +27,15 @@ def read_parents(path: Path) -> dict[int, list[int]]:
             fields = line.split(b" | ", maxsplit=1)[0].split()
             offset, num_words = int(fields[0]), int(fields[3], 16)
             if offset != position:
-                raise ValueError(f"{path}: offset {offset} stands at byte {position}; the file has been changed")
+                raise ValueError(
+                    f"{path}: offset {offset} stands at byte {position}; the file has been changed"
+                )
             pointers = fields[5 + 2 * num_words :]
             assert len(pointers) == 4 * int(fields[4 + 2 * num_words]), line
             links = zip(pointers[::4], pointers[1::4], strict=True)
-            parents[offset] = sorted({int(target) for kind, target in links if kind in {b"@", b"@i"}})
+            parents[offset] = sorted(
+                {int(target) for kind, target in links if kind in {b"@", b"@i"}}
+            )
         position += len(line)
     return parents
 
@@ -55,7 +59,9 @@ def table(parents: dict[int, list[int]]) -> dict[str, NDArray[np.generic]]:
     return {
         "gaps": gaps.astype("<u2"),
         "num_parents": np.array([len(parents[offset]) for offset in offsets], dtype="u1"),
-        "parents": np.array([position[parent] for offset in offsets for parent in parents[offset]], dtype="<u4"),
+        "parents": np.array(
+            [position[parent] for offset in offsets for parent in parents[offset]], dtype="<u4"
+        ),
     }
 
 
@@ -63,7 +69,9 @@ def main(folder: Path) -> None:
     """Write the table and the licence."""
     path = folder / "data.noun"
     notice = read_notice(path)
-    np.savez_compressed(TABLES / "wordnet-nouns.npz", allow_pickle=False, **table(read_parents(path)))
+    np.savez_compressed(
+        TABLES / "wordnet-nouns.npz", allow_pickle=False, **table(read_parents(path))
+    )
     said = "wordnet-nouns.npz is derived from WordNet 3.0 (https://wordnet.princeton.edu), whose licence follows.\n\n"
     (TABLES / "WORDNET-LICENSE").write_text(said + notice, encoding="ascii")
 

@@ -12,14 +12,18 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)")
 """A link from docs/ to a file of the checkout, as GitHub understands it."""
-FOREIGN = re.compile(r"""<(?:script|img|iframe|link|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^"'\s>]+""")
+FOREIGN = re.compile(
+    r"""<(?:script|img|iframe|link|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^"'\s>]+"""
+)
 """What a browser would fetch from another host; a link that a person follows is none."""
 
 
 def on_files(files: Files, *, config: Any) -> Files:
     """Add a page for every file outside docs/ that a page links to. Raises PluginError where there is none."""
     linked = {
-        target: file.src_uri for file in files.documentation_pages() for target in OUTSIDE.findall(file.content_string)
+        target: file.src_uri
+        for file in files.documentation_pages()
+        for target in OUTSIDE.findall(file.content_string)
     }
     for target, origin in sorted(linked.items()):
         if not (ROOT / target).is_file():

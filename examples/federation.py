@@ -68,13 +68,19 @@ def main(*, quick: bool, out: Path) -> None:
 
     def start(name: str, *command: object) -> subprocess.Popen[bytes]:
         with (out / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen([str(word) for word in command], env=environment, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                [str(word) for word in command], env=environment, stdout=log, stderr=log
+            )
         running.callback(process.wait, 30)
-        running.callback(process.terminate)  # before the wait: callbacks are called from the last to the first
+        running.callback(
+            process.terminate
+        )  # before the wait: callbacks are called from the last to the first
         return process
 
     # The server's folder, and its certificate.
-    settings = RECIPE.format(rounds=1 if quick else 5, size=300 if quick else 1000, epochs=1 if quick else 5)
+    settings = RECIPE.format(
+        rounds=1 if quick else 5, size=300 if quick else 1000, epochs=1 if quick else 5
+    )
     (out / "recipe.toml").write_text(settings, encoding="utf-8")
     say(*FEDAUX, "init", server, "--recipe", out / "recipe.toml", "--trial", "--port", port)
     say(*FEDAUX, "certificates", server, "--host", "localhost")
@@ -99,12 +105,18 @@ def main(*, quick: bool, out: Path) -> None:
     run = server / "runs/trial"
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        print(f"round {row['round']}: {row['accuracy']:.1%}, answers of clients {row['clients_answered']}")
+        print(
+            f"round {row['round']}: {row['accuracy']:.1%}, answers of clients {row['clients_answered']}"
+        )
     print(f"Everything about it: {run / 'report.html'}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="the same with less")
-    parser.add_argument("--out", type=Path, default=Path("runs/federation"), help="a folder that is not there yet")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/federation"), help="a folder that is not there yet"
+    )
     main(**vars(parser.parse_args()))

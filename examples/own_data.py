@@ -23,7 +23,12 @@ HOLDINGS = {"clinic_a": ["round", "square"], "clinic_b": ["square"], "clinic_c":
 def draw(finding: str, lots: random.Random) -> Image.Image:
     """Return a grey image of 16 by 16 points with one shape somewhere."""
     image = Image.new("L", (16, 16), lots.randrange(60))
-    pen, left, top, side = ImageDraw.Draw(image), lots.randrange(1, 6), lots.randrange(1, 6), lots.randrange(6, 9)
+    pen, left, top, side = (
+        ImageDraw.Draw(image),
+        lots.randrange(1, 6),
+        lots.randrange(1, 6),
+        lots.randrange(6, 9),
+    )
     box = (left, top, left + side, top + side)
     if finding == "round":
         pen.ellipse(box, fill=lots.randrange(120, 256))
@@ -49,7 +54,9 @@ def main(*, quick: bool, out: Path) -> None:
     for clinic, findings in HOLDINGS.items():
         write_folder(images / clinic, findings, size=size, lots=lots)
     write_folder(images / "test", ["round", "square", "cross"], size=size, lots=lots)
-    write_folder(images / "public", ["round", "square", "cross"], size=2 * size, lots=lots)  # names are not looked at
+    write_folder(
+        images / "public", ["round", "square", "cross"], size=2 * size, lots=lots
+    )  # names are not looked at
 
     experiment = fedaux.Experiment(
         name="clinics",
@@ -58,7 +65,9 @@ def main(*, quick: bool, out: Path) -> None:
         participation_rate=1.0,
         data={
             "source": "folder",
-            "clients": [str(images / clinic) for clinic in HOLDINGS],  # a folder a client: nothing is split
+            "clients": [
+                str(images / clinic) for clinic in HOLDINGS
+            ],  # a folder a client: nothing is split
             "test": str(images / "test"),  # without it, a fifth of each client's images is held out
         },
         auxiliary={"source": "folder", "path": str(images / "public")},
@@ -70,12 +79,18 @@ def main(*, quick: bool, out: Path) -> None:
     )
     result = fedaux.run(experiment, out=out / "run")
     for row in result.summary["rows"]:
-        print(f"{row['method']}: {row['accuracy_mean']:.1%} of the test images after the last round")
+        print(
+            f"{row['method']}: {row['accuracy_mean']:.1%} of the test images after the last round"
+        )
     print(f"Who holds what, and everything else: {result.directory / 'report.html'}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="the same with less")
-    parser.add_argument("--out", type=Path, default=Path("runs/clinics"), help="a folder that is not there yet")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/clinics"), help="a folder that is not there yet"
+    )
     main(**vars(parser.parse_args()))

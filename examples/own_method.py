@@ -58,9 +58,14 @@ def main(*, quick: bool, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="the same with less")
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/surest"), help="the run directory; must not be there yet"
+        "--out",
+        type=Path,
+        default=Path("runs/surest"),
+        help="the run directory; must not be there yet",
     )
     main(**vars(parser.parse_args()))

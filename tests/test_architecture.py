@@ -36,7 +36,9 @@ def package_graph() -> dict[str, set[str]]:
     """Return the packages that each package imports; a module of the root counts for none."""
     graph: dict[str, set[str]] = {}
     for name in packages():
-        targets = [target.split(".") for file in (ROOT / name).rglob("*.py") for target in imports(file)]
+        targets = [
+            target.split(".") for file in (ROOT / name).rglob("*.py") for target in imports(file)
+        ]
         own = {parts[1] for parts in targets if parts[0] == "fedaux" and len(parts) > 1}
         graph[name] = (own & packages()) - {name}
     return graph
@@ -58,14 +60,18 @@ def test_no_two_packages_import_each_other() -> None:
     """Packages that import only what is already placed are placed; a cycle never is."""
     graph = package_graph()
     placed: set[str] = set()
-    while ready := {name for name, needs in graph.items() if name not in placed and needs <= placed}:
+    while ready := {
+        name for name, needs in graph.items() if name not in placed and needs <= placed
+    }:
         placed |= ready
     assert {name: sorted(graph[name] - placed) for name in graph.keys() - placed} == {}
 
 
 def test_a_round_loads_the_algorithm_alone() -> None:
     script = "import json, sys, fedaux.core.round; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     loaded = [name for name in json.loads(done.stdout) if name.partition(".")[0] == "fedaux"]
     assert "fedaux.core.round" in loaded
     assert not {name.split(".")[1] for name in loaded if "." in name} & ABOVE_CORE

@@ -23,17 +23,35 @@ def problems(**values: object) -> list[str]:
     [
         ({"split": {"alpha": 0}}, "split.alpha = 0: should be greater than 0"),
         ({"split": {"alpha": float("nan")}}, "split.alpha = NaN: should be a finite number"),
-        ({"split": {"num_clients": 0}}, "split.num_clients = 0: should be greater than or equal to 1"),
+        (
+            {"split": {"num_clients": 0}},
+            "split.num_clients = 0: should be greater than or equal to 1",
+        ),
         ({"participation_rate": 0}, "participation_rate = 0: should be greater than 0"),
-        ({"participation_rate": 1.5}, "participation_rate = 1.5: should be less than or equal to 1"),
-        ({"auxiliary": {"negatives_fraction": 1.0}}, "auxiliary.negatives_fraction = 1.0: should be less than 1"),
-        ({"auxiliary": {"negatives_fraction": 0}}, "auxiliary.negatives_fraction = 0: should be greater than 0"),
+        (
+            {"participation_rate": 1.5},
+            "participation_rate = 1.5: should be less than or equal to 1",
+        ),
+        (
+            {"auxiliary": {"negatives_fraction": 1.0}},
+            "auxiliary.negatives_fraction = 1.0: should be less than 1",
+        ),
+        (
+            {"auxiliary": {"negatives_fraction": 0}},
+            "auxiliary.negatives_fraction = 0: should be greater than 0",
+        ),
         ({"local": {"epochs": "5"}}, 'local.epochs = "5": should be a valid integer'),
         ({"local": {"epochs": 2.5}}, "local.epochs = 2.5: should be a valid integer"),
         ({"local": {"epochs": True}}, "local.epochs = true: should be a valid integer"),
-        ({"local": {"optimizer": "adamw"}}, "local.optimizer = \"adamw\": should be 'adam' or 'sgd'"),
+        (
+            {"local": {"optimizer": "adamw"}},
+            "local.optimizer = \"adamw\": should be 'adam' or 'sgd'",
+        ),
         ({"local": 3}, "local = 3: should be a table, [local]"),
-        ({"engine": {"device": "gpu"}}, 'engine.device = "gpu": should be auto, cpu, cuda or cuda:N'),
+        (
+            {"engine": {"device": "gpu"}},
+            'engine.device = "gpu": should be auto, cpu, cuda or cuda:N',
+        ),
         ({"local": {"epoch": 5}}, "local.epoch: unknown key; did you mean local.epochs?"),
         ({"alpha": 1.0}, "alpha: unknown key; did you mean split.alpha?"),
         ({"rouns": 3}, "rouns: unknown key; did you mean rounds?"),
@@ -47,7 +65,10 @@ def problems(**values: object) -> list[str]:
         ({"prototypes": [{"name": "a"}]}, "prototypes.0.model: missing"),
         ({"seeds": 3}, "seeds = 3: should be a list"),
         (
-            {"split": {"num_clients": 3}, "prototypes": [{"name": "a", "model": "cnn", "clients": [0, 3]}]},
+            {
+                "split": {"num_clients": 3},
+                "prototypes": [{"name": "a", "model": "cnn", "clients": [0, 3]}],
+            },
             "prototypes.clients = 3: there are 3 clients, numbered 0 to 2",
         ),
         (
@@ -56,7 +77,9 @@ def problems(**values: object) -> list[str]:
         ),
     ],
 )
-def test_each_problem_gets_one_line_that_names_key_and_value(values: dict[str, object], line: str) -> None:
+def test_each_problem_gets_one_line_that_names_key_and_value(
+    values: dict[str, object], line: str
+) -> None:
     assert line in problems(**values)
 
 
@@ -71,7 +94,11 @@ def test_all_problems_are_told_at_once() -> None:
     assert len(found) == 6
     with pytest.raises(ConfigError, match="6 problems") as error:
         Experiment(
-            split={"alpha": -1, "num_client": 3}, local={"epochs": "x"}, seeds=[0, 0], participation_rate=0, rouns=1
+            split={"alpha": -1, "num_client": 3},
+            local={"epochs": "x"},
+            seeds=[0, 0],
+            participation_rate=0,
+            rouns=1,
         )
     assert error.value.problems == found
 
@@ -81,7 +108,9 @@ def test_a_wrong_item_is_told_once() -> None:
 
 
 def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
-    found = problems(split={"num_clients": -1}, prototypes=[{"name": "a", "model": "cnn", "clients": [50]}])
+    found = problems(
+        split={"num_clients": -1}, prototypes=[{"name": "a", "model": "cnn", "clients": [50]}]
+    )
     assert found == ["split.num_clients = -1: should be greater than or equal to 1"]
 
 
@@ -95,9 +124,18 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
             "data.source = 'letters': not known; there are digits, tensors, folder, parquet, csv, jsonl, huggingface, "
             "cifar10-binary, cifar100-binary, stl10-binary, svhn",
         ),
-        ({"auxiliary": {"source": "letter"}}, "auxiliary.source = 'letter': not known; did you mean letters?"),
-        ({"certainty": {"mechanism": "maen"}}, "certainty.mechanism = 'maen': not known; did you mean mean?"),
-        ({"split": {"num_clients": 1439}}, "split.num_clients = 1439: more clients than the 1438 training examples"),
+        (
+            {"auxiliary": {"source": "letter"}},
+            "auxiliary.source = 'letter': not known; did you mean letters?",
+        ),
+        (
+            {"certainty": {"mechanism": "maen"}},
+            "certainty.mechanism = 'maen': not known; did you mean mean?",
+        ),
+        (
+            {"split": {"num_clients": 1439}},
+            "split.num_clients = 1439: more clients than the 1438 training examples",
+        ),
         ({"data": {"source": "tensors"}}, "data.path: missing; the source tensors needs one"),
         (
             {"pretraining": {"checkpoint": "no.safetensors"}},
@@ -109,14 +147,22 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
         ),
     ],
 )
-def test_names_and_sizes_are_checked_before_work_starts(changes: dict[str, object], line: str) -> None:
+def test_names_and_sizes_are_checked_before_work_starts(
+    changes: dict[str, object], line: str
+) -> None:
     assert problems_of(tiny(**changes)) == [line]
 
 
 def test_overrides_change_nested_keys_and_are_parsed_as_toml_or_words(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text("rounds = 3\n[local]\nepochs = 1\n")
-    overrides = ["local.epochs=5", "method=[fedaux,feddf+p]", "split.alpha=0.5", 'name="a"', "data.source=digits"]
+    overrides = [
+        "local.epochs=5",
+        "method=[fedaux,feddf+p]",
+        "split.alpha=0.5",
+        'name="a"',
+        "data.source=digits",
+    ]
     experiment = load_experiment(path, overrides=overrides)
     assert experiment.local.epochs == 5
     assert experiment.method == ("fedaux", "feddf+p")
@@ -146,26 +192,36 @@ def test_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
 
 def test_digest_depends_on_results_only() -> None:
     assert tiny().sha256() != tiny(rounds=4).sha256()
-    assert tiny().sha256() == tiny(output={"directory": "elsewhere"}, engine={"threads": 2}).sha256()
+    assert (
+        tiny().sha256() == tiny(output={"directory": "elsewhere"}, engine={"threads": 2}).sha256()
+    )
 
 
 def test_every_key_can_be_found() -> None:
     keys = known_keys()
-    assert {"split.alpha", "pretraining.augmentation.flip", "prototypes.share", "method"} <= set(keys)
+    assert {"split.alpha", "pretraining.augmentation.flip", "prototypes.share", "method"} <= set(
+        keys
+    )
 
 
 def test_the_documented_configuration_is_the_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     docs = ROOT / "docs"
     monkeypatch.syspath_prepend(str(docs))
     page = importlib.import_module("make_configuration").page()
-    assert page == (docs / "configuration.md").read_text(encoding="utf-8"), "run python docs/make_configuration.py"
+    assert page == (docs / "configuration.md").read_text(encoding="utf-8"), (
+        "run python docs/make_configuration.py"
+    )
     assert "None |" not in page  # every key has a meaning
     assert all(f"`{key.rpartition('.')[2]}`" in page or "[" + key in page for key in known_keys())
 
 
 def test_a_recipe_states_what_differs_from_another(tmp_path: Path) -> None:
-    (tmp_path / "base.toml").write_text("rounds = 7\n[split]\nalpha = 0.5\nnum_clients = 3\n[local]\nepochs = 2\n")
-    (tmp_path / "own.toml").write_text('extends = "base.toml"\nname = "own"\n[split]\nalpha = 2.0\n')
+    (tmp_path / "base.toml").write_text(
+        "rounds = 7\n[split]\nalpha = 0.5\nnum_clients = 3\n[local]\nepochs = 2\n"
+    )
+    (tmp_path / "own.toml").write_text(
+        'extends = "base.toml"\nname = "own"\n[split]\nalpha = 2.0\n'
+    )
     experiment = load_experiment(tmp_path / "own.toml", overrides=["local.epochs=4"])
     assert (experiment.name, experiment.rounds, experiment.local.epochs) == ("own", 7, 4)
     assert (experiment.split.alpha, experiment.split.num_clients) == (2.0, 3)
@@ -179,7 +235,9 @@ def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="leads back to"):
         load_experiment(tmp_path / "a.toml")
     (tmp_path / "c.toml").write_text('extends = "nobody"\n')
-    with pytest.raises(ValueError, match="nobody: there is no such file, nor such a recipe; there are agnews"):
+    with pytest.raises(
+        ValueError, match="nobody: there is no such file, nor such a recipe; there are agnews"
+    ):
         load_experiment(tmp_path / "c.toml")
     (tmp_path / "d.toml").write_text("extends = 3\n")
     with pytest.raises(ConfigError, match="should be the name or the path of a recipe"):

@@ -12,7 +12,11 @@ from fedaux.recipes import find_recipe, load_experiment
 
 def test_pretraining_is_simclr_as_the_paper_trains_it() -> None:
     section = Pretraining()
-    assert (section.temperature, section.projection_widths, section.epochs) == (0.5, (512, 128), 100)
+    assert (section.temperature, section.projection_widths, section.epochs) == (
+        0.5,
+        (512, 128),
+        100,
+    )
     assert (section.optimizer, section.learning_rate, section.batch_size) == ("adam", 1e-3, 512)
     assert (section.weight_decay, section.schedule, section.warmup_epochs) == (0.0, "constant", 0)
     assert not section.projection_batch_norm
@@ -29,8 +33,14 @@ def test_views_are_those_of_simclr_at_half_strength() -> None:
 
 
 def test_training_takes_the_defaults() -> None:
-    training = Training(extractor(), blobs(520), feature_width=16, section=Pretraining(), generator=seeded())
-    head = [list(weight.shape) for name, weight in training._model.named_parameters() if weight.ndim == 2][-2:]
+    training = Training(
+        extractor(), blobs(520), feature_width=16, section=Pretraining(), generator=seeded()
+    )
+    head = [
+        list(weight.shape)
+        for name, weight in training._model.named_parameters()
+        if weight.ndim == 2
+    ][-2:]
     assert head == [[512, 16], [128, 512]]
     assert type(training._optimizer) is torch.optim.Adam
     assert {group["lr"] for group in training._optimizer.param_groups} == {1e-3}
@@ -41,7 +51,12 @@ def test_agnews_is_the_experiment_of_the_appendix() -> None:
     experiment = load_experiment(find_recipe("agnews"))
     assert (experiment.split.num_clients, experiment.participation_rate) == (10, 1.0)
     for section in (experiment.local, experiment.distillation):
-        assert (section.optimizer, section.learning_rate, section.epochs, section.batch_size) == ("adam", 1e-5, 1, 32)
+        assert (section.optimizer, section.learning_rate, section.epochs, section.batch_size) == (
+            "adam",
+            1e-5,
+            1,
+            32,
+        )
     assert experiment.distillation.steps is None
     assert (experiment.certainty.epsilon, experiment.certainty.delta) == (0.1, 1e-5)
     assert experiment.certainty.regularisation == 0.01

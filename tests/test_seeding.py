@@ -12,10 +12,13 @@ from fedaux import seeding
 def test_streams_are_reproducible_and_distinct() -> None:
     names = [
         (seed, purpose, round, client)
-        for seed, purpose, round, client in itertools.product((0, 1), ("a", "b"), (0, 1), (0, 1, 11))
+        for seed, purpose, round, client in itertools.product(
+            (0, 1), ("a", "b"), (0, 1), (0, 1, 11)
+        )
     ]
     draws = {
-        name: seeding.generator(name[0], name[1], round=name[2], client=name[3]).random(4).tobytes() for name in names
+        name: seeding.generator(name[0], name[1], round=name[2], client=name[3]).random(4).tobytes()
+        for name in names
     }
     assert len(set(draws.values())) == len(names)
     again = seeding.generator(1, "b", round=1, client=11).random(4).tobytes()
@@ -23,7 +26,9 @@ def test_streams_are_reproducible_and_distinct() -> None:
 
 
 def test_keys_cannot_run_into_each_other() -> None:
-    assert seeding.stream_key(0, "a", round=1, client=11) != seeding.stream_key(0, "a", round=11, client=1)
+    assert seeding.stream_key(0, "a", round=1, client=11) != seeding.stream_key(
+        0, "a", round=11, client=1
+    )
     assert seeding.stream_key(1, "a") != seeding.stream_key(0, "a")
 
 

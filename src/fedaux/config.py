@@ -27,7 +27,9 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 def _as_tuple(value: object) -> object:
     """Let one name stand for a list of one."""
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    return (
+        (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+    )
 
 
 def _rising(interval: tuple[float, float]) -> tuple[float, float]:
@@ -56,7 +58,11 @@ class Section(BaseModel):
     """A table of the configuration: unknown keys and wrong types are refused, values never change."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, validate_default=True, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        validate_default=True,
+        use_attribute_docstrings=True,
     )
 
 
@@ -177,7 +183,9 @@ class Prototype(Section):
     """What the prototype is called in metrics and checkpoints."""
     model: str
     """The architecture: a row of `fedaux.models.MODELS`."""
-    clients: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)] | None = None
+    clients: (
+        Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)] | None
+    ) = None
     """The clients that hold it; when not given, it takes its share of those that no prototype names."""
     share: Positive = 1.0
     """Its share relative to the other prototypes without named clients."""
@@ -188,9 +196,15 @@ class Prototype(Section):
 class Augmentation(Section):
     """Random views of images, for contrastive pretraining; the defaults are those of SimCLR, without the blur."""
 
-    crop_scale: Annotated[tuple[float, float], Field(strict=False), AfterValidator(_share)] = (0.08, 1.0)
+    crop_scale: Annotated[tuple[float, float], Field(strict=False), AfterValidator(_share)] = (
+        0.08,
+        1.0,
+    )
     """Share of the image's area that a crop keeps, least and most."""
-    crop_ratio: Annotated[tuple[float, float], Field(strict=False), AfterValidator(_rising)] = (0.75, 4 / 3)
+    crop_ratio: Annotated[tuple[float, float], Field(strict=False), AfterValidator(_rising)] = (
+        0.75,
+        4 / 3,
+    )
     """Width over height of a crop, least and most."""
     flip: Probability = 0.5
     """Probability of a mirror image; 0 for what means something else in the mirror, such as characters."""
@@ -357,7 +371,9 @@ class Distillation(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Distillation:
         if self.averaging is not None and self.stopping is not None:
-            raise ValueError("should have [distillation.averaging] or [distillation.stopping], not both")
+            raise ValueError(
+                "should have [distillation.averaging] or [distillation.stopping], not both"
+            )
         if self.schedule == "cyclic" and self.lowest_learning_rate > self.learning_rate:
             raise ValueError("lowest_learning_rate should be at most learning_rate")
         return self
@@ -457,9 +473,13 @@ class ExperimentFields(Section):
 
     name: Annotated[str, Field(min_length=1, pattern=NAME_PATTERN)] = "experiment"
     """What the run is called; a recipe that does not say is called as its file."""
-    method: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_as_tuple)] = ("fedaux",)
+    method: Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_as_tuple)] = (
+        "fedaux",
+    )
     """One method or a list: rows of `fedaux.core.methods.METHODS`, see `fedaux methods`."""
-    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(_as_tuple)] = (0,)
+    seeds: Annotated[
+        tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(_as_tuple)
+    ] = (0,)
     """Each seed is a run of its own: split, h0, selection, noise and batches."""
     rounds: Count = 100
     """Communication rounds T."""
@@ -471,9 +491,9 @@ class ExperimentFields(Section):
     auxiliary: Auxiliary = Auxiliary()
     text: Text | None = None
     split: Split = Split()
-    prototypes: Annotated[tuple[Prototype, ...], Field(min_length=1), BeforeValidator(_as_tuple)] = (
-        Prototype(name="cnn", model="cnn"),
-    )
+    prototypes: Annotated[
+        tuple[Prototype, ...], Field(min_length=1), BeforeValidator(_as_tuple)
+    ] = (Prototype(name="cnn", model="cnn"),)
     pretraining: Pretraining = Pretraining()
     certainty: Certainty = Certainty()
     local: Local = Local()
@@ -490,7 +510,9 @@ class ExperimentFields(Section):
     @classmethod
     def _counts_silos(cls, values: Any) -> Any:
         """Where clients bring their own data, there are as many as there are places."""
-        data, split = (values.get(key, {}) if isinstance(values, dict) else None for key in ("data", "split"))
+        data, split = (
+            values.get(key, {}) if isinstance(values, dict) else None for key in ("data", "split")
+        )
         if not isinstance(data, dict) or not isinstance(split, dict):
             return values  # what is wrong with them is told where they are validated
         silos = _as_tuple(data.get("clients", ()))
@@ -502,7 +524,10 @@ class ExperimentFields(Section):
     @classmethod
     def _has_no_labels(cls, values: Any) -> Any:
         """Where public data are named and labelled ones are not, there are none: nobody wants digits with those."""
-        data, public = (values.get(key, {}) if isinstance(values, dict) else None for key in ("data", "auxiliary"))
+        data, public = (
+            values.get(key, {}) if isinstance(values, dict) else None
+            for key in ("data", "auxiliary")
+        )
         if not isinstance(data, dict) or not isinstance(public, dict):
             return values  # what is wrong with them is told where they are validated
         if public.get("path") is None or data.keys() & {"source", "path", "clients", "test"}:
@@ -520,8 +545,16 @@ class ExperimentFields(Section):
 
     def essentials(self) -> dict[str, Any]:
         """Return what the results depend on; the rest may change when a run goes on."""
-        content = {key: value for key, value in self.to_dict().items() if key not in {"output", "engine", "federation"}}
-        return content if self.federation.wire == "fp32" else content | {"federation": {"wire": self.federation.wire}}
+        content = {
+            key: value
+            for key, value in self.to_dict().items()
+            if key not in {"output", "engine", "federation"}
+        }
+        return (
+            content
+            if self.federation.wire == "fp32"
+            else content | {"federation": {"wire": self.federation.wire}}
+        )
 
 
 class Experiment(ExperimentFields):

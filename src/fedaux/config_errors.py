@@ -28,12 +28,16 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
             fields = ExperimentFields.model_validate(raw)
             break
         except ValidationError as error:
-            explained = [_explain(item, raw, known_keys()) for item in error.errors(include_url=False)]
+            explained = [
+                _explain(item, raw, known_keys()) for item in error.errors(include_url=False)
+            ]
             # A list can be too short only because its items are wrong: then they are what there is to say.
             deeper = wrong | {location for _, location in explained}
             locations = []
             for line, location in explained:
-                if not any(other != location and other[: len(location)] == location for other in deeper):
+                if not any(
+                    other != location and other[: len(location)] == location for other in deeper
+                ):
                     problems += [line] if line not in problems else []
                 # A prototype cannot stand without its wrong key, so the whole list goes back to the default.
                 locations.append(location[:1] if location[0] == "prototypes" else location)
@@ -79,7 +83,9 @@ def _keys_of(section: type[BaseModel], prefix: str) -> Iterable[str]:
 def section_in(annotation: Any) -> type[BaseModel] | None:
     """Return the table behind a field, or behind the items of a field."""
     kinds = (annotation, *get_args(annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    return next(
+        (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
+    )
 
 
 def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
@@ -94,10 +100,14 @@ def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
         values = getattr(experiment, key)
         repeated = sorted({str(value) for value in values if values.count(value) > 1})
         if repeated:
-            found.append(({key}, f"{key} = {list(values)}: {', '.join(repeated)} appears more than once"))
+            found.append(
+                ({key}, f"{key} = {list(values)}: {', '.join(repeated)} appears more than once")
+            )
     names = [prototype.name for prototype in experiment.prototypes]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        found.append(({"prototypes"}, f"prototypes.name = {name!r}: used by more than one prototype"))
+        found.append(
+            ({"prototypes"}, f"prototypes.name = {name!r}: used by more than one prototype")
+        )
     owner: dict[int, str] = {}
     for prototype in experiment.prototypes:
         for client in prototype.clients or ():
@@ -107,19 +117,24 @@ def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
             elif owner.setdefault(client, prototype.name) != prototype.name:
                 line = f"prototypes.clients = {client}: given to both {owner[client]!r} and {prototype.name!r}"
                 found.append(({"prototypes"}, line))
-    if all(prototype.clients is not None for prototype in experiment.prototypes) and len(owner) < clients:
+    if (
+        all(prototype.clients is not None for prototype in experiment.prototypes)
+        and len(owner) < clients
+    ):
         left = [client for client in range(clients) if client not in owner]
         shown = ", ".join(map(str, left[:5])) + (", ..." if len(left) > 5 else "")
-        line = (
-            f"prototypes.clients: no prototype for client {shown}; name them, or leave `clients` out of one prototype"
-        )
+        line = f"prototypes.clients: no prototype for client {shown}; name them, or leave `clients` out of one prototype"
         found.append(({"prototypes", "split.num_clients"}, line))
     return found
 
 
-def _explain(item: Any, raw: Mapping[str, Any], known: list[str]) -> tuple[str, tuple[str | int, ...]]:
+def _explain(
+    item: Any, raw: Mapping[str, Any], known: list[str]
+) -> tuple[str, tuple[str | int, ...]]:
     """Turn one of pydantic's errors into a line that names the key, the value and what would be right."""
-    location = tuple(part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-")))
+    location = tuple(
+        part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-"))
+    )
     location = _existing(location, raw)
     key = ".".join(str(part) for part in location)
     kind, value = item["type"], item["input"]
@@ -130,7 +145,9 @@ def _explain(item: Any, raw: Mapping[str, Any], known: list[str]) -> tuple[str, 
         parent = ".".join(str(p) for p in location[:-1] if isinstance(p, str))
         siblings = [k for k in known if k.rpartition(".")[0] == parent]
         guess = nearest(key, siblings) or nearest(name, [k.rpartition(".")[2] for k in known])
-        if guess and "." not in guess and parent == "":  # found by its last word: name its whole path
+        if (
+            guess and "." not in guess and parent == ""
+        ):  # found by its last word: name its whole path
             word = guess.removeprefix("; did you mean ").removesuffix("?")
             guess = f"; did you mean {next(k for k in known if k.rpartition('.')[2] == word)}?"
         return f"{key}: unknown key{guess}", location
@@ -165,7 +182,11 @@ def _existing(location: tuple[str | int, ...], raw: Any) -> tuple[str | int, ...
 
 
 def _touches(keys: set[str], broken: set[str]) -> bool:
-    return any(b == k or b.startswith(k + ".") or k.startswith(b + ".") or not b for k in keys for b in broken)
+    return any(
+        b == k or b.startswith(k + ".") or k.startswith(b + ".") or not b
+        for k in keys
+        for b in broken
+    )
 
 
 def _short(value: object) -> str:

@@ -37,7 +37,9 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path}: damaged, not readable as JSON ({error})") from error
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write a safetensors file atomically. Raises OSError where it cannot be written."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with _replacing(path) as temporary:
@@ -60,7 +62,9 @@ def refuse_unwritable(path: Path, *, key: str) -> None:
             raise ValueError(f"{key} {path}: is a folder; should be a file in it")
         folder = next(place for place in path.absolute().parents if place.exists())
         if not folder.is_dir():
-            raise ValueError(f"{key} {path}: {folder} is a file; should be a folder, to hold {path.name}")
+            raise ValueError(
+                f"{key} {path}: {folder} is a file; should be a folder, to hold {path.name}"
+            )
         trial = folder / _temporary_name(path)
         trial.touch()
         trial.unlink()

@@ -29,7 +29,11 @@ def over_seeds(values: Sequence[float]) -> tuple[float | None, float | None]:
 
 def mean_and_deviation(mean: Any, deviation: Any = None, *, scale: float = 100.0) -> str:
     """Return "71.2 ± 2.1", in percent by default; the mean alone without a deviation."""
-    parts = [f"{scale * number:.1f}" for number in map(as_number, (mean, deviation)) if not math.isnan(number)]
+    parts = [
+        f"{scale * number:.1f}"
+        for number in map(as_number, (mean, deviation))
+        if not math.isnan(number)
+    ]
     return " ± ".join(parts) if not math.isnan(as_number(mean)) else UNKNOWN
 
 
@@ -45,7 +49,9 @@ def short(value: Any, *, digits: int = 3) -> str:
         return UNKNOWN
     if math.isinf(number):
         return "∞"
-    return re.sub(r"e([+-])0*(\d)", lambda found: f"e{found[1].strip('+')}{found[2]}", f"{number:.{digits}g}")
+    return re.sub(
+        r"e([+-])0*(\d)", lambda found: f"e{found[1].strip('+')}{found[2]}", f"{number:.{digits}g}"
+    )
 
 
 def decimal(value: Any) -> str:
@@ -90,7 +96,13 @@ def setting_text(value: Any) -> str:
     if isinstance(value, list):
         return "+".join(map(setting_text, value))
     if isinstance(value, Mapping):  # a prototype: its name, and what else it has
-        rest = [setting_text(item) for key, item in value.items() if key not in ("name", "options", "share")]
-        rest += [f"{key}={setting_text(item)}" for key, item in (value.get("options") or {}).items()]
+        rest = [
+            setting_text(item)
+            for key, item in value.items()
+            if key not in ("name", "options", "share")
+        ]
+        rest += [
+            f"{key}={setting_text(item)}" for key, item in (value.get("options") or {}).items()
+        ]
         return f"{value.get('name', '')} ({', '.join(rest)})".replace(" ()", "").strip()
     return UNKNOWN if value is None else str(value)

@@ -40,10 +40,13 @@ def find_recipe(name: str, *, beside: Path = Path()) -> Path:
     if (path := beside / name).is_file():
         return path
     shipped = {
-        entry.name.removesuffix(".toml"): Path(str(entry)) for entry in files("fedaux").joinpath("recipes").iterdir()
+        entry.name.removesuffix(".toml"): Path(str(entry))
+        for entry in files("fedaux").joinpath("recipes").iterdir()
     }
     if name not in shipped:
-        raise ValueError(f"{name}: there is no such file, nor such a recipe; there are {', '.join(sorted(shipped))}")
+        raise ValueError(
+            f"{name}: there is no such file, nor such a recipe; there are {', '.join(sorted(shipped))}"
+        )
     return shipped[name]
 
 
@@ -58,7 +61,9 @@ def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if base is None:
         return raw
     if not isinstance(base, str):
-        raise ConfigError([f"extends = {base!r}: should be the name or the path of a recipe"], origin=str(path))
+        raise ConfigError(
+            [f"extends = {base!r}: should be the name or the path of a recipe"], origin=str(path)
+        )
     found = find_recipe(base, beside=path.parent).resolve()
     if found in (*seen, path.resolve()):
         raise ConfigError([f"extends = {base!r}: leads back to {found}"], origin=str(path))

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 def stream_key(seed: int, purpose: str, *, round: int = 0, client: int = 0, part: str = "") -> int:
     """Return the 128-bit key of a stream."""
     name = f"{seed}|{purpose}|{round}|{client}|{part}".encode()
-    return int.from_bytes(hashlib.blake2b(name, digest_size=16, person=b"fedaux-seeding").digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(name, digest_size=16, person=b"fedaux-seeding").digest(), "little"
+    )
 
 
-def generator(seed: int, purpose: str, *, round: int = 0, client: int = 0, part: str = "") -> np.random.Generator:
+def generator(
+    seed: int, purpose: str, *, round: int = 0, client: int = 0, part: str = ""
+) -> np.random.Generator:
     """Return the stream as a NumPy generator (the same on every machine and device)."""
     key = stream_key(seed, purpose, round=round, client=client, part=part)
     return np.random.Generator(np.random.Philox(key=key))
@@ -48,5 +52,7 @@ def initialisation(seed: int, *, part: str) -> Iterator[None]:
     import torch
 
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(stream_key(seed, "weights", part=part) & 0x7FFF_FFFF_FFFF_FFFF)
+        torch.default_generator.manual_seed(
+            stream_key(seed, "weights", part=part) & 0x7FFF_FFFF_FFFF_FFFF
+        )
         yield

@@ -25,7 +25,9 @@ from fedaux.core.methods import METHODS
 def fedaux_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fedaux", *arguments]
     environment = os.environ | {"COLUMNS": "120"}
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=240, env=environment)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=240, env=environment
+    )
 
 
 @pytest.fixture
@@ -55,7 +57,9 @@ def test_methods_are_listed_for_machines_and_people(tmp_path: Path) -> None:
 
 
 def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
-    done = called("run", str(recipe), "--set", "rounds=2", "--set", "method=[feddf+p, fedaux]", cwd=tmp_path)
+    done = called(
+        "run", str(recipe), "--set", "rounds=2", "--set", "method=[feddf+p, fedaux]", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert "round 2/2" in done.stdout
     assert "test accuracy in %, seed 0" in done.stdout
@@ -119,7 +123,10 @@ def test_a_warning_is_one_line_and_the_run_goes_on(
 def test_missing_files_are_named(tmp_path: Path) -> None:
     missing = called("run", "nothing.toml", cwd=tmp_path)
     assert missing.returncode == 2
-    assert "nothing.toml: there is no such file, nor such a recipe; there are agnews, agnews-minilm," in missing.stderr
+    assert (
+        "nothing.toml: there is no such file, nor such a recipe; there are agnews, agnews-minilm,"
+        in missing.stderr
+    )
     empty = called("report", str(tmp_path), cwd=tmp_path)
     assert empty.returncode == 2
     assert str(tmp_path) in empty.stderr
@@ -139,13 +146,18 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_the_exit_status_tells_mistakes_from_failures(
-    raised: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    raised: BaseException,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fails() -> None:
         raise raised
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the packages that the command line is made of
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of the packages that the command line is made of
         from fedaux import cli
     monkeypatch.setattr(cli, "app", fails)
     with pytest.raises(SystemExit) as ended:
@@ -158,23 +170,48 @@ def test_the_exit_status_tells_mistakes_from_failures(
 
 
 def test_a_recipe_without_a_name_is_called_as_its_file(tmp_path: Path) -> None:
-    (tmp_path / "first try.toml").write_text(tomli_w.dumps({k: v for k, v in TINY.items() if k != "name"}))
-    done = called("run", "first try.toml", "--set", "rounds=1", "--set", "method=fedavg", cwd=tmp_path)
+    (tmp_path / "first try.toml").write_text(
+        tomli_w.dumps({k: v for k, v in TINY.items() if k != "name"})
+    )
+    done = called(
+        "run", "first try.toml", "--set", "rounds=1", "--set", "method=fedavg", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first-try"]
 
 
 def test_data_prints_the_table_and_draws_the_picture(recipe: Path, tmp_path: Path) -> None:
-    shown = called("data", str(recipe), "--out", "bubbles.svg", "--alpha", "0.01", "--alpha", "10", cwd=tmp_path)
+    shown = called(
+        "data",
+        str(recipe),
+        "--out",
+        "bubbles.svg",
+        "--alpha",
+        "0.01",
+        "--alpha",
+        "10",
+        cwd=tmp_path,
+    )
     assert shown.returncode == 0, shown.stderr
     assert "1438" in shown.stdout  # all examples are somewhere
     picture = (tmp_path / "bubbles.svg").read_text()
     assert "α = 0.01" in picture
     assert "α = 10" in picture
-    many = called("data", str(recipe), "--set", "split.num_clients=1430", "--set", "split.alpha=0.01", cwd=tmp_path)
+    many = called(
+        "data",
+        str(recipe),
+        "--set",
+        "split.num_clients=1430",
+        "--set",
+        "split.alpha=0.01",
+        cwd=tmp_path,
+    )
     assert "clients are empty and take no part" in many.stdout
     assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
-    assert "--alpha -1.0: should be greater than 0" in called("data", "--alpha", "-1", cwd=tmp_path).stderr
+    assert (
+        "--alpha -1.0: should be greater than 0"
+        in called("data", "--alpha", "-1", cwd=tmp_path).stderr
+    )
 
 
 def test_privacy_is_planned_before_anything_runs(recipe: Path, tmp_path: Path) -> None:
@@ -187,7 +224,9 @@ def test_privacy_is_planned_before_anything_runs(recipe: Path, tmp_path: Path) -
 
 
 def test_audit_prints_what_machines_need(tmp_path: Path) -> None:
-    done = called("audit", "--epsilon", "1", "--trials", "5000", "--releases", "40", "--json", cwd=tmp_path)
+    done = called(
+        "audit", "--epsilon", "1", "--trials", "5000", "--releases", "40", "--json", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["max_sensitivity_ratio"] <= 1
@@ -195,24 +234,36 @@ def test_audit_prints_what_machines_need(tmp_path: Path) -> None:
     assert found["trials"] == 5000
     assert found["releases"] == 40
     assert found["findings"] == []
-    assert "there are mean, paper, release" in called("audit", "--mechanism", "maen", cwd=tmp_path).stderr
+    assert (
+        "there are mean, paper, release"
+        in called("audit", "--mechanism", "maen", cwd=tmp_path).stderr
+    )
 
 
 def test_reproduce_lists_runs_and_refuses(recipe: Path, tmp_path: Path) -> None:
     assert "toy-gaussians" in called("reproduce", "--list", cwd=tmp_path).stdout
-    done = called("reproduce", "ensemble", "--recipe", str(recipe), "--with", "alphas=[0.5]", cwd=tmp_path)
+    done = called(
+        "reproduce", "ensemble", "--recipe", str(recipe), "--with", "alphas=[0.5]", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "runs/ensemble/ensemble.json").read_text())["rows"]
-    assert {"plain logits", "mean logits", "mean probabilities", "release logits"} <= {row["weights"] for row in rows}
+    assert {"plain logits", "mean logits", "mean probabilities", "release logits"} <= {
+        row["weights"] for row in rows
+    }
     assert "did you mean toy-iris?" in called("reproduce", "toy-irs", cwd=tmp_path).stderr
-    assert "has no such option" in called("reproduce", "toy-iris", "--with", "x=1", cwd=tmp_path).stderr
+    assert (
+        "has no such option"
+        in called("reproduce", "toy-iris", "--with", "x=1", cwd=tmp_path).stderr
+    )
 
 
 def test_a_terminal_shows_a_live_bar(recipe: Path, tmp_path: Path) -> None:
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "fedaux", "run", str(recipe), "--set", "method=fedavg"]
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "140"}
-    with subprocess.Popen(command, cwd=tmp_path, stdout=slave, stderr=slave, env=environment) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=slave, stderr=slave, env=environment
+    ) as process:
         os.close(slave)
         output = b""
         while True:

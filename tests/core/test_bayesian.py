@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from fedaux.config import Bayesian
 from fedaux.core.bayesian import draw, draw_dirichlet, draw_gaussian, variance
 from fedaux.core.messages import Weights
-from fedaux.core.teachers import NO_CLIENT, Ensemble, Member, bayesian_teacher, probabilities_teacher
+from fedaux.core.teachers import (
+    NO_CLIENT,
+    Ensemble,
+    Member,
+    bayesian_teacher,
+    probabilities_teacher,
+)
 from fedaux.core.weights import average, snapshot
 
 VALUES = np.random.default_rng(0).normal(size=(3, 6))
@@ -76,7 +82,11 @@ def test_variance_is_weighted_by_examples() -> None:
 
 def test_gaussian_samples_are_mean_and_scaled_noise() -> None:
     mean, spread = oracles.moments_loop(VALUES.tolist(), SIZES)
-    drawn = list(draw_gaussian(WEIGHTS, sizes=SIZES, section=section(samples=4, scale=0.3), generator=generator()))
+    drawn = list(
+        draw_gaussian(
+            WEIGHTS, sizes=SIZES, section=section(samples=4, scale=0.3), generator=generator()
+        )
+    )
     assert len(drawn) == 4
     for sample, noise in zip(drawn, noise_of(0, 4).flatten(1).tolist(), strict=True):
         expected = [m + (0.3 * v) ** 0.5 * n for m, v, n in zip(mean, spread, noise, strict=True)]
@@ -85,7 +95,9 @@ def test_gaussian_samples_are_mean_and_scaled_noise() -> None:
 
 def test_many_gaussian_samples_have_the_moments_of_the_clients() -> None:
     mean, spread = oracles.moments_loop(VALUES.tolist(), SIZES)
-    drawn = draw_gaussian(WEIGHTS, sizes=SIZES, section=section(samples=20_000), generator=generator())
+    drawn = draw_gaussian(
+        WEIGHTS, sizes=SIZES, section=section(samples=20_000), generator=generator()
+    )
     rows = torch.stack([sample["weight"].flatten() for sample in drawn])
     assert rows.mean(dim=0).tolist() == pytest.approx(mean, abs=0.05)
     assert rows.var(dim=0).tolist() == pytest.approx(spread, rel=0.05)
@@ -120,7 +132,9 @@ def test_statistics_and_counters_are_averaged_not_drawn(distribution: str) -> No
         state["0.num_batches_tracked"] += seed
         states.append(state)
     mean = average(states, sizes=SIZES)
-    for sample in draw(states, sizes=SIZES, section=section(distribution=distribution), generator=generator()):
+    for sample in draw(
+        states, sizes=SIZES, section=section(distribution=distribution), generator=generator()
+    ):
         assert sample.keys() == mean.keys()
         for name in ("0.running_mean", "0.running_var", "0.num_batches_tracked"):
             assert torch.equal(sample[name], mean[name])
@@ -131,7 +145,14 @@ def test_statistics_and_counters_are_averaged_not_drawn(distribution: str) -> No
 def test_drawing_leaves_the_clients_weights_alone() -> None:
     before = [tensor["weight"].clone() for tensor in WEIGHTS]
     for distribution in ("gaussian", "dirichlet"):
-        list(draw(WEIGHTS, sizes=SIZES, section=section(distribution=distribution), generator=generator()))
+        list(
+            draw(
+                WEIGHTS,
+                sizes=SIZES,
+                section=section(distribution=distribution),
+                generator=generator(),
+            )
+        )
     assert all(torch.equal(old, new["weight"]) for old, new in zip(before, WEIGHTS, strict=True))
 
 
@@ -142,7 +163,9 @@ def test_bayesian_teacher_averages_samples_average_and_clients() -> None:
         rows.append([m + v**0.5 * n for m, v, n in zip(mean, spread, noise, strict=True)])
     logits = [(IMAGES.double().numpy() @ np.reshape(row, (3, 2)).T).tolist() for row in rows]
     expected = oracles.mean_probabilities_loop(logits, [1.0] * 9)
-    assert bayesian_teacher(ensemble(3, samples=5)).numpy() == pytest.approx(np.array(expected), abs=1e-5)
+    assert bayesian_teacher(ensemble(3, samples=5)).numpy() == pytest.approx(
+        np.array(expected), abs=1e-5
+    )
     without = oracles.mean_probabilities_loop(logits[3:], [1.0] * 6)
     labels = bayesian_teacher(ensemble(3, samples=5, include_clients=False))
     assert labels.numpy() == pytest.approx(np.array(without), abs=1e-5)
@@ -154,7 +177,9 @@ def test_equal_clients_give_the_mean_of_their_probabilities(distribution: str) -
     alike = ensemble(weights=[WEIGHTS[1]] * 3, distribution=distribution)
     assert torch.allclose(bayesian_teacher(alike), probabilities_teacher(alike), atol=1e-6)
     differing = ensemble(distribution=distribution)
-    assert not torch.allclose(bayesian_teacher(differing), probabilities_teacher(differing), atol=1e-2)
+    assert not torch.allclose(
+        bayesian_teacher(differing), probabilities_teacher(differing), atol=1e-2
+    )
 
 
 def test_scale_zero_draws_the_mean_and_other_scales_something_else() -> None:
@@ -180,8 +205,12 @@ def test_scale_zero_draws_the_mean_and_other_scales_something_else() -> None:
 @pytest.mark.parametrize("distribution", ["gaussian", "dirichlet"])
 def test_samples_depend_on_the_generator_and_not_on_the_order_of_members(distribution: str) -> None:
     labels = bayesian_teacher(ensemble(0, distribution=distribution))
-    assert torch.equal(labels, bayesian_teacher(ensemble(0, distribution=distribution, order=[2, 0, 1])))
-    assert not torch.allclose(labels, bayesian_teacher(ensemble(1, distribution=distribution)), atol=1e-3)
+    assert torch.equal(
+        labels, bayesian_teacher(ensemble(0, distribution=distribution, order=[2, 0, 1]))
+    )
+    assert not torch.allclose(
+        labels, bayesian_teacher(ensemble(1, distribution=distribution)), atol=1e-3
+    )
 
 
 def test_each_prototype_has_a_distribution_of_its_own() -> None:
@@ -209,11 +238,21 @@ def test_remembered_clients_count_by_their_share_and_are_not_drawn_from() -> Non
         return predict(member) if member.weights else remembered
 
     labels = bayesian_teacher(
-        ensemble(weights=[WEIGHTS[0], {}, WEIGHTS[2]], shares=[1.0, 0.5, 1.0], predict=recall, samples=2, scale=0.0)
+        ensemble(
+            weights=[WEIGHTS[0], {}, WEIGHTS[2]],
+            shares=[1.0, 0.5, 1.0],
+            predict=recall,
+            samples=2,
+            scale=0.0,
+        )
     )
     mean = average([WEIGHTS[0], WEIGHTS[2]], sizes=[10, 5])
-    logits = [predict(Member(0, "a", 1, weights)) for weights in (WEIGHTS[0], WEIGHTS[2], mean)] + [remembered]
-    expected = oracles.mean_probabilities_loop([row.tolist() for row in logits], [1.0, 1.0, 3.0, 0.5])
+    logits = [predict(Member(0, "a", 1, weights)) for weights in (WEIGHTS[0], WEIGHTS[2], mean)] + [
+        remembered
+    ]
+    expected = oracles.mean_probabilities_loop(
+        [row.tolist() for row in logits], [1.0, 1.0, 3.0, 0.5]
+    )
     assert labels.numpy() == pytest.approx(np.array(expected), abs=1e-5)
 
 

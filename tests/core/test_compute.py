@@ -49,14 +49,20 @@ def test_what_is_asked_for_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_bf16_it_is_single_precision_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "has_bf16", lambda _: False)
-    with pytest.warns(UserWarning, match=r"^engine\.precision: this processor has no bf16, going on in fp32$"):
+    with pytest.warns(
+        UserWarning, match=r"^engine\.precision: this processor has no bf16, going on in fp32$"
+    ):
         compute = compute_for(Engine(precision="bf16"), CPU)
     assert compute.precision is torch.float32
 
 
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="needs Linux, which lists what a processor can")
+@pytest.mark.skipif(
+    not Path("/proc/cpuinfo").exists(), reason="needs Linux, which lists what a processor can"
+)
 def test_a_processor_has_bf16_where_linux_says_so() -> None:
-    lists = re.findall(r"^(?:flags|Features)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    lists = re.findall(
+        r"^(?:flags|Features)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+    )
     if not lists:
         pytest.skip("Linux does not list it here")
     features = set(lists[0].split())
@@ -154,9 +160,14 @@ def test_running_out_of_memory_is_no_reason_to_try_again(monkeypatch: pytest.Mon
         compiled(Compute(compile=True), "double", lambda: double)(torch.ones(2))
 
 
-def test_a_wrong_argument_is_reported_by_the_function_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_argument_is_reported_by_the_function_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
-    with pytest.warns(UserWarning, match="not possible here"), pytest.raises(RuntimeError, match="size"):
+    with (
+        pytest.warns(UserWarning, match="not possible here"),
+        pytest.raises(RuntimeError, match="size"),
+    ):
         compiled(Compute(compile=True), "add", lambda: torch.add)(torch.ones(2), torch.ones(3))
 
 
@@ -165,7 +176,9 @@ def test_single_precision_changes_nothing_and_half_precision_little() -> None:
     """Three digits: bf16 has eight bits of mantissa. Weights and results stay in single precision."""
     with seeding.initialisation(0, part="cnn"):
         model = MODELS["cnn"]((1, 8, 8), 5)
-    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8))
+    images = torch.from_numpy(
+        np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
+    )
     exact = FastPredictor(model, Compute())(snapshot(model), images)
     with torch.no_grad():
         assert torch.equal(exact, model(images.float() / 255))
@@ -194,7 +207,10 @@ def test_a_cpu_keeps_the_layout_of_images_and_models() -> None:
 
 
 def test_images_are_normalised_by_channel_and_features_are_not() -> None:
-    mean, deviation = torch.tensor([0.5, 0.25])[:, None, None], torch.tensor([2.0, 0.5])[:, None, None]
+    mean, deviation = (
+        torch.tensor([0.5, 0.25])[:, None, None],
+        torch.tensor([2.0, 0.5])[:, None, None],
+    )
     compute = Compute(mean=mean, deviation=deviation)
     images = torch.full((1, 2, 1, 1), 255, dtype=torch.uint8)
     assert compute.floats(images).flatten().tolist() == [0.25, 1.5]

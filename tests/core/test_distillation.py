@@ -32,21 +32,36 @@ def classifier(*, bias: bool = True) -> nn.Sequential:
     """Without the bias, whose gradient is 0 but for rounding, Adam does not make much of how numbers are rounded."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(4, 5, bias=bias), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(4, 5, bias=bias), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)
+        )
 
 
 def distilled(
-    model: nn.Module, weights: Weights, *, images: Tensor = IMAGES, validate: Any = None, **values: Any
+    model: nn.Module,
+    weights: Weights,
+    *,
+    images: Tensor = IMAGES,
+    validate: Any = None,
+    **values: Any,
 ) -> Weights:
     section = Distillation(**{"batch_size": 8, "learning_rate": 0.01} | values)
     generator = seeding.generator(0, "x")
     return distill(
-        model, weights, images, TARGETS[: len(images)], section=section, generator=generator, validate=validate
+        model,
+        weights,
+        images,
+        TARGETS[: len(images)],
+        section=section,
+        generator=generator,
+        validate=validate,
     )
 
 
 def equal(first: Weights, second: Weights) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def test_distillation_loss_is_kl_from_teacher_to_student() -> None:
@@ -72,10 +87,16 @@ def test_one_distillation_step_is_equation_1() -> None:
     images = torch.from_numpy(RNG.integers(0, 256, (8, 1, 2, 2), dtype=np.uint8))
     targets = torch.softmax(torch.from_numpy(RNG.normal(size=(8, 3))).float(), dim=1)
     section = Distillation(batch_size=8, learning_rate=0.01)
-    after = distill(model, weights, images, targets, section=section, generator=seeding.generator(0, "x"))
-    student = torch.softmax(images.float().flatten(1) / 255 @ weights["1.weight"].T + weights["1.bias"], dim=1)
+    after = distill(
+        model, weights, images, targets, section=section, generator=seeding.generator(0, "x")
+    )
+    student = torch.softmax(
+        images.float().flatten(1) / 255 @ weights["1.weight"].T + weights["1.bias"], dim=1
+    )
     gradient = (student - targets).T @ (images.float().flatten(1) / 255) / 8
-    assert torch.allclose(after["1.weight"], weights["1.weight"] - 0.01 * gradient.sign(), atol=1e-5)
+    assert torch.allclose(
+        after["1.weight"], weights["1.weight"] - 0.01 * gradient.sign(), atol=1e-5
+    )
 
 
 def test_distillation_moves_the_student_to_the_teacher_and_leaves_its_input_alone() -> None:
@@ -85,7 +106,9 @@ def test_distillation_moves_the_student_to_the_teacher_and_leaves_its_input_alon
     images = torch.from_numpy(RNG.integers(0, 256, (64, 1, 2, 2), dtype=np.uint8))
     targets = torch.softmax(torch.from_numpy(RNG.normal(size=(64, 3))).float(), dim=1)
     section = Distillation(batch_size=16, learning_rate=0.02, epochs=10)
-    after = distill(model, weights, images, targets, section=section, generator=seeding.generator(0, "x"))
+    after = distill(
+        model, weights, images, targets, section=section, generator=seeding.generator(0, "x")
+    )
 
     def loss(state: dict[str, torch.Tensor]) -> float:
         model.load_state_dict(state)
@@ -102,7 +125,9 @@ def test_the_default_is_a_plain_loop_bit_for_bit() -> None:
     images = torch.from_numpy(rng.integers(0, 256, (257, 1, 2, 2), dtype=np.uint8))
     targets = torch.softmax(torch.from_numpy(rng.normal(size=(257, 3))).float(), dim=1)
     model, weights = classifier(), snapshot(classifier())
-    found = distill(model, weights, images, targets, section=Distillation(), generator=seeding.generator(0, "x"))
+    found = distill(
+        model, weights, images, targets, section=Distillation(), generator=seeding.generator(0, "x")
+    )
 
     model.load_state_dict(weights)
     model.train()
@@ -112,7 +137,9 @@ def test_the_default_is_a_plain_loop_bit_for_bit() -> None:
         if len(batch) == 1:
             model[2].eval()
         loss = functional.kl_div(
-            torch.log_softmax(model(images[batch].float() / 255.0), dim=1), targets[batch], reduction="batchmean"
+            torch.log_softmax(model(images[batch].float() / 255.0), dim=1),
+            targets[batch],
+            reduction="batchmean",
         )
         optimizer.zero_grad()
         loss.backward()
@@ -129,7 +156,9 @@ def test_epochs_and_steps_count_batches() -> None:
     model.load_state_dict(weights)
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
-    batches = [batch for _ in range(2) for batch in torch.from_numpy(order.permutation(20)).split(8)]
+    batches = [
+        batch for _ in range(2) for batch in torch.from_numpy(order.permutation(20)).split(8)
+    ]
     for batch in batches[:5]:
         optimizer.zero_grad()
         distillation_loss(model(to_float(IMAGES[batch])), TARGETS[batch]).backward()
@@ -142,7 +171,12 @@ def test_sgd_with_momentum_weight_decay_and_clipping_by_hand() -> None:
     """v = 0.9 v + g + 0.1 theta; theta = theta - 0.5 v, with |g| at most 0.05, for two steps on all images."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
     weights = {"1.weight": torch.from_numpy(np.random.default_rng(1).normal(size=(3, 4))).float()}
-    values: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.5, "momentum": 0.9, "weight_decay": 0.1}
+    values: dict[str, Any] = {
+        "optimizer": "sgd",
+        "learning_rate": 0.5,
+        "momentum": 0.9,
+        "weight_decay": 0.1,
+    }
     values |= {"epochs": 2, "batch_size": 20}
     inputs = to_float(IMAGES).flatten(1).double()
     norms = []
@@ -183,7 +217,9 @@ def rates(monkeypatch: pytest.MonkeyPatch, **values: Any) -> list[float]:
     return seen
 
 
-def test_cosine_falls_from_the_learning_rate_to_zero_over_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cosine_falls_from_the_learning_rate_to_zero_over_all_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     expected = [0.05 * (1 + math.cos(math.pi * k / 10)) for k in range(10)]
     assert rates(monkeypatch, schedule="cosine", steps=10) == pytest.approx(expected)
     parameter = nn.Parameter(torch.zeros(1))
@@ -211,7 +247,9 @@ def test_rates_change_tensors_in_place() -> None:
         IMAGES,
         TARGETS,
         loss=distillation_loss,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=held, capturable=False, foreach=False),
+        optimizer=lambda parameters: torch.optim.Adam(
+            parameters, lr=held, capturable=False, foreach=False
+        ),
         compute=Compute(),
     )
     optimizer = steps.optimizer
@@ -229,14 +267,18 @@ def test_sharpening_raises_to_a_power(temperature: float) -> None:
     assert found.numpy() == pytest.approx(np.array(expected), abs=1e-6)
     sharper = bool((found.amax(dim=1) > TARGETS.amax(dim=1)).all())
     assert sharper == (temperature < 1)
-    assert torch.equal(sharpen(torch.tensor([[1.0, 0.0]]), temperature=temperature), torch.tensor([[1.0, 0.0]]))
+    assert torch.equal(
+        sharpen(torch.tensor([[1.0, 0.0]]), temperature=temperature), torch.tensor([[1.0, 0.0]])
+    )
 
 
 def test_sharpening_reaches_the_student() -> None:
     model, weights = classifier(), snapshot(classifier())
     section = Distillation(batch_size=8, learning_rate=0.01)
     sharpened = sharpen(TARGETS, temperature=0.5)
-    expected = distill(model, weights, IMAGES, sharpened, section=section, generator=seeding.generator(0, "x"))
+    expected = distill(
+        model, weights, IMAGES, sharpened, section=section, generator=seeding.generator(0, "x")
+    )
     assert equal(distilled(model, weights, sharpening=0.5), expected)
     assert not equal(distilled(model, weights), expected)
     assert sharpen(TARGETS, temperature=1.0) is TARGETS
@@ -245,7 +287,9 @@ def test_sharpening_reaches_the_student() -> None:
 def test_averaging_is_the_mean_of_weights_at_steps_that_count() -> None:
     model, weights = classifier(), snapshot(classifier())
     values: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.3}
-    at = {steps: distilled(model, weights, steps=steps, **values) for steps in (4, 6, 8)}  # not 2: start is 3
+    at = {
+        steps: distilled(model, weights, steps=steps, **values) for steps in (4, 6, 8)
+    }  # not 2: start is 3
     after = distilled(model, weights, steps=9, averaging=Averaging(start=3, every=2), **values)
     for name, _ in model.named_parameters():
         expected = torch.stack([state[name] for state in at.values()]).double().mean(dim=0)
@@ -275,7 +319,9 @@ def test_a_last_batch_of_one_does_not_count_for_statistics() -> None:
 
 def test_averaging_that_no_step_reaches_is_refused() -> None:
     model = classifier()
-    with pytest.raises(ValueError, match=r"distillation\.averaging\.start = 2: the last of 3 steps .* is 2"):
+    with pytest.raises(
+        ValueError, match=r"distillation\.averaging\.start = 2: the last of 3 steps .* is 2"
+    ):
         distilled(model, snapshot(model), averaging=Averaging(start=2, every=2))
 
 
@@ -295,7 +341,9 @@ class Script:
 def test_stopping_returns_the_best_weights_and_ends_after_patience() -> None:
     model, weights = classifier(), snapshot(classifier())
     script = Script(0.1, 0.5, 0.4, 0.5, 0.3, 0.9)
-    after = distilled(model, weights, steps=100, stopping=Stopping(every=3, patience=9), validate=script)
+    after = distilled(
+        model, weights, steps=100, stopping=Stopping(every=3, patience=9), validate=script
+    )
     assert len(script.shown) == 5  # the best, at step 6, is nine steps old at step 15
     assert equal(after, script.shown[1])
     assert equal(after, distilled(model, weights, steps=6))  # measuring changed nothing
@@ -309,7 +357,9 @@ def test_stopping_measures_the_last_step_and_on_demand_the_first_weights() -> No
     assert len(script.shown) == 2
     assert equal(after, distilled(model, weights, steps=5))
     script = Script(0.9, 0.1, 0.2)
-    after = distilled(model, weights, steps=5, stopping=Stopping(every=4, include_start=True), validate=script)
+    after = distilled(
+        model, weights, steps=5, stopping=Stopping(every=4, include_start=True), validate=script
+    )
     assert equal(after, weights)
     impatient = Script(0.1, 0.2, 0.3, 0.4, 0.5)
     distilled(model, weights, steps=10, stopping=Stopping(every=2, patience=1), validate=impatient)
@@ -339,7 +389,9 @@ def test_validation_is_not_looked_at_unless_asked_for() -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValidationError, match="not both"):
         Distillation(averaging=Averaging(), stopping=Stopping())
-    with pytest.raises(ValidationError, match="lowest_learning_rate should be at most learning_rate"):
+    with pytest.raises(
+        ValidationError, match="lowest_learning_rate should be at most learning_rate"
+    ):
         Distillation(schedule="cyclic", learning_rate=0.1, lowest_learning_rate=0.2)
 
 
@@ -369,11 +421,15 @@ def test_steps_that_are_held_give_the_same_again_and_see_every_image_once() -> N
         IMAGES,
         torch.zeros_like(TARGETS),
         loss=distillation_loss,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=torch.tensor(7.0), foreach=False),
+        optimizer=lambda parameters: torch.optim.Adam(
+            parameters, lr=torch.tensor(7.0), foreach=False
+        ),
         compute=Compute(),
     )
     section = Distillation(batch_size=8, learning_rate=0.01, epochs=2, sharpening=0.5)
-    for _ in range(2):  # the second time, optimizer, targets and learning rate are left over from the first
+    for _ in range(
+        2
+    ):  # the second time, optimizer, targets and learning rate are left over from the first
         held.orders, held.sizes = [], []
         after = distill(
             model,
@@ -455,7 +511,9 @@ def test_a_student_trained_elsewhere_is_settled_whenever_it_is_looked_at(
                 TARGETS,
                 section=section,
                 generator=seeding.generator(0, "x"),
-                validate=Script(0.2, 0.9, 0.1, 0.1, 0.95),  # at the start, and after every two steps
+                validate=Script(
+                    0.2, 0.9, 0.1, 0.1, 0.95
+                ),  # at the start, and after every two steps
                 steps=held,
             )
         )
@@ -469,7 +527,13 @@ def test_a_student_trained_elsewhere_is_settled_whenever_it_is_looked_at(
     [
         {},
         {"schedule": "cosine", "clip": 0.05},
-        {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "schedule": "cyclic", "cycle_steps": 3},
+        {
+            "optimizer": "sgd",
+            "momentum": 0.9,
+            "weight_decay": 0.01,
+            "schedule": "cyclic",
+            "cycle_steps": 3,
+        },
     ],
 )
 def test_captured_steps_equal_eager_ones(values: dict[str, Any]) -> None:
@@ -478,13 +542,24 @@ def test_captured_steps_equal_eager_ones(values: dict[str, Any]) -> None:
     weights = snapshot(model)
     images, targets = IMAGES.cuda(), TARGETS.cuda()
     compute = Compute(torch.device("cuda"))
-    expected = distill(model, weights, images, targets, section=section, generator=seeding.generator(0, "x"))
-    steps = prepared_steps(model, images, targets, section=section, compute=compute, key="classifier")
+    expected = distill(
+        model, weights, images, targets, section=section, generator=seeding.generator(0, "x")
+    )
+    steps = prepared_steps(
+        model, images, targets, section=section, compute=compute, key="classifier"
+    )
     assert steps is not None
     for _ in range(2):
         generator = seeding.generator(0, "x")
         after = distill(
-            model, weights, images, targets, section=section, generator=generator, compute=compute, steps=steps
+            model,
+            weights,
+            images,
+            targets,
+            section=section,
+            generator=generator,
+            compute=compute,
+            steps=steps,
         )
         assert all(torch.allclose(after[name], expected[name], atol=1e-4) for name in expected)
     assert not torch.allclose(expected["1.weight"], weights["1.weight"], atol=1e-2)

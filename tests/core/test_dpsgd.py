@@ -53,7 +53,9 @@ def section(**values: Any) -> Local:
     return Local(**({"batch_size": 16, "optimizer": "sgd", "privacy": privacy} | values))
 
 
-def train(model: nn.Module, size: int, *, seed: int = 0, proximal: float = 0.0, **values: Any) -> LedgerEntry:
+def train(
+    model: nn.Module, size: int, *, seed: int = 0, proximal: float = 0.0, **values: Any
+) -> LedgerEntry:
     images, labels = examples(size)
     generator = seeding.generator(seed, "local")
     return train_privately(
@@ -107,7 +109,13 @@ def test_a_step_equals_plain_loops_where_noise_is_next_to_nothing() -> None:
 def test_noise_has_the_stated_spread() -> None:
     model = small_model()
     before = flat(model)
-    entry = train(model, 40, batch_size=20, learning_rate=1.0, privacy={"noise_multiplier": 100.0, "clip": 0.2})
+    entry = train(
+        model,
+        40,
+        batch_size=20,
+        learning_rate=1.0,
+        privacy={"noise_multiplier": 100.0, "clip": 0.2},
+    )
     assert entry.steps == 2
     # Two steps of noise sigma over the expected batch size; gradients are at most a fortieth of it.
     spread = np.sqrt(2) * entry.sigma / 20
@@ -129,7 +137,9 @@ def test_hostile_weights_cannot_make_an_example_show_by_infinity() -> None:
         model,
         images,
         labels,
-        section=section(batch_size=6, learning_rate=1e35),  # so that steps are seen beside such weights
+        section=section(
+            batch_size=6, learning_rate=1e35
+        ),  # so that steps are seen beside such weights
         proximal=0.0,
         draws=SimulatedDraws(seeding.generator(0, "local"), device=torch.device("cpu")),
         client=0,
@@ -141,7 +151,12 @@ def test_hostile_weights_cannot_make_an_example_show_by_infinity() -> None:
 @needs_opacus
 def test_entries_state_the_price_in_terms_of_replacing_one() -> None:
     entry = train(small_model(), 64, privacy={"noise_multiplier": 1.5, "clip": 0.2, "delta": 1e-4})
-    assert (entry.client, entry.num_examples, entry.purpose, entry.mechanism) == (3, 64, UPDATE, "dp-sgd")
+    assert (entry.client, entry.num_examples, entry.purpose, entry.mechanism) == (
+        3,
+        64,
+        UPDATE,
+        "dp-sgd",
+    )
     assert (entry.sensitivity, entry.sigma) == pytest.approx((0.4, 0.3))
     assert (entry.steps, entry.sampling_probability, entry.noise) == (4, 0.25, "simulated")
     assert tight_composition([entry], delta=1e-4) == pytest.approx(entry.epsilon)
@@ -168,7 +183,12 @@ def test_the_model_is_an_ordinary_one_afterwards() -> None:
     assert list(model.state_dict()) == names
     images, labels = examples(8)
     trained = train_locally(
-        model, images, labels, section=Local(), proximal=0.0, generator=seeding.generator(0, "local")
+        model,
+        images,
+        labels,
+        section=Local(),
+        proximal=0.0,
+        generator=seeding.generator(0, "local"),
     )
     assert trained.loss > 0
 
@@ -183,7 +203,9 @@ def test_steps_without_examples_are_steps_of_noise() -> None:
 def test_the_schedule_follows_from_public_numbers() -> None:
     assert schedule(section(batch_size=32, epochs=3), num_examples=100)[1] == 3 * 4
     assert schedule(section(batch_size=32), num_examples=96)[1] == 3
-    query, steps = schedule(section(batch_size=32, privacy={"noise_multiplier": 2.0}), num_examples=5)
+    query, steps = schedule(
+        section(batch_size=32, privacy={"noise_multiplier": 2.0}), num_examples=5
+    )
     assert (query.sampling_probability, query.noise_multiplier, steps) == (1.0, 2.0, 1)
 
 
@@ -217,11 +239,19 @@ def test_gradients_of_single_examples_are_those_of_a_loop(name: str) -> None:
     for image, label in zip(inputs, labels, strict=True):
         model.zero_grad()
         functional.cross_entropy(model(image[None]), label[None]).backward()
-        expected.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+        expected.append(
+            [
+                parameter.grad.clone()
+                for parameter in model.parameters()
+                if parameter.grad is not None
+            ]
+        )
     wrapped = GradSampleModule(model)
     functional.cross_entropy(wrapped(inputs.requires_grad_()), labels).backward()
     for parameter, *gradients in zip(model.parameters(), *expected, strict=True):
-        torch.testing.assert_close(parameter.grad_sample, torch.stack(gradients), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            parameter.grad_sample, torch.stack(gradients), rtol=1e-8, atol=1e-10
+        )
 
 
 def test_without_opacus_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +285,9 @@ def test_a_protected_run_states_one_number_for_everything_a_client_sent(tmp_path
     assert f"(ε, δ) = ({scored['epsilon']:.4g}, 1e-5) at most" in lines[1]
     assert lines[3] == f"Not protected: {ledger['unprotected']}"
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert all(json.loads(row)["local_loss"] is None for row in rows)  # the loss has no noise, so it is not sent
+    assert all(
+        json.loads(row)["local_loss"] is None for row in rows
+    )  # the loss has no noise, so it is not sent
     with RunDirectory.open(tmp_path / "run", experiment, resume=True) as directory:
         progress = directory.load("fedaux", 0)
         assert progress is not None

@@ -29,7 +29,12 @@ def test_copies_keep_type_and_layout_and_stand_on_their_own() -> None:
 
 
 def test_zero_takes_tensors_of_several_types() -> None:
-    tensors = [torch.ones(3), torch.ones(2, dtype=torch.int64), torch.ones(()), torch.ones(2).half()]
+    tensors = [
+        torch.ones(3),
+        torch.ones(2, dtype=torch.int64),
+        torch.ones(()),
+        torch.ones(2).half(),
+    ]
     zero(iter(tensors))
     assert not any(bool(tensor.any()) for tensor in tensors)
     zero([])
@@ -42,7 +47,9 @@ def test_one_number_that_is_none_is_found(bad: float) -> None:
     tensors[1][2, 3] = bad
     assert not surely_finite(tensors)
     assert surely_finite([])
-    assert not surely_finite([torch.full((4,), 1e30)])  # merely huge: who asks has to look more closely
+    assert not surely_finite(
+        [torch.full((4,), 1e30)]
+    )  # merely huge: who asks has to look more closely
 
 
 def test_weights_are_loaded_in_place_and_those_of_another_model_refused() -> None:
@@ -55,7 +62,11 @@ def test_weights_are_loaded_in_place_and_those_of_another_model_refused() -> Non
     assert all(parameter.requires_grad for parameter in model.parameters())
     before = snapshot(model)
     narrow = dict(other) | {"head.weight": torch.zeros(3, 512), "head.bias": torch.zeros(3)}
-    for wrong in (narrow, {**other, "more": torch.zeros(1)}, {k: v for k, v in other.items() if k != "head.bias"}):
+    for wrong in (
+        narrow,
+        {**other, "more": torch.zeros(1)},
+        {k: v for k, v in other.items() if k != "head.bias"},
+    ):
         with pytest.raises(RuntimeError, match=r"head|more"):
             load(copy.deepcopy(model), wrong)
     assert all(torch.equal(tensor, before[name]) for name, tensor in snapshot(model).items())

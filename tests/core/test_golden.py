@@ -23,7 +23,16 @@ METHODS = ["fedavg", "fedprox+p", "feddf+p", "fedaux+logits", "fedaux", "fedaux+
 
 def measure(directory: Path) -> list[dict[str, Any]]:
     fedaux.run(tiny(method=METHODS, participation_rate=0.75, split={"alpha": 0.3}), out=directory)
-    kept = ("method", "round", "accuracy", "loss", "local_loss", "clients_answered", "bytes_up", "bytes_down")
+    kept = (
+        "method",
+        "round",
+        "accuracy",
+        "loss",
+        "local_loss",
+        "clients_answered",
+        "bytes_up",
+        "bytes_down",
+    )
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return [{key: row[key] for key in kept} for row in rows]
 
@@ -37,7 +46,9 @@ def test_three_rounds_are_what_they_were(tmp_path: Path) -> None:
         assert {key: row[key] for key in exact} == {key: expected[key] for key in exact}
         assert row["loss"] == pytest.approx(expected["loss"], rel=1e-3)
         assert row["local_loss"] == pytest.approx(expected["local_loss"], rel=1e-3)
-        assert row["accuracy"] == pytest.approx(expected["accuracy"], abs=3 / 359)  # three test images
+        assert row["accuracy"] == pytest.approx(
+            expected["accuracy"], abs=3 / 359
+        )  # three test images
 
 
 if __name__ == "__main__":

@@ -28,10 +28,20 @@ def problem(size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def train(model: nn.Module, size: int, *, proximal: float = 0.0, **settings: Any) -> float:
     images, labels = problem(size)
-    defaults: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 0.5, "batch_size": 4, "epochs": 2}
+    defaults: dict[str, Any] = {
+        "optimizer": "sgd",
+        "learning_rate": 0.5,
+        "batch_size": 4,
+        "epochs": 2,
+    }
     section = Local(**(defaults | settings))
     return train_locally(
-        model, images, labels, section=section, proximal=proximal, generator=seeding.generator(0, "local")
+        model,
+        images,
+        labels,
+        section=section,
+        proximal=proximal,
+        generator=seeding.generator(0, "local"),
     ).loss
 
 
@@ -40,7 +50,10 @@ def test_local_training_equals_plain_gradient_descent(proximal: float) -> None:
     """Softmax regression by hand: gradient of cross-entropy is (p - y) x, that of the proximal term mu (w - w0)."""
     model = linear()
     layer = model[1]  # type: ignore[index]
-    weight, bias = layer.weight.detach().double().numpy().copy(), layer.bias.detach().double().numpy().copy()
+    weight, bias = (
+        layer.weight.detach().double().numpy().copy(),
+        layer.bias.detach().double().numpy().copy(),
+    )
     start_weight, start_bias = weight.copy(), bias.copy()
     images, labels = problem(10)
     inputs, targets = images.double().flatten(1).numpy() / 255, np.eye(3)[labels.numpy()]
@@ -66,7 +79,9 @@ def test_local_training_equals_plain_gradient_descent(proximal: float) -> None:
 def test_the_proximal_gradient_is_that_of_half_the_squared_distance() -> None:
     parameters = [nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.tensor([[3.0]]))]
     anchors = [torch.tensor([0.0, 0.5]), torch.tensor([[1.0]])]
-    total = torch.stack([(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]).sum()
+    total = torch.stack(
+        [(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]
+    ).sum()
     expected = torch.autograd.grad(0.5 * 0.7 * total, parameters)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
@@ -82,7 +97,9 @@ def test_a_stronger_proximal_term_keeps_the_model_closer() -> None:
         model = linear()
         before = snapshot(model)
         train(model, 12, proximal=proximal)
-        distances.append(sum(float((v - before[k]).square().sum()) for k, v in model.state_dict().items()))
+        distances.append(
+            sum(float((v - before[k]).square().sum()) for k, v in model.state_dict().items())
+        )
     assert distances[0] > distances[1] > distances[2]
 
 
@@ -106,7 +123,9 @@ def test_adam_as_one_operation_is_adam(weight_decay: float) -> None:
     section = Local(learning_rate=0.01, weight_decay=weight_decay)
     model, exact = linear(), linear().double()
     optimizer = adam(model.parameters(), section)
-    plain = torch.optim.Adam(exact.parameters(), lr=0.01, weight_decay=weight_decay, foreach=False, fused=False)
+    plain = torch.optim.Adam(
+        exact.parameters(), lr=0.01, weight_decay=weight_decay, foreach=False, fused=False
+    )
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         for parameter, other in zip(model.parameters(), exact.parameters(), strict=True):

@@ -36,7 +36,9 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
     return max(float((tensor - second[name]).abs().max()) for name, tensor in first.items())
 
 
-def same_round(server: Federation, state: State) -> tuple[State, dict[str, Any], plain.State, dict[str, Any]]:
+def same_round(
+    server: Federation, state: State
+) -> tuple[State, dict[str, Any], plain.State, dict[str, Any]]:
     """One round by the product and by the readable algorithm, from the same state."""
     after, row = server.play_round(state)
     expected, expected_row = plain.play_round(*written_out(server, state))
@@ -46,7 +48,9 @@ def same_round(server: Federation, state: State) -> tuple[State, dict[str, Any],
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_round_is_the_algorithm_written_out(method: str, tmp_path: Path) -> None:
-    server, state, _, _ = federation(tmp_path, method=method, participation_rate=0.75, bayesian={"samples": 2})
+    server, state, _, _ = federation(
+        tmp_path, method=method, participation_rate=0.75, bayesian={"samples": 2}
+    )
     after, row, expected, expected_row = same_round(server, state)
     assert len(row["clients_answered"]) == 3
     assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
@@ -68,10 +72,14 @@ def test_preparation_is_the_algorithm_written_out(mechanism: str, tmp_path: Path
         assert torch.allclose(release.vector, released.vector, rtol=1e-4, atol=1e-5)
     clients = [0, 2, 3]
     scores = plain.log_scores(task, preparation, clients)
-    assert torch.allclose(scores, server.scorer.log_scores(state.releases, clients), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(
+        scores, server.scorer.log_scores(state.releases, clients), rtol=1e-4, atol=1e-4
+    )
 
 
-@pytest.mark.parametrize(("first", "second"), [("feddf", "fedbe"), ("fedaux", "fedaux+logits"), ("fedaux", "feddf+p")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("feddf", "fedbe"), ("fedaux", "fedaux+logits"), ("fedaux", "feddf+p")]
+)
 def test_methods_differ(first: str, second: str, tmp_path: Path) -> None:
     results = []
     for method in (first, second):
@@ -100,7 +108,9 @@ REMEMBERING = [
 
 
 @pytest.mark.parametrize(("without", "with_memory"), REMEMBERING)
-def test_memory_changes_nothing_at_full_participation(without: str, with_memory: str, tmp_path: Path) -> None:
+def test_memory_changes_nothing_at_full_participation(
+    without: str, with_memory: str, tmp_path: Path
+) -> None:
     results = []
     for method in (without, with_memory):
         server, state, _, _ = federation(tmp_path / method, method=method)
@@ -108,7 +118,9 @@ def test_memory_changes_nothing_at_full_participation(without: str, with_memory:
     assert same_weights(*results)
 
 
-def first_two_rounds(tmp_path: Path, method: str, **changes: Any) -> tuple[Federation, State, State, dict[str, Any]]:
+def first_two_rounds(
+    tmp_path: Path, method: str, **changes: Any
+) -> tuple[Federation, State, State, dict[str, Any]]:
     server, state, _, _ = federation(tmp_path, method=method, participation_rate=0.5, **changes)
     middle, _ = server.play_round(state)
     after, row = server.play_round(middle)
@@ -117,12 +129,16 @@ def first_two_rounds(tmp_path: Path, method: str, **changes: Any) -> tuple[Feder
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.memory])
 def test_absent_clients_are_counted_with_their_last_answers(method: str, tmp_path: Path) -> None:
-    server, middle, after, row = first_two_rounds(tmp_path, method, memory={"discount": 0.25}, seeds=[3])
+    server, middle, after, row = first_two_rounds(
+        tmp_path, method, memory={"discount": 0.25}, seeds=[3]
+    )
     absent = row["clients_remembered"]
     assert absent
     assert set(absent) == set(middle.memory) - set(row["clients_answered"])
     if "predictions" in METHODS[method].memory:
-        assert all(middle.memory[client].tensors["logits"].dtype == torch.float16 for client in absent)
+        assert all(
+            middle.memory[client].tensors["logits"].dtype == torch.float16 for client in absent
+        )
     task, preparation, before = written_out(server, middle)
     expected, _ = plain.play_round(task, preparation, before)
     assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
@@ -140,7 +156,8 @@ def test_a_memory_of_predictions_needs_a_teacher() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "settings"), [("fedaux+m", {}), ("fedavg+m", {}), ("fedavg", {"local": {"optimizer_state": "kept"}})]
+    ("method", "settings"),
+    [("fedaux+m", {}), ("fedavg+m", {}), ("fedavg", {"local": {"optimizer_state": "kept"}})],
 )
 def test_memory_and_kept_optimizers_survive_an_interruption(
     method: str, settings: dict[str, Any], tmp_path: Path
@@ -188,7 +205,9 @@ def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path: Path) -> None:
         order = part[seeding.generator(0, "local", round=number, client=0).permutation(len(part))]
         for begin in range(0, len(order), 32):
             rows = order[begin : begin + 32]
-            loss = functional.cross_entropy(model(data.images[rows].float() / 255), data.labels[rows])
+            loss = functional.cross_entropy(
+                model(data.images[rows].float() / 255), data.labels[rows]
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -198,7 +217,9 @@ def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg+p", "feddf+p", "fedaux", "fedaux+m"])
 def test_linear_mode_is_training_on_frozen_features(method: str, tmp_path: Path) -> None:
-    server, state, _, _ = federation(tmp_path, method=method, mode="linear", participation_rate=0.75)
+    server, state, _, _ = federation(
+        tmp_path, method=method, mode="linear", participation_rate=0.75
+    )
     assert set(state.weights["cnn"]) == {"head.weight", "head.bias"}
     after, row, expected, _ = same_round(server, state)
     head = sum(tensor.numel() * 4 for tensor in state.weights["cnn"].values())
@@ -210,7 +231,9 @@ def test_linear_mode_is_training_on_frozen_features(method: str, tmp_path: Path)
 def test_linear_mode_needs_methods_that_start_from_h0() -> None:
     from fedaux.running.preflight import check
 
-    with pytest.raises(ConfigError, match=r"mode = 'linear': fedavg, feddf should be a method that starts from h0"):
+    with pytest.raises(
+        ConfigError, match=r"mode = 'linear': fedavg, feddf should be a method that starts from h0"
+    ):
         check(tiny(method=["fedavg", "fedaux", "feddf"], mode="linear"))
 
 
@@ -222,19 +245,34 @@ MIXED = [
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbe", "fedaux+m"])
-def test_rounds_of_several_prototypes_are_the_algorithm_written_out(method: str, tmp_path: Path) -> None:
+def test_rounds_of_several_prototypes_are_the_algorithm_written_out(
+    method: str, tmp_path: Path
+) -> None:
     """Without the deep one: batch normalisation in many layers enlarges last bits beyond any tolerance."""
-    server, state, _, _ = federation(tmp_path, method=method, prototypes=MIXED[:2], participation_rate=0.75, data={})
+    server, state, _, _ = federation(
+        tmp_path, method=method, prototypes=MIXED[:2], participation_rate=0.75, data={}
+    )
     for _ in range(2):
         state, row, expected, expected_row = same_round(server, state)
-        assert row["accuracy_by_prototype"] == pytest.approx(expected_row["accuracy_by_prototype"], abs=1 / 359)
-        assert all(distance(own, expected.weights[name]) < 5e-5 for name, own in state.weights.items())
+        assert row["accuracy_by_prototype"] == pytest.approx(
+            expected_row["accuracy_by_prototype"], abs=1 / 359
+        )
+        assert all(
+            distance(own, expected.weights[name]) < 5e-5 for name, own in state.weights.items()
+        )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbe", "fedaux+m"])
-def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(method: str, tmp_path: Path) -> None:
+def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(
+    method: str, tmp_path: Path
+) -> None:
     server, state, _, _ = federation(
-        tmp_path, method=method, prototypes=MIXED, split={"num_clients": 6}, participation_rate=1 / 3, data={}
+        tmp_path,
+        method=method,
+        prototypes=MIXED,
+        split={"num_clients": 6},
+        participation_rate=1 / 3,
+        data={},
     )
     for _ in range(2):
         before = state
@@ -246,12 +284,17 @@ def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(method:
             # Without distillation, who is absent stays; with it, every student learns from whoever is there.
             assert moved == (name in took_part or METHODS[method].teacher is not None)
         assert set(row["accuracy_by_prototype"]) == {"narrow", "flat", "deep"}
-        assert row["accuracy"] == pytest.approx(np.mean(list(row["accuracy_by_prototype"].values())))
+        assert row["accuracy"] == pytest.approx(
+            np.mean(list(row["accuracy_by_prototype"].values()))
+        )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "feddf+m", "fedaux"])
 def test_clients_with_one_example_or_one_class_work(method: str, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"split": {"num_clients": 1200, "alpha": 0.01}, "participation_rate": 0.01}
+    changes: dict[str, Any] = {
+        "split": {"num_clients": 1200, "alpha": 0.01},
+        "participation_rate": 0.01,
+    }
     server, state, _, _ = federation(tmp_path, method=method, **changes)
     state, rows = play(server, state, 1)
     task, _, _ = written_out(server, state)
@@ -264,21 +307,34 @@ def test_clients_with_one_example_or_one_class_work(method: str, tmp_path: Path)
 
 def test_recipes_hold_the_settings_of_their_sources() -> None:
     shot = load_experiment(find_recipe("cifar10-one-shot"))
-    assert (shot.rounds, shot.participation_rate, shot.local.epochs, shot.split.num_clients) == (1, 1.0, 40, 100)
-    feddf = load_experiment(find_recipe("feddf-original"))
-    assert (feddf.distillation.steps, feddf.distillation.learning_rate, feddf.distillation.schedule) == (
-        *(10_000, 1e-3, "cosine"),
+    assert (shot.rounds, shot.participation_rate, shot.local.epochs, shot.split.num_clients) == (
+        1,
+        1.0,
+        40,
+        100,
     )
+    feddf = load_experiment(find_recipe("feddf-original"))
+    assert (
+        feddf.distillation.steps,
+        feddf.distillation.learning_rate,
+        feddf.distillation.schedule,
+    ) == (*(10_000, 1e-3, "cosine"),)
     assert feddf.distillation.stopping is not None
     assert (feddf.distillation.stopping.patience, feddf.local.epochs) == (1000, 40)
     fedbe = load_experiment(find_recipe("fedbe-original"))
-    assert (fedbe.bayesian.samples, fedbe.distillation.sharpening, fedbe.distillation.optimizer) == (10, 0.5, "sgd")
+    assert (
+        fedbe.bayesian.samples,
+        fedbe.distillation.sharpening,
+        fedbe.distillation.optimizer,
+    ) == (10, 0.5, "sgd")
     assert fedbe.distillation.averaging is not None
     assert (fedbe.distillation.averaging.start, fedbe.distillation.averaging.every) == (500, 25)
     table = load_experiment(find_recipe("cifar10"))
-    assert (table.distillation.epochs, table.distillation.learning_rate, table.distillation.batch_size) == (
-        *(1, 5e-5, 128),
-    )
+    assert (
+        table.distillation.epochs,
+        table.distillation.learning_rate,
+        table.distillation.batch_size,
+    ) == (*(1, 5e-5, 128),)
     assert (table.local.epochs, table.local.batch_size, table.local.learning_rate) == (1, 32, 1e-3)
 
 
@@ -292,12 +348,27 @@ def test_one_shot_is_one_round_of_everybody(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        (lambda: torch.zeros(160), r"teacher own: returned \[160\], should be \[160, 10\]: public examples, classes"),
+        (
+            lambda: torch.zeros(160),
+            r"teacher own: returned \[160\], should be \[160, 10\]: public examples, classes",
+        ),
         (lambda: None, "teacher own: returned NoneType, should be a torch.Tensor"),
-        (lambda: torch.full((161, 10), 0.1), r"teacher own: returned \[161, 10\], should be \[160, 10\]"),
-        (lambda: torch.full((160, 5), 0.2), r"teacher own: returned \[160, 5\], should be \[160, 10\]"),
-        (lambda: torch.full((160, 10), 0.2), "teacher own: returned rows that are no distributions"),
-        (lambda: torch.full((160, 10), float("nan")), "teacher own: returned rows that are no distributions"),
+        (
+            lambda: torch.full((161, 10), 0.1),
+            r"teacher own: returned \[161, 10\], should be \[160, 10\]",
+        ),
+        (
+            lambda: torch.full((160, 5), 0.2),
+            r"teacher own: returned \[160, 5\], should be \[160, 10\]",
+        ),
+        (
+            lambda: torch.full((160, 10), 0.2),
+            "teacher own: returned rows that are no distributions",
+        ),
+        (
+            lambda: torch.full((160, 10), float("nan")),
+            "teacher own: returned rows that are no distributions",
+        ),
     ],
 )
 def test_a_teacher_that_returns_no_distributions_is_named(
@@ -340,7 +411,9 @@ def test_careless_answers_are_left_out_and_the_model_stays(tmp_path: Path) -> No
     assert not after.memory
 
 
-def test_a_gpu_that_is_too_small_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_too_small_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def overflow(*_: Any, **__: Any) -> None:
         raise torch.cuda.OutOfMemoryError
 

@@ -50,7 +50,10 @@ def problem(size: int) -> tuple[Tensor, Tensor]:
 
 
 def test_average_is_the_loop_and_counters_stay_whole() -> None:
-    counted = [{**own, "count": torch.tensor(number)} for own, number in zip(WEIGHTS, (7, 9, 8), strict=True)]
+    counted = [
+        {**own, "count": torch.tensor(number)}
+        for own, number in zip(WEIGHTS, (7, 9, 8), strict=True)
+    ]
     averaged = plain.average(counted, sizes=SIZES)
     expected = oracles.weighted_average_loop(VALUES.tolist(), SIZES)
     assert averaged["weight"].flatten().tolist() == pytest.approx(expected, abs=1e-6)
@@ -77,9 +80,13 @@ def test_the_mean_of_logits_is_equation_2() -> None:
 def test_certainty_weights_are_equation_3(shares: list[float]) -> None:
     weighted = (np.array(shares)[:, None] * SCORES).tolist()
     logits = soft_labels(SCORES, shares=shares, of_probabilities=False)
-    assert np.allclose(logits, oracles.weighted_soft_labels_loop(LOGITS.tolist(), weighted), atol=1e-6)
+    assert np.allclose(
+        logits, oracles.weighted_soft_labels_loop(LOGITS.tolist(), weighted), atol=1e-6
+    )
     probabilities = soft_labels(SCORES, shares=shares, of_probabilities=True)
-    assert np.allclose(probabilities, oracles.mixed_probabilities_loop(LOGITS.tolist(), weighted), atol=1e-6)
+    assert np.allclose(
+        probabilities, oracles.mixed_probabilities_loop(LOGITS.tolist(), weighted), atol=1e-6
+    )
 
 
 def test_shares_weigh_probabilities() -> None:
@@ -95,8 +102,12 @@ def test_certainty_weights_survive_scores_that_underflow() -> None:
 def test_the_distillation_loss_is_the_divergence() -> None:
     targets = [oracles.softmax_loop(row) for row in LOGITS[0].tolist()]
     targets[0] = [0.0, 1.0, 0.0, 0.0]
-    loss = plain.distillation_loss(torch.from_numpy(LOGITS[1]), torch.tensor(targets, dtype=torch.float64))
-    assert float(loss) == pytest.approx(oracles.kl_divergence_loop(targets, LOGITS[1].tolist()), rel=1e-9)
+    loss = plain.distillation_loss(
+        torch.from_numpy(LOGITS[1]), torch.tensor(targets, dtype=torch.float64)
+    )
+    assert float(loss) == pytest.approx(
+        oracles.kl_divergence_loop(targets, LOGITS[1].tolist()), rel=1e-9
+    )
 
 
 def test_gaussian_samples_have_the_moments_of_the_clients() -> None:
@@ -114,11 +125,17 @@ def test_gaussian_samples_have_the_moments_of_the_clients() -> None:
 
 def test_samples_keep_the_average_of_statistics() -> None:
     weights = [
-        {"weight": torch.rand(2), "norm.running_var": torch.rand(2), "norm.num_batches_tracked": torch.tensor(i)}
+        {
+            "weight": torch.rand(2),
+            "norm.running_var": torch.rand(2),
+            "norm.num_batches_tracked": torch.tensor(i),
+        }
         for i in range(3)
     ]
     generator = seeding.generator(0, "bayesian")
-    (sample,) = plain.sample_models(weights, sizes=SIZES, section=Bayesian(samples=1), generator=generator)
+    (sample,) = plain.sample_models(
+        weights, sizes=SIZES, section=Bayesian(samples=1), generator=generator
+    )
     mean = plain.average(weights, sizes=SIZES)
     assert torch.equal(sample["norm.running_var"], mean["norm.running_var"])
     assert int(sample["norm.num_batches_tracked"]) == 2
@@ -126,7 +143,9 @@ def test_samples_keep_the_average_of_statistics() -> None:
 
 
 def flat(weights: Mapping[str, Tensor]) -> list[float]:
-    values: list[float] = torch.cat([tensor.double().flatten() for tensor in weights.values()]).tolist()
+    values: list[float] = torch.cat(
+        [tensor.double().flatten() for tensor in weights.values()]
+    ).tolist()
     return values
 
 
@@ -150,7 +169,9 @@ def test_local_training_is_gradient_descent_on_loss_and_proximal_term(proximal: 
         total = 0.0
         for row in rows:
             x = inputs[row].double().tolist()
-            logits = [values[2 * c] * x[0] + values[2 * c + 1] * x[1] + values[6 + c] for c in range(3)]
+            logits = [
+                values[2 * c] * x[0] + values[2 * c + 1] * x[1] + values[6 + c] for c in range(3)
+            ]
             total -= np.log(oracles.softmax_loop(logits)[int(labels[row])])
         return total / len(rows) + oracles.proximal_loop(values, anchors, strength=proximal)
 
@@ -166,7 +187,13 @@ def test_local_training_is_gradient_descent_on_loss_and_proximal_term(proximal: 
             values = [value - 0.5 * slope for value, slope in zip(values, gradient, strict=True)]
     section = Local(optimizer="sgd", learning_rate=0.5, batch_size=4, epochs=2)
     trained = plain.train_client(
-        model, start, inputs, labels, section=section, proximal=proximal, generator=seeding.generator(0, "local")
+        model,
+        start,
+        inputs,
+        labels,
+        section=section,
+        proximal=proximal,
+        generator=seeding.generator(0, "local"),
     )
     assert flat(trained) == pytest.approx(values, abs=1e-5)
 
@@ -177,26 +204,36 @@ def test_distillation_fits_the_teacher_and_leaves_the_given_weights_alone() -> N
     kept = {name: tensor.clone() for name, tensor in start.items()}
     targets = torch.softmax(inputs @ WEIGHTS[0]["weight"].T, dim=1)
     section = Distillation(learning_rate=0.05, epochs=60, batch_size=16)
-    learned = plain.distill(model, start, inputs, targets, section=section, generator=seeding.generator(0, "x"))
+    learned = plain.distill(
+        model, start, inputs, targets, section=section, generator=seeding.generator(0, "x")
+    )
 
     def divergence(weights: plain.Weights) -> float:
-        return oracles.kl_divergence_loop(targets.tolist(), plain.predict(model, weights, inputs).tolist())
+        return oracles.kl_divergence_loop(
+            targets.tolist(), plain.predict(model, weights, inputs).tolist()
+        )
 
     assert divergence(learned) < 0.01 * divergence(start)
     assert all(torch.equal(start[name], tensor) for name, tensor in kept.items())
 
 
-@pytest.mark.parametrize("method", dict.fromkeys(row["method"] for row in json.loads(GOLDEN.read_text())))
+@pytest.mark.parametrize(
+    "method", dict.fromkeys(row["method"] for row in json.loads(GOLDEN.read_text()))
+)
 def test_whole_runs_have_the_golden_figures(method: str, tmp_path: Path) -> None:
     golden = [row for row in json.loads(GOLDEN.read_text()) if row["method"] == method]
-    server, state, _, _ = federation(tmp_path, method=method, participation_rate=0.75, split={"alpha": 0.3})
+    server, state, _, _ = federation(
+        tmp_path, method=method, participation_rate=0.75, split={"alpha": 0.3}
+    )
     task, _, _ = written_out(server, state)
     last, rows = plain.run(task, extractors=h0_of(server, state))
     assert last.round == len(rows) == len(golden) == 3
     for row, expected in zip(rows, golden, strict=True):
         assert row["clients"] == expected["clients_answered"]
         assert row["loss"] == pytest.approx(expected["loss"], rel=1e-3)
-        assert row["accuracy"] == pytest.approx(expected["accuracy"], abs=3 / 359)  # three test images
+        assert row["accuracy"] == pytest.approx(
+            expected["accuracy"], abs=3 / 359
+        )  # three test images
 
 
 @pytest.mark.parametrize(
@@ -215,6 +252,14 @@ def test_settings_that_are_left_out_are_refused(changes: dict[str, Any], name: s
 
 def test_it_imports_nothing_fast() -> None:
     tree = ast.parse(Path(plain.__file__).read_text())
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    imported = {
+        node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+    }
     own = {name for name in imported if name.startswith("fedaux")}
-    assert own == {"fedaux", "fedaux.privacy.mechanisms", "fedaux.config", "fedaux.core.methods", "fedaux.models"}
+    assert own == {
+        "fedaux",
+        "fedaux.privacy.mechanisms",
+        "fedaux.config",
+        "fedaux.core.methods",
+        "fedaux.models",
+    }

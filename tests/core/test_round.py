@@ -24,7 +24,9 @@ from fedaux.running.run import NullCallback
 class Backwards(Wrapped):
     """Clients that work in the opposite order."""
 
-    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
+    def release_scores(
+        self, clients: Sequence[int], request: ReleaseRequest
+    ) -> Iterator[ScoreRelease]:
         yield from super().release_scores(clients[::-1], request)
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
@@ -71,7 +73,9 @@ def test_pretrained_start_changes_the_features_and_not_the_head(tmp_path: Path) 
 def test_fedprox_with_strength_zero_is_fedavg(tmp_path: Path) -> None:
     results = []
     for method, strength in (("fedavg", 0.5), ("fedprox", 0.0), ("fedprox", 0.5)):
-        server, state, _, _ = federation(tmp_path / f"{method}{strength}", method=method, local={"proximal": strength})
+        server, state, _, _ = federation(
+            tmp_path / f"{method}{strength}", method=method, local={"proximal": strength}
+        )
         results.append(play(server, state, 1)[0])
     assert same_weights(results[0], results[1])
     assert not same_weights(results[0], results[2])
@@ -110,7 +114,9 @@ class Faulty(Wrapped):
                 yield replace(update, weights=update.weights | {name: torch.zeros(3)})
             elif update.client == 3:
                 yield update
-                yield replace(update, weights={k: torch.zeros_like(v) for k, v in update.weights.items()})
+                yield replace(
+                    update, weights={k: torch.zeros_like(v) for k, v in update.weights.items()}
+                )
                 yield replace(update, client=99)
 
 
@@ -122,9 +128,14 @@ def test_unusable_answers_are_named_and_the_round_goes_on(tmp_path: Path) -> Non
     assert "NaN" in row["clients_dropped"]["0"]
     assert "should be torch.float32" in row["clients_dropped"]["1"]
     assert row["clients_dropped"]["2"] == "no answer"
-    alone = next(iter(clients.inner.train([3], TrainRequest(1, state.weights, experiment.local, 0.0, 0))))
+    alone = next(
+        iter(clients.inner.train([3], TrainRequest(1, state.weights, experiment.local, 0.0, 0)))
+    )
     # Trained beside others or alone, the same but for rounding.
-    assert all(torch.allclose(alone.weights[name], t, atol=1e-5) for name, t in after.weights["cnn"].items())
+    assert all(
+        torch.allclose(alone.weights[name], t, atol=1e-5)
+        for name, t in after.weights["cnn"].items()
+    )
 
 
 class Gone(Wrapped):
@@ -176,16 +187,22 @@ def test_mixed_prototypes_share_soft_labels_and_survive_an_absent_one(tmp_path: 
         {"name": "small", "model": "cnn", "options": {"width": 4}, "clients": [0]},
         {"name": "large", "model": "cnn", "options": {"width": 8}},
     ]
-    server, state, _, experiment = federation(tmp_path, prototypes=prototypes, participation_rate=0.25)
+    server, state, _, experiment = federation(
+        tmp_path, prototypes=prototypes, participation_rate=0.25
+    )
     state, rows = play(server, state, 3)
     assert assign_prototypes(experiment) == ("small", "large", "large", "large")
     assert set(rows[0]["accuracy_by_prototype"]) == {"small", "large"}
-    assert rows[0]["accuracy"] == pytest.approx(np.mean(list(rows[0]["accuracy_by_prototype"].values())))
+    assert rows[0]["accuracy"] == pytest.approx(
+        np.mean(list(rows[0]["accuracy_by_prototype"].values()))
+    )
     assert any(0 not in row["clients_answered"] for row in rows)
 
 
 def test_prototypes_are_shared_out_in_turn() -> None:
-    prototypes = [{"name": name, "model": "cnn", "share": share} for name, share in (("a", 1.0), ("b", 2.0))]
+    prototypes = [
+        {"name": name, "model": "cnn", "share": share} for name, share in (("a", 1.0), ("b", 2.0))
+    ]
     assignment = assign_prototypes(tiny(split={"num_clients": 9}, prototypes=prototypes))
     assert assignment.count("a") == 3
     assert assignment[:3].count("a") == 1
@@ -194,7 +211,9 @@ def test_prototypes_are_shared_out_in_turn() -> None:
 def test_selection_is_a_fair_subset() -> None:
     counts = np.zeros(10)
     for round in range(400):
-        chosen = select(range(10), count=4, generator=seeding.generator(0, "selection", round=round))
+        chosen = select(
+            range(10), count=4, generator=seeding.generator(0, "selection", round=round)
+        )
         assert len(set(chosen)) == 4
         assert chosen == sorted(chosen)
         counts[chosen] += 1
@@ -223,6 +242,11 @@ def test_scores_leave_the_models_weights_where_they_belong(tmp_path: Path) -> No
     before = server.scorer.log_scores(state.releases, [0, 1])
     after, _ = server.play_round(state)
     assert torch.equal(before, server.scorer.log_scores(after.releases, [0, 1]))
-    again = Federation(server.task, Preparation(**vars(server.preparation)), server._clients, callback=NullCallback())
+    again = Federation(
+        server.task,
+        Preparation(**vars(server.preparation)),
+        server._clients,
+        callback=NullCallback(),
+    )
     assert torch.equal(before, again.scorer.log_scores(state.releases, [0, 1]))
     assert snapshot(trained_models(server.task)["cnn"]).keys() == after.weights["cnn"].keys()

@@ -31,16 +31,26 @@ RNG = np.random.default_rng(0)
 PUBLIC = torch.from_numpy(RNG.integers(0, 256, (23, 1, 6, 6), dtype=np.uint8))
 TEST = torch.from_numpy(RNG.integers(0, 256, (9, 1, 6, 6), dtype=np.uint8))
 STATISTICS = ("running_mean", "running_var")
-OPTIONS = [(teachers, server) for teachers in ("client", "auxiliary", "batch") for server in ("training", "batch")]
+OPTIONS = [
+    (teachers, server)
+    for teachers in ("client", "auxiliary", "batch")
+    for server in ("training", "batch")
+]
 
 
 def network(*, normalised: bool = True, part: str = "test") -> SplitModel:
     with seeding.initialisation(0, part=part):
-        layers: list[nn.Module] = [nn.Conv2d(1, 3, 3, bias=False), nn.ReLU(), nn.Conv2d(3, 4, 3, bias=False)]
+        layers: list[nn.Module] = [
+            nn.Conv2d(1, 3, 3, bias=False),
+            nn.ReLU(),
+            nn.Conv2d(3, 4, 3, bias=False),
+        ]
         if normalised:
             layers.insert(1, nn.BatchNorm2d(3))
             layers.append(nn.BatchNorm2d(4))
-        model = SplitModel(nn.Sequential(*layers, nn.ReLU(), nn.Flatten()), nn.Linear(16, 3), feature_width=16)
+        model = SplitModel(
+            nn.Sequential(*layers, nn.ReLU(), nn.Flatten()), nn.Linear(16, 3), feature_width=16
+        )
     generator = torch.Generator().manual_seed(len(part))
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
@@ -125,7 +135,8 @@ def test_auxiliary_statistics_do_not_look_at_those_of_the_client() -> None:
     weights = snapshot(network(part="client"))
     before = {name: tensor.clone() for name, tensor in weights.items()}
     other = {
-        name: tensor * 3 + 1 if name.rpartition(".")[2] in STATISTICS else tensor for name, tensor in weights.items()
+        name: tensor * 3 + 1 if name.rpartition(".")[2] in STATISTICS else tensor
+        for name, tensor in weights.items()
     }
     assert torch.equal(server.logits(weights), server.logits(other))
     assert not torch.allclose(server.logits(weights), evaluated(weights, PUBLIC), atol=0.01)
@@ -136,8 +147,12 @@ def test_the_statistics_of_batches_are_those_of_training_mode() -> None:
     """As in the authors' released code: twenty-three images in batches of seven, the last one of two."""
     server = server_of(network(), batch_normalisation={"teachers": "batch", "server": "batch"})
     weights = snapshot(network(part="client"))
-    assert torch.allclose(server.logits(weights), evaluated(weights, PUBLIC, training=True), atol=1e-5)
-    assert torch.allclose(server.test_logits(weights), evaluated(weights, TEST, training=True), atol=1e-5)
+    assert torch.allclose(
+        server.logits(weights), evaluated(weights, PUBLIC, training=True), atol=1e-5
+    )
+    assert torch.allclose(
+        server.test_logits(weights), evaluated(weights, TEST, training=True), atol=1e-5
+    )
     assert not torch.allclose(server.logits(weights), evaluated(weights, PUBLIC), atol=0.01)
 
 
@@ -146,7 +161,9 @@ def test_teachers_and_server_are_set_apart() -> None:
     for teachers, server in OPTIONS:
         asked = server_of(network(), batch_normalisation={"teachers": teachers, "server": server})
         assert torch.allclose(
-            asked.test_logits(weights), evaluated(weights, TEST, training=server == "batch"), atol=1e-5
+            asked.test_logits(weights),
+            evaluated(weights, TEST, training=server == "batch"),
+            atol=1e-5,
         )
         own = torch.allclose(asked.logits(weights), evaluated(weights, PUBLIC), atol=1e-3)
         assert own == (teachers == "client")
@@ -156,7 +173,9 @@ def test_models_without_batch_normalisation_do_not_look_at_it() -> None:
     weights = snapshot(network(normalised=False, part="client"))
     plain = server_of(network(normalised=False))
     for teachers, server in [*OPTIONS, ("auxiliary", "auxiliary")]:
-        asked = server_of(network(normalised=False), batch_normalisation={"teachers": teachers, "server": server})
+        asked = server_of(
+            network(normalised=False), batch_normalisation={"teachers": teachers, "server": server}
+        )
         assert torch.equal(asked.logits(weights), plain.logits(weights))
         assert torch.equal(asked.test_logits(weights), plain.test_logits(weights))
         assert asked.with_public_statistics(weights) is weights
@@ -227,7 +246,9 @@ def test_a_round_ends_with_the_statistics_that_were_asked_for(
         expected = mean
     assert len(updates) == 2
     for name, tensor in expected.items():
-        assert torch.allclose(found[name], tensor, atol=1e-4) or not tensor.is_floating_point(), name
+        assert torch.allclose(found[name], tensor, atol=1e-4) or not tensor.is_floating_point(), (
+            name
+        )
     model.load_state_dict(found)
     images = round.task.test_images
     with torch.no_grad():
@@ -243,9 +264,15 @@ def test_certainty_weighs_the_clients_logits(teacher: str) -> None:
     models = [snapshot(network(part=part)) for part in ("a", "bb", "ccc")]
     scores = torch.from_numpy(6 * RNG.normal(size=(3, 23)))
     members = [Member(client, "network", 1, weights) for client, weights in enumerate(models)]
-    taught = TEACHERS[teacher](Ensemble(members, lambda member: server.logits(member.weights), lambda _: scores))
+    taught = TEACHERS[teacher](
+        Ensemble(members, lambda member: server.logits(member.weights), lambda _: scores)
+    )
     weights = torch.softmax(scores, dim=0).float()
     logits = torch.stack([server.logits(model) for model in models])
     values = torch.softmax(logits, dim=2) if teacher == "mixture" else logits
-    total = values[0] * weights[0, :, None] + values[1] * weights[1, :, None] + values[2] * weights[2, :, None]
+    total = (
+        values[0] * weights[0, :, None]
+        + values[1] * weights[1, :, None]
+        + values[2] * weights[2, :, None]
+    )
     assert torch.equal(taught, total if teacher == "mixture" else torch.softmax(total, dim=1))

@@ -14,7 +14,14 @@ from fedaux.config import Local
 from fedaux.core.compute import Compute
 from fedaux.core.local_training import OPTIMIZERS
 from fedaux.core.messages import Weights
-from fedaux.core.steps import Steps, batch_sizes, optimizer_state, reset, restore_optimizer, statistics_of
+from fedaux.core.steps import (
+    Steps,
+    batch_sizes,
+    optimizer_state,
+    reset,
+    restore_optimizer,
+    statistics_of,
+)
 from fedaux.core.weights import snapshot
 from fedaux.fast.capture import loss_of_weights
 from fedaux.fast.fallback import compiled
@@ -37,7 +44,9 @@ def classifier() -> Any:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return nn.Sequential(nn.Flatten(), nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)
+        )
 
 
 def steps(model: nn.Module, settings: dict[str, Any], **how: Any) -> Steps:
@@ -56,7 +65,9 @@ def steps(model: nn.Module, settings: dict[str, Any], **how: Any) -> Steps:
 
 
 def equal(first: Weights, second: Weights) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def test_batches_are_full_but_the_last() -> None:
@@ -68,7 +79,9 @@ def test_batches_are_full_but_the_last() -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize(("proximal", "clip"), [(0.0, None), (0.7, None), (0.0, 0.05), (0.7, 0.05)])
-def test_steps_are_a_plain_loop(settings: dict[str, Any], proximal: float, clip: float | None) -> None:
+def test_steps_are_a_plain_loop(
+    settings: dict[str, Any], proximal: float, clip: float | None
+) -> None:
     """Eleven rows in batches of five, the last one a single row; the loss is counted without the proximal term.
 
     Bit for bit; where there is a proximal term, which can be differentiated in two ways, to 1e-6.
@@ -87,7 +100,12 @@ def test_steps_are_a_plain_loop(settings: dict[str, Any], proximal: float, clip:
         total += float(loss.detach()) * len(batch)
         if proximal > 0:
             pairs = zip(model.parameters(), start, strict=True)
-            loss = loss + 0.5 * proximal * torch.stack([(new - old).square().sum() for new, old in pairs]).sum()
+            loss = (
+                loss
+                + 0.5
+                * proximal
+                * torch.stack([(new - old).square().sum() for new, old in pairs]).sum()
+            )
         optimizer.zero_grad()
         loss.backward()
         if clip is not None:
@@ -95,7 +113,10 @@ def test_steps_are_a_plain_loop(settings: dict[str, Any], proximal: float, clip:
         optimizer.step()
     expected = snapshot(model)
     if proximal > 0:
-        assert all(torch.allclose(tensor, expected[name], atol=1e-6) for name, tensor in snapshot(found).items())
+        assert all(
+            torch.allclose(tensor, expected[name], atol=1e-6)
+            for name, tensor in snapshot(found).items()
+        )
     else:
         assert equal(snapshot(found), expected)
     assert float(taken.total) == pytest.approx(total, rel=1e-5)
@@ -193,7 +214,9 @@ def test_the_state_is_named_by_parameter_and_moment() -> None:
     taken.run(ORDER, batch_size=4)
     state = optimizer_state(taken.optimizer, model)
     moments = ("exp_avg", "exp_avg_sq", "step")
-    assert state.keys() == {f"{name}/{moment}" for name, _ in model.named_parameters() for moment in moments}
+    assert state.keys() == {
+        f"{name}/{moment}" for name, _ in model.named_parameters() for moment in moments
+    }
     assert float(state["1.weight/step"]) == 3
     assert state["4.weight/exp_avg"].shape == model[4].weight.shape
 
@@ -207,7 +230,9 @@ def test_a_reset_optimizer_is_a_new_one(settings: dict[str, Any]) -> None:
     before = optimizer_tensors(taken.optimizer)
     reset(taken.optimizer)
     after = optimizer_tensors(taken.optimizer)
-    assert all(tensor is after[place] for place, tensor in before.items())  # captured steps hold on to the tensors
+    assert all(
+        tensor is after[place] for place, tensor in before.items()
+    )  # captured steps hold on to the tensors
     taken.run(ORDER.flip(0), batch_size=4)
     new = classifier()
     steps(new, settings).run(ORDER.flip(0), batch_size=4)
@@ -244,7 +269,9 @@ def test_modes_come_back_as_they_were_also_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_a_step_is_compiled_once_for_the_weights_of_all(batch_size: int, compilations: list[Any]) -> None:
+def test_a_step_is_compiled_once_for_the_weights_of_all(
+    batch_size: int, compilations: list[Any]
+) -> None:
     """Those of the model it was made of included."""
     compute = Compute(compile=True)
     models = [classifier().eval() for _ in range(3)]  # as a server's model is before it is trained
@@ -257,7 +284,13 @@ def test_a_step_is_compiled_once_for_the_weights_of_all(batch_size: int, compila
         forward = compiled(
             compute,
             "step",
-            partial(loss_of_weights, model, loss=functional.cross_entropy, compute=compute, batch_size=batch_size),
+            partial(
+                loss_of_weights,
+                model,
+                loss=functional.cross_entropy,
+                compute=compute,
+                batch_size=batch_size,
+            ),
         )
         loss = forward(dict(model.named_parameters()), dict(model.named_buffers()), inputs, targets)
         loss.backward()

@@ -63,7 +63,11 @@ class Negative(Wrapped):
 
 
 def is_finite(state: State) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for own in state.weights.values() for tensor in own.values())
+    return all(
+        bool(torch.isfinite(tensor).all())
+        for own in state.weights.values()
+        for tensor in own.values()
+    )
 
 
 TEACHING = ("feddf", "fedaux", "fedaux+m", "fedbe")
@@ -79,7 +83,9 @@ def test_a_client_without_predictions_is_left_out_of_everything(
 ) -> None:
     if found == "while it teaches":
         # Not on the first examples.
-        monkeypatch.setattr(ServerModel, "are_finite", lambda _, models: torch.ones(len(models)).bool())
+        monkeypatch.setattr(
+            ServerModel, "are_finite", lambda _, models: torch.ones(len(models)).bool()
+        )
     server, state, _, _ = federation(tmp_path / "a", kind=Overflowing, method=method)
     other, start, _, _ = federation(tmp_path / "b", kind=Absent, method=method)
     after, row = server.play_round(state)
@@ -116,7 +122,9 @@ def test_large_weights_do_not_end_a_bayesian_ensemble(distribution: str, tmp_pat
 
 
 def test_a_round_that_comes_to_nothing_keeps_the_model_and_says_so(tmp_path: Path) -> None:
-    server, state, _, _ = federation(tmp_path, method="feddf+m", distillation={"learning_rate": 1e30})
+    server, state, _, _ = federation(
+        tmp_path, method="feddf+m", distillation={"learning_rate": 1e30}
+    )
     after, row = server.play_round(state)
     assert row["model_kept"]
     assert set(row["clients_dropped"].values()) == {DIVERGED}
@@ -132,7 +140,11 @@ def test_clients_that_diverge_are_back_when_they_can_be(tmp_path: Path) -> None:
     after, row = server.play_round(state)
     assert len(row["clients_dropped"]) == 4
     assert row["model_kept"]
-    kept = [tensor for stamped in clients.client_states().values() for tensor in stamped.tensors.values()]
+    kept = [
+        tensor
+        for stamped in clients.client_states().values()
+        for tensor in stamped.tensors.values()
+    ]
     assert all(bool(torch.isfinite(tensor).all()) for tensor in kept)
     assert is_finite(after)
 
@@ -159,7 +171,10 @@ class Indecisive(Wrapped):
             if update.client == 0:
                 yield replace(
                     update,
-                    weights={k: v * float("nan") if v.is_floating_point() else v for k, v in update.weights.items()},
+                    weights={
+                        k: v * float("nan") if v.is_floating_point() else v
+                        for k, v in update.weights.items()
+                    },
                 )
             yield update
 
@@ -174,7 +189,9 @@ def test_who_answers_better_the_second_time_has_answered(tmp_path: Path) -> None
 class Misreleasing(Wrapped):
     """Client 0 releases NaN, client 1 a number too many."""
 
-    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
+    def release_scores(
+        self, clients: Sequence[int], request: ReleaseRequest
+    ) -> Iterator[ScoreRelease]:
         for answer in super().release_scores(clients, request):
             vector = answer.vector.clone()
             if answer.client == 0:
@@ -185,10 +202,16 @@ class Misreleasing(Wrapped):
 
 
 def test_releases_that_cannot_be_scored_with_are_left_out(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"client (0: released NaN or infinity|1: released \[\d+\] numbers, should)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"client (0: released NaN or infinity|1: released \[\d+\] numbers, should)",
+    ):
         server, state, _, _ = federation(tmp_path, kind=Misreleasing)
     assert sorted(state.releases) == [2, 3]
-    assert sorted(entry.client for entry in state.ledger) == [0, 1]  # they have released all the same
+    assert sorted(entry.client for entry in state.ledger) == [
+        0,
+        1,
+    ]  # they have released all the same
     with pytest.warns(UserWarning, match="left out"):
         after, row = server.play_round(state)
     assert row["clients_answered"] == [2, 3]
@@ -197,20 +220,31 @@ def test_releases_that_cannot_be_scored_with_are_left_out(tmp_path: Path) -> Non
     assert is_finite(after)
 
 
-def test_a_method_that_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="start = 'pretraind'; should be one of scratch, pretrained"):
+def test_a_method_that_cannot_be_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ValueError, match="start = 'pretraind'; should be one of scratch, pretrained"
+    ):
         Method("own", start="pretraind")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="memory = 'prediction'; should be of predictions, weights"):
+    with pytest.raises(
+        ValueError, match="memory = 'prediction'; should be of predictions, weights"
+    ):
         Method("own", start="scratch", teacher="mean", memory=("prediction",))  # type: ignore[arg-type]
     monkeypatch.setitem(METHODS, "own", Method("own", start="pretrained", teacher="certainty"))
     server, state, _, _ = federation(tmp_path, method="own")
-    with pytest.raises(ValueError, match="method own: its teacher certainty asks for certainty scores"):
+    with pytest.raises(
+        ValueError, match="method own: its teacher certainty asks for certainty scores"
+    ):
         server.play_round(state)
 
 
 @pytest.mark.parametrize(
     ("outputs", "width", "message"),
-    [(7, 16, r"returns logits \[2, 7\] .* should be \[2, 10\]"), (10, 15, r"returns features \[2, 16\] .* \[2, 15\]")],
+    [
+        (7, 16, r"returns logits \[2, 7\] .* should be \[2, 10\]"),
+        (10, 15, r"returns features \[2, 16\] .* \[2, 15\]"),
+    ],
 )
 def test_own_models_of_other_widths_are_refused_before_any_work(
     outputs: int, width: int, message: str, monkeypatch: pytest.MonkeyPatch
@@ -231,10 +265,14 @@ def test_an_average_that_no_step_reaches_is_refused_before_any_work() -> None:
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
     with pytest.raises(ConfigError, match="start should be less"):
         checks.check_data(experiment, data, auxiliary)
-    checks.check_data(tiny(method="fedavg", distillation=experiment.distillation.model_dump()), data, auxiliary)
+    checks.check_data(
+        tiny(method="fedavg", distillation=experiment.distillation.model_dump()), data, auxiliary
+    )
 
 
-def test_prototypes_are_distilled_on_the_very_same_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prototypes_are_distilled_on_the_very_same_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Tensor] = []
     whole = ServerModel.distill
 
@@ -243,11 +281,16 @@ def test_prototypes_are_distilled_on_the_very_same_labels(tmp_path: Path, monkey
         return whole(self, weights, targets, **rest)
 
     monkeypatch.setattr(ServerModel, "distill", record)
-    prototypes = [{"name": "a", "model": "cnn", "options": {"width": 4}}, {"name": "b", "model": "mlp"}]
+    prototypes = [
+        {"name": "a", "model": "cnn", "options": {"width": 4}},
+        {"name": "b", "model": "mlp"},
+    ]
     server, state, _, _ = federation(tmp_path, method="feddf", prototypes=prototypes)
     state, (row,) = play(server, state, 1)
     first, second = seen
     assert torch.equal(first, second)
     logits = [server.server_models[name].test_logits(state.weights[name]) for name in ("a", "b")]
     together = ((logits[0] + logits[1]) / 2).argmax(dim=1)
-    assert row["accuracy_ensemble"] == pytest.approx(float((together == server.task.test_labels).double().mean()))
+    assert row["accuracy_ensemble"] == pytest.approx(
+        float((together == server.task.test_labels).double().mean())
+    )

@@ -8,9 +8,18 @@ import torch
 from helpers import oracles
 from torch import Tensor
 
-from fedaux.core.teachers import TEACHERS, Ensemble, Member, certainty_teacher, certainty_weights, mean_teacher
+from fedaux.core.teachers import (
+    TEACHERS,
+    Ensemble,
+    Member,
+    certainty_teacher,
+    certainty_weights,
+    mean_teacher,
+)
 
-LOGITS = torch.from_numpy(np.random.default_rng(0).normal(0, 3, (3, 5, 4))).float()  # clients, examples, classes
+LOGITS = torch.from_numpy(
+    np.random.default_rng(0).normal(0, 3, (3, 5, 4))
+).float()  # clients, examples, classes
 SCORES = torch.from_numpy(np.random.default_rng(1).uniform(0.01, 1, (3, 5)))
 
 
@@ -36,7 +45,9 @@ def test_mean_teacher_is_equation_2() -> None:
 def test_certainty_teacher_is_equation_3() -> None:
     expected = oracles.weighted_soft_labels_loop(LOGITS.tolist(), SCORES.tolist())
     assert certainty_teacher(ensemble()).numpy() == pytest.approx(np.array(expected), abs=1e-6)
-    assert certainty_teacher(ensemble()).numpy() != pytest.approx(mean_teacher(ensemble()).numpy(), abs=1e-2)
+    assert certainty_teacher(ensemble()).numpy() != pytest.approx(
+        mean_teacher(ensemble()).numpy(), abs=1e-2
+    )
 
 
 def test_mixture_teacher_averages_probabilities() -> None:
@@ -44,7 +55,9 @@ def test_mixture_teacher_averages_probabilities() -> None:
     for x in range(5):
         total = sum(float(SCORES[i, x]) for i in range(3))
         for i in range(3):
-            labels[x] += float(SCORES[i, x]) / total * np.array(oracles.softmax_loop(LOGITS[i, x].tolist()))
+            labels[x] += (
+                float(SCORES[i, x]) / total * np.array(oracles.softmax_loop(LOGITS[i, x].tolist()))
+            )
     assert TEACHERS["mixture"](ensemble()).numpy() == pytest.approx(labels, abs=1e-6)
 
 
@@ -62,13 +75,17 @@ SHARES = (1.0, 0.25, 0.6)
 def test_shares_weigh_logits() -> None:
     scores = [[share] * 5 for share in SHARES]
     expected = oracles.weighted_soft_labels_loop(LOGITS.tolist(), scores)
-    assert mean_teacher(ensemble(shares=SHARES)).numpy() == pytest.approx(np.array(expected), abs=1e-6)
+    assert mean_teacher(ensemble(shares=SHARES)).numpy() == pytest.approx(
+        np.array(expected), abs=1e-6
+    )
 
 
 def test_shares_multiply_certainty_scores() -> None:
     scores = (SCORES * torch.tensor(SHARES, dtype=torch.float64)[:, None]).tolist()
     expected = oracles.weighted_soft_labels_loop(LOGITS.tolist(), scores)
-    assert certainty_teacher(ensemble(shares=SHARES)).numpy() == pytest.approx(np.array(expected), abs=1e-6)
+    assert certainty_teacher(ensemble(shares=SHARES)).numpy() == pytest.approx(
+        np.array(expected), abs=1e-6
+    )
     multiplied = ensemble(scores=torch.tensor(scores, dtype=torch.float64))
     mixture = TEACHERS["mixture"]
     assert torch.allclose(mixture(ensemble(shares=SHARES)), mixture(multiplied), atol=1e-6)
@@ -77,7 +94,9 @@ def test_shares_multiply_certainty_scores() -> None:
 @pytest.mark.parametrize("name", ["probabilities", "bayesian"])
 def test_shares_weigh_probabilities(name: str) -> None:
     expected = oracles.mean_probabilities_loop(LOGITS.tolist(), SHARES)
-    assert TEACHERS[name](ensemble(shares=SHARES)).numpy() == pytest.approx(np.array(expected), abs=1e-6)
+    assert TEACHERS[name](ensemble(shares=SHARES)).numpy() == pytest.approx(
+        np.array(expected), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", TEACHERS)
@@ -91,13 +110,19 @@ def test_only_relative_shares_matter_and_they_do(name: str) -> None:
 def test_whole_shares_change_no_bit_of_the_weights() -> None:
     log_scores = ensemble().log_scores([0, 1, 2])
     assert torch.equal(certainty_weights(ensemble()), torch.softmax(log_scores, dim=0).float())
-    total = LOGITS[0] * torch.tensor(1.0 / 3) + LOGITS[1] * torch.tensor(1.0 / 3) + LOGITS[2] * torch.tensor(1.0 / 3)
+    total = (
+        LOGITS[0] * torch.tensor(1.0 / 3)
+        + LOGITS[1] * torch.tensor(1.0 / 3)
+        + LOGITS[2] * torch.tensor(1.0 / 3)
+    )
     assert torch.equal(mean_teacher(ensemble()), torch.softmax(total, dim=1))
 
 
 @pytest.mark.parametrize("name", TEACHERS)
 def test_other_logits_give_other_labels(name: str) -> None:
-    assert not torch.allclose(TEACHERS[name](ensemble()), TEACHERS[name](ensemble(logits=-LOGITS)), atol=1e-2)
+    assert not torch.allclose(
+        TEACHERS[name](ensemble()), TEACHERS[name](ensemble(logits=-LOGITS)), atol=1e-2
+    )
 
 
 def test_equal_scores_give_the_mean_teacher() -> None:
@@ -127,6 +152,8 @@ def test_soft_labels_are_distributions(name: str) -> None:
 def test_vanishing_scores_neither_divide_by_zero_nor_overflow() -> None:
     tiny = ensemble()
     extreme = Ensemble(
-        tiny.members, tiny.predict, lambda ids: torch.tensor([[-2000.0], [-2001.0], [3000.0]]).expand(3, 5)
+        tiny.members,
+        tiny.predict,
+        lambda ids: torch.tensor([[-2000.0], [-2001.0], [3000.0]]).expand(3, 5),
     )
     assert torch.allclose(certainty_teacher(extreme), torch.softmax(LOGITS[2], dim=1), atol=1e-6)

@@ -14,7 +14,9 @@ def test_average_is_weighted_by_examples() -> None:
     values = RNG.normal(size=(3, 4))
     sizes = [10, 1, 5]
     averaged = average([{"w": torch.from_numpy(row).float()} for row in values], sizes=sizes)
-    assert averaged["w"].tolist() == pytest.approx(oracles.weighted_average_loop(values.tolist(), sizes), abs=1e-6)
+    assert averaged["w"].tolist() == pytest.approx(
+        oracles.weighted_average_loop(values.tolist(), sizes), abs=1e-6
+    )
 
 
 def test_average_of_one_is_that_one_and_counters_stay_whole() -> None:

@@ -52,7 +52,9 @@ def test_identity_policy_returns_the_input(channels: int) -> None:
 def test_zero_strengths_are_the_identity_even_when_jittered(channels: int) -> None:
     policy = Augmentation(**{**STILL, "jitter": 1.0}, brightness=0, contrast=0, saturation=0, hue=0)
     images = pictures(channels)
-    torch.testing.assert_close(augment(images, policy=policy, generator=seeded()), images, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        augment(images, policy=policy, generator=seeded()), images, atol=1e-5, rtol=0
+    )
 
 
 def test_flip_mirrors_left_and_right_only() -> None:
@@ -71,7 +73,9 @@ def test_flip_has_its_probability() -> None:
 def test_crop_of_a_quarter_stays_inside_and_doubles_the_size() -> None:
     # A ramp from left to right: a crop of half the width, resized, has half the slope.
     ramp = torch.linspace(0, 1, 32).expand(64, 1, 32, 32).contiguous()
-    views = augment(ramp, policy=Augmentation(**{**STILL, "crop_scale": (0.25, 0.25)}), generator=seeded())
+    views = augment(
+        ramp, policy=Augmentation(**{**STILL, "crop_scale": (0.25, 0.25)}), generator=seeded()
+    )
     slope = views[:, 0, :, 24] - views[:, 0, :, 8]
     torch.testing.assert_close(slope, torch.full_like(slope, 16 / 31 / 2), atol=1e-3, rtol=0)
     left = views[:, 0, 16, 1]
@@ -93,7 +97,9 @@ def test_one_channel_jitter_is_brightness_and_contrast() -> None:
     images = pictures(1) * 0.3 + 0.3
     policy = Augmentation(**{**STILL, "jitter": 1.0}, brightness=0.3, contrast=0)
     ratio = augment(images, policy=policy, generator=seeded()) / images
-    torch.testing.assert_close(ratio.flatten(1), ratio.flatten(1)[:, :1].expand(16, 64), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        ratio.flatten(1), ratio.flatten(1)[:, :1].expand(16, 64), atol=1e-4, rtol=0
+    )
     assert ratio.min() >= 0.699
     assert ratio.max() <= 1.301
     assert ratio.flatten(1)[:, 0].std() > 0.05
@@ -108,19 +114,25 @@ def test_one_channel_jitter_is_brightness_and_contrast() -> None:
 
 
 def test_hue_and_saturation_keep_luma_and_greys() -> None:
-    policy = Augmentation(**{**STILL, "jitter": 1.0}, brightness=0, contrast=0, saturation=0.3, hue=0.1)
+    policy = Augmentation(
+        **{**STILL, "jitter": 1.0}, brightness=0, contrast=0, saturation=0.3, hue=0.1
+    )
     images = pictures(3) * 0.2 + 0.4
     views = augment(images, policy=policy, generator=seeded())
     luma = torch.einsum("nchw,c->nhw", images, LUMA)
     torch.testing.assert_close(torch.einsum("nchw,c->nhw", views, LUMA), luma, atol=1e-3, rtol=0)
     assert (views - images).abs().mean() > 0.005
     grey = images[:, :1].expand(-1, 3, -1, -1)
-    torch.testing.assert_close(augment(grey, policy=policy, generator=seeded()), grey, atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        augment(grey, policy=policy, generator=seeded()), grey, atol=1e-3, rtol=0
+    )
 
 
 def test_a_third_of_a_turn_of_hue_makes_red_less_red_than_another_channel() -> None:
     red = torch.tensor([0.6, 0.2, 0.2]).view(1, 3, 1, 1).expand(64, 3, 4, 4).contiguous()
-    policy = Augmentation(**{**STILL, "jitter": 1.0}, brightness=0, contrast=0, saturation=0, hue=0.34)
+    policy = Augmentation(
+        **{**STILL, "jitter": 1.0}, brightness=0, contrast=0, saturation=0, hue=0.34
+    )
     strongest = augment(red, policy=policy, generator=seeded())[:, :, 0, 0].argmax(1)
     assert set(strongest.tolist()) == {0, 1, 2}
 
@@ -158,7 +170,9 @@ def test_impossible_policies_are_refused(bad: dict[str, Any]) -> None:
         Augmentation(**bad)
 
 
-@pytest.mark.parametrize("images", [torch.zeros(2, 2, 8, 8), torch.zeros(2, 8, 8), torch.zeros(2, 1, 8, 8).byte()])
+@pytest.mark.parametrize(
+    "images", [torch.zeros(2, 2, 8, 8), torch.zeros(2, 8, 8), torch.zeros(2, 1, 8, 8).byte()]
+)
 def test_wrong_images_are_refused(images: Tensor) -> None:
     with pytest.raises(ValueError, match="images must be floating point"):
         augment(images, policy=Augmentation(), generator=seeded())
@@ -169,7 +183,9 @@ def test_numbers_drawn_at_once_are_those_drawn_one_after_the_other(channels: int
     views = Views(Augmentation(), channels=channels, device=torch.device("cpu"))
     first, second = seeded(4), seeded(4)
     at_once = views.draw(37, generator=first)
-    assert torch.equal(at_once, torch.stack([torch.rand(37, generator=second) for _ in range(views.draws)]))
+    assert torch.equal(
+        at_once, torch.stack([torch.rand(37, generator=second) for _ in range(views.draws)])
+    )
     assert torch.equal(first.get_state(), second.get_state())
 
 
@@ -187,9 +203,13 @@ def test_views_use_every_number_that_is_drawn() -> None:
 
 
 def test_hue_turns_the_plane_of_yiq() -> None:
-    yiq = torch.tensor([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]]).double()
+    yiq = torch.tensor(
+        [[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]]
+    ).double()
     turn = torch.tensor([0.0, 0.1, -0.3, 0.5])
     for angle, matrix in zip(2 * math.pi * turn.double(), _hue_rotation(turn), strict=True):
         cosine, sine = float(torch.cos(angle)), float(torch.sin(angle))
         rotation = torch.tensor([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]]).double()
-        torch.testing.assert_close(matrix.double(), yiq.inverse() @ rotation @ yiq, atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            matrix.double(), yiq.inverse() @ rotation @ yiq, atol=1e-6, rtol=0
+        )

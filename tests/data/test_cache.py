@@ -32,7 +32,9 @@ def decoded() -> Path:
 
 def png(seed: int) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)).save(buffer, format="PNG")
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)).save(
+        buffer, format="PNG"
+    )
     return buffer.getvalue()
 
 
@@ -48,7 +50,9 @@ def blocks(*, start: int = 0, count: int = 3) -> Iterator[Block]:
         yield Block(np.full((2, 3, 4, 4), number, dtype=np.uint8), [2 * number, 2 * number + 1], {})
 
 
-def test_what_was_decoded_is_not_decoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_decoded_is_not_decoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     section = folder(tmp_path / "set")
     first = load_auxiliary(section)
     moved = Auxiliary(source="folder", path=str((tmp_path / "set").rename(tmp_path / "elsewhere")))
@@ -73,7 +77,9 @@ def test_the_key_knows_names_content_and_settings(tmp_path: Path) -> None:
     keys.add(cache.content_key(files[::-1], settings={}))
     files[0].write_bytes(png(7))
     keys.add(cache.content_key(files, settings={}))
-    keys.add(cache.content_key([files[0].rename(tmp_path / "set" / "a.png"), files[1]], settings={}))
+    keys.add(
+        cache.content_key([files[0].rename(tmp_path / "set" / "a.png"), files[1]], settings={})
+    )
     assert len(keys) == 5
 
 
@@ -177,4 +183,6 @@ def test_long_decodes_say_how_far_they_are(
     monkeypatch.setattr("fedaux.data.decoding.BLOCK", 1)
     load_auxiliary(section)
     said = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1].split(",")[0] for line in said] == [f"{n} of 4 rows decoded" for n in (1, 2, 3)]
+    assert [line.split(": ")[1].split(",")[0] for line in said] == [
+        f"{n} of 4 rows decoded" for n in (1, 2, 3)
+    ]

@@ -118,7 +118,10 @@ def test_an_empty_table_is_called_empty(source: str) -> None:
             file.write_text(content)
             with pytest.raises(ValueError, match="row") as error:
                 load_auxiliary(Auxiliary(source=source, path=str(file)))
-            assert told(error) == f"auxiliary.path = {file}: {found}; should have a row for each example"
+            assert (
+                told(error)
+                == f"auxiliary.path = {file}: {found}; should have a row for each example"
+            )
             with pytest.raises(ValueError, match="row") as error:
                 count_labelled(Data(source=source, path=str(file)))
             assert told(error) == f"data.path = {file}: {found}; should have a row for each example"

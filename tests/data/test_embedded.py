@@ -78,7 +78,9 @@ def test_only_letters_are_rendered() -> None:
 
 
 def test_every_glyph_has_ink_from_top_to_bottom() -> None:
-    rows = torch.from_numpy(np.stack([embedded._glyph(*entry) for entry in embedded._catalogue()])).amax(dim=2)
+    rows = torch.from_numpy(
+        np.stack([embedded._glyph(*entry) for entry in embedded._catalogue()])
+    ).amax(dim=2)
     assert (rows[:, :4].amax(dim=1) > 60).all()
     assert (rows[:, -4:].amax(dim=1) > 60).all()
 
@@ -95,4 +97,6 @@ def test_labelled_letters_are_the_same_letters_and_can_be_told_apart() -> None:
     flat = images.reshape(len(images), -1).astype(np.float32)
     means = np.stack([flat[:3000][labels[:3000] == letter].mean(axis=0) for letter in range(26)])
     nearest = ((flat[3000:, None] - means) ** 2).sum(axis=2).argmin(axis=1)
-    assert (nearest == labels[3000:]).mean() > 0.3  # chance is 0.04; capitals and small letters share a mean
+    assert (
+        nearest == labels[3000:]
+    ).mean() > 0.3  # chance is 0.04; capitals and small letters share a mean

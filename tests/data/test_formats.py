@@ -58,7 +58,18 @@ def test_cifar10_binary(tmp_path: Path) -> None:
     assert (data.test_images.numpy() == images[4]).all()
     assert data.classes == tuple("0123456789")
     assert count_labelled(section) == 9
-    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    names = [
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ]
     (folder / "batches.meta.txt").write_text("\n".join(names) + "\n\n")
     assert load_labelled(section).classes == tuple(names)
     public = load_auxiliary(Auxiliary(source="cifar10-binary", path=str(folder), size=5))
@@ -74,27 +85,44 @@ def test_cifar100_binary_has_two_labels(tmp_path: Path) -> None:
     content = [cifar_record(image, *pair) for image, pair in zip(images, labels, strict=True)]
     (tmp_path / "train.bin").write_bytes(b"".join(content[:3]))
     (tmp_path / "test.bin").write_bytes(content[3])
-    (tmp_path / "fine_label_names.txt").write_text("\n".join(f"fine {number}" for number in range(100)))
+    (tmp_path / "fine_label_names.txt").write_text(
+        "\n".join(f"fine {number}" for number in range(100))
+    )
     fine = load_labelled(Data(source="cifar100-binary", path=str(tmp_path)))
     assert (fine.images.numpy() == images[:3]).all()
     assert fine.labels.tolist() == [99, 3, 42]
     assert (len(fine.classes), fine.classes[42]) == (100, "fine 42")
-    coarse = load_labelled(Data(source="cifar100-binary", path=str(tmp_path), label_column="coarse"))
-    assert (coarse.labels.tolist(), coarse.test_labels.tolist(), len(coarse.classes)) == ([19, 0, 7], [7], 20)
+    coarse = load_labelled(
+        Data(source="cifar100-binary", path=str(tmp_path), label_column="coarse")
+    )
+    assert (coarse.labels.tolist(), coarse.test_labels.tolist(), len(coarse.classes)) == (
+        [19, 0, 7],
+        [7],
+        20,
+    )
     with pytest.raises(ValueError, match="has fine and coarse"):
         load_labelled(Data(source="cifar100-binary", path=str(tmp_path), label_column="rough"))
 
 
 def test_a_label_beyond_the_classes_of_cifar_is_named(tmp_path: Path) -> None:
-    content = b"".join(cifar_record(image, label) for image, label in zip(pixels(3), (1, 10, 2), strict=True))
+    content = b"".join(
+        cifar_record(image, label) for image, label in zip(pixels(3), (1, 10, 2), strict=True)
+    )
     (tmp_path / "data_batch_1.bin").write_bytes(content)
-    with pytest.raises(ValueError, match=r"data_batch_1\.bin, row 1: the label 10 is outside the range 0 \.\. 9"):
+    with pytest.raises(
+        ValueError, match=r"data_batch_1\.bin, row 1: the label 10 is outside the range 0 \.\. 9"
+    ):
         load_labelled(Data(source="cifar10-binary", path=str(tmp_path)))
 
 
 def stl_bytes(image: np.ndarray) -> bytes:
     """Planes one after another, each of them column by column."""
-    return bytes(int(image[plane, row, column]) for plane in range(3) for column in range(96) for row in range(96))
+    return bytes(
+        int(image[plane, row, column])
+        for plane in range(3)
+        for column in range(96)
+        for row in range(96)
+    )
 
 
 def test_stl10_binary(tmp_path: Path) -> None:
@@ -106,16 +134,24 @@ def test_stl10_binary(tmp_path: Path) -> None:
     (folder / "test_X.bin").write_bytes(stl_bytes(images[3]))
     (folder / "test_y.bin").write_bytes(bytes([2]))
     (folder / "unlabeled_X.bin").write_bytes(b"".join(stl_bytes(image) for image in images[4:]))
-    (folder / "class_names.txt").write_text("airplane\nbird\ncar\ncat\ndeer\ndog\nhorse\nmonkey\nship\ntruck\n")
+    (folder / "class_names.txt").write_text(
+        "airplane\nbird\ncar\ncat\ndeer\ndog\nhorse\nmonkey\nship\ntruck\n"
+    )
     section = Data(source="stl10-binary", path=str(tmp_path))
     data = load_labelled(section)
     assert (data.images.numpy() == images[:3]).all()
     assert (data.labels.tolist(), data.test_labels.tolist()) == ([0, 9, 4], [1])
     assert data.classes[9] == "truck"
-    assert (load_auxiliary(Auxiliary(source="stl10-binary", path=str(tmp_path))).numpy() == images[4:]).all()
-    small = load_auxiliary(Auxiliary(source="stl10-binary", path=str(tmp_path), image_size=32)).numpy()
+    assert (
+        load_auxiliary(Auxiliary(source="stl10-binary", path=str(tmp_path))).numpy() == images[4:]
+    ).all()
+    small = load_auxiliary(
+        Auxiliary(source="stl10-binary", path=str(tmp_path), image_size=32)
+    ).numpy()
     assert small.shape == (2, 3, 32, 32)
-    by_hand = Image.fromarray(images[4].transpose(1, 2, 0)).resize((32, 32), Image.Resampling.BILINEAR)
+    by_hand = Image.fromarray(images[4].transpose(1, 2, 0)).resize(
+        (32, 32), Image.Resampling.BILINEAR
+    )
     assert (small[0] == np.asarray(by_hand).transpose(2, 0, 1)).all()
     (folder / "train_y.bin").write_bytes(bytes([1, 0, 5]))
     with pytest.raises(ValueError, match=r"train_X\.bin, row 1: the label is missing"):
@@ -128,7 +164,11 @@ def test_stl10_binary(tmp_path: Path) -> None:
 def test_svhn(tmp_path: Path) -> None:
     scipy_io = pytest.importorskip("scipy.io", reason="needs scipy")
     images = pixels(7)
-    for name, rows, labels in (("train", [0, 1, 2], [10, 1, 9]), ("test", [3], [2]), ("extra", [4, 5, 6], [3, 3, 10])):
+    for name, rows, labels in (
+        ("train", [0, 1, 2], [10, 1, 9]),
+        ("test", [3], [2]),
+        ("extra", [4, 5, 6], [3, 3, 10]),
+    ):
         matlab = images[rows].transpose(2, 3, 1, 0)
         content = {"X": matlab, "y": np.array(labels, dtype=np.uint8)[:, None]}
         scipy_io.savemat(tmp_path / f"{name}_32x32.mat", content, do_compression=True)
@@ -137,8 +177,13 @@ def test_svhn(tmp_path: Path) -> None:
     assert (data.images.numpy() == images[:3]).all()
     assert (data.labels.tolist(), data.test_labels.tolist()) == ([0, 1, 9], [2])
     assert count_labelled(section) == 3
-    extra = Data(source="svhn", path=str(tmp_path / "extra_32x32.mat"), test=str(tmp_path / "test_32x32.mat"))
-    assert (load_labelled(extra).labels.tolist(), load_labelled(extra).test_labels.tolist()) == ([3, 3, 0], [2])
+    extra = Data(
+        source="svhn", path=str(tmp_path / "extra_32x32.mat"), test=str(tmp_path / "test_32x32.mat")
+    )
+    assert (load_labelled(extra).labels.tolist(), load_labelled(extra).test_labels.tolist()) == (
+        [3, 3, 0],
+        [2],
+    )
     public = load_auxiliary(Auxiliary(source="svhn", path=str(tmp_path / "extra_32x32.mat")))
     assert (public.numpy() == images[4:]).all()
     (tmp_path / "train_32x32.mat").write_bytes(b"rubbish" * 100)
@@ -146,7 +191,9 @@ def test_svhn(tmp_path: Path) -> None:
     assert "train_32x32.mat: not a readable MATLAB file" in problem
 
 
-@pytest.mark.parametrize("source", ["cifar10-binary", "cifar100-binary", "stl10-binary", "svhn", "folder", "csv"])
+@pytest.mark.parametrize(
+    "source", ["cifar10-binary", "cifar100-binary", "stl10-binary", "svhn", "folder", "csv"]
+)
 def test_an_empty_folder_is_named(tmp_path: Path, source: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="empty"):
@@ -170,8 +217,14 @@ def test_folders_are_classes(tmp_path: Path) -> None:
     assert count_labelled(section) == 5
     assert len(load_auxiliary(Auxiliary(source="folder", path=str(tmp_path / "set")))) == 5
     one = Data(source="folder", path=str(tmp_path / "set" / "train"), test_fraction=0.4)
-    assert (len(load_labelled(one).labels), len(load_labelled(one).test_labels), count_labelled(one)) == (3, 2, 3)
-    given = Data(source="folder", path=str(tmp_path / "set" / "train"), test=str(tmp_path / "set" / "test"))
+    assert (
+        len(load_labelled(one).labels),
+        len(load_labelled(one).test_labels),
+        count_labelled(one),
+    ) == (3, 2, 3)
+    given = Data(
+        source="folder", path=str(tmp_path / "set" / "train"), test=str(tmp_path / "set" / "test")
+    )
     assert load_labelled(given).test_labels.tolist() == [0, 2]
 
 
@@ -189,7 +242,13 @@ def test_a_class_named_by_a_number_keeps_its_name(tmp_path: Path) -> None:
         (["2", "0", 2.0, True], None, "0 1 2", [2, 0, 2, 1], {}),
         (["b", 7, "a"], None, "7 a b", [2, 0, 1], {}),
         (["3", 1, "10"], ("10", "2", "3"), "10 2 3", [2, 1, 0], {}),
-        (["cat", "1", "ox", 2], ("cat", "dog"), "cat dog", [0, 1, 0, 0], {2: "none of", 3: "outside"}),
+        (
+            ["cat", "1", "ox", 2],
+            ("cat", "dog"),
+            "cat dog",
+            [0, 1, 0, 0],
+            {2: "none of", 3: "outside"},
+        ),
         (
             [float("nan"), None, " ", 0, -1, 10**6],
             None,
@@ -200,7 +259,11 @@ def test_a_class_named_by_a_number_keeps_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_labels_are_numbered(
-    values: list[object], classes: tuple[str, ...] | None, names: str, numbers: list[int], bad: dict[int, str]
+    values: list[object],
+    classes: tuple[str, ...] | None,
+    names: str,
+    numbers: list[int],
+    bad: dict[int, str],
 ) -> None:
     found, found_names, found_bad = number_labels(values, classes=classes)
     assert (found.tolist(), " ".join(found_names)) == (numbers, names)
@@ -213,13 +276,20 @@ def test_csv_with_paths_and_names(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for number, image in enumerate(images):
         (tmp_path / "images" / f"{number}.png").write_bytes(png(image))
-    rows = [{"scan": f"images/{n}.png", "finding": name} for n, name in enumerate(["ill", "well", "well", "ill"])]
+    rows = [
+        {"scan": f"images/{n}.png", "finding": name}
+        for n, name in enumerate(["ill", "well", "well", "ill"])
+    ]
     write_csv(tmp_path / "own.csv", rows)
     columns: dict[str, Any] = {"image_column": "scan", "label_column": "finding"}
-    data = load_labelled(Data(source="csv", path=str(tmp_path / "own.csv"), test_fraction=0.25, **columns))
+    data = load_labelled(
+        Data(source="csv", path=str(tmp_path / "own.csv"), test_fraction=0.25, **columns)
+    )
     assert data.classes == ("ill", "well")
     assert len(data.labels) == 3
-    with pytest.raises(ValueError, match=r"has no column image; it has scan, finding; say with data\.image_column"):
+    with pytest.raises(
+        ValueError, match=r"has no column image; it has scan, finding; say with data\.image_column"
+    ):
         load_labelled(Data(source="csv", path=str(tmp_path / "own.csv")))
     rows[2]["scan"] = "images/gone.png"
     write_csv(tmp_path / "own.csv", rows)
@@ -236,17 +306,28 @@ def test_jsonl_and_csv_with_encoded_images(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text(lines[4] + "\n", encoding="utf-8")
     data = load_labelled(Data(source="jsonl", path=str(tmp_path)))
     assert (data.images.numpy() == images[:4]).all()
-    assert (data.labels.tolist(), data.test_labels.tolist(), len(data.classes)) == ([0, 1, 2, 3], [4], 5)
+    assert (data.labels.tolist(), data.test_labels.tolist(), len(data.classes)) == (
+        [0, 1, 2, 3],
+        [4],
+        5,
+    )
     write_csv(tmp_path / "own.csv", [{"image": text} for text in texts])
-    assert (load_auxiliary(Auxiliary(source="csv", path=str(tmp_path / "own.csv"))).numpy() == images).all()
+    assert (
+        load_auxiliary(Auxiliary(source="csv", path=str(tmp_path / "own.csv"))).numpy() == images
+    ).all()
     (tmp_path / "test.jsonl").write_text(lines[4] + "\n{oops\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"test\.jsonl, row 1: not valid JSON"):
         load_labelled(Data(source="jsonl", path=str(tmp_path)))
 
 
-@pytest.mark.parametrize(("label", "message"), [("", "the label is missing"), ("-1", "the label -1 is outside")])
+@pytest.mark.parametrize(
+    ("label", "message"), [("", "the label is missing"), ("-1", "the label -1 is outside")]
+)
 def test_bad_labels_of_a_csv_are_named(tmp_path: Path, label: str, message: str) -> None:
-    rows = [{"image": base64.b64encode(png(image)).decode(), "label": "1"} for image in pixels(4, side=6)]
+    rows = [
+        {"image": base64.b64encode(png(image)).decode(), "label": "1"}
+        for image in pixels(4, side=6)
+    ]
     rows[3]["label"] = label
     write_csv(tmp_path / "own.csv", rows)
     with pytest.raises(ValueError, match=rf"own\.csv, row 3: {message}"):
@@ -284,12 +365,20 @@ def test_palettes_are_looked_up() -> None:
     image.putpalette([9, 8, 7, 100, 110, 120])
     image.putpixel((1, 0), 1)
     assert decode(saved(image)).tolist() == [[[9, 100]], [[8, 110]], [[7, 120]]]
-    assert decode(saved(image, transparency=0)).tolist() == [[[255, 100]], [[255, 110]], [[255, 120]]]
+    assert decode(saved(image, transparency=0)).tolist() == [
+        [[255, 100]],
+        [[255, 110]],
+        [[255, 120]],
+    ]
 
 
 def test_bits_and_colours_can_be_asked_for() -> None:
     assert decode(saved(Image.new("1", (1, 1), 1))).tolist() == [[[255]]]
-    assert decode(saved(Image.new("L", (1, 1), 77)), channels=3).tolist() == [[[77]], [[77]], [[77]]]
+    assert decode(saved(Image.new("L", (1, 1), 77)), channels=3).tolist() == [
+        [[77]],
+        [[77]],
+        [[77]],
+    ]
     assert decode(saved(Image.new("RGB", (1, 1), (50, 50, 50))), channels=1).tolist() == [[[50]]]
     assert decode(saved(Image.new("CMYK", (1, 1)), "TIFF")).shape == (3, 1, 1)
 
@@ -315,7 +404,9 @@ def test_a_truncated_image_is_no_image() -> None:
         decode(b"")
 
 
-def test_bad_images_stop_or_are_skipped_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_images_stop_or_are_skipped_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = image_folder(tmp_path / "set", {"a": 4, "b": 4})
     (tmp_path / "set" / "a" / "0.png").write_bytes(b"rubbish")
     (tmp_path / "set" / "b" / "2.png").write_bytes(png(pixels(1, side=7)[0]))
@@ -324,13 +415,15 @@ def test_bad_images_stop_or_are_skipped_and_counted(tmp_path: Path, capsys: pyte
         load_labelled(section)
     data = load_labelled(section.model_copy(update={"skip_bad": True}))
     good = np.concatenate([made["a"][1:], made["b"][[0, 1, 3]]])
-    assert sorted(image.tobytes() for image in torch.cat([data.images, data.test_images]).numpy()) == sorted(
-        image.tobytes() for image in good
-    )
+    assert sorted(
+        image.tobytes() for image in torch.cat([data.images, data.test_images]).numpy()
+    ) == sorted(image.tobytes() for image in good)
     said = capsys.readouterr().err
     assert "skipped 2 of 8 rows" in said
     (tmp_path / "set" / "a" / "0.png").unlink()
-    with pytest.raises(ValueError, match=r"2\.png: 7x7 pixels, others have 6x6; set data\.image_size"):
+    with pytest.raises(
+        ValueError, match=r"2\.png: 7x7 pixels, others have 6x6; set data\.image_size"
+    ):
         load_labelled(section)
     assert load_labelled(section.model_copy(update={"image_size": 5})).images.shape[1:] == (3, 5, 5)
 
@@ -356,7 +449,13 @@ def test_any_source_can_be_resized_and_coloured() -> None:
 
 def test_private_grey_images_go_with_public_coloured_ones(tmp_path: Path) -> None:
     image_folder(tmp_path / "public", {"any": 60})
-    auxiliary = {"source": "folder", "path": str(tmp_path / "public"), "size": 50, "image_size": 8, "channels": 1}
+    auxiliary = {
+        "source": "folder",
+        "path": str(tmp_path / "public"),
+        "size": 50,
+        "image_size": 8,
+        "channels": 1,
+    }
     assert fedaux.run(tiny(auxiliary=auxiliary, rounds=1), out=tmp_path / "run").summary["complete"]
 
 
@@ -370,10 +469,14 @@ def test_without_its_library_the_hub_names_the_extra(monkeypatch: pytest.MonkeyP
 
 
 def test_a_data_set_in_the_hubs_layout_is_read_by_its_library(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install 'fedaux[data]'")
+    datasets = pytest.importorskip(
+        "datasets", reason="needs the extra data: pip install 'fedaux[data]'"
+    )
     images = pixels(5, side=6)
     labels = datasets.ClassLabel(names=["cat", "dog"])
-    features = datasets.Features({"img": datasets.Image(), "label": labels, "wnid": datasets.Value("string")})
+    features = datasets.Features(
+        {"img": datasets.Image(), "label": labels, "wnid": datasets.Value("string")}
+    )
     for place in ("set", "whole"):
         (tmp_path / place / "data").mkdir(parents=True)
     parts = (
@@ -383,8 +486,13 @@ def test_a_data_set_in_the_hubs_layout_is_read_by_its_library(tmp_path: Path) ->
         ("whole", "full", range(5)),
     )
     for place, name, rows in parts:
-        columns = {"img": [{"bytes": png(images[row]), "path": None} for row in rows], "label": [r % 2 for r in rows]}
-        columns["wnid"] = ["n02099601" if row == 3 else "n03179701" for row in rows]  # a dog, and desks
+        columns = {
+            "img": [{"bytes": png(images[row]), "path": None} for row in rows],
+            "label": [r % 2 for r in rows],
+        }
+        columns["wnid"] = [
+            "n02099601" if row == 3 else "n03179701" for row in rows
+        ]  # a dog, and desks
         split = datasets.Dataset.from_dict(columns, features=features)
         split.to_parquet(str(tmp_path / place / "data" / f"{name}-00000-of-00001.parquet"))
     environment = {

@@ -40,7 +40,9 @@ def test_what_is_wrong_with_a_matlab_file_is_named(tmp_path: Path) -> None:
     data = load_labelled(section)
     assert sorted([*data.labels.tolist(), *data.test_labels.tolist()]) == [0, 1, 3]
     write([1.0, 2.5, 3.0], pixels(3))
-    with pytest.raises(ValueError, match=r"32x32\.mat, row 1: the label 2\.5 is none of the 10 classes"):
+    with pytest.raises(
+        ValueError, match=r"32x32\.mat, row 1: the label 2\.5 is none of the 10 classes"
+    ):
         load_labelled(section)
     write([1.0, 2.0, float("nan")], pixels(3))
     with pytest.raises(ValueError, match=r"32x32\.mat, row 2: the label is missing"):
@@ -57,9 +59,14 @@ def test_what_is_wrong_with_a_matlab_file_is_named(tmp_path: Path) -> None:
 
 
 def test_numbers_with_gaps_that_no_classes_leave_are_refused(tmp_path: Path) -> None:
-    rows = [{"image": cell, "label": str(number % 4)} for number, cell in enumerate(encoded_rows(12))]
+    rows = [
+        {"image": cell, "label": str(number % 4)} for number, cell in enumerate(encoded_rows(12))
+    ]
     section = Data(source="csv", path=str(tmp_path / "own.csv"))
-    for label, classes in (("7", 8), ("999", 1000)):  # a client with a few of the classes of ImageNet
+    for label, classes in (
+        ("7", 8),
+        ("999", 1000),
+    ):  # a client with a few of the classes of ImageNet
         rows[5]["label"] = label
         write_csv(tmp_path / "own.csv", rows)
         assert len(load_labelled(section).classes) == classes
@@ -71,11 +78,15 @@ def test_numbers_with_gaps_that_no_classes_leave_are_refused(tmp_path: Path) -> 
         r"classes, of which 5 have an example; should be",
     ):
         load_labelled(section)
-    found, names, bad = number_labels(list(range(0, 30_000, 9)), classes=None)  # a test file of many classes
+    found, names, bad = number_labels(
+        list(range(0, 30_000, 9)), classes=None
+    )  # a test file of many classes
     assert (len(found), len(names), bad) == (3334, 29_998, {})
     tensors = {"images": torch.from_numpy(pixels(3)), "labels": torch.tensor([0, 5000, 1])}
     save_file(tensors, tmp_path / "own.safetensors")
-    with pytest.raises(ValueError, match=r"tensor labels: row 1 has the label 5000, the highest, the next is 1"):
+    with pytest.raises(
+        ValueError, match=r"tensor labels: row 1 has the label 5000, the highest, the next is 1"
+    ):
         load_labelled(Data(source="tensors", path=str(tmp_path / "own.safetensors")))
 
 
@@ -84,7 +95,9 @@ def test_rows_that_cannot_be_read_stop_or_are_skipped_and_counted(
     tmp_path: Path, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells = encoded_rows(10)
-    lines = [json.dumps({"image": cell, "label": "caf\u00e9"}, ensure_ascii=False) for cell in cells]
+    lines = [
+        json.dumps({"image": cell, "label": "caf\u00e9"}, ensure_ascii=False) for cell in cells
+    ]
     if source == "csv":
         lines = ["image,label", *(f"{cell},caf\u00e9" for cell in cells)]
     content = [line.encode() for line in lines]
@@ -95,13 +108,17 @@ def test_rows_that_cannot_be_read_stop_or_are_skipped_and_counted(
     file = tmp_path / f"own.{source}"
     file.write_bytes(b"\n".join(content) + b"\n")
     section = Data(source=source, path=str(file), test_fraction=0.2)
-    with pytest.raises(ValueError, match=rf"own\.{source}, row 7: not UTF-8; .*data\.skip_bad = true"):
+    with pytest.raises(
+        ValueError, match=rf"own\.{source}, row 7: not UTF-8; .*data\.skip_bad = true"
+    ):
         load_labelled(section)
     data = load_labelled(section.model_copy(update={"skip_bad": True}))
     skipped = 3 if source == "jsonl" else 1
     assert data.classes == ("caf\u00e9",)
     assert len(data.labels) + len(data.test_labels) == 10 - skipped
-    assert f"skipped {skipped} of 10 rows, first: {file}, row 7: not UTF-8" in capsys.readouterr().err
+    assert (
+        f"skipped {skipped} of 10 rows, first: {file}, row 7: not UTF-8" in capsys.readouterr().err
+    )
     assert len(load_auxiliary(Auxiliary(source=source, path=str(file), size=7))) == 7
     file.write_bytes("\n".join(lines).encode("utf-16"))
     with pytest.raises(ValueError, match=rf"own\.{source}.* not UTF-8"):
@@ -111,8 +128,16 @@ def test_rows_that_cannot_be_read_stop_or_are_skipped_and_counted(
 @pytest.mark.parametrize("source", ["csv", "jsonl"])
 def test_rows_of_a_table_are_chosen_by_their_ids(tmp_path: Path, source: str) -> None:
     images = pixels(5, side=6)
-    wnids = ["n02099601", "n03179701", "n02099601", "n02099601", "n03179701"]  # three dogs, two desks
-    rows = [{"image": cell, "wnid": wnid} for cell, wnid in zip(encoded_rows(5), wnids, strict=True)]
+    wnids = [
+        "n02099601",
+        "n03179701",
+        "n02099601",
+        "n02099601",
+        "n03179701",
+    ]  # three dogs, two desks
+    rows = [
+        {"image": cell, "wnid": wnid} for cell, wnid in zip(encoded_rows(5), wnids, strict=True)
+    ]
     file = tmp_path / f"own.{source}"
 
     def write_rows() -> None:
@@ -125,21 +150,29 @@ def test_rows_of_a_table_are_chosen_by_their_ids(tmp_path: Path, source: str) ->
     section = Auxiliary(source=source, path=str(file), wordnet="dogs")
     assert (load_auxiliary(section).numpy() == images[[0, 2, 3]]).all()
     assert (load_auxiliary(section.model_copy(update={"size": 2})).numpy() == images[[0, 2]]).all()
-    content = file.read_bytes().replace(b"n03179701", b"n0317970\xe9", 1)  # the second row is not UTF-8
+    content = file.read_bytes().replace(
+        b"n03179701", b"n0317970\xe9", 1
+    )  # the second row is not UTF-8
     file.write_bytes(content)
     skipping = section.model_copy(update={"skip_bad": True})
     assert (load_auxiliary(skipping).numpy() == images[[0, 2, 3]]).all()
     rows[1]["wnid"] = "desk"
     write_rows()
-    with pytest.raises(ValueError, match=r"auxiliary\.wordnet = dogs: row 1 has 'desk'; should be the id of a noun"):
+    with pytest.raises(
+        ValueError, match=r"auxiliary\.wordnet = dogs: row 1 has 'desk'; should be the id of a noun"
+    ):
         load_auxiliary(section)
     rows[:] = [{"image": row["image"]} for row in rows]
     write_rows()
-    with pytest.raises(ValueError, match=rf"auxiliary\.wordnet = dogs: .*own\.{source} has no column wnid"):
+    with pytest.raises(
+        ValueError, match=rf"auxiliary\.wordnet = dogs: .*own\.{source} has no column wnid"
+    ):
         load_auxiliary(section)
 
 
-def test_what_lies_beyond_the_size_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_lies_beyond_the_size_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = image_folder(tmp_path / "set" / "train", {"a": 9})["a"]
     held = image_folder(tmp_path / "set" / "test", {"a": 5}, seed=9)["a"]
     for name in ("train/a/1.png", "train/a/8.png", "test/a/4.png"):
@@ -161,7 +194,9 @@ def test_what_lies_beyond_the_size_is_not_read(tmp_path: Path, capsys: pytest.Ca
     data = load_labelled(section)
     assert (data.images.numpy() == made[:1]).all()
     assert (data.test_images.numpy() == held[:4]).all()
-    with pytest.raises(ValueError, match=r"auxiliary\.size = 8: there are 7 examples; should be at most 7"):
+    with pytest.raises(
+        ValueError, match=r"auxiliary\.size = 8: there are 7 examples; should be at most 7"
+    ):
         load_auxiliary(public.model_copy(update={"skip_bad": True, "size": 8}))
 
 
@@ -173,10 +208,14 @@ def test_rows_of_a_table_beyond_the_size_are_not_parsed(
     for name, image in zip(names, pixels(7, side=6), strict=True):
         (tmp_path / name).write_bytes(png(image))
     texts = ["a" * (number + 1) for number in range(7)]
-    rows = [json.dumps({"file": name, "text": text}) for name, text in zip(names, texts, strict=True)]
+    rows = [
+        json.dumps({"file": name, "text": text}) for name, text in zip(names, texts, strict=True)
+    ]
     if source == "csv":
         rows = ["file,text", *(f"{name},{text}" for name, text in zip(names, texts, strict=True))]
-    (tmp_path / f"train-0.{source}").write_text("\n".join(["", *rows, ""]) if source == "jsonl" else "\n".join(rows))
+    (tmp_path / f"train-0.{source}").write_text(
+        "\n".join(["", *rows, ""]) if source == "jsonl" else "\n".join(rows)
+    )
     second = tmp_path / f"train-1.{source}"
     second.write_bytes(b"\xff\xfe\n[1]\n{oops\n")
     section = Auxiliary(source=source, path=str(tmp_path), split="train")
@@ -205,15 +244,21 @@ def test_rows_of_a_table_beyond_the_size_are_not_parsed(
     second.unlink()
     (tmp_path / "2.png").write_bytes(b"rubbish")
     skipping = section.model_copy(update={"size": 3, "skip_bad": True})
-    assert (load_auxiliary(skipping).numpy() == whole[[0, 1, 3]]).all(), "a later row takes the place of a bad one"
+    assert (load_auxiliary(skipping).numpy() == whole[[0, 1, 3]]).all(), (
+        "a later row takes the place of a bad one"
+    )
     assert "skipped 1 of 4 rows" in capsys.readouterr().err
     (tmp_path / "2.png").write_bytes(png(whole[2]))
-    with pytest.raises(ValueError, match=r"auxiliary\.size = 8: there are 7 examples; should be at most 7"):
+    with pytest.raises(
+        ValueError, match=r"auxiliary\.size = 8: there are 7 examples; should be at most 7"
+    ):
         load_auxiliary(section.model_copy(update={"size": 8}))
 
 
 def test_classes_are_those_of_all_rows_whatever_the_size(tmp_path: Path) -> None:
-    rows = [{"image": cell, "label": name} for cell, name in zip(encoded_rows(6), "ccbbaa", strict=True)]
+    rows = [
+        {"image": cell, "label": name} for cell, name in zip(encoded_rows(6), "ccbbaa", strict=True)
+    ]
     write_csv(tmp_path / "train.csv", rows)
     write_csv(tmp_path / "test.csv", rows[:2])
     data = load_labelled(Data(source="csv", path=str(tmp_path), size=3))
@@ -224,7 +269,9 @@ def test_classes_are_those_of_all_rows_whatever_the_size(tmp_path: Path) -> None
 def test_a_column_may_begin_after_the_size(tmp_path: Path) -> None:
     rows = [{"title": "one"}, {"title": "two"}, {"body": "three"}]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    section = Auxiliary(source="jsonl", path=str(tmp_path / "own.jsonl"), text_column=("title", "body"), size=2)
+    section = Auxiliary(
+        source="jsonl", path=str(tmp_path / "own.jsonl"), text_column=("title", "body"), size=2
+    )
     table = open_jsonl(str(tmp_path / "own.jsonl"), "train", section, True)
     assert table is not None
     assert [content for _, content in table.cells()] == ["one", "two"]

@@ -84,18 +84,24 @@ def test_clients_with_nothing_to_hold_out_need_test_data(tmp_path: Path) -> None
         fedaux.run(tiny(data=section, split={"num_clients": 2}, rounds=1), out=tmp_path / "run")
     assert not list((tmp_path / "run").glob("**/*.safetensors"))  # nothing was trained
     section |= {"test": silo(tmp_path / "held", {"flu": 2}, value=9)}
-    summary = fedaux.run(tiny(data=section, split={"num_clients": 2}, rounds=1), out=tmp_path / "other").summary
+    summary = fedaux.run(
+        tiny(data=section, split={"num_clients": 2}, rounds=1), out=tmp_path / "other"
+    ).summary
     assert summary["complete"]
 
 
 def test_a_run_splits_nothing(tmp_path: Path, hospitals: tuple[str, ...]) -> None:
-    experiment = tiny(data={"source": "folder", "clients": list(hospitals)}, split={"num_clients": 3}, rounds=1)
+    experiment = tiny(
+        data={"source": "folder", "clients": list(hospitals)}, split={"num_clients": 3}, rounds=1
+    )
     data = load_labelled(experiment.data)
     expected = np.zeros((3, 3), dtype=int)
     for image in data.images:
         expected[int(image[0, 0, 0]) - 1, "cfw".index(chr(int(image[0, 0, 1])))] += 1
     assert split_table(experiment, data, 0).tolist() == expected.tolist()
-    for one, other in zip(split_for(experiment, data, 0), split_for(experiment, data, 1), strict=True):
+    for one, other in zip(
+        split_for(experiment, data, 0), split_for(experiment, data, 1), strict=True
+    ):
         assert one.tolist() == other.tolist()
     assert fedaux.run(experiment, out=tmp_path / "run").summary["complete"]
     written = json.loads((tmp_path / "run" / "split.json").read_text())
@@ -115,7 +121,10 @@ def test_classes_without_names_are_joined_by_number(tmp_path: Path) -> None:
     paths = []
     for client, labels in enumerate(([0, 1, 2, 0], [2, 11, 2, 11])):
         paths.append(str(tmp_path / f"{client}.safetensors"))
-        save_file({"images": torch.zeros(4, 1, 6, 6, dtype=torch.uint8), "labels": torch.tensor(labels)}, paths[-1])
+        save_file(
+            {"images": torch.zeros(4, 1, 6, 6, dtype=torch.uint8), "labels": torch.tensor(labels)},
+            paths[-1],
+        )
     data = load_labelled(Data(source="tensors", clients=tuple(paths), test_fraction=0.25))
     assert data.classes == tuple(str(number) for number in range(12))
     everything = [*data.labels.tolist(), *data.test_labels.tolist()]
@@ -135,11 +144,19 @@ def test_there_are_as_many_clients_as_places(tmp_path: Path, hospitals: tuple[st
     assert Experiment().split.num_clients == 20
     assert Experiment(**Experiment(data=silos).to_dict()).split.num_clients == 3
     recipe = tmp_path / "own hospitals.toml"
-    recipe.write_text(tomli_w.dumps({"data": silos, "prototypes": [{"name": "a", "model": "cnn", "clients": [0, 3]}]}))
-    with pytest.raises(ConfigError, match=r"prototypes\.clients = 3: there are 3 clients, numbered 0 to 2"):
+    recipe.write_text(
+        tomli_w.dumps(
+            {"data": silos, "prototypes": [{"name": "a", "model": "cnn", "clients": [0, 3]}]}
+        )
+    )
+    with pytest.raises(
+        ConfigError, match=r"prototypes\.clients = 3: there are 3 clients, numbered 0 to 2"
+    ):
         load_experiment(recipe)
     with pytest.raises(ConfigError, match=r"split\.num_clients = 4: data\.clients names 3"):
-        load_experiment(recipe, overrides=["split.num_clients=4", "prototypes=[{name='a', model='cnn'}]"])
+        load_experiment(
+            recipe, overrides=["split.num_clients=4", "prototypes=[{name='a', model='cnn'}]"]
+        )
     swept = expand({"data": silos | {"clients": [list(hospitals), list(hospitals[:2])]}})
     assert [cell.experiment.split.num_clients for cell in swept] == [3, 2]
     told = inspect({"data": {"clients": 5}, "split": {"num_clients": "x"}})[1]
@@ -148,7 +165,10 @@ def test_there_are_as_many_clients_as_places(tmp_path: Path, hospitals: tuple[st
 
 def test_mistakes_are_told_before_anything_runs(tmp_path: Path, hospitals: tuple[str, ...]) -> None:
     silos = {"source": "folder", "clients": list(hospitals)}
-    with pytest.raises(ConfigError, match=r"split\.num_clients = 4: data\.clients names 3; should be 3, or left out"):
+    with pytest.raises(
+        ConfigError,
+        match=r"split\.num_clients = 4: data\.clients names 3; should be 3, or left out",
+    ):
         tiny(data=silos)
     right = {"num_clients": 3}
     assert problems_of(tiny(data=silos, split=right)) == []
@@ -161,12 +181,18 @@ def test_mistakes_are_told_before_anything_runs(tmp_path: Path, hospitals: tuple
     assert problems_of(tiny(data={"clients": list(hospitals)}, split=right)) == [
         "data.clients: the source digits reads no files"
     ]
-    assert problems_of(tiny(data={"test": "x"})) == ["data.test = 'x': the source digits takes none"]
+    assert problems_of(tiny(data={"test": "x"})) == [
+        "data.test = 'x': the source digits takes none"
+    ]
 
 
-def test_clients_with_images_of_another_size_are_named(tmp_path: Path, hospitals: tuple[str, ...]) -> None:
+def test_clients_with_images_of_another_size_are_named(
+    tmp_path: Path, hospitals: tuple[str, ...]
+) -> None:
     other = silo(tmp_path / "hospital_d", {"flu": 4}, value=4, side=6)
     section = Data(source="folder", clients=(*hospitals, other))
-    with pytest.raises(ValueError, match=r"hospital_d are \[1, 6, 6\] and those of .*hospital_a \[1, 8, 8\]"):
+    with pytest.raises(
+        ValueError, match=r"hospital_d are \[1, 6, 6\] and those of .*hospital_a \[1, 8, 8\]"
+    ):
         load_labelled(section)
     assert load_labelled(section.model_copy(update={"image_size": 6})).images.shape[1:] == (1, 6, 6)

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.usefixtures("without_pages")
 
 
 def images(size: int, *, side: int = 6, channels: int = 3) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(size).integers(0, 256, (size, channels, side, side), dtype=np.uint8))
+    return torch.from_numpy(
+        np.random.default_rng(size).integers(0, 256, (size, channels, side, side), dtype=np.uint8)
+    )
 
 
 def test_digits_are_split_into_training_and_test_once_for_all() -> None:
@@ -59,19 +61,29 @@ def test_noise_is_uniform_shaped_as_the_data_and_fixed_by_a_seed_of_its_own(tmp_
     assert (first.shape, first.dtype) == ((400, 3, 6, 5), torch.uint8)
     counts = torch.bincount(first.flatten().long(), minlength=256).double()
     expected = first.numel() / 256
-    assert 150 < float(((counts - expected) ** 2 / expected).sum()) < 360  # chi-squared, 255 degrees of freedom
+    assert (
+        150 < float(((counts - expected) ** 2 / expected).sum()) < 360
+    )  # chi-squared, 255 degrees of freedom
     assert abs(float(np.corrcoef(first[:, 0, 0, 0], first[:, 0, 0, 1])[0, 1])) < 0.2
-    assert torch.equal(first[:50], load_auxiliary(Auxiliary(source="noise", size=50), shape=(3, 6, 5)))
+    assert torch.equal(
+        first[:50], load_auxiliary(Auxiliary(source="noise", size=50), shape=(3, 6, 5))
+    )
     other = load_auxiliary(Auxiliary(source="noise", size=400, seed=1), shape=(3, 6, 5))
     assert float((first == other).double().mean()) < 0.01
-    asked = load_auxiliary(Auxiliary(source="noise", size=2, image_size=4, channels=1), shape=(3, 6, 5))
+    asked = load_auxiliary(
+        Auxiliary(source="noise", size=2, image_size=4, channels=1), shape=(3, 6, 5)
+    )
     assert asked.shape == (2, 1, 4, 4)
     experiment = tiny(auxiliary={"source": "noise", "size": 60}, seeds=[0, 7], rounds=1)
     assert problems_of(experiment) == []
     assert fedaux.run(experiment, out=tmp_path / "run").summary["complete"]
-    digests = {read_card(file)["data"]["digest"] for file in (tmp_path / "run/pretrained").iterdir()}  # type: ignore[index]
+    digests = {
+        read_card(file)["data"]["digest"] for file in (tmp_path / "run/pretrained").iterdir()
+    }  # type: ignore[index]
     expected_images = load_auxiliary(experiment.auxiliary, shape=(1, 8, 8))
-    assert digests == {content_digest(expected_images)}, "the seeds of a run do not change public data"
+    assert digests == {content_digest(expected_images)}, (
+        "the seeds of a run do not change public data"
+    )
 
 
 def test_noise_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
@@ -79,7 +91,9 @@ def test_noise_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     assert problems_of(Experiment(auxiliary={"source": "noise"})) == [missing]
     with pytest.raises(ValueError, match=r"auxiliary\.size: missing"):
         load_auxiliary(Auxiliary(source="noise"), shape=(1, 8, 8))
-    with pytest.raises(ValueError, match=r"none are at hand; set auxiliary\.image_size and auxiliary\.channels"):
+    with pytest.raises(
+        ValueError, match=r"none are at hand; set auxiliary\.image_size and auxiliary\.channels"
+    ):
         load_auxiliary(Auxiliary(source="noise", size=5, channels=3))
     texts = tiny(auxiliary={"source": "noise"}, text={})
     assert any("auxiliary.source = 'noise': holds no texts" in line for line in problems_of(texts))
@@ -88,7 +102,9 @@ def test_noise_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     assert private[0].startswith("data.source = 'noise': not known; there are digits")
     path = problems_of(tiny(auxiliary={"source": "noise", "path": "x"}))
     assert path == ["auxiliary.path = 'x': the source noise takes no path"]
-    with pytest.raises(ConfigError, match=r"its images are \[1, 6, 6\] and those of data \[1, 8, 8\]"):
+    with pytest.raises(
+        ConfigError, match=r"its images are \[1, 6, 6\] and those of data \[1, 8, 8\]"
+    ):
         fedaux.run(tiny(auxiliary={"source": "noise", "image_size": 6}), out=tmp_path / "run")
 
 
@@ -101,12 +117,15 @@ def test_a_tensor_file_is_a_source(tmp_path: Path) -> None:
     data = load_labelled(Data(source="tensors", path=str(path)))
     assert (len(data.labels), len(data.test_labels), data.classes) == (48, 12, ("0", "1", "2", "3"))
     experiment = tiny(
-        data={"source": "tensors", "path": str(path)}, auxiliary={"source": "tensors", "path": str(public), "size": 70}
+        data={"source": "tensors", "path": str(path)},
+        auxiliary={"source": "tensors", "path": str(public), "size": 70},
     )
     assert problems_of(experiment) == []
     assert fedaux.run(experiment, out=tmp_path / "run").summary["complete"]
     too_many = tiny(data={"source": "tensors", "path": str(path)}, split={"num_clients": 49})
-    assert problems_of(too_many) == ["split.num_clients = 49: more clients than the 48 training examples"]
+    assert problems_of(too_many) == [
+        "split.num_clients = 49: more clients than the 48 training examples"
+    ]
 
 
 def test_a_tensor_file_may_bring_its_own_test_data(tmp_path: Path) -> None:
@@ -121,7 +140,10 @@ def test_a_tensor_file_may_bring_its_own_test_data(tmp_path: Path) -> None:
     ("tensors", "message"),
     [
         ({"pictures": images(5)}, "holds no tensor images, labels; it holds pictures"),
-        ({"images": images(5).float(), "labels": torch.zeros(5).long()}, "is float32 .* should be uint8"),
+        (
+            {"images": images(5).float(), "labels": torch.zeros(5).long()},
+            "is float32 .* should be uint8",
+        ),
         ({"images": images(5), "labels": torch.zeros(4).long()}, "labels should be"),
         ({"images": images(5), "labels": torch.zeros(5)}, "labels should be"),
         ({"images": images(5), "labels": torch.full((5,), -1)}, "labels should be"),
@@ -148,23 +170,35 @@ def test_a_file_that_is_no_tensor_file_is_named(tmp_path: Path) -> None:
 def test_private_and_public_images_must_have_one_shape(tmp_path: Path) -> None:
     public = tmp_path / "public.safetensors"
     save_file({"images": images(80)}, public)
-    with pytest.raises(ConfigError, match=r"its images are \[3, 6, 6\] and those of data \[1, 8, 8\]"):
-        fedaux.run(tiny(auxiliary={"source": "tensors", "path": str(public), "size": 80}), out=tmp_path / "run")
+    with pytest.raises(
+        ConfigError, match=r"its images are \[3, 6, 6\] and those of data \[1, 8, 8\]"
+    ):
+        fedaux.run(
+            tiny(auxiliary={"source": "tensors", "path": str(public), "size": 80}),
+            out=tmp_path / "run",
+        )
     assert not (tmp_path / "run").exists()
 
 
 def test_public_data_can_be_the_images_of_one_noun(tmp_path: Path) -> None:
-    for number, folder in enumerate(("n02099601", "n01443537", "n02085620")):  # golden retriever, goldfish, Chihuahua
+    for number, folder in enumerate(
+        ("n02099601", "n01443537", "n02085620")
+    ):  # golden retriever, goldfish, Chihuahua
         (tmp_path / folder).mkdir()
         for index in range(3):
-            Image.new("RGB", (4, 4), (80 * number, index, 0)).save(tmp_path / folder / f"{index}.png")
+            Image.new("RGB", (4, 4), (80 * number, index, 0)).save(
+                tmp_path / folder / f"{index}.png"
+            )
     everything = load_auxiliary(Auxiliary(source="folder", path=str(tmp_path)))
     dogs = load_auxiliary(Auxiliary(source="folder", path=str(tmp_path), wordnet="dogs"))
     assert (len(everything), len(dogs)) == (9, 6)
     assert set(dogs[:, 0, 0, 0].tolist()) == {0, 160}
-    experiment = tiny(auxiliary={"source": "folder", "path": str(tmp_path), "wordnet": "dog", "size": None})
+    experiment = tiny(
+        auxiliary={"source": "folder", "path": str(tmp_path), "wordnet": "dog", "size": None}
+    )
     assert any(
-        "auxiliary.wordnet = dog: no such subset; did you mean dogs?" in line for line in problems_of(experiment)
+        "auxiliary.wordnet = dog: no such subset; did you mean dogs?" in line
+        for line in problems_of(experiment)
     )
     letters = tiny(auxiliary={"wordnet": "dogs"})
     assert any(

@@ -16,7 +16,14 @@ from helpers.corpus import TOPICS, news, sentences, texts_of, write_csv
 from safetensors.torch import load_file, save_file
 
 from fedaux.config import Auxiliary, Data
-from fedaux.data import LabelledData, load_auxiliary, load_both, load_labelled, load_private, vocabulary
+from fedaux.data import (
+    LabelledData,
+    load_auxiliary,
+    load_both,
+    load_labelled,
+    load_private,
+    vocabulary,
+)
 from fedaux.data.texts import Texts, trimmed
 from fedaux.data.tokens import save_tokens
 from fedaux.data.vocabulary import BEGIN, END, MASK, PAD, UNKNOWN, Vocabulary
@@ -42,7 +49,9 @@ def test_token_ids_are_marked_cut_and_padded(words: Vocabulary) -> None:
     assert words.encode(["☃"], length=4).tolist() == [[2, words.mark(UNKNOWN), 3, 0]]
 
 
-def test_ids_are_those_of_the_tokenizer_of_transformers(checkpoint: Path, words: Vocabulary) -> None:
+def test_ids_are_those_of_the_tokenizer_of_transformers(
+    checkpoint: Path, words: Vocabulary
+) -> None:
     transformers = pytest.importorskip("transformers")
     own = vocabulary.of_folder(checkpoint, key="x")
     theirs = transformers.PreTrainedTokenizerFast(
@@ -64,7 +73,9 @@ def test_a_vocabulary_file_makes_berts_own_tokenizer(tmp_path: Path, words: Voca
     expected = theirs(texts, padding="max_length", truncation=True, max_length=12)["input_ids"]
     assert own.encode(texts, length=12).tolist() == expected
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    assert vocabulary.of_folder(tmp_path, key="x").encode(["THE the"], length=4)[0, 1] == words.mark(UNKNOWN)
+    assert vocabulary.of_folder(tmp_path, key="x").encode(["THE the"], length=4)[
+        0, 1
+    ] == words.mark(UNKNOWN)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +83,21 @@ def test_a_vocabulary_file_makes_berts_own_tokenizer(tmp_path: Path, words: Voca
     [
         ("{}", "not a tokenizer"),
         ("nonsense", "not a tokenizer"),
-        (json.dumps({"model": {"vocab": {"<pad>": 1}}, "added_tokens": []}), r"\[PAD\] has the id None, should be 0"),
+        (
+            json.dumps({"model": {"vocab": {"<pad>": 1}}, "added_tokens": []}),
+            r"\[PAD\] has the id None, should be 0",
+        ),
     ],
 )
-def test_what_is_no_tokenizer_of_the_family_is_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_what_is_no_tokenizer_of_the_family_is_refused(
+    tmp_path: Path, text: str, told: str
+) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match=told):
         vocabulary.of_folder(tmp_path, key="text.vocabulary")
-    with pytest.raises(ValueError, match=r"text.vocabulary = .*: holds neither tokenizer.json nor vocab.txt"):
+    with pytest.raises(
+        ValueError, match=r"text.vocabulary = .*: holds neither tokenizer.json nor vocab.txt"
+    ):
         vocabulary.of_folder(tmp_path / "nothing", key="text.vocabulary")
 
 
@@ -94,7 +112,9 @@ def test_all_formats_hold_the_same_texts(tmp_path: Path, words: Vocabulary) -> N
     write_csv(tmp_path / "news.csv", rows)
     lines = [json.dumps({"sentence": text, "label": label}) for text, label in rows]
     (tmp_path / "news.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    table = pyarrow.table({"text": [text for text, _ in rows], "label": [label for _, label in rows]})
+    table = pyarrow.table(
+        {"text": [text for text, _ in rows], "label": [label for _, label in rows]}
+    )
     parquet.write_table(table, tmp_path / "news.parquet")
     for number, (text, label) in enumerate(rows):
         (tmp_path / "folder" / label).mkdir(parents=True, exist_ok=True)
@@ -102,7 +122,11 @@ def test_all_formats_hold_the_same_texts(tmp_path: Path, words: Vocabulary) -> N
     reader = Texts(words, 16)
     found = {
         source: load_labelled(Data(source=source, path=str(tmp_path / name)), texts=reader)
-        for source, name in (("csv", "news.csv"), ("jsonl", "news.jsonl"), ("parquet", "news.parquet"))
+        for source, name in (
+            ("csv", "news.csv"),
+            ("jsonl", "news.jsonl"),
+            ("parquet", "news.parquet"),
+        )
     }
     first = found["csv"]
     assert first.classes == tuple(TOPICS)
@@ -116,23 +140,40 @@ def test_all_formats_hold_the_same_texts(tmp_path: Path, words: Vocabulary) -> N
 
     def pairs(data: LabelledData) -> set[tuple[int, ...]]:
         parts = ((data.images, data.labels), (data.test_images, data.test_labels))
-        return {(*map(int, row[row > 0]), -int(label)) for ids, labels in parts for row, label in zip(ids, labels)}  # noqa: B905
+        return {
+            (*map(int, row[row > 0]), -int(label))
+            for ids, labels in parts
+            for row, label in zip(ids, labels)
+        }  # noqa: B905
 
     assert pairs(files) == pairs(first)
 
 
 def test_a_data_set_of_the_hub_holds_texts(tmp_path: Path, words: Vocabulary) -> None:
-    datasets = pytest.importorskip("datasets", reason="needs the extra data: pip install 'fedaux[data]'")
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=list(TOPICS))})
+    datasets = pytest.importorskip(
+        "datasets", reason="needs the extra data: pip install 'fedaux[data]'"
+    )
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=list(TOPICS))}
+    )
     (tmp_path / "set" / "data").mkdir(parents=True)
     rows = news(6)
     for name, part in (("train", rows[:4]), ("test", rows[4:])):
-        columns = {"text": [text for text, _ in part], "label": [list(TOPICS).index(label) for _, label in part]}
+        columns = {
+            "text": [text for text, _ in part],
+            "label": [list(TOPICS).index(label) for _, label in part],
+        }
         split = datasets.Dataset.from_dict(columns, features=features)
         split.to_parquet(str(tmp_path / "set" / "data" / f"{name}-00000-of-00001.parquet"))
     (tmp_path / "tokenizer.json").write_text(words.tokenizer, encoding="utf-8")
-    home = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "FEDAUX_CACHE": str(tmp_path / "cache")}
-    done = run_program("hub_texts.py", str(tmp_path / "set"), str(tmp_path / "tokenizer.json"), changes=home)
+    home = {
+        "HF_HOME": str(tmp_path / "hub"),
+        "HF_HUB_OFFLINE": "1",
+        "FEDAUX_CACHE": str(tmp_path / "cache"),
+    }
+    done = run_program(
+        "hub_texts.py", str(tmp_path / "set"), str(tmp_path / "tokenizer.json"), changes=home
+    )
     lines = done.stdout.splitlines()
     assert lines[0] == f"{tuple(TOPICS)} [0, 1, 2, 0] [1, 2]", done.stderr
     assert lines[1] == str([text.lower().replace(".", " .") for text, _ in rows[:4]])
@@ -140,15 +181,24 @@ def test_a_data_set_of_the_hub_holds_texts(tmp_path: Path, words: Vocabulary) ->
 
 
 def test_columns_can_be_named_and_joined(tmp_path: Path, words: Vocabulary) -> None:
-    (tmp_path / "reviews.csv").write_text("stars,title,body\n0,Oil,the market\n1,,team\n0,goal,\n1,a,b\n")
+    (tmp_path / "reviews.csv").write_text(
+        "stars,title,body\n0,Oil,the market\n1,,team\n0,goal,\n1,a,b\n"
+    )
     section = Data(
-        source="csv", path=str(tmp_path / "reviews.csv"), text_column=("title", "body"), label_column="stars", size=2
+        source="csv",
+        path=str(tmp_path / "reviews.csv"),
+        text_column=("title", "body"),
+        label_column="stars",
+        size=2,
     )
     data = load_labelled(section.model_copy(update={"test_fraction": 0.25}), texts=Texts(words, 8))
     said = {words.words(row) for row in data.images.tolist()}
     assert len(data.labels) == 2
     assert said <= {"oil the market", "team", "goal", "a b"}
-    with pytest.raises(ValueError, match=r"has no column text; it has stars, title, body; say with data.text_column"):
+    with pytest.raises(
+        ValueError,
+        match=r"has no column text; it has stars, title, body; say with data.text_column",
+    ):
         load_labelled(section.model_copy(update={"text_column": ()}), texts=Texts(words, 8))
     with pytest.raises(ValueError, match=r"data.size = 9: there are 3 training examples"):
         load_labelled(section.model_copy(update={"size": 9}), texts=Texts(words, 8))
@@ -224,7 +274,11 @@ def test_token_ids_travel_with_their_tokenizer(corpus: Path, words: Vocabulary) 
     assert data.vocabulary is not None
     assert again.vocabulary.digest == data.vocabulary.digest
     with pytest.raises(ValueError, match=r"more than the 8 that"):
-        load_both(moved.model_copy(update={"text": moved.text and moved.text.model_copy(update={"length": 8})}))
+        load_both(
+            moved.model_copy(
+                update={"text": moved.text and moved.text.model_copy(update={"length": 8})}
+            )
+        )
     with pytest.raises(ValueError, match=r"was tokenised by .*should be one"):
         load_labelled(moved.data, texts=Texts(words, 16))
     save_file({"texts": torch.zeros(3, 4), "labels": torch.zeros(3).long()}, private_file)

@@ -20,16 +20,29 @@ from fedaux.data.wordnet import ROOTS, nouns, rows_in_folders, rows_in_parquet, 
 TINY = shared("data/tinyimagenet32")
 WORDNET = Path(os.environ.get("WNSEARCHDIR", "/usr/share/wordnet")) / "data.noun"
 needs_wordnet = pytest.mark.skipif(
-    not WORDNET.is_file(), reason="needs WordNet 3.0's data.noun: apt-get install wordnet-base, or set WNSEARCHDIR"
+    not WORDNET.is_file(),
+    reason="needs WordNet 3.0's data.noun: apt-get install wordnet-base, or set WNSEARCHDIR",
 )
 
-GOLDEN_RETRIEVER, GOLDFISH, SULPHUR_BUTTERFLY, ALBATROSS = "n02099601", "n01443537", "n02281406", "n02058221"
+GOLDEN_RETRIEVER, GOLDFISH, SULPHUR_BUTTERFLY, ALBATROSS = (
+    "n02099601",
+    "n01443537",
+    "n02281406",
+    "n02058221",
+)
 DESK, DESKTOP_COMPUTER, BARN, SCHOOL_BUS = "n03179701", "n03180011", "n02793495", "n04146614"
 WOLF = "n02114367"  # a canine beside the dogs, not below them
 
 
 def test_the_roots_are_those_of_the_paper() -> None:
-    sizes = {"devices": 2765, "birds": 872, "animals": 4017, "dogs": 190, "invertebrates": 767, "structures": 1529}
+    sizes = {
+        "devices": 2765,
+        "birds": 872,
+        "animals": 4017,
+        "dogs": 190,
+        "invertebrates": 767,
+        "structures": 1529,
+    }
     assert {name: len(subset(name)) for name in ROOTS} == sizes
     for name, wnid in ROOTS.items():
         assert subset(wnid) == subset(name)
@@ -74,7 +87,9 @@ def test_a_subset_is_what_reaches_the_root_going_up(root: str) -> None:
     def reaches(noun: int) -> bool:
         return noun == top or any(reaches(parent) for parent in parents.get(noun, []))
 
-    assert subset(root) == {f"n{graph.offsets[noun]:08d}" for noun in range(len(graph.offsets)) if reaches(noun)}
+    assert subset(root) == {
+        f"n{graph.offsets[noun]:08d}" for noun in range(len(graph.offsets)) if reaches(noun)
+    }
 
 
 def test_there_is_one_noun_above_all() -> None:
@@ -83,11 +98,18 @@ def test_there_is_one_noun_above_all() -> None:
 
 
 def test_unknown_names_are_told_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"^auxiliary\.subset = dog: no such subset; did you mean dogs\?$"):
+    with pytest.raises(
+        ValueError, match=r"^auxiliary\.subset = dog: no such subset; did you mean dogs\?$"
+    ):
         subset("dog", key="auxiliary.subset")
-    with pytest.raises(ValueError, match=r"subset = n02084072: no such subset; did you mean n02084071\?"):
+    with pytest.raises(
+        ValueError, match=r"subset = n02084072: no such subset; did you mean n02084071\?"
+    ):
         subset("n02084072")
-    with pytest.raises(ValueError, match=r"subset = x: no such subset; there are devices, birds, animals, dogs, inv"):
+    with pytest.raises(
+        ValueError,
+        match=r"subset = x: no such subset; there are devices, birds, animals, dogs, inv",
+    ):
         subset("x")
 
 
@@ -100,24 +122,41 @@ def test_rows_are_those_of_the_subset_in_order() -> None:
     assert nothing.dtype == np.int64
 
 
-@pytest.mark.parametrize("strange", ["golden retriever", "n00000000", "n99999999", "n2099601", "v02099601", None])
+@pytest.mark.parametrize(
+    "strange", ["golden retriever", "n00000000", "n99999999", "n2099601", "v02099601", None]
+)
 def test_an_id_that_is_no_noun_is_told(strange: str) -> None:
-    with pytest.raises(ValueError, match=f"column: row 2 has {strange!r}; should be the id of a noun"):
+    with pytest.raises(
+        ValueError, match=f"column: row 2 has {strange!r}; should be the id of a noun"
+    ):
         rows_of([GOLDEN_RETRIEVER, DESK, strange, strange], subset("dogs"), key="column")
 
 
 def test_folders_named_by_ids() -> None:
-    paths = ["train/n02099601/1.JPEG", "train/n03179701/1.JPEG", "n02099601/images/n03179701_2.JPEG"]
+    paths = [
+        "train/n02099601/1.JPEG",
+        "train/n03179701/1.JPEG",
+        "n02099601/images/n03179701_2.JPEG",
+    ]
     paths += ["n03179701/n02085620-Chihuahua/n02085620_7.jpg"]
-    assert rows_in_folders([Path(path) for path in paths], "dogs", key="auxiliary.subset").tolist() == [0, 2, 3]
-    with pytest.raises(ValueError, match=r"auxiliary\.subset = dogs: cats/n02099601_1\.JPEG is in no folder named by"):
+    assert rows_in_folders(
+        [Path(path) for path in paths], "dogs", key="auxiliary.subset"
+    ).tolist() == [0, 2, 3]
+    with pytest.raises(
+        ValueError,
+        match=r"auxiliary\.subset = dogs: cats/n02099601_1\.JPEG is in no folder named by",
+    ):
         rows_in_folders([Path("cats/n02099601_1.JPEG")], "dogs", key="auxiliary.subset")
-    with pytest.raises(ValueError, match="birds: none of the 4 images belongs to it; they are of 3 classes"):
+    with pytest.raises(
+        ValueError, match="birds: none of the 4 images belongs to it; they are of 3 classes"
+    ):
         rows_in_folders([Path(path) for path in paths], "birds", key="auxiliary.subset")
 
 
 def write(path: Path, columns: dict[str, object], *, names: list[str] | None = None) -> Path:
-    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
+    pyarrow = pytest.importorskip(
+        "pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'"
+    )
     parquet = importlib.import_module("pyarrow.parquet")
     table = pyarrow.table(columns)
     if names is not None:
@@ -128,11 +167,19 @@ def write(path: Path, columns: dict[str, object], *, names: list[str] | None = N
 
 
 def test_rows_of_parquet_files_count_through_all_of_them(tmp_path: Path) -> None:
-    first = write(tmp_path / "train-0.parquet", {"wnid": [DESK, GOLDEN_RETRIEVER, GOLDFISH], "label": [0, 0, 0]})
+    first = write(
+        tmp_path / "train-0.parquet",
+        {"wnid": [DESK, GOLDEN_RETRIEVER, GOLDFISH], "label": [0, 0, 0]},
+    )
     second = write(tmp_path / "train-1.parquet", {"wnid": [GOLDEN_RETRIEVER, DESK]})
     assert rows_in_parquet([first, second], "dogs", key="auxiliary.subset").tolist() == [1, 3]
-    assert rows_in_parquet([second, first], ROOTS["dogs"], key="auxiliary.subset").tolist() == [0, 3]
-    with pytest.raises(ValueError, match=r"^auxiliary\.subset = birds: none of the 5 images belongs to it"):
+    assert rows_in_parquet([second, first], ROOTS["dogs"], key="auxiliary.subset").tolist() == [
+        0,
+        3,
+    ]
+    with pytest.raises(
+        ValueError, match=r"^auxiliary\.subset = birds: none of the 5 images belongs to it"
+    ):
         rows_in_parquet([first, second], "birds", key="auxiliary.subset")
     write(second, {"wnid": [GOLDEN_RETRIEVER, "dog"]})
     with pytest.raises(ValueError, match=r"^auxiliary\.subset = dogs: row 4 has 'dog'"):
@@ -148,7 +195,10 @@ def test_classes_named_by_ids_do_as_well(tmp_path: Path) -> None:
         rows_in_parquet([file], "dogs", key="auxiliary.subset")
     for names in (["desk", "golden retriever"], None):
         write(file, {"label": [1, 0, 1]}, names=names)
-        with pytest.raises(ValueError, match=r"auxiliary\.subset = dogs: .* neither a column wnid nor .* it has label"):
+        with pytest.raises(
+            ValueError,
+            match=r"auxiliary\.subset = dogs: .* neither a column wnid nor .* it has label",
+        ):
             rows_in_parquet([file], "dogs", key="auxiliary.subset")
 
 
@@ -160,13 +210,18 @@ def test_the_licence_of_wordnet_ships_beside_the_table() -> None:
 
 
 @needs_wordnet
-def test_the_table_is_what_the_script_derives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_table_is_what_the_script_derives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     script = importlib.import_module("make_wordnet_table")
     shipped = script.TABLES
     monkeypatch.setattr(script, "TABLES", tmp_path)
     script.main(WORDNET.parent)
-    with np.load(shipped / "wordnet-nouns.npz") as held, np.load(tmp_path / "wordnet-nouns.npz") as derived:
+    with (
+        np.load(shipped / "wordnet-nouns.npz") as held,
+        np.load(tmp_path / "wordnet-nouns.npz") as derived,
+    ):
         assert held.files == derived.files
         for name in held.files:
             assert held[name].dtype == derived[name].dtype
@@ -197,7 +252,9 @@ def test_a_subset_is_what_wordnets_downward_pointers_reach(name: str) -> None:
     assert subset(name) == found
 
 
-@pytest.mark.skipif(not TINY.is_dir(), reason="needs shared/data/tinyimagenet32 in the checkout or beside it")
+@pytest.mark.skipif(
+    not TINY.is_dir(), reason="needs shared/data/tinyimagenet32 in the checkout or beside it"
+)
 def test_counts_in_tiny_imagenet_are_those_of_the_documents() -> None:
     pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
     files = part_files(str(TINY), "train", Auxiliary(), suffix=".parquet")

@@ -35,8 +35,16 @@ def run(script: str, *words: str, out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_round_ends_with_the_weights_of_the_plain_loop_and_tells_all_it_measured(tmp_path: Path) -> None:
-    result = run("round.py", *TINY.split(), "--plot", str(tmp_path / "round.svg"), out=tmp_path / "round.json")
+def test_round_ends_with_the_weights_of_the_plain_loop_and_tells_all_it_measured(
+    tmp_path: Path,
+) -> None:
+    result = run(
+        "round.py",
+        *TINY.split(),
+        "--plot",
+        str(tmp_path / "round.svg"),
+        out=tmp_path / "round.json",
+    )
     # Another order of sums changes the last bits, which Adam's division enlarges; a single step of it is 3e-3.
     assert result["max_difference"] < 1e-3
     assert result["relative_difference"] < 1e-2
@@ -48,9 +56,14 @@ def test_round_ends_with_the_weights_of_the_plain_loop_and_tells_all_it_measured
         assert seconds["all"] >= 0.9 * seconds["train"] > 0
         assert set(result["images_per_second"][name]) == {"train", "teach", "distill", "evaluate"}
         assert result["fraction_of_limit"][name]["all"] > 0
-    assert result["ratio"] == result["seconds"]["plain_fp32"]["all"] / result["seconds"]["fast"]["all"]
+    assert (
+        result["ratio"] == result["seconds"]["plain_fp32"]["all"] / result["seconds"]["fast"]["all"]
+    )
     if "bf16" in precisions:
-        assert result["ratio_bf16"] == result["seconds"]["plain_bf16"]["all"] / result["seconds"]["fast"]["all"]
+        assert (
+            result["ratio_bf16"]
+            == result["seconds"]["plain_bf16"]["all"] / result["seconds"]["fast"]["all"]
+        )
     else:
         assert result["ratio_bf16"] is None
     assert result["peak_tflops"].keys() == precisions
@@ -99,7 +112,9 @@ def test_operations_are_those_of_a_matrix_product() -> None:
     images = torch.randint(256, (7, 3, 2, 2), dtype=torch.uint8)
     found = limits.operations_of_image(model, images)
     assert found["teach"] == 2 * 12 * 5
-    assert found["train"] == 4 * 12 * 5  # forward, and the gradient of the weights; images need none
+    assert (
+        found["train"] == 4 * 12 * 5
+    )  # forward, and the gradient of the weights; images need none
 
 
 def test_peak_memory_is_what_is_held_at_a_time() -> None:
@@ -114,21 +129,28 @@ def test_peak_memory_is_what_is_held_at_a_time() -> None:
 
 def test_deviation_and_line() -> None:
     assert scale.deviation([1.0, 1.0, 0.8, 1.1]) == pytest.approx(0.2)
-    intercept, slope = scale.line_through([{"size": size, "seconds": 0.5 + 0.25 * size} for size in (1, 2, 8)])
+    intercept, slope = scale.line_through(
+        [{"size": size, "seconds": 0.5 + 0.25 * size} for size in (1, 2, 8)]
+    )
     assert intercept == pytest.approx(0.5)
     assert slope == pytest.approx(0.25)
 
 
 def test_missing_peer_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = peers.Peer("Nobody's simulator", "nobody", ("no_such_module",), "pip install nobody", lambda task: [])
+    absent = peers.Peer(
+        "Nobody's simulator", "nobody", ("no_such_module",), "pip install nobody", lambda task: []
+    )
     monkeypatch.setitem(peers.PEERS, "nobody", absent)
     with pytest.raises(
-        SystemExit, match=r"--peer nobody: Nobody's simulator is not installed here: pip install nobody"
+        SystemExit,
+        match=r"--peer nobody: Nobody's simulator is not installed here: pip install nobody",
     ):
         peers.refuse_missing(["nobody"])
 
 
-def test_a_figure_that_cannot_be_drawn_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_that_cannot_be_drawn_is_refused_before_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with pytest.raises(SystemExit, match=r"--plot round.txt: should end in .png, .svg, .pdf"):
         showing.check_plot(Path("round.txt"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -18,7 +18,9 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    missing = [
+        target for target in targets if "://" not in target and not (page.parent / target).exists()
+    ]
     assert not missing
 
 
@@ -38,15 +40,25 @@ def extending() -> tuple[dict[str, str], list[str], str]:
     """The files of docs/extending.md by the name in their first line, its commands, its program without a file."""
     text = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.S | re.M)
-    files = {name[1]: content for _, content in blocks if (name := re.match(r"# (\S+\.(?:py|toml))\n", content))}
+    files = {
+        name[1]: content
+        for _, content in blocks
+        if (name := re.match(r"# (\S+\.(?:py|toml))\n", content))
+    }
     assert list(files) == ["own.py", "own.toml", "test_own.py"]
     (commands,) = [content for language, content in blocks if not language]
-    (program,) = [content for language, content in blocks if language == "python" and content not in files.values()]
+    (program,) = [
+        content
+        for language, content in blocks
+        if language == "python" and content not in files.values()
+    ]
     return files, [line.partition("#")[0].strip() for line in commands.splitlines()], program
 
 
 @pytest.mark.slow
-def test_the_worked_example_of_a_plugin_runs(extending: tuple[dict[str, str], list[str], str], tmp_path: Path) -> None:
+def test_the_worked_example_of_a_plugin_runs(
+    extending: tuple[dict[str, str], list[str], str], tmp_path: Path
+) -> None:
     files, commands, _ = extending
     for name, content in files.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
@@ -56,7 +68,9 @@ def test_the_worked_example_of_a_plugin_runs(extending: tuple[dict[str, str], li
         ["fedaux", "run"],
     ]
     tested, *others = [command.split() for command in commands]
-    done = subprocess.run([sys.executable, "-m", *tested], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-m", *tested], cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
     said = typed(others, tmp_path)
@@ -68,7 +82,9 @@ def test_the_worked_example_of_a_plugin_runs(extending: tuple[dict[str, str], li
 
 
 @pytest.mark.slow
-def test_the_example_without_a_file_runs(extending: tuple[dict[str, str], list[str], str], tmp_path: Path) -> None:
+def test_the_example_without_a_file_runs(
+    extending: tuple[dict[str, str], list[str], str], tmp_path: Path
+) -> None:
     (tmp_path / "program.py").write_text(extending[2], encoding="utf-8")
     typed([["python", "program.py"]], tmp_path)
     summary = json.loads((tmp_path / "runs/own/summary.json").read_text(encoding="utf-8"))
@@ -102,7 +118,14 @@ def test_recipes_that_ship_are_valid_but_for_their_data() -> None:
 
     recipes = sorted((ROOT / "recipes").glob("*.toml"), key=lambda recipe: recipe.stem)
     news = ["agnews", "agnews-minilm", "agnews-quick"]
-    shipped = "cifar10 cifar10-linear cifar10-mixed cifar10-one-shot demo fedaux-paper fedaux-released"
-    assert [recipe.stem for recipe in recipes] == [*news, *shipped.split(), "fedbe-original", "feddf-original"]
+    shipped = (
+        "cifar10 cifar10-linear cifar10-mixed cifar10-one-shot demo fedaux-paper fedaux-released"
+    )
+    assert [recipe.stem for recipe in recipes] == [
+        *news,
+        *shipped.split(),
+        "fedbe-original",
+        "feddf-original",
+    ]
     for recipe in recipes:
         assert load_experiment(recipe).name == recipe.stem

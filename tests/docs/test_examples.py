@@ -18,7 +18,9 @@ EXAMPLES = ROOT / "examples"
 def run_example(name: str, out: Path, *, timeout: float = 120) -> str:
     """Run an example as a reader would, with warnings as errors; return what it says."""
     command = [sys.executable, "-W", "error", str(EXAMPLES / name), "--quick", "--out", str(out)]
-    done = subprocess.run(command, cwd=out.parent, env=os.environ, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(
+        command, cwd=out.parent, env=os.environ, capture_output=True, text=True, timeout=timeout
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -53,8 +55,14 @@ def test_own_data(tmp_path: Path) -> None:
     said = run_example("own_data.py", tmp_path / "clinics")
     rows = summary_of(tmp_path / "clinics/run")["rows"]
     assert all(f"{row['method']}: {row['accuracy_mean']:.1%}" in said for row in rows)
-    entries = json.loads((tmp_path / "clinics/run/ledger.json").read_text(encoding="utf-8"))["entries"]
-    assert [entry["num_examples"] for entry in entries] == [80, 40, 80]  # every clinic its own folder
+    entries = json.loads((tmp_path / "clinics/run/ledger.json").read_text(encoding="utf-8"))[
+        "entries"
+    ]
+    assert [entry["num_examples"] for entry in entries] == [
+        80,
+        40,
+        80,
+    ]  # every clinic its own folder
 
 
 @pytest.mark.slow

@@ -19,12 +19,18 @@ BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags
 
 
 def test_the_page_names_every_source_of_files() -> None:
-    first_column = "".join(line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `"))
-    assert set(re.findall(r"`([^`]+)`", first_column)) == {name for name, row in SOURCES.items() if row.needs_path}
+    first_column = "".join(
+        line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")
+    )
+    assert set(re.findall(r"`([^`]+)`", first_column)) == {
+        name for name, row in SOURCES.items() if row.needs_path
+    }
 
 
 def test_the_fragment_of_a_recipe_is_valid() -> None:
-    (fragment,) = [text for language, text in BLOCKS if language == "toml" and not text.startswith("#")]
+    (fragment,) = [
+        text for language, text in BLOCKS if language == "toml" and not text.startswith("#")
+    ]
     assert Experiment(**tomllib.loads(fragment)).auxiliary.image_size == 32
 
 
@@ -34,12 +40,22 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
     named = [(re.match(r"# (\S+\.(?:py|toml))\n", text), text) for _, text in BLOCKS]
     files = {name[1]: text for name, text in named if name is not None}
-    made = ["make_images.py", "hospitals.toml", "scans.toml", "make_parquet.py", "make_texts.py", "desks.toml"]
+    made = [
+        "make_images.py",
+        "hospitals.toml",
+        "scans.toml",
+        "make_parquet.py",
+        "make_texts.py",
+        "desks.toml",
+    ]
     assert list(files) == made
     for name, content in files.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     commands = [
-        line.partition(" #")[0].split() for language, text in BLOCKS if not language for line in text.splitlines()
+        line.partition(" #")[0].split()
+        for language, text in BLOCKS
+        if not language
+        for line in text.splitlines()
     ]
     assert [command[:2] for command in commands] == [
         ["python", "make_images.py"],
@@ -55,13 +71,20 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         ["fedaux", "tokenise"],
         ["fedaux", "run"],
     ]
-    environment = {"FEDAUX_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    environment = {
+        "FEDAUX_CACHE": str(tmp_path / "cache"),
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "100",
+    }
     said = typed(commands, tmp_path, environment=environment)
     summary = json.loads((tmp_path / "runs/hospitals/summary.json").read_text(encoding="utf-8"))
     assert summary["complete"]
     assert (tmp_path / "runs/hospitals/report.html").is_file()
     split = json.loads((tmp_path / "runs/hospitals/split.json").read_text(encoding="utf-8"))
-    assert (split["classes"], split["clients"]) == (["round", "square"], ["hospital_a", "hospital_b"])
+    assert (split["classes"], split["clients"]) == (
+        ["round", "square"],
+        ["hospital_a", "hospital_b"],
+    )
     assert [sum(row) for row in split["tables"]["0"]] == [64, 40]
     assert split["tables"]["0"][1][0] == 0
     assert re.search(r"round .* square", said[1])

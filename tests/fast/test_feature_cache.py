@@ -32,7 +32,9 @@ class Counting(nn.Module):
     def __init__(self, seen: list[int], *, offset: float = 0.0) -> None:
         super().__init__()
         with seeding.initialisation(0, part="counting"):
-            self.layers = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
+            self.layers = nn.Sequential(
+                nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten()
+            )
         self._seen = seen
         self._offset = offset
 
@@ -66,7 +68,9 @@ def test_features_are_the_networks_and_are_computed_once_for_all_parts() -> None
     part = IMAGES[rows]
     features.tell(part, whole=IMAGES, rows=rows)
     assert torch.allclose(features(module, weights, part), expected[rows])
-    assert torch.allclose(features(module, weights, part, rows=torch.tensor([3, 0])), expected[[2, 5]])
+    assert torch.allclose(
+        features(module, weights, part, rows=torch.tensor([3, 0])), expected[[2, 5]]
+    )
     assert torch.allclose(features(module, weights, IMAGES), expected)
     assert torch.allclose(features(module, weights, IMAGES, rows=rows), expected[rows])
     assert sum(seen) == len(IMAGES)
@@ -99,14 +103,18 @@ def test_features_that_took_long_are_kept_on_disk_for_other_runs(
     assert torch.equal(kept(tmp_path)(module, weights, IMAGES), expected)
 
 
-def test_runs_on_kept_features_come_out_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_on_kept_features_come_out_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(frozen, "WORTH_KEEPING", 0.0)
     monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
     experiment = tiny(mode="linear", rounds=2, method=["fedaux", "feddf+p"], seeds=[0, 1])
     whole: list[int] = []
     computed = FeatureCache._computed
 
-    def counted(self: FeatureCache, module: nn.Module, weights: Weights, examples: Tensor) -> Tensor:
+    def counted(
+        self: FeatureCache, module: nn.Module, weights: Weights, examples: Tensor
+    ) -> Tensor:
         if len(examples) > LOOKED_AT:
             whole.append(len(examples))
         return computed(self, module, weights, examples)
@@ -130,7 +138,9 @@ def test_runs_on_kept_features_come_out_alike(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_logits_of_many_heads_are_one_product(bias: bool) -> None:
-    heads = [SplitModel(nn.Identity(), nn.Linear(6, 3, bias=bias), feature_width=6) for _ in range(4)]
+    heads = [
+        SplitModel(nn.Identity(), nn.Linear(6, 3, bias=bias), feature_width=6) for _ in range(4)
+    ]
     inputs = torch.randn(11, 6)
     student = ServerModel(
         heads[0],
@@ -142,7 +152,9 @@ def test_the_logits_of_many_heads_are_one_product(bias: bool) -> None:
         validation=None,
     )
     assert student.shares_work
-    for logits, head in zip(student.all_logits([head.state_dict() for head in heads]), heads, strict=True):
+    for logits, head in zip(
+        student.all_logits([head.state_dict() for head in heads]), heads, strict=True
+    ):
         assert torch.allclose(logits, head(inputs), atol=1e-6)
         assert logits.is_contiguous()
 

@@ -32,7 +32,10 @@ def model(name: str) -> nn.Module:
 def fused(module: nn.Module, inputs: Tensor = FLOATS, weights: Weights | None = None) -> Tensor:
     listed = FusedInference(module)
     with torch.no_grad():
-        return listed(listed.fold(snapshot(module) if weights is None else weights, dtype=torch.float32), inputs)
+        return listed(
+            listed.fold(snapshot(module) if weights is None else weights, dtype=torch.float32),
+            inputs,
+        )
 
 
 @pytest.mark.parametrize("part", ["whole", "features"])
@@ -113,7 +116,9 @@ class ShortcutLast(Parts):
 
 class ShortcutLarger(Parts):
     def forward(self, inputs: Tensor) -> Tensor:
-        output: Tensor = self.relu(self.one(self.first(inputs.mean(dim=(2, 3), keepdim=True))) + inputs)
+        output: Tensor = self.relu(
+            self.one(self.first(inputs.mean(dim=(2, 3), keepdim=True))) + inputs
+        )
         return output
 
 
@@ -169,20 +174,34 @@ class Constants(Parts):
 ARRANGEMENTS: dict[str, Callable[[], nn.Module]] = {
     "convolution alone": lambda: nn.Conv2d(3, 4, 3, bias=False),
     "convolution and ReLU": lambda: nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU()),
-    "bias and normalisation": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)),
+    "bias and normalisation": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+    ),
     "normalisation first": lambda: nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3)),
-    "normalisation after ReLU": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.BatchNorm2d(4)),
-    "normalisation without parameters": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False)),
-    "normalisation with another epsilon": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=0.3)),
+    "normalisation after ReLU": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.BatchNorm2d(4)
+    ),
+    "normalisation without parameters": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False)
+    ),
+    "normalisation with another epsilon": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, eps=0.3)
+    ),
     "normalisation without statistics": lambda: nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)
     ),
-    "groups and dilation": lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3, dilation=2), nn.BatchNorm2d(6)),
-    "padding by name": lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"), nn.BatchNorm2d(4), nn.ReLU()),
+    "groups and dilation": lambda: nn.Sequential(
+        nn.Conv2d(3, 6, 3, groups=3, dilation=2), nn.BatchNorm2d(6)
+    ),
+    "padding by name": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding="same"), nn.BatchNorm2d(4), nn.ReLU()
+    ),
     "padding by reflection": lambda: nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.BatchNorm2d(4), nn.ReLU()
     ),
-    "one dimension": lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU()),
+    "one dimension": lambda: nn.Sequential(
+        nn.Flatten(2), nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU()
+    ),
     "output used twice": UsedTwice,
     "normalised output used twice": NormalisedTwice,
     "called twice": CalledTwice,
@@ -265,12 +284,16 @@ def normalised() -> nn.Module:
     )
 
 
-def test_predictions_are_those_of_evaluation_mode_whatever_the_batch_size(normalised: nn.Module) -> None:
+def test_predictions_are_those_of_evaluation_mode_whatever_the_batch_size(
+    normalised: nn.Module,
+) -> None:
     predictor, weights = FastPredictor(normalised, Compute()), snapshot(normalised)
     expected = evaluated(normalised)
     assert torch.equal(predictor(weights, IMAGES), expected)
     for batch_size in (1, 4, 11, 100):
-        assert torch.allclose(predictor(weights, IMAGES, batch_size=batch_size), expected, atol=1e-5)
+        assert torch.allclose(
+            predictor(weights, IMAGES, batch_size=batch_size), expected, atol=1e-5
+        )
     doubled = {name: tensor * 2 for name, tensor in weights.items()}
     assert distance(predictor(doubled, IMAGES), expected) > 0.1
     assert torch.equal(predictor(weights, IMAGES), expected)  # nothing is left of the other weights
@@ -283,18 +306,24 @@ def test_rows_are_picked_in_their_order(compute: Compute, normalised: nn.Module)
     rows = torch.tensor([7, 2, 2, 10, 0])
     for batch_size in (None, 2):
         found = predictor(weights, IMAGES, rows=rows, batch_size=batch_size)
-        assert distance(found, everything[rows]) < (1e-5 if compute.precision is torch.float32 else 0.02)
+        assert distance(found, everything[rows]) < (
+            1e-5 if compute.precision is torch.float32 else 0.02
+        )
     nobody = predictor(weights, IMAGES, rows=torch.zeros(0, dtype=torch.int64))
     assert nobody.shape == (0, 4)
     assert nobody.dtype == torch.float32
     assert predictor(weights, IMAGES, rows=rows[:0], by_batch=True).shape == (0, 4)
     assert predictor(weights, IMAGES[:0]).shape == (0, 4)
     if predictor.takes_many:
-        assert [outputs.shape for outputs in predictor.many([weights] * 2, IMAGES[:0])] == [(0, 4)] * 2
+        assert [outputs.shape for outputs in predictor.many([weights] * 2, IMAGES[:0])] == [
+            (0, 4)
+        ] * 2
 
 
 @pytest.mark.parametrize("compute", [Compute(), HALF], ids=["plain", "joined"])
-def test_the_prediction_of_an_image_does_not_depend_on_others(compute: Compute, normalised: nn.Module) -> None:
+def test_the_prediction_of_an_image_does_not_depend_on_others(
+    compute: Compute, normalised: nn.Module
+) -> None:
     predictor, weights = FastPredictor(normalised, compute), snapshot(normalised)
     before = predictor(weights, IMAGES, batch_size=4)
     changed = IMAGES.clone()
@@ -304,7 +333,9 @@ def test_the_prediction_of_an_image_does_not_depend_on_others(compute: Compute, 
     assert not torch.allclose(after[1:], before[1:], atol=1e-3)
 
 
-def test_prediction_changes_neither_the_module_nor_its_mode_nor_the_weights(normalised: nn.Module) -> None:
+def test_prediction_changes_neither_the_module_nor_its_mode_nor_the_weights(
+    normalised: nn.Module,
+) -> None:
     for training in (True, False):
         module = copy.deepcopy(normalised).train(training)
         module[1].eval()  # type: ignore[index]
@@ -329,13 +360,19 @@ def test_by_batch_is_training_mode_and_depends_on_the_batch() -> None:
     with torch.no_grad():
         expected = [training(FLOATS[:5]), training(FLOATS[5:10])]
     assert torch.allclose(found[:10], torch.cat(expected), atol=1e-5)
-    assert torch.allclose(found[10:], evaluated(module)[10:], atol=1e-4)  # alone, it has no batch to look at
+    assert torch.allclose(
+        found[10:], evaluated(module)[10:], atol=1e-4
+    )  # alone, it has no batch to look at
     assert distance(found[:10], evaluated(module)[:10]) > 0.1
     assert distance(predictor(weights, IMAGES, batch_size=11, by_batch=True), found) > 0.01
     rows = torch.tensor([0, 3, 6, 9])
     with torch.no_grad():
-        assert torch.allclose(predictor(weights, IMAGES, rows=rows, by_batch=True), training(FLOATS[rows]), atol=1e-5)
-    assert torch.allclose(predictor(weights, IMAGES), evaluated(module), atol=1e-5)  # and nothing stays of it
+        assert torch.allclose(
+            predictor(weights, IMAGES, rows=rows, by_batch=True), training(FLOATS[rows]), atol=1e-5
+        )
+    assert torch.allclose(
+        predictor(weights, IMAGES), evaluated(module), atol=1e-5
+    )  # and nothing stays of it
 
 
 def test_images_are_normalised_before_they_are_predicted() -> None:

@@ -47,7 +47,9 @@ def test_what_a_client_is_given_is_what_it_has_and_nobody_else() -> None:
     steps.restore_optimizer(1, state)
     assert steps.optimizer_state(1).keys() == state.keys()
     assert all(torch.equal(value, state[name]) for name, value in steps.optimizer_state(1).items())
-    assert not any(bool(value.any()) for client in (0, 2) for value in steps.optimizer_state(client).values())
+    assert not any(
+        bool(value.any()) for client in (0, 2) for value in steps.optimizer_state(client).values()
+    )
     steps.reset()
     assert not any(bool(value.any()) for value in steps.optimizer_state(1).values())
 
@@ -82,20 +84,36 @@ def test_a_changed_resnet8_is_trained_in_other_ways() -> None:
             model.features.add_module("more", nn.Dropout())
         return kernels.fits(model, IMAGES)
 
-    assert [fits_with(change) for change in ("", "momentum", "frozen", "part")] == [True, False, False, False]
+    assert [fits_with(change) for change in ("", "momentum", "frozen", "part")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_without_a_gpu_no_kernel_is_asked_for() -> None:
     model = MODELS["resnet8"]((3, 32, 32), 10)
     compute = Compute(precision=torch.bfloat16, compile=True, clients_at_once=8)
-    assert not kernels.possible(model, IMAGES, optimizer="adam", batch_size=32, clients=8, compute=compute)
+    assert not kernels.possible(
+        model, IMAGES, optimizer="adam", batch_size=32, clients=8, compute=compute
+    )
 
 
 @pytest.mark.parametrize(
     ("clients", "batch_size", "possible"),
-    [(8, 32, True), (1, 8192, True), (256, 32, True), (257, 1, False), (8, 1025, False), (1, 8193, False)],
+    [
+        (8, 32, True),
+        (1, 8192, True),
+        (256, 32, True),
+        (257, 1, False),
+        (8, 1025, False),
+        (1, 8193, False),
+    ],
 )
-def test_what_32_bits_cannot_count_is_left_to_others(clients: int, batch_size: int, possible: bool) -> None:
+def test_what_32_bits_cannot_count_is_left_to_others(
+    clients: int, batch_size: int, possible: bool
+) -> None:
     assert kernels.countable(clients, batch_size=batch_size) == possible
     room = kernels.padded_batch_size(batch_size)
     assert batch_size <= room < batch_size + 8
@@ -125,6 +143,8 @@ def test_every_product_is_cut_into_whole_tiles(clients: int, room: int) -> None:
         assert kernel % split.taps == 0
         assert split.splits >= 1
         for positions in (*(tile.positions for tile in tiles), split.positions):
-            images = max(1, positions // area)  # a tile is rows of one image, or whole images of one client
+            images = max(
+                1, positions // area
+            )  # a tile is rows of one image, or whole images of one client
             assert room % images == 0
             assert positions % sizes[outputs] == 0

@@ -37,7 +37,9 @@ def compared(part: str, name: str, *, channels: int = 3) -> None:
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_kernels_predict_what_the_module_does_and_what_is_no_number_stays_in_its_image(name: str) -> None:
+def test_kernels_predict_what_the_module_does_and_what_is_no_number_stays_in_its_image(
+    name: str,
+) -> None:
     compared("compare", name)
 
 
@@ -107,7 +109,9 @@ def hooked(model: SplitModel) -> None:
 
 def subclass(model: SplitModel) -> None:
     layer = next(layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d))
-    layer.__class__ = type("BatchNorm2d", (nn.BatchNorm2d,), {"forward": lambda self, inputs: inputs})
+    layer.__class__ = type(
+        "BatchNorm2d", (nn.BatchNorm2d,), {"forward": lambda self, inputs: inputs}
+    )
 
 
 def own_forward(model: SplitModel) -> None:
@@ -144,7 +148,9 @@ def test_a_changed_network_is_another(name: str, change: Callable[[SplitModel], 
 
 def test_settings_that_are_not_printed_count() -> None:
     changed = model("shufflenet")
-    next(layer for layer in changed.modules() if isinstance(layer, nn.AvgPool2d)).count_include_pad = False
+    next(
+        layer for layer in changed.modules() if isinstance(layer, nn.AvgPool2d)
+    ).count_include_pad = False
     assert str(changed) == str(model("shufflenet"))
     assert predictions.known(changed) is None
 
@@ -168,20 +174,28 @@ def test_every_step_has_a_tile_whose_blocks_end_inside_its_matrices(name: str) -
     assert len(network.steps) == {"mobilenetv2": 24, "shufflenet": 18}[name]
 
     def inside(channels: int, block: int, room: int) -> bool:
-        return block.bit_count() == 1 and block >= 16 and math.ceil(channels / block) * block <= room
+        return (
+            block.bit_count() == 1 and block >= 16 and math.ceil(channels / block) * block <= room
+        )
 
     for step in network.steps:
         tile = step.tile
         assert tile.positions.bit_count() == 1
         if isinstance(step, Pointwise):
             assert inside(step.inputs, min(tile.inner, filled(step.inputs)), filled(step.inputs))
-            assert inside(step.outputs, tile.outer, step.outputs if isinstance(step, Opening) else filled(step.outputs))
+            assert inside(
+                step.outputs,
+                tile.outer,
+                step.outputs if isinstance(step, Opening) else filled(step.outputs),
+            )
         elif isinstance(step, Narrowing):
             assert inside(step.hidden, tile.inner, filled(step.hidden))
             assert inside(step.outputs, tile.outer, filled(step.outputs))
         elif isinstance(step, Residual):
             assert inside(step.hidden, tile.inner, filled(step.hidden))
-            assert max(step.inputs, step.outputs) <= 256  # of which a program takes all, a power of two
+            assert (
+                max(step.inputs, step.outputs) <= 256
+            )  # of which a program takes all, a power of two
         else:
             assert isinstance(step, Unit)
             half = (step.outputs - step.pooled) // 2
@@ -193,16 +207,27 @@ def test_every_step_has_a_tile_whose_blocks_end_inside_its_matrices(name: str) -
 def test_every_weight_has_one_place(name: str) -> None:
     module = model(name)
     network = StepInference(module)
-    weights = {key: value.abs() + 1.0 for key, value in snapshot(module).items() if value.is_floating_point()}
+    weights = {
+        key: value.abs() + 1.0
+        for key, value in snapshot(module).items()
+        if value.is_floating_point()
+    }
     folded = network.fold(weights, dtype=torch.float32)
     (places,) = network._packing._places.values()
     sources = torch.cat([each.sources for each in places])
-    convolutions = sum(value.numel() + len(value) for value in weights.values() if value.ndim == 4)  # and their biases
-    between = sum(step.hidden for step in network.steps if isinstance(step, Unit))  # which have become part of others
-    assert torch.equal(sources[sources > 0].sort().values, torch.arange(1, 1 + convolutions - between).int())
+    convolutions = sum(
+        value.numel() + len(value) for value in weights.values() if value.ndim == 4
+    )  # and their biases
+    between = sum(
+        step.hidden for step in network.steps if isinstance(step, Unit)
+    )  # which have become part of others
+    assert torch.equal(
+        sources[sources > 0].sort().values, torch.arange(1, 1 + convolutions - between).int()
+    )
     assert folded.keys() == {*NETWORKS[name], "head"}
     last = {
-        key: value.to(memory_format=torch.channels_last) if value.ndim == 4 else value for key, value in weights.items()
+        key: value.to(memory_format=torch.channels_last) if value.ndim == 4 else value
+        for key, value in weights.items()
     }
     half = network.fold(last, dtype=torch.bfloat16)  # the layout of weights on a GPU
     for step in network.steps:
@@ -210,7 +235,9 @@ def test_every_weight_has_one_place(name: str) -> None:
             assert value.dtype is (torch.float32 if argument in step.single else torch.bfloat16)
             assert value.is_contiguous()
             assert value.storage_offset() * value.element_size() % 16 == 0  # wide loads
-            torch.testing.assert_close(value.float(), folded[step.name][argument], rtol=0.01, atol=1e-30)
+            torch.testing.assert_close(
+                value.float(), folded[step.name][argument], rtol=0.01, atol=1e-30
+            )
 
 
 def test_what_the_cuts_of_a_whole_block_would_hide_is_in_its_last_bias() -> None:
@@ -226,17 +253,26 @@ def test_what_the_cuts_of_a_whole_block_would_hide_is_in_its_last_bias() -> None
 
     expand, first, project = whole.convolutions
     usual = bias(f"{project}.weight", 0.5)  # which does not change it
-    for name in (f"{expand}.weight", f"{first}.weight", "5.conv.0.1.bias", "5.conv.1.1.running_mean"):
+    for name in (
+        f"{expand}.weight",
+        f"{first}.weight",
+        "5.conv.0.1.bias",
+        "5.conv.1.1.running_mean",
+    ):
         assert bool(bias(name, math.nan).isnan().all())
         assert torch.equal(bias(name, 1e30), usual)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_no_kernel_sees_more_numbers_than_32_bits_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_kernel_sees_more_numbers_than_32_bits_count(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launched: list[int] = []
 
     def look(kernel: str, programs: int, *arguments: Any, **_: Any) -> None:
-        launched.append(max(argument.numel() for argument in arguments if isinstance(argument, Tensor)))
+        launched.append(
+            max(argument.numel() for argument in arguments if isinstance(argument, Tensor))
+        )
 
     for module in (steps, units):
         monkeypatch.setattr(module, "launch", look)
@@ -248,7 +284,9 @@ def test_no_kernel_sees_more_numbers_than_32_bits_count(name: str, monkeypatch: 
     assert outputs.shape == (images, 10)
     assert len(launched) == 3 * len(network.steps)
     assert max(launched) < 2**31
-    assert max(launched) // network.most_images * (network.most_images + 1) >= 2**31  # one image more would be too many
+    assert (
+        max(launched) // network.most_images * (network.most_images + 1) >= 2**31
+    )  # one image more would be too many
     assert network.most_images == {"mobilenetv2": 65_535, "shufflenet": 32_767}[name]
 
 
@@ -257,16 +295,24 @@ def test_no_kernel_sees_more_numbers_than_32_bits_count(name: str, monkeypatch: 
 def test_where_kernels_do_not_run_joined_operations_predict_and_one_line_says_so(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "available", lambda compute: True)  # which is not so: no GPU, perhaps no Triton
+    monkeypatch.setattr(
+        kernels, "available", lambda compute: True
+    )  # which is not so: no GPU, perhaps no Triton
     module = model(name)
-    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = torch.randint(
+        0, 256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     compute = as_on_a_gpu()
     predictor = FastPredictor(module, compute)
-    with pytest.warns(UserWarning, match=f"{name}: no kernels of our own here, predictions are slower"):
+    with pytest.warns(
+        UserWarning, match=f"{name}: no kernels of our own here, predictions are slower"
+    ):
         outputs = predictor(snapshot(module), images)
     assert distance(outputs, evaluated(module, images / 255)) < 0.05
     for another in (predictor, FastPredictor(module, compute)):
-        (again,) = another.many([snapshot(module)], images)  # without another line, which would be an error here
+        (again,) = another.many(
+            [snapshot(module)], images
+        )  # without another line, which would be an error here
         assert torch.equal(again, outputs)
         assert isinstance(another._inference(images), FusedInference)
 
@@ -274,18 +320,29 @@ def test_where_kernels_do_not_run_joined_operations_predict_and_one_line_says_so
 def test_other_networks_and_sizes_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "available", lambda compute: True)
     wide = model("mobilenetv2", width=1.0)
-    for module, images in ((wide, torch.zeros(1, 3, 32, 32)), (model("mobilenetv2"), torch.zeros(1, 3, 64, 64))):
+    for module, images in (
+        (wide, torch.zeros(1, 3, 32, 32)),
+        (model("mobilenetv2"), torch.zeros(1, 3, 64, 64)),
+    ):
         assert isinstance(FastPredictor(module, as_on_a_gpu())._inference(images), FusedInference)
 
 
 def test_what_a_cut_would_hide_is_in_the_last_bias_and_nothing_else() -> None:
-    block = next(step for step in StepInference(model("mobilenetv2")).steps if isinstance(step, Residual))
-    shapes = [(block.hidden, block.inputs, 1, 1), (block.hidden, 1, 3, 3), (block.outputs, block.hidden, 1, 1)]
+    block = next(
+        step for step in StepInference(model("mobilenetv2")).steps if isinstance(step, Residual)
+    )
+    shapes = [
+        (block.hidden, block.inputs, 1, 1),
+        (block.hidden, 1, 3, 3),
+        (block.outputs, block.hidden, 1, 1),
+    ]
     parts = {
         name: (torch.full(shape, 3e38), torch.zeros(shape[0]))
         for name, shape in zip(block.convolutions, shapes, strict=True)
     }
-    assert torch.equal(block.weights(parts)["bias"], torch.zeros(block.outputs))  # however large, they are numbers
+    assert torch.equal(
+        block.weights(parts)["bias"], torch.zeros(block.outputs)
+    )  # however large, they are numbers
     for name in block.convolutions[:2]:
         for kind in range(2):
             broken = {key: (weight.clone(), bias.clone()) for key, (weight, bias) in parts.items()}

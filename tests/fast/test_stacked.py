@@ -47,7 +47,12 @@ def model(name: str) -> SplitModel:
 
 
 def place(
-    name: str = "mlp", *, proximal: float = 0.0, compute: Compute | None = None, label: int = 0, **settings: Any
+    name: str = "mlp",
+    *,
+    proximal: float = 0.0,
+    compute: Compute | None = None,
+    label: int = 0,
+    **settings: Any,
 ) -> TrainContext:
     generator = np.random.default_rng(0)
     images = torch.from_numpy(generator.integers(0, 256, (POISON + 1, *SHAPE), dtype=np.uint8))
@@ -65,7 +70,10 @@ def place(
 
 
 def jobs(
-    states: Mapping[int, Mapping[str, Tensor]] | None = None, *, round: int = 1, clients: Sequence[int] | None = None
+    states: Mapping[int, Mapping[str, Tensor]] | None = None,
+    *,
+    round: int = 1,
+    clients: Sequence[int] | None = None,
 ) -> list[ClientJob]:
     rows = torch.arange(POISON).split(SIZES)
     return [
@@ -91,7 +99,9 @@ def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> flo
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def assert_same(found: Results, expected: Results, weights: Weights, *, share: float = 1e-3) -> None:
+def assert_same(
+    found: Results, expected: Results, weights: Weights, *, share: float = 1e-3
+) -> None:
     """Numbers differ by at most a thousandth of the client's largest step, losses by 1e-5 of themselves.
 
     The sums of a batch are made in another order; Adam divides by roots of small squares, in which that shows.
@@ -132,7 +142,9 @@ def test_a_stack_of_clients_equals_one_by_one(name: str, settings: dict[str, Any
 
 def test_a_stack_equals_one_by_one_on_normalised_images_and_on_features() -> None:
     here = place(
-        compute=Compute(clients_at_once=3, mean=torch.full((1, 1, 1), 0.4), deviation=torch.full((1, 1, 1), 0.2))
+        compute=Compute(
+            clients_at_once=3, mean=torch.full((1, 1, 1), 0.4), deviation=torch.full((1, 1, 1), 0.2)
+        )
     )
     weights = snapshot(here.model)
     found = trained(StackedTraining(here), jobs(), weights)
@@ -144,7 +156,9 @@ def test_a_stack_equals_one_by_one_on_normalised_images_and_on_features() -> Non
     linear = replace(here, model=head, inputs=features)
     weights = snapshot(head)
     assert_same(
-        trained(StackedTraining(linear), jobs(), weights), trained(one_by_one(linear), jobs(), weights), weights
+        trained(StackedTraining(linear), jobs(), weights),
+        trained(one_by_one(linear), jobs(), weights),
+        weights,
     )
 
 
@@ -163,8 +177,12 @@ def test_a_stack_computes_in_the_precision_that_is_asked_for() -> None:
         assert all(tensor.dtype == torch.float32 for tensor in own.values())
 
 
-@pytest.mark.parametrize("settings", [ADAM | {"weight_decay": 0.1}, MOMENTUM], ids=["adam", "momentum"])
-def test_a_second_round_goes_on_from_kept_states_of_different_ages(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [ADAM | {"weight_decay": 0.1}, MOMENTUM], ids=["adam", "momentum"]
+)
+def test_a_second_round_goes_on_from_kept_states_of_different_ages(
+    settings: dict[str, Any],
+) -> None:
     """Client 3 joins in round 2, and the others have taken different numbers of steps."""
     here = place(optimizer_state="kept", epochs=2, **settings)
     weights = snapshot(here.model)
@@ -187,7 +205,10 @@ def test_a_second_round_goes_on_from_kept_states_of_different_ages(settings: dic
     assert difference(anew[3][0], results[0][3][0]) == 0
     assert difference(anew[0][0], results[0][0][0]) > 1e-4
     if settings["optimizer"] == "adam":
-        steps = {client: float(result.optimizer_state["head.bias/step"]) for client, (_, result) in results[1].items()}
+        steps = {
+            client: float(result.optimizer_state["head.bias/step"])
+            for client, (_, result) in results[1].items()
+        }
         assert steps == {0: 16, 1: 4, 2: 4, 3: 6, 4: 8, 5: 8, 6: 4}
 
 
@@ -209,7 +230,10 @@ def test_what_a_client_kept_is_not_changed_by_its_next_round() -> None:
     here = place(optimizer_state="kept")
     weights = snapshot(here.model)
     states = states_of(trained(StackedTraining(here), jobs(), weights))
-    before = {client: {name: tensor.clone() for name, tensor in state.items()} for client, state in states.items()}
+    before = {
+        client: {name: tensor.clone() for name, tensor in state.items()}
+        for client, state in states.items()
+    }
     trained(StackedTraining(here), jobs(states, round=2), weights)
     assert all(difference(states[client], before[client]) == 0 for client in states)
 
@@ -239,11 +263,15 @@ class Scaled(nn.Module):
         return inputs * self.scale
 
 
-@pytest.mark.parametrize("settings", [ADAM | {"weight_decay": 0.1}, MOMENTUM | {"proximal": 0.5}], ids=["adam", "sgd"])
+@pytest.mark.parametrize(
+    "settings", [ADAM | {"weight_decay": 0.1}, MOMENTUM | {"proximal": 0.5}], ids=["adam", "sgd"]
+)
 def test_parameters_can_be_single_numbers_and_unused(settings: dict[str, Any]) -> None:
     features = torch.from_numpy(np.random.default_rng(1).normal(size=(POISON + 1, 6))).float()
     model = SplitModel(Scaled(), nn.Linear(6, CLASSES), feature_width=6)
-    here = replace(place(optimizer_state="kept", epochs=2, **settings), model=model, inputs=features)
+    here = replace(
+        place(optimizer_state="kept", epochs=2, **settings), model=model, inputs=features
+    )
     weights = snapshot(model)
     assert can_stack(model)
     found = trained(StackedTraining(here), jobs(), weights)
@@ -252,7 +280,9 @@ def test_parameters_can_be_single_numbers_and_unused(settings: dict[str, Any]) -
     assert found[0][0]["features.scale"].shape == ()
     assert torch.equal(found[0][0]["features.unused"], torch.ones(3))
     again = trained(StackedTraining(here), jobs(states_of(expected), round=2), weights)
-    assert_same(again, trained(one_by_one(here), jobs(states_of(expected), round=2), weights), weights)
+    assert_same(
+        again, trained(one_by_one(here), jobs(states_of(expected), round=2), weights), weights
+    )
 
 
 def test_no_client_sees_another() -> None:
@@ -265,7 +295,9 @@ def test_no_client_sees_another() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_what_fills_up_a_batch_counts_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fills_up_a_batch_counts_for_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever row is taken for it, of whatever label, even one that the model finds impossible."""
     plain = place(name, **MOMENTUM)
     weights = snapshot(plain.model)
@@ -281,7 +313,11 @@ def test_what_fills_up_a_batch_counts_for_nothing(name: str, monkeypatch: pytest
 
     monkeypatch.setattr(stacked, "_filled", poisoned)
     for label in (0, 4):
-        found = trained(StackedTraining(place(name, label=label, **MOMENTUM)), jobs(clients=[0, 2, 5, 6]), weights)
+        found = trained(
+            StackedTraining(place(name, label=label, **MOMENTUM)),
+            jobs(clients=[0, 2, 5, 6]),
+            weights,
+        )
         for client, (own, result) in expected.items():
             assert difference(found[client][0], own) == 0
             assert found[client][1].loss == result.loss
@@ -306,7 +342,9 @@ def test_models_in_which_examples_see_each_other_are_not_stacked(name: str) -> N
 
 def test_what_cannot_be_stacked_otherwise() -> None:
     assert can_stack(nn.Linear(2, 2))
-    assert not can_stack(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)))
+    assert not can_stack(
+        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))
+    )
     assert not can_stack(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
     frozen = nn.Linear(2, 2)
     frozen.bias.requires_grad_(False)
@@ -328,13 +366,16 @@ QUICKLY = ("fedavg", "fedprox", "fedbe+p", "fedaux+m")
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow) for name in METHODS]
+    "method",
+    [pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow) for name in METHODS],
 )
 def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path) -> None:
     """Two rounds of nine clients, more than one stack holds: weights to a hundredth of their way, losses to 1e-3."""
     results = []
     for clients_at_once in (8, 1):
-        server, start, clients = simulated(tmp_path, clients_at_once=clients_at_once, method=method, **QUICK)
+        server, start, clients = simulated(
+            tmp_path, clients_at_once=clients_at_once, method=method, **QUICK
+        )
         state, row = server.play_round(start)
         state, row = server.play_round(state)
         results.append((start, state, row))
@@ -360,7 +401,11 @@ def test_linear_rounds_and_kept_optimizers_side_by_side_equal_one_by_one(tmp_pat
         states = []
         for clients_at_once in (8, 1):
             server, state, clients = simulated(
-                tmp_path / mode, clients_at_once=clients_at_once, method="fedavg+p", mode=mode, **changes
+                tmp_path / mode,
+                clients_at_once=clients_at_once,
+                method="fedavg+p",
+                mode=mode,
+                **changes,
             )
             begin = state
             last: dict[int, int] = {}
@@ -393,11 +438,16 @@ def test_models_with_batch_normalisation_are_trained_one_by_one(tmp_path: Path) 
         )
         request = TrainRequest(1, start.weights, Local(batch_size=16), 0.0, 0)
         results.append({update.client: update for update in clients.train([0, 1, 2], request)})
-        kinds = {prototype: type(training) for (prototype, *_), training in clients._training.items()}
+        kinds = {
+            prototype: type(training) for (prototype, *_), training in clients._training.items()
+        }
         assert kinds["normalised"] is not StackedTraining
         assert (kinds["plain"] is StackedTraining) == (clients_at_once == 8)
     assert difference(results[0][0].weights, results[1][0].weights) == 0
-    assert all(difference(results[0][client].weights, results[1][client].weights) < 1e-5 for client in (1, 2))
+    assert all(
+        difference(results[0][client].weights, results[1][client].weights) < 1e-5
+        for client in (1, 2)
+    )
 
 
 def test_a_request_is_carried_out_as_it_says_not_as_the_first_one_did(tmp_path: Path) -> None:
@@ -416,7 +466,9 @@ def test_a_request_is_carried_out_as_it_says_not_as_the_first_one_did(tmp_path: 
 def test_rounds_of_several_workers_equal_those_of_one(method: str, tmp_path: Path) -> None:
     results = []
     for workers in (1, 3):
-        server, state, _ = simulated(tmp_path / str(workers), clients_at_once=8, workers=workers, method=method)
+        server, state, _ = simulated(
+            tmp_path / str(workers), clients_at_once=8, workers=workers, method=method
+        )
         for _ in range(2):
             state, _row = server.play_round(state)
         results.append(state.weights["cnn"])

@@ -29,7 +29,9 @@ pytestmark = pytest.mark.federation
 
 PAGE = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
 HOSPITALS = range(3)
-STEP = re.compile(r"^```(\w+)\n(.*?)^```$|^\| from \|[^\n]*\n\|[-|]+\n((?:\|[^\n]*\n)+)", flags=re.S | re.M)
+STEP = re.compile(
+    r"^```(\w+)\n(.*?)^```$|^\| from \|[^\n]*\n\|[-|]+\n((?:\|[^\n]*\n)+)", flags=re.S | re.M
+)
 
 
 def section(heading: str) -> str:
@@ -66,29 +68,41 @@ class Reader:
             elif language == "sh":
                 said += self.type(block)
             elif name := re.match(r"# (\S+\.(?:py|toml))\n", block):
-                (self.machine("server") / name[1]).write_text(self.here(block, ""), encoding="utf-8")
+                (self.machine("server") / name[1]).write_text(
+                    self.here(block, ""), encoding="utf-8"
+                )
         return said
 
     def send(self, table: str) -> None:
         """Copy the files of a table from one machine to others."""
         for row in table.strip().splitlines():
-            sender, file, receiver, name = (cell.strip().strip("`") for cell in row.strip("|").split("|"))
+            sender, file, receiver, name = (
+                cell.strip().strip("`") for cell in row.strip("|").split("|")
+            )
             for number in HOSPITALS:
                 source, target = (
                     self.machine(f"hospital {number}" if "hospital" in place else "server")
                     for place in (sender, receiver)
                 )
-                shutil.copy(source / file.replace("N", str(number)), target / name.replace("N", str(number)))
+                shutil.copy(
+                    source / file.replace("N", str(number)), target / name.replace("N", str(number))
+                )
 
     def type(self, block: str) -> str:
         """Run a block where its first line says; one that is to be left running is left so."""
         first, _, commands = block.partition("\n")
         if "not part of the test" in first:
             return ""
-        places = ["server"] if "on the server" in first else [f"hospital {number}" for number in HOSPITALS]
+        places = (
+            ["server"]
+            if "on the server" in first
+            else [f"hospital {number}" for number in HOSPITALS]
+        )
         assert "on the server" in first or "at each hospital" in first, first
         return "".join(
-            self.leave_running(commands, place) if "leave it running" in first else self.run(commands, place)
+            self.leave_running(commands, place)
+            if "leave it running" in first
+            else self.run(commands, place)
             for place in places
         )
 
@@ -127,7 +141,8 @@ class Reader:
             (folder,) = re.findall(r"federate link (\S+)", command)
             config = (self.machine("server") / folder / "flower/config.toml").read_text()
             (port,) = re.findall(
-                rf"superlink.{'simulation' if '--simulation' in command else folder}]\n.*:(\d+)", config
+                rf"superlink.{'simulation' if '--simulation' in command else folder}]\n.*:(\d+)",
+                config,
             )
             wait_for(lambda: listens(int(port)), 60, "the server listens", self.logs)
         return ""
@@ -141,7 +156,9 @@ class Reader:
         return entry[0]
 
     def logs(self) -> str:
-        return "\n".join(f"== {log.name}\n{log.read_text()[-2500:]}" for log in sorted(self.home.glob("*.log")))
+        return "\n".join(
+            f"== {log.name}\n{log.read_text()[-2500:]}" for log in sorted(self.home.glob("*.log"))
+        )
 
     def close(self) -> None:
         for _, process in self.running:
@@ -157,7 +174,9 @@ class Reader:
 def environment() -> dict[str, str]:
     """Return what a shell has in which the package is installed: nothing of Flower's is set."""
     inherited = {
-        key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "RAY_", "FEDAUX_NODE"))
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("FLWR_", "RAY_", "FEDAUX_NODE"))
     }
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return inherited | {"PATH": path, "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
@@ -190,7 +209,9 @@ def status_of(reader: Reader, path: str, *, source: str) -> int:
     """Return how the server answers a request that comes from an address of this machine."""
     authority = reader.machine("server") / "hospitals/certificates/ca.crt"
     context = ssl.create_default_context(cafile=str(authority))
-    connection = HTTPSConnection("127.0.0.1", reader.port("8000"), context=context, source_address=(source, 0))
+    connection = HTTPSConnection(
+        "127.0.0.1", reader.port("8000"), context=context, source_address=(source, 0)
+    )
     connection.request("POST", path)
     return connection.getresponse().status
 
@@ -226,18 +247,27 @@ def test_three_hospitals(reader: Reader) -> None:
         "control/start-run": False,
         "fleet/pull-messages": True,
     }.items():
-        local, other = (status_of(reader, f"/v1/{path}", source=source) for source in ("127.0.0.1", own_address()))
+        local, other = (
+            status_of(reader, f"/v1/{path}", source=source)
+            for source in ("127.0.0.1", own_address())
+        )
         assert local != 403
         assert (other != 403) is open_to_all, path
 
     # The server is stopped and started again: nodes come back by themselves, and nothing is done twice.
-    before = [next(reader.machine(f"hospital {n}").rglob("ledger.json")).read_text() for n in HOSPITALS]
+    before = [
+        next(reader.machine(f"hospital {n}").rglob("ledger.json")).read_text() for n in HOSPITALS
+    ]
     command = reader.stop("link")
     reader.leave_running(command, "server")
     reader.follow(section("When things go wrong"))
     assert rows_of(run)[-1]["round"] == 5
-    assert [next(reader.machine(f"hospital {n}").rglob("ledger.json")).read_text() for n in HOSPITALS] == before
-    assert all((reader.machine(f"hospital {n}") / "state-backup.tar.gz").exists() for n in HOSPITALS)
+    assert [
+        next(reader.machine(f"hospital {n}").rglob("ledger.json")).read_text() for n in HOSPITALS
+    ] == before
+    assert all(
+        (reader.machine(f"hospital {n}") / "state-backup.tar.gz").exists() for n in HOSPITALS
+    )
 
 
 def test_own_data_and_noise_that_protects(reader: Reader) -> None:
@@ -253,8 +283,12 @@ def test_own_data_and_noise_that_protects(reader: Reader) -> None:
     draw_folders(server / "clinics/public_images", ["ellipse", "rectangle"], size=100, seed=11)
 
     # "The rest is as above."
-    above = "\n".join(section(f"{number}. ") for number in range(1, 6)).replace("hospitals", "clinics")
-    said = reader.follow(above.replace("8000", "8010").replace("fedaux federate init clinics", "true"))
+    above = "\n".join(section(f"{number}. ") for number in range(1, 6)).replace(
+        "hospitals", "clinics"
+    )
+    said = reader.follow(
+        above.replace("8000", "8010").replace("fedaux federate init clinics", "true")
+    )
     run = server / "clinics/runs/clinics"
     assert "Budget: ε = 0.1 at δ = 1e-05" in said
     assert "NOT PRIVATE" not in said
@@ -273,7 +307,9 @@ def draw_folders(folder: Path, shapes: list[str], *, size: int, seed: int) -> No
         for number in range(size):
             image = Image.new("L", (16, 16), lots.randrange(40))
             left, top, side = lots.randrange(1, 6), lots.randrange(1, 6), lots.randrange(6, 9)
-            getattr(ImageDraw.Draw(image), shape)((left, top, left + side, top + side), outline=255, fill=200)
+            getattr(ImageDraw.Draw(image), shape)(
+                (left, top, left + side, top + side), outline=255, fill=200
+            )
             image.save(folder / shape / f"{number}.png")
 
 
@@ -281,7 +317,8 @@ def test_a_hundred_clients_in_flowers_simulation(reader: Reader) -> None:
     pytest.importorskip("ray")
     reader.follow(section("Many clients on one machine"))
     reader.run(
-        "fedaux run hundred/app/recipe.toml --set rounds=1 --set engine.clients_at_once=1 --out simulated", "server"
+        "fedaux run hundred/app/recipe.toml --set rounds=1 --set engine.clients_at_once=1 --out simulated",
+        "server",
     )
     (federated,), (simulated,) = (
         rows_of(reader.machine("server") / name) for name in ("hundred/runs/hundred", "simulated")

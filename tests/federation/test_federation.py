@@ -23,7 +23,15 @@ from helpers.proxy import CountingProxy
 pytestmark = pytest.mark.federation
 
 HOSTILE = PROGRAMS / "hostile"
-TELLS = ("accuracy", "loss", "local_loss", "clients_answered", "clients_dropped", "bytes_up", "bytes_down")
+TELLS = (
+    "accuracy",
+    "loss",
+    "local_loss",
+    "clients_answered",
+    "clients_dropped",
+    "bytes_up",
+    "bytes_down",
+)
 PATIENCE = 600.0
 """Seconds after which a test gives up; on an idle machine none takes a third of it."""
 
@@ -80,7 +88,10 @@ def test_three_nodes_over_tls_come_to_the_simulators_figures(tmp_path: Path) -> 
         log = (federation.folder / "node-9.log").read_text()
         assert "SuperNode ID" not in log  # it was never let in
         nodes = json.loads((federation.out / "federation.json").read_text())["nodes"]
-        public = [(federation.folder / f"node-{client}.key.pub").read_text().split()[1] for client in range(3)]
+        public = [
+            (federation.folder / f"node-{client}.key.pub").read_text().split()[1]
+            for client in range(3)
+        ]
         assert [nodes[str(client)].split()[1] for client in range(3)] == public
         assert (federation.out / "report.html").is_file()
 
@@ -158,7 +169,12 @@ def test_a_server_killed_twice_loses_nothing_and_spends_nothing_twice(tmp_path: 
         federation.start()
         federation.run()
         # In the preparation: somebody has released already, and the server has not written it down.
-        wait_for(lambda: federation.ledger(0) or federation.ledger(1), PATIENCE, "a release", federation.logs)
+        wait_for(
+            lambda: federation.ledger(0) or federation.ledger(1),
+            PATIENCE,
+            "a release",
+            federation.logs,
+        )
         federation.kill("link")
         prepared = (federation.out / "cells" / "fedaux-seed0" / "state.json").exists()
         federation.kill("node-0")  # and a node is started anew at the same time
@@ -197,7 +213,9 @@ def test_bytes_on_the_wire_are_the_simulators_account(tmp_path: Path, wire: str)
         federation.wait_for_end(PATIENCE)
         proxy.close()
         (row,) = federation.rows()
-        print(f"{wire}: up {proxy.up} of {row['bytes_up']}, down {proxy.down} of {row['bytes_down']}, {row['seconds']}")
+        print(
+            f"{wire}: up {proxy.up} of {row['bytes_up']}, down {proxy.down} of {row['bytes_down']}, {row['seconds']}"
+        )
         assert row["bytes_up"] > (19e6 if wire == "fp32" else 9.5e6)
         assert row["bytes_up"] <= proxy.up < 1.05 * row["bytes_up"]
         assert row["bytes_down"] <= proxy.down < 1.05 * row["bytes_down"]

@@ -36,7 +36,11 @@ def test_a_trial_has_everything_and_its_recipe_is_the_simulators(tmp_path: Path)
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
     )
     experiment = load_experiment(folder / "app/recipe.toml")
-    assert (experiment.name, experiment.method, experiment.seeds) == ("hospitals", ("fedaux",), (0,))
+    assert (experiment.name, experiment.method, experiment.seeds) == (
+        "hospitals",
+        ("fedaux",),
+        (0,),
+    )
     assert (experiment.split.num_clients, experiment.participation_rate) == (3, 1.0)
     assert experiment.pretraining == load_experiment(ROOT / "recipes/demo.toml").pretraining
     for client in range(3):
@@ -59,12 +63,18 @@ def test_without_trial_nodes_read_their_own_data_and_protect_it(tmp_path: Path) 
     assert node["privacy"]["mechanisms"] == ["mean"]
     assert "split" not in node
     assert node["data"]["path"] == "/path/to/your/images"
-    assert (node["data"]["image_size"], node["data"]["channels"]) == (8, 1)  # those of the server's test images
+    assert (node["data"]["image_size"], node["data"]["channels"]) == (
+        8,
+        1,
+    )  # those of the server's test images
     assert node["classes"] == [str(digit) for digit in range(10)]
     assert node["privacy"]["plain_updates"] is False
     assert node["privacy"]["accountant"] == "gaussian"
     write_folder(tmp_path / "open", recipe="demo", clients=2, trial=False, plain_updates=True)
-    assert tomllib.loads((tmp_path / "open/nodes/node-1.toml").read_text())["privacy"]["plain_updates"] is True
+    assert (
+        tomllib.loads((tmp_path / "open/nodes/node-1.toml").read_text())["privacy"]["plain_updates"]
+        is True
+    )
 
 
 def test_init_asks_whether_unprotected_models_may_leave(tmp_path: Path) -> None:
@@ -99,8 +109,13 @@ def test_an_own_recipe_keeps_its_settings_and_its_clients_get_their_paths(tmp_pa
         write_folder(tmp_path / "other", recipe=str(tmp_path / "own.toml"), clients=3, trial=False)
     with (tmp_path / "own.toml").open("a") as file:
         file.write("[split]\nnum_clients = 3\n")
-    with pytest.raises(ConfigError, match=r"split\.num_clients = 3: data\.clients names 2; should be 2, or left out"):
-        write_folder(tmp_path / "other", recipe=str(tmp_path / "own.toml"), clients=None, trial=False)
+    with pytest.raises(
+        ConfigError,
+        match=r"split\.num_clients = 3: data\.clients names 2; should be 2, or left out",
+    ):
+        write_folder(
+            tmp_path / "other", recipe=str(tmp_path / "own.toml"), clients=None, trial=False
+        )
 
 
 def test_nothing_is_overwritten_and_names_are_checked(tmp_path: Path) -> None:
@@ -108,7 +123,10 @@ def test_nothing_is_overwritten_and_names_are_checked(tmp_path: Path) -> None:
     (tmp_path / "used/note").write_text("mine")
     done = federate_command("init", "used", "--plain-updates", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == f"error: {tmp_path / 'used'} is there already, and is not overwritten; choose another name\n"
+    assert (
+        done.stderr
+        == f"error: {tmp_path / 'used'} is there already, and is not overwritten; choose another name\n"
+    )
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["note"]
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"recipe": "x"}, "no such file, nor such a recipe"),
@@ -128,14 +146,26 @@ def test_nothing_is_overwritten_and_names_are_checked(tmp_path: Path) -> None:
 def test_nodes_need_to_know_what_kind_of_data_they_have(tmp_path: Path, trial: bool) -> None:
     recipe = tmp_path / "public.toml"
     recipe.write_text('[auxiliary]\nsource = "folder"\npath = "public"\n')
-    words = ["init", "hospitals", "--recipe", "public.toml", "--trial" if trial else "--plain-updates"]
+    words = [
+        "init",
+        "hospitals",
+        "--recipe",
+        "public.toml",
+        "--trial" if trial else "--plain-updates",
+    ]
     done = federate_command(*words, cwd=tmp_path)
     assert done.returncode == 2
-    assert "data: none given, and only `fedaux pretrain` can do without; data.source should be digits" in done.stderr
+    assert (
+        "data: none given, and only `fedaux pretrain` can do without; data.source should be digits"
+        in done.stderr
+    )
     assert not (tmp_path / "hospitals").exists()
     recipe.write_text(recipe.read_text() + '[data]\nsource = "folder"\ntest = "tests"\n')
     write_folder(tmp_path / "hospitals", recipe=str(recipe), clients=None, trial=trial)
-    assert tomllib.loads((tmp_path / "hospitals/nodes/node-0.toml").read_text())["data"]["source"] == "folder"
+    assert (
+        tomllib.loads((tmp_path / "hospitals/nodes/node-0.toml").read_text())["data"]["source"]
+        == "folder"
+    )
 
 
 def test_the_server_listens_where_flower_will_look(tmp_path: Path) -> None:
@@ -189,7 +219,9 @@ def test_check_says_what_a_node_holds_and_what_would_leave_it(node: Path) -> Non
     assert f"Client 1: {len(held)} examples, images 1 x 8 x 8" in text
     for label, count in zip(*np.unique(held, return_counts=True), strict=True):
         assert re.search(rf"│ {label} +│ +{count} │", text)
-    assert text.startswith("NOT PROTECTED: privacy.plain_updates = true lets trained models leave without")
+    assert text.startswith(
+        "NOT PROTECTED: privacy.plain_updates = true lets trained models leave without"
+    )
     assert "NOT PRIVATE: privacy.noise = simulated" in text
     assert "A trial: [split] gives this node" in text
     assert "(ε, δ) = (0.5, 1e-5), 1 time, one a seed" in text
@@ -202,7 +234,11 @@ def test_check_says_what_a_node_holds_and_what_would_leave_it(node: Path) -> Non
     [
         ("epsilon = 0.5", "epsilon = 0.4", "certainty.epsilon = 0.5: this node's budget is 0.4"),
         ('["mean"]', '["paper"]', "certainty.mechanism = mean: this node allows paper"),
-        ("plain_updates = true", "plain_updates = false", "updates without DP-SGD do not leave this node"),
+        (
+            "plain_updates = true",
+            "plain_updates = false",
+            "updates without DP-SGD do not leave this node",
+        ),
     ],
 )
 def test_check_foretells_a_refusal(node: Path, old: str, new: str, reason: str) -> None:
@@ -232,12 +268,16 @@ def test_check_counts_what_was_spent_before_and_what_training_would_cost(node: P
     examples = own_data(config)[1]
     update = update_entry(experiment.local, num_examples=examples, client=1, noise="simulated")
     assert willing
-    assert f"together ε = {Guard(load_node(node)).spent([entry, *[update] * 4]):.4g} " in text_of(said)
+    assert f"together ε = {Guard(load_node(node)).spent([entry, *[update] * 4]):.4g} " in text_of(
+        said
+    )
 
 
 def test_the_exit_status_of_check_is_the_nodes_answer(node: Path) -> None:
     changed(node, "epsilon = 0.5", "epsilon = 0.4")
-    done = federate_command("check", str(node), "--recipe", str(node.parents[1] / "app/recipe.toml"), cwd=node.parent)
+    done = federate_command(
+        "check", str(node), "--recipe", str(node.parents[1] / "app/recipe.toml"), cwd=node.parent
+    )
     assert done.returncode == 1
     assert "REFUSED: certainty.epsilon = 0.5: this node's budget is 0.4" in done.stdout
 

@@ -62,7 +62,9 @@ def test_tls_refuses_other_names_and_other_authorities(releases: Path, tmp_path:
         handshake(releases, authority=tmp_path / "other/ca.crt", name="server.example")
 
 
-def test_private_keys_are_private_and_nothing_is_overwritten(releases: Path, tmp_path: Path) -> None:
+def test_private_keys_are_private_and_nothing_is_overwritten(
+    releases: Path, tmp_path: Path
+) -> None:
     write_node_key(tmp_path / "node.key", comment="a")
     for key in (releases / "ca.key", releases / "server.key", tmp_path / "node.key"):
         assert stat.S_IMODE(key.stat().st_mode) == 0o600, key
@@ -95,7 +97,10 @@ def test_names_of_servers_are_names(host: str, tmp_path: Path) -> None:
 def test_node_keys_are_what_flower_reads(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+    from cryptography.hazmat.primitives.serialization import (
+        load_ssh_private_key,
+        load_ssh_public_key,
+    )
 
     public = write_node_key(tmp_path / "node.key", comment="hospital")
     private = load_ssh_private_key((tmp_path / "node.key").read_bytes(), None)
@@ -108,7 +113,9 @@ def test_node_keys_are_what_flower_reads(tmp_path: Path) -> None:
 # The processes.
 
 
-def answer_to(path: str, *, client: str | None, server: str = "198.51.100.1", kind: str = "http") -> str:
+def answer_to(
+    path: str, *, client: str | None, server: str = "198.51.100.1", kind: str = "http"
+) -> str:
     """Return "passed" or what the guard said."""
     sent: list[MutableMapping[str, Any]] = []
 
@@ -121,14 +128,26 @@ def answer_to(path: str, *, client: str | None, server: str = "198.51.100.1", ki
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": kind, "path": path, "client": client and (client, 1234), "server": (server, 8000)}
+    scope = {
+        "type": kind,
+        "path": path,
+        "client": client and (client, 1234),
+        "server": (server, 8000),
+    }
     asyncio.run(processes.FromOutsideFleetOnly(application)(scope, receive, send))
     return str(sent[0].get("status", sent[0]["type"]))
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs", "/", "/v1/fleet"],
+    [
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/acquire-task",
+        "/docs",
+        "/",
+        "/v1/fleet",
+    ],
 )
 def test_other_machines_may_not_start_runs_or_register_nodes(path: str) -> None:
     assert answer_to(path, client="203.0.113.9") == "403"
@@ -143,7 +162,10 @@ def test_nodes_are_let_in_to_their_interface_alone() -> None:
     assert answer_to("/v1/fleet/pull-messages", client="203.0.113.9") == "passed"
     assert answer_to("/health", client="203.0.113.9") == "passed"
     assert answer_to("/healthy", client="203.0.113.9") == "403"
-    assert answer_to("/v1/fleet/pull-messages", client="203.0.113.9", kind="websocket") == "websocket.close"
+    assert (
+        answer_to("/v1/fleet/pull-messages", client="203.0.113.9", kind="websocket")
+        == "websocket.close"
+    )
     assert answer_to("/v1/control/../fleet/x", client="203.0.113.9") == "403"
 
 
@@ -186,7 +208,9 @@ def node(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
-def test_a_warm_process_answers_like_a_new_one_and_ends_with_its_node(node: Path, tmp_path: Path) -> None:
+def test_a_warm_process_answers_like_a_new_one_and_ends_with_its_node(
+    node: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("flwr")
     done = run_program("warm_process.py", str(node), cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -198,7 +222,9 @@ def test_a_warm_process_answers_like_a_new_one_and_ends_with_its_node(node: Path
         time.sleep(0.1)
 
 
-def test_flower_is_kept_quiet_unless_the_user_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flower_is_kept_quiet_unless_the_user_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in processes.QUIET:
         monkeypatch.delenv(name, raising=False)
     environment = processes.environment(tmp_path)
@@ -214,11 +240,18 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     done = federate_command("link", "hospitals", cwd=tmp_path)
     assert done.returncode == 2
     assert "certificates/ca.crt: there is no such file; fedaux federate certificates" in done.stderr
-    assert "`fedaux federate init` makes the folder" in federate_command("link", ".", cwd=tmp_path).stderr
+    assert (
+        "`fedaux federate init` makes the folder"
+        in federate_command("link", ".", cwd=tmp_path).stderr
+    )
     (tmp_path / "ca.crt").touch()
     with pytest.raises(ValueError, match=r"--key .*: there is no such file"):
         processes.node_command(
-            tmp_path / "node.toml", superlink="a:1", released=tmp_path / "ca.crt", key=tmp_path / "no", port=1
+            tmp_path / "node.toml",
+            superlink="a:1",
+            released=tmp_path / "ca.crt",
+            key=tmp_path / "no",
+            port=1,
         )
     (tmp_path / "node.key").touch()
     for wrong in ("server", "server:", ":8000", "server:x"):
@@ -236,5 +269,7 @@ def test_extras_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(processes, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'fedaux\[flower,privacy\]'"):
         processes.require_flower()
-    with pytest.raises(ValueError, match=r"privacy.noise = secure: needs OpenDP, pip install 'fedaux\[privacy\]'"):
+    with pytest.raises(
+        ValueError, match=r"privacy.noise = secure: needs OpenDP, pip install 'fedaux\[privacy\]'"
+    ):
         processes.require_secure_noise()

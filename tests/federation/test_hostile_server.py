@@ -38,7 +38,12 @@ MODEL = Prototype(name="p", model="cnn", options={"width": 4})
 
 
 def images(
-    folder: Path, labels: list[str], *, seed: int = 0, odd: int | None = None, broken: int | None = None
+    folder: Path,
+    labels: list[str],
+    *,
+    seed: int = 0,
+    odd: int | None = None,
+    broken: int | None = None,
 ) -> Path:
     """Write one PNG per label; one of another size and mode, one that is no image, if asked for."""
     generator = np.random.default_rng(seed)
@@ -82,7 +87,9 @@ def common(**changes: Any) -> dict[str, Any]:
     return base | changes
 
 
-def ask_for_release(file: Path, *, classes: tuple[str, ...] = CLASSES, **certainty: Any) -> RecordDict:
+def ask_for_release(
+    file: Path, *, classes: tuple[str, ...] = CLASSES, **certainty: Any
+) -> RecordDict:
     section = Certainty(**({"components": 4, "epsilon": 0.5} | certainty))
     model = MODELS["cnn"]((1, 8, 8), len(classes), width=4)
     features = torch.randn(60, model.feature_width, generator=torch.Generator().manual_seed(0))
@@ -108,12 +115,19 @@ def ask_with_map(file: Path, public: dict[str, torch.Tensor], **certainty: Any) 
     return asked(file, RecordDict(content), PREPARE).content
 
 
-def ask_for_update(file: Path, *, classes: tuple[str, ...] = CLASSES, round: int = 1, **local: Any) -> RecordDict:
+def ask_for_update(
+    file: Path, *, classes: tuple[str, ...] = CLASSES, round: int = 1, **local: Any
+) -> RecordDict:
     torch.manual_seed(0)
     model = MODELS["cnn"]((1, 8, 8), len(classes), width=4)
-    terms = TrainTerms(round=round, local=Local(**local), proximal=0.0, wire="fp32", **common(classes=classes))
+    terms = TrainTerms(
+        round=round, local=Local(**local), proximal=0.0, wire="fp32", **common(classes=classes)
+    )
     weights = {name: torch.full_like(tensor, 0.01) for name, tensor in snapshot(model).items()}
-    content = {"terms": records.text_record(terms.model_dump_json()), "weights": records.arrays(weights)}
+    content = {
+        "terms": records.text_record(terms.model_dump_json()),
+        "weights": records.arrays(weights),
+    }
     return asked(file, RecordDict(content), TRAIN).content
 
 
@@ -130,7 +144,9 @@ def shown(content: RecordDict) -> object:
     return (
         sorted(content),
         said,
-        {name: len(array.data) for name, array in content["release"].items()} if ("release" in content) else None,
+        {name: len(array.data) for name, array in content["release"].items()}
+        if ("release" in content)
+        else None,
     )
 
 
@@ -175,7 +191,12 @@ def test_settings_outside_the_proofs_are_refused_and_cost_nothing(
 def test_training_settings_outside_the_proofs_are_refused(
     tmp_path: Path, privacy: dict[str, Any], local: dict[str, Any], name: str
 ) -> None:
-    file = node(tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4), epsilon=100.0, accountant="renyi")
+    file = node(
+        tmp_path / "node",
+        images(tmp_path / "data", ["cat", "dog"] * 4),
+        epsilon=100.0,
+        accountant="renyi",
+    )
     words = refusal(ask_for_update(file, privacy=privacy, **local))
     assert words is not None
     assert words.startswith(f"refused: {name}")
@@ -193,7 +214,9 @@ def test_an_allowed_release_does_not_repeat_or_saturate(tmp_path: Path) -> None:
         vectors.append(records.some_tensors(content["release"], most_bytes=10**6)["vector"])
     draws = torch.stack(vectors)
     assert len(set(draws.flatten().tolist())) == draws.numel()
-    entry = json.loads((tmp_path / "node-0/state/client-00000/ledger.json").read_text())["spent"][0]["entry"]
+    entry = json.loads((tmp_path / "node-0/state/client-00000/ledger.json").read_text())["spent"][
+        0
+    ]["entry"]
     assert float((draws / entry["sigma"]).std()) == pytest.approx(1.0, abs=0.5)
 
 
@@ -217,7 +240,9 @@ def test_private_training_draws_every_bit_from_the_operating_system(
         torch.manual_seed(0)
         file = node(tmp_path / name, data, epsilon=100.0, accountant="renyi")
         read.clear()
-        content = ask_for_update(file, privacy={"noise_multiplier": 2.0}, batch_size=4, learning_rate=1.0)
+        content = ask_for_update(
+            file, privacy={"noise_multiplier": 2.0}, batch_size=4, learning_rate=1.0
+        )
         assert refusal(content) is None
         weights.append(records.some_tensors(content["weights"], most_bytes=10**7))
         (row,) = spent(file)
@@ -243,27 +268,52 @@ def test_no_answer_but_noise_depends_on_private_data(tmp_path: Path, twin: str) 
     """Two nodes declare the same and hold different examples: whatever is asked, they look alike."""
     labels, how = PRIVATE_TWINS[twin]
     files = [
-        node(tmp_path / "one", images(tmp_path / "a", ["cat", "dog"] * 4), epsilon=50.0, accountant="renyi"),
-        node(tmp_path / "two", images(tmp_path / "b", labels, **how), epsilon=50.0, accountant="renyi"),
+        node(
+            tmp_path / "one",
+            images(tmp_path / "a", ["cat", "dog"] * 4),
+            epsilon=50.0,
+            accountant="renyi",
+        ),
+        node(
+            tmp_path / "two",
+            images(tmp_path / "b", labels, **how),
+            epsilon=50.0,
+            accountant="renyi",
+        ),
     ]
-    for classes in (CLASSES, CLASSES[::-1], CLASSES[:2], ("cat",), ("horse", "cat", "dog"), (*CLASSES, "horse")):
+    for classes in (
+        CLASSES,
+        CLASSES[::-1],
+        CLASSES[:2],
+        ("cat",),
+        ("horse", "cat", "dog"),
+        (*CLASSES, "horse"),
+    ):
         answers = [shown(ask_for_release(file, classes=classes, epsilon=0.5)) for file in files]
         assert answers[0] == answers[1], classes
         assert isinstance(answers[0], str) == (set(classes) != set(CLASSES))
     if pytest.importorskip("opacus"):
-        answers = [shown(ask_for_update(file, privacy={"noise_multiplier": 2.0}, batch_size=4)) for file in files]
+        answers = [
+            shown(ask_for_update(file, privacy={"noise_multiplier": 2.0}, batch_size=4))
+            for file in files
+        ]
         assert answers[0] == answers[1]
         assert not isinstance(answers[0], str)
 
 
 def png(seed: int) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8)).save(file, "PNG")
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8), dtype=np.uint8)).save(
+        file, "PNG"
+    )
     return file.getvalue()
 
 
 def rows_of(labels: list[object]) -> list[dict[str, object]]:
-    return [{"image": base64.b64encode(png(row)).decode(), "label": label} for row, label in enumerate(labels)]
+    return [
+        {"image": base64.b64encode(png(row)).decode(), "label": label}
+        for row, label in enumerate(labels)
+    ]
 
 
 LAST_ROWS: dict[str, dict[str, object]] = {
@@ -287,8 +337,12 @@ def test_one_row_decides_about_itself_alone(tmp_path: Path, last: str, count: in
         place.parent.mkdir()
         place.write_text("".join(json.dumps(row) + "\n" for row in rows))
         file = node(tmp_path / f"node-{name}", place.parent)
-        text = file.read_text().replace('"folder"', '"jsonl"\nimage_column = "image"\nlabel_column = "label"')
-        file.write_text(text.replace('"cat",', '"0",').replace('"cow",', '"1",').replace('"dog",', '"2",'))
+        text = file.read_text().replace(
+            '"folder"', '"jsonl"\nimage_column = "image"\nlabel_column = "label"'
+        )
+        file.write_text(
+            text.replace('"cat",', '"0",').replace('"cow",', '"1",').replace('"dog",', '"2",')
+        )
         examples = own_examples(load_node(file), ("0", "1", "2"))
         assert examples.images.shape == (count + 1, 1, 8, 8)
         read.append(examples)
@@ -300,10 +354,15 @@ def test_one_row_decides_about_itself_alone(tmp_path: Path, last: str, count: in
 @pytest.mark.parametrize("stray", [-5, 3, 90_000])
 def test_one_label_of_tensors_decides_about_itself_alone(tmp_path: Path, stray: int) -> None:
     labels = torch.tensor([0, 1, 2, 1, stray])
-    save_file({"images": torch.ones(5, 1, 8, 8, dtype=torch.uint8), "labels": labels}, tmp_path / "own.safetensors")
+    save_file(
+        {"images": torch.ones(5, 1, 8, 8, dtype=torch.uint8), "labels": labels},
+        tmp_path / "own.safetensors",
+    )
     file = node(tmp_path / "node", tmp_path / "own.safetensors")
     text = file.read_text().replace('"folder"', '"tensors"')
-    file.write_text(text.replace('"cat",', '"0",').replace('"cow",', '"1",').replace('"dog",', '"2",'))
+    file.write_text(
+        text.replace('"cat",', '"0",').replace('"cow",', '"1",').replace('"dog",', '"2",')
+    )
     assert own_examples(load_node(file), ("0", "1", "2")).labels.tolist() == [0, 1, 2, 1, BLANK]
 
 
@@ -332,7 +391,9 @@ def test_blank_examples_contribute_nothing_and_count(tmp_path: Path) -> None:
     """The noiseless release of n examples with b blank ones is that of the others, times (n - b) / n."""
     vectors = []
     for name, labels in (("whole", ["cat"] * 6), ("half", ["cat"] * 6 + ["horse"] * 6)):
-        file = node(tmp_path / name, images(tmp_path / f"{name}-data", labels), mechanisms=["mean", "paper"])
+        file = node(
+            tmp_path / name, images(tmp_path / f"{name}-data", labels), mechanisms=["mean", "paper"]
+        )
         examples = own_examples(load_node(file), CLASSES)
         mechanism = MECHANISMS["mean"](Certainty(components=4))
         public = mechanism.publish(torch.randn(60, 64, generator=torch.Generator().manual_seed(0)))
@@ -349,10 +410,17 @@ def test_requests_chosen_after_answers_end_at_the_budget(tmp_path: Path) -> None
     from fedaux.privacy.filters import FILTERS
     from fedaux.privacy.ledger import LedgerEntry
 
-    file = node(tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4), accountant="renyi")
+    file = node(
+        tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4), accountant="renyi"
+    )
     assert refusal(ask_for_release(file, epsilon=0.5)) is None
     rounds = 0
-    while refusal(ask_for_update(file, round=rounds + 1, privacy={"noise_multiplier": 40.0}, batch_size=4)) is None:
+    while (
+        refusal(
+            ask_for_update(file, round=rounds + 1, privacy={"noise_multiplier": 40.0}, batch_size=4)
+        )
+        is None
+    ):
         rounds += 1
     entries = [LedgerEntry.from_json(row["entry"]) for row in spent(file)]
     assert len(entries) == 1 + rounds
@@ -362,7 +430,9 @@ def test_requests_chosen_after_answers_end_at_the_budget(tmp_path: Path) -> None
 
 
 def test_answers_say_nothing_of_time(tmp_path: Path) -> None:
-    file = node(tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4), plain_updates=True)
+    file = node(
+        tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4), plain_updates=True
+    )
     said = json.loads(str(ask_for_update(file)["answer"]["text"]))
     assert sorted(said) == ["client", "loss", "num_examples"]
 
@@ -383,16 +453,28 @@ HOSTILE_SHAPES: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
     ),
     "a row of the map per example": (
         "mean",
-        {"centre": torch.zeros(8, WIDTH), "whitening": torch.ones(WIDTH, 2), "bound": torch.ones(())},
+        {
+            "centre": torch.zeros(8, WIDTH),
+            "whitening": torch.ones(WIDTH, 2),
+            "bound": torch.ones(()),
+        },
     ),
-    "a bound per example": ("paper", {"bound": torch.ones(8, 1), "negatives": torch.zeros(1, WIDTH)}),
-    "negatives of another rank": ("paper", {"bound": torch.ones(()), "negatives": torch.zeros(1, 1, WIDTH)}),
+    "a bound per example": (
+        "paper",
+        {"bound": torch.ones(8, 1), "negatives": torch.zeros(1, WIDTH)},
+    ),
+    "negatives of another rank": (
+        "paper",
+        {"bound": torch.ones(()), "negatives": torch.zeros(1, 1, WIDTH)},
+    ),
 }
 
 
 @pytest.mark.parametrize("attack", HOSTILE_SHAPES)
 @pytest.mark.parametrize("count", [1, 8])
-def test_maps_that_broadcast_are_refused_and_cost_nothing(tmp_path: Path, attack: str, count: int) -> None:
+def test_maps_that_broadcast_are_refused_and_cost_nothing(
+    tmp_path: Path, attack: str, count: int
+) -> None:
     """With whitening [F] and a bound [1, 1] the release had one number per example, and noise for a mean of all."""
     mechanism, public = HOSTILE_SHAPES[attack]
     file = node(tmp_path / "node", images(tmp_path / "data", ["cat"] * count))

@@ -20,7 +20,15 @@ from fedaux.federation.server import federate
 pytestmark = pytest.mark.usefixtures("without_pages")
 
 DPSGD = {"plain_updates": False, "noise": "secure", "accountant": "renyi"}
-TELLS = ("accuracy", "loss", "local_loss", "clients_answered", "clients_dropped", "bytes_up", "bytes_down")
+TELLS = (
+    "accuracy",
+    "loss",
+    "local_loss",
+    "clients_answered",
+    "clients_dropped",
+    "bytes_up",
+    "bytes_down",
+)
 
 
 def federated(**changes: Any) -> Experiment:
@@ -51,16 +59,22 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     ],
     ids=["fedaux", "fedavg", "linear", "fp16", "kept", "part", "noise"],
 )
-def test_a_federation_comes_to_the_simulators_figures(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_federation_comes_to_the_simulators_figures(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     experiment = federated(**changes)
     fedaux.run(experiment, out=tmp_path / "simulated")
     grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
     federate(experiment, grid, path=tmp_path / "federated", resume=False)
-    for simulated, real in zip(rows_of(tmp_path / "simulated"), rows_of(tmp_path / "federated"), strict=True):
+    for simulated, real in zip(
+        rows_of(tmp_path / "simulated"), rows_of(tmp_path / "federated"), strict=True
+    ):
         assert {key: real[key] for key in TELLS} == {key: simulated[key] for key in TELLS}
 
 
-def play(tmp_path: Path, experiment: Experiment, *, nodes: dict[str, Any] | None = None) -> LoopbackGrid:
+def play(
+    tmp_path: Path, experiment: Experiment, *, nodes: dict[str, Any] | None = None
+) -> LoopbackGrid:
     grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment, **(nodes or {})))
     federate(experiment, grid, path=tmp_path / "run", resume=False)
     return grid
@@ -75,7 +89,9 @@ def test_secure_noise_is_the_default_and_says_so(tmp_path: Path) -> None:
     pytest.importorskip("opendp")
     experiment = federated(rounds=1)
     play(tmp_path, experiment, nodes={"privacy": {"noise": "secure"}})
-    assert {row["entry"]["noise"] for client in range(3) for row in spent(tmp_path, client)} == {"secure"}
+    assert {row["entry"]["noise"] for client in range(3) for row in spent(tmp_path, client)} == {
+        "secure"
+    }
     entries = json.loads((tmp_path / "run" / "ledger.json").read_text())["entries"]
     assert [entry["noise"] for entry in entries] == ["secure"] * 3
     # Other noise, other figures: nobody could have computed it.
@@ -84,7 +100,9 @@ def test_secure_noise_is_the_default_and_says_so(tmp_path: Path) -> None:
 
 
 def test_methods_of_one_seed_share_a_release_and_another_seed_costs_another(tmp_path: Path) -> None:
-    experiment = federated(rounds=1, method=["fedaux", "fedaux+logits"], seeds=[0, 1], certainty={"epsilon": 0.4})
+    experiment = federated(
+        rounds=1, method=["fedaux", "fedaux+logits"], seeds=[0, 1], certainty={"epsilon": 0.4}
+    )
     play(tmp_path, experiment, nodes={"privacy": {"epsilon": 1.0}})
     assert [len(spent(tmp_path, client)) for client in range(3)] == [2, 2, 2]
 
@@ -104,9 +122,21 @@ def test_a_release_beyond_the_budget_is_refused_and_the_server_says_why(tmp_path
 @pytest.mark.parametrize(
     ("changes", "nodes", "words"),
     [
-        ({"certainty": {"epsilon": 3.0}}, {"epsilon": 2.0}, "certainty.epsilon = 3: this node's budget is 2"),
-        ({"certainty": {"mechanism": "none"}}, {}, "certainty.mechanism = none: this node allows mean, paper"),
-        ({"certainty": {"mechanism": "release"}}, {}, "certainty.mechanism = release: this node allows mean, paper"),
+        (
+            {"certainty": {"epsilon": 3.0}},
+            {"epsilon": 2.0},
+            "certainty.epsilon = 3: this node's budget is 2",
+        ),
+        (
+            {"certainty": {"mechanism": "none"}},
+            {},
+            "certainty.mechanism = none: this node allows mean, paper",
+        ),
+        (
+            {"certainty": {"mechanism": "release"}},
+            {},
+            "certainty.mechanism = release: this node allows mean, paper",
+        ),
         ({"certainty": {"mechanism": "paper"}}, {"mechanisms": ["mean"]}, "this node allows mean"),
     ],
 )
@@ -129,7 +159,11 @@ def test_what_protects_nothing_leaves_only_where_the_node_says_so(tmp_path: Path
 
 
 def test_plain_updates_stay_where_the_node_wants_them_private(tmp_path: Path) -> None:
-    play(tmp_path, federated(rounds=1, method=["fedavg"]), nodes={"privacy": {"plain_updates": False}})
+    play(
+        tmp_path,
+        federated(rounds=1, method=["fedavg"]),
+        nodes={"privacy": {"plain_updates": False}},
+    )
     (row,) = rows_of(tmp_path / "run")
     assert "updates without DP-SGD do not leave this node" in row["clients_dropped"]["0"]
 
@@ -137,7 +171,10 @@ def test_plain_updates_stay_where_the_node_wants_them_private(tmp_path: Path) ->
 def test_private_updates_are_counted_and_end_with_the_budget(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     experiment = federated(
-        rounds=4, method=["fedavg"], split={"num_clients": 2}, local={"privacy": {"noise_multiplier": 3.0}}
+        rounds=4,
+        method=["fedavg"],
+        split={"num_clients": 2},
+        local={"privacy": {"noise_multiplier": 3.0}},
     )
     play(tmp_path, experiment, nodes={"privacy": DPSGD | {"epsilon": 0.9}})
     rows = rows_of(tmp_path / "run")
@@ -158,15 +195,22 @@ def test_a_private_update_asked_for_again_is_the_stored_one(tmp_path: Path) -> N
     """A server that stops before it has written a round down asks again, and nothing is spent for it."""
     pytest.importorskip("opacus")
     experiment = federated(
-        rounds=2, method=["fedavg"], split={"num_clients": 2}, local={"privacy": {"noise_multiplier": 3.0}}
+        rounds=2,
+        method=["fedavg"],
+        split={"num_clients": 2},
+        local={"privacy": {"noise_multiplier": 3.0}},
     )
-    files = write_nodes(tmp_path / "nodes", experiment, privacy={"epsilon": 50.0, "noise": "secure"})
+    files = write_nodes(
+        tmp_path / "nodes", experiment, privacy={"epsilon": 50.0, "noise": "secure"}
+    )
     grid = LoopbackGrid(files)
     sent: list[bytes] = []
 
     def stop(reply: Any) -> Any:
         if "weights" in reply.content:
-            sent.append(b"".join(array.data for _, array in sorted(reply.content["weights"].items())))
+            sent.append(
+                b"".join(array.data for _, array in sorted(reply.content["weights"].items()))
+            )
             raise Stop
         return reply
 
@@ -179,7 +223,9 @@ def test_a_private_update_asked_for_again_is_the_stored_one(tmp_path: Path) -> N
 
     def listen(reply: Any) -> Any:
         if "weights" in reply.content:
-            again.append(b"".join(array.data for _, array in sorted(reply.content["weights"].items())))
+            again.append(
+                b"".join(array.data for _, array in sorted(reply.content["weights"].items()))
+            )
         return reply
 
     grid.change = {1001: listen}
@@ -206,7 +252,9 @@ def test_a_server_that_stops_in_the_preparation_gets_the_same_release(tmp_path: 
         federate(experiment, grid, path=tmp_path / "run", resume=False)
     federate(experiment, LoopbackGrid(files), path=tmp_path / "run", resume=True)
     assert [len(spent(tmp_path, client)) for client in range(3)] == [1, 1, 1]
-    for simulated, real in zip(rows_of(tmp_path / "simulated"), rows_of(tmp_path / "run"), strict=True):
+    for simulated, real in zip(
+        rows_of(tmp_path / "simulated"), rows_of(tmp_path / "run"), strict=True
+    ):
         assert {key: real[key] for key in TELLS} == {key: simulated[key] for key in TELLS}
 
 
@@ -223,14 +271,20 @@ def test_who_does_not_answer_is_named_and_not_waited_for_again(tmp_path: Path) -
 
 def test_no_client_at_all_stops_the_run_with_words(tmp_path: Path) -> None:
     experiment = federated(federation={"wait_seconds": 0.5})
-    with pytest.raises(ValueError, match=r"no client is there: 0.5 s \(federation.wait_seconds\) have passed"):
+    with pytest.raises(
+        ValueError, match=r"no client is there: 0.5 s \(federation.wait_seconds\) have passed"
+    ):
         federate(experiment, LoopbackGrid({}), path=tmp_path / "run", resume=False)
 
 
 def test_nobody_takes_the_client_of_another(tmp_path: Path) -> None:
-    experiment = federated(rounds=1, method=["fedavg"], federation={"authenticated": True, "wait_for": 3})
+    experiment = federated(
+        rounds=1, method=["fedavg"], federation={"authenticated": True, "wait_for": 3}
+    )
     files = write_nodes(tmp_path / "nodes", experiment)
-    grid = LoopbackGrid(files | {2000: files[1000]})  # a node that says it is client 0, which is there
+    grid = LoopbackGrid(
+        files | {2000: files[1000]}
+    )  # a node that says it is client 0, which is there
     federate(experiment, grid, path=tmp_path / "run", resume=False)
     nodes = json.loads((tmp_path / "run" / "federation.json").read_text())["nodes"]
     assert nodes["0"] == "node 1000"
@@ -254,7 +308,11 @@ def rubbish(change: str) -> Any:
         old = reply.content["weights"]["tensors"]
         said = json.loads(reply.content["answer"]["text"])
         length = int.from_bytes(old.data[:8], "little")
-        header, body, stype = json.loads(old.data[8 : 8 + length]), old.data[8 + length :], old.stype
+        header, body, stype = (
+            json.loads(old.data[8 : 8 + length]),
+            old.data[8 + length :],
+            old.stype,
+        )
         name = next(name for name, entry in header.items() if entry["dtype"] == "F32")
         begin, end = header[name]["data_offsets"]
         if change == "nan":
@@ -339,7 +397,10 @@ def test_an_error_at_a_node_says_nothing_of_its_disk(tmp_path: Path) -> None:
     text = (
         files[1001]
         .read_text()
-        .replace('source = "digits"', f'source = "folder"\npath = "{secret}"\nimage_size = 8\nchannels = 1')
+        .replace(
+            'source = "digits"',
+            f'source = "folder"\npath = "{secret}"\nimage_size = 8\nchannels = 1',
+        )
     )
     files[1001].write_text(text)
     federate(experiment, LoopbackGrid(files), path=tmp_path / "run", resume=False)
@@ -366,7 +427,10 @@ def test_a_recipe_may_say_whose_key_is_whose(tmp_path: Path) -> None:
         keys: dict[int, bytes]
 
     grid = Keyed(files)
-    grid.keys = {1000: keys[0][1], 1001: key_pair()[1]}  # the second node has the right number and another key
+    grid.keys = {
+        1000: keys[0][1],
+        1001: key_pair()[1],
+    }  # the second node has the right number and another key
     federate(experiment, grid, path=tmp_path / "run", resume=False)
     (row,) = rows_of(tmp_path / "run")
     assert row["clients_answered"] == [0]
@@ -378,7 +442,9 @@ def key_pair() -> tuple[str, bytes]:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP384R1()).public_key()
-    line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+    line = key.public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    ).decode()
     return f"{line} somebody", key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -386,7 +452,9 @@ def key_pair() -> tuple[str, bytes]:
 
 def test_a_federation_leaves_curves_for_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    experiment = federated(rounds=1, method=["fedavg"], split={"num_clients": 2}, output={"tensorboard": True})
+    experiment = federated(
+        rounds=1, method=["fedavg"], split={"num_clients": 2}, output={"tensorboard": True}
+    )
     grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
     federate(experiment, grid, path=tmp_path / "run", resume=False)
     assert list((tmp_path / "run" / "tensorboard").rglob("events.out.tfevents.*"))

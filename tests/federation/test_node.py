@@ -40,7 +40,11 @@ def entry(epsilon: float = 0.5, *, delta: float = 1e-5) -> LedgerEntry:
 
 def test_paths_are_beside_the_file_and_the_client_may_come_from_flower(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    config = node(tmp_path, '[data]\nsource = "folder"\npath = "images"\nimage_size = 8\nchannels = 1\n', partition=7)
+    config = node(
+        tmp_path,
+        '[data]\nsource = "folder"\npath = "images"\nimage_size = 8\nchannels = 1\n',
+        partition=7,
+    )
     assert config.number == 7
     assert config.data.path == str(tmp_path / "images")
     assert config.folder == tmp_path / "state" / "client-00007"
@@ -51,9 +55,15 @@ def test_paths_are_beside_the_file_and_the_client_may_come_from_flower(tmp_path:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ('[data]\nsource = "digits"\n', "client: missing; the number of this client, from 0 upwards"),
+        (
+            '[data]\nsource = "digits"\n',
+            "client: missing; the number of this client, from 0 upwards",
+        ),
         ("client = 0\n", "data: missing"),
-        ('client = -1\n[data]\nsource = "digits"\n', "client = -1: should be greater than or equal to 0"),
+        (
+            'client = -1\n[data]\nsource = "digits"\n',
+            "client = -1: should be greater than or equal to 0",
+        ),
         (
             'client = 0\n[data]\nsource = "digits"\n[privacy]\nepsilonn = 1\n',
             "privacy.epsilonn: unknown key; did you mean",
@@ -63,14 +73,32 @@ def test_paths_are_beside_the_file_and_the_client_may_come_from_flower(tmp_path:
             "privacy.noise = \"none\": should be 'secure'",
         ),
         ('client = 0\n[data]\nclients = ["a"]\n', "data.clients: a node has data of its own alone"),
-        ("client = 4\n[data]\n[split]\nnum_clients = 4\nalpha = 1.0\n", "client = 4: there are 4 parts"),
+        (
+            "client = 4\n[data]\n[split]\nnum_clients = 4\nalpha = 1.0\n",
+            "client = 4: there are 4 parts",
+        ),
         ("client =\n", "not valid TOML"),
-        ('client = 0\nclasses = []\n[data]\nsource = "digits"\n', "classes: missing; the names of all classes"),
+        (
+            'client = 0\nclasses = []\n[data]\nsource = "digits"\n',
+            "classes: missing; the names of all classes",
+        ),
         ('client = 0\nclasses = ["a", "a"]\n[data]\n', "should be different names"),
-        ('client = 0\n[data]\nsource = "folder"\npath = "x"\nchannels = 1\n', "data.image_size: missing"),
-        ('client = 0\n[data]\nsource = "folder"\npath = "x"\nimage_size = 8\n', "data.channels: missing"),
-        ("client = 0\n[data]\n[privacy]\nepsilon = 1e-6\n", "privacy.epsilon = 1e-06: should be between 0.001"),
-        ("client = 0\n[data]\n[privacy]\ndelta = 1e-40\n", "privacy.delta = 1e-40: should be between 1e-12"),
+        (
+            'client = 0\n[data]\nsource = "folder"\npath = "x"\nchannels = 1\n',
+            "data.image_size: missing",
+        ),
+        (
+            'client = 0\n[data]\nsource = "folder"\npath = "x"\nimage_size = 8\n',
+            "data.channels: missing",
+        ),
+        (
+            "client = 0\n[data]\n[privacy]\nepsilon = 1e-6\n",
+            "privacy.epsilon = 1e-06: should be between 0.001",
+        ),
+        (
+            "client = 0\n[data]\n[privacy]\ndelta = 1e-40\n",
+            "privacy.delta = 1e-40: should be between 1e-12",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, line: str) -> None:
@@ -102,7 +130,9 @@ def test_budgets_are_composed_by_the_package_itself(tmp_path: Path) -> None:
         own.store_release("b" * 64, torch.zeros(1), entry())
     together = own.spent(own.entries())
     assert 0.5 < together <= 1.0
-    assert delta_of(together, noise_multiplier=entry().sigma / entry().sensitivity / 2**0.5) == pytest.approx(2e-5)
+    assert delta_of(
+        together, noise_multiplier=entry().sigma / entry().sensitivity / 2**0.5
+    ) == pytest.approx(2e-5)
     with own.alone(), pytest.raises(Refusal):
         own.store_release("c" * 64, torch.zeros(1), entry(0.9))
 
@@ -111,12 +141,20 @@ def test_an_update_counts_whatever_epsilon_it_states(tmp_path: Path) -> None:
     """The server chooses the delta at which an update states its own epsilon, which may then be infinite."""
     held = guard(tmp_path, "accountant = 'renyi'")
     update = replace(
-        entry(), epsilon=math.inf, mechanism="dp-sgd", sensitivity=2.0, sigma=80.0, steps=8, sampling_probability=1.0
+        entry(),
+        epsilon=math.inf,
+        mechanism="dp-sgd",
+        sensitivity=2.0,
+        sigma=80.0,
+        steps=8,
+        sampling_probability=1.0,
     )
     rounds = 0
     with pytest.raises(Refusal):  # noqa: PT012
         while rounds < 1000:
-            held.store_answer(str(rounds), {"weights/x": torch.zeros(1)}, run="r", about={}, entry=update)
+            held.store_answer(
+                str(rounds), {"weights/x": torch.zeros(1)}, run="r", about={}, entry=update
+            )
             rounds += 1
     assert rounds >= 1
     assert len(held.counted()) == rounds
@@ -128,7 +166,9 @@ def test_a_smaller_delta_than_was_spent_is_not_made_up(tmp_path: Path) -> None:
         own.store_release("a" * 64, torch.zeros(1), entry())
 
 
-def test_a_write_that_is_cut_off_leaves_the_old_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_is_cut_off_leaves_the_old_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = guard(tmp_path, "epsilon = 5.0")
     with own.alone():
         own.store_release("a" * 64, torch.zeros(1), entry())
@@ -175,7 +215,9 @@ def test_kept_moments_belong_to_one_run(tmp_path: Path) -> None:
     own = guard(tmp_path)
     tensors = {"weights/a": torch.ones(2), "kept/a/exp_avg": torch.full((2,), 3.0)}
     with own.alone():
-        own.store_answer("a" * 64, tensors, run="one", about={"num_examples": 5, "loss": 1.5}, entry=None)
+        own.store_answer(
+            "a" * 64, tensors, run="one", about={"num_examples": 5, "loss": 1.5}, entry=None
+        )
     assert torch.equal(own.kept("one")["a/exp_avg"], torch.full((2,), 3.0))
     assert own.kept("another") == {}
     stored = own.stored_answer("a" * 64)
@@ -230,7 +272,10 @@ def test_a_model_too_large_is_refused_before_it_is_built() -> None:
     with pytest.raises(Refusal, match="no such option"):
         blank_model(terms(path="/etc/passwd"), most_bytes=10**6)
     with pytest.raises(Refusal, match="not known here"):
-        blank_model(terms().model_copy(update={"prototype": Prototype(name="p", model="os.system")}), most_bytes=10**6)
+        blank_model(
+            terms().model_copy(update={"prototype": Prototype(name="p", model="os.system")}),
+            most_bytes=10**6,
+        )
     for model, options in (("minilm", {}), ("bert", {"checkpoint": "/etc"})):
         prototype = Prototype(name="p", model=model, options=dict(options))
         with pytest.raises(Refusal, match="models of images"):
@@ -249,10 +294,14 @@ def test_records_hold_every_bit_and_nothing_else() -> None:
     }
     back = records.tensors(records.arrays(weights), records.expected_of(weights))
     assert all(torch.equal(back[name], weights[name]) for name in weights)
-    half = records.tensors(records.arrays(weights, wire="fp16"), records.expected_of(weights), wire="fp16")
+    half = records.tensors(
+        records.arrays(weights, wire="fp16"), records.expected_of(weights), wire="fp16"
+    )
     assert torch.equal(half["a"], weights["a"].half().float())
     assert torch.equal(half["double"], weights["double"])
-    sizes = [records.size_of({"w": records.arrays(weights, wire=wire)}) for wire in ("fp16", "fp32")]  # type: ignore[arg-type]
+    sizes = [
+        records.size_of({"w": records.arrays(weights, wire=wire)}) for wire in ("fp16", "fp32")
+    ]  # type: ignore[arg-type]
     assert sizes[1] - sizes[0] == 3 * 4 * 2  # the header is as long
     with pytest.raises(records.Unusable, match=r"is float16 \[3, 4\], should be float32 \[3, 4\]"):
         records.tensors(records.arrays(weights, wire="fp16"), records.expected_of(weights))
@@ -324,9 +373,15 @@ def test_a_node_trains_on_all_it_has_and_a_server_tests_on_all_it_has(tmp_path: 
     assert problems_of(recipe, federated=True) == []
     assert any(line.startswith("data.path: missing") for line in problems_of(recipe))
     nothing = Experiment(data={"source": "folder"})
-    assert any(line.startswith("data.test: missing") for line in problems_of(nothing, federated=True))
-    silos = Experiment(data={"source": "folder", "clients": [str(folder)]}, split={"num_clients": 1})
-    assert any("each node names its own data" in line for line in problems_of(silos, federated=True))
+    assert any(
+        line.startswith("data.test: missing") for line in problems_of(nothing, federated=True)
+    )
+    silos = Experiment(
+        data={"source": "folder", "clients": [str(folder)]}, split={"num_clients": 1}
+    )
+    assert any(
+        "each node names its own data" in line for line in problems_of(silos, federated=True)
+    )
 
 
 def test_classes_are_the_servers_by_name_and_others_are_blank(tmp_path: Path) -> None:
@@ -347,7 +402,9 @@ def test_keys_are_compared_as_their_files_have_them(tmp_path: Path) -> None:
 
     public = write_node_key(tmp_path / "node.key", comment="ward 7").read_text()
     key = serialization.load_ssh_public_key(public.encode())
-    pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    pem = key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     assert key_of(pem) == same_key(public)
     assert key_of(b"") == key_of(b"rubbish") == ""
 
@@ -359,10 +416,22 @@ def test_what_is_out_of_the_question_is_refused_before_any_work(tmp_path: Path) 
         (Certainty(mechanism="release", epsilon=0.5), "this node allows mean, paper"),
         (Certainty(mechanism="none", epsilon=0.5), "this node allows mean, paper"),
         (Certainty(mechanism="mean", epsilon=0.7), "this node's budget is 0.6"),
-        (Certainty(mechanism="paper", epsilon=0.5, regularisation=1e-9), "certainty.regularisation = 1e-09"),
-        (Certainty(epsilon=1e-12, delta=1e-300), "certainty.epsilon = 1e-12: should be between 0.001 and 100"),
-        (Certainty(epsilon=0.5, delta=1e-300), "certainty.delta = 1e-300: should be between 1e-12 and 0.1"),
-        (Certainty(epsilon=0.5, components=10**6), "certainty.components = 1e+06: should be between 1 and 65536"),
+        (
+            Certainty(mechanism="paper", epsilon=0.5, regularisation=1e-9),
+            "certainty.regularisation = 1e-09",
+        ),
+        (
+            Certainty(epsilon=1e-12, delta=1e-300),
+            "certainty.epsilon = 1e-12: should be between 0.001 and 100",
+        ),
+        (
+            Certainty(epsilon=0.5, delta=1e-300),
+            "certainty.delta = 1e-300: should be between 1e-12 and 0.1",
+        ),
+        (
+            Certainty(epsilon=0.5, components=10**6),
+            "certainty.components = 1e+06: should be between 1 and 65536",
+        ),
     ):
         with pytest.raises(Refusal, match=re.escape(words)):
             own.check_release(section)

@@ -36,7 +36,12 @@ def test_the_board_follows_every_client(tmp_path: Path) -> None:
     board.answered(0)
     board.missing(1, "no answer within 600 s")
     status = read_status(tmp_path)
-    assert [row["state"] for row in status["clients"].values()] == ["present", "missing", "busy", "unknown"]
+    assert [row["state"] for row in status["clients"].values()] == [
+        "present",
+        "missing",
+        "busy",
+        "unknown",
+    ]
     assert status["clients"]["0"]["rounds_answered"] == 1
     assert status["clients"]["2"]["node"] == str(2**63 + 2)
     text = seen(status, later=90)
@@ -52,7 +57,12 @@ def test_the_board_follows_every_client(tmp_path: Path) -> None:
     board.gone([2, 3])
     board.round({"method": "fedaux", "seed": 0, "round": 2, "accuracy": 0.5})
     status = read_status(tmp_path)
-    assert [row["state"] for row in status["clients"].values()] == ["present", "present", "missing", "unknown"]
+    assert [row["state"] for row in status["clients"].values()] == [
+        "present",
+        "present",
+        "missing",
+        "unknown",
+    ]
     assert status["clients"]["2"]["reason"] == "not connected"
     assert "reason" not in status["clients"]["1"]
     assert "accuracy 50.0 %" in seen(status)
@@ -62,7 +72,9 @@ def test_the_board_follows_every_client(tmp_path: Path) -> None:
     assert "failed: the disk is full" in seen(read_status(tmp_path))
 
 
-def test_many_answers_are_not_as_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_answers_are_not_as_many_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[Path] = []
     board = NodeBoard(tmp_path, num_clients=100, rounds=1)
     monkeypatch.setattr("fedaux.files.save_json", lambda path, value: written.append(path))

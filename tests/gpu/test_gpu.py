@@ -42,8 +42,12 @@ def model(name: str) -> SplitModel:
         return MODELS[name]((3, 32, 32), CLASSES)
 
 
-def place(name: str, *, clients_at_once: int = 3, compile: bool = False, **settings: Any) -> TrainContext:
-    compute = Compute(torch.device("cuda"), torch.float32, compile=compile, clients_at_once=clients_at_once)
+def place(
+    name: str, *, clients_at_once: int = 3, compile: bool = False, **settings: Any
+) -> TrainContext:
+    compute = Compute(
+        torch.device("cuda"), torch.float32, compile=compile, clients_at_once=clients_at_once
+    )
     generator = np.random.default_rng(0)
     images = torch.from_numpy(generator.integers(0, 256, (500, 3, 32, 32), dtype=np.uint8))
     proximal = settings.pop("proximal", 0.0)
@@ -62,7 +66,10 @@ def place(name: str, *, clients_at_once: int = 3, compile: bool = False, **setti
     ("name", "settings"),
     [
         ("resnet8", {}),
-        ("resnet8", {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-3, "learning_rate": 0.01}),
+        (
+            "resnet8",
+            {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-3, "learning_rate": 0.01},
+        ),
         ("resnet8", {"proximal": 0.3, "epochs": 2}),
         ("cnn", {}),
         ("mobilenetv2", {}),
@@ -73,7 +80,10 @@ def test_clients_side_by_side_equal_one_by_one(name: str, settings: dict[str, An
     here = place(name, **settings)
     weights = snapshot(here.model)
     plain = {job.client: (own, trained) for job, own, trained in one_by_one(here)(jobs(), weights)}
-    fast = {job.client: (own, trained) for job, own, trained in StreamTraining(here, capacity=100)(jobs(), weights)}
+    fast = {
+        job.client: (own, trained)
+        for job, own, trained in StreamTraining(here, capacity=100)(jobs(), weights)
+    }
     assert plain.keys() == fast.keys()
     for client, (own, trained) in plain.items():
         moved = difference(own, weights)
@@ -89,9 +99,13 @@ def test_a_second_round_starts_anew_or_goes_on() -> None:
         weights = snapshot(here.model)
         results = []
         for training in (one_by_one(here), StreamTraining(here, capacity=100)):
-            states = {job.client: trained.optimizer_state for job, _, trained in training(jobs(), weights)}
+            states = {
+                job.client: trained.optimizer_state for job, _, trained in training(jobs(), weights)
+            }
             assert all(bool(state) == (kept == "kept") for state in states.values())
-            results.append({job.client: own for job, own, _ in training(jobs(states, round=2), weights)})
+            results.append(
+                {job.client: own for job, own, _ in training(jobs(states, round=2), weights)}
+            )
         for client, own in results[0].items():
             assert difference(own, results[1][client]) < 0.05 * difference(own, weights)
 
@@ -114,9 +128,16 @@ def test_what_cannot_be_captured_is_trained_plainly() -> None:
     weights = snapshot(here.model)
     plain = {job.client: own for job, own, _ in one_by_one(here)(jobs(), weights)}
     with pytest.warns(UserWarning, match="cannot be captured"):
-        fast = {job.client: own for job, own, _ in StreamTraining(here, capacity=100)(jobs(), weights)}
-    assert all(difference(own, fast[client]) < 0.05 * difference(own, weights) for client, own in plain.items())
-    assert torch.rand(3, device="cuda").shape == (3,)  # the failed capture has not locked the generator
+        fast = {
+            job.client: own for job, own, _ in StreamTraining(here, capacity=100)(jobs(), weights)
+        }
+    assert all(
+        difference(own, fast[client]) < 0.05 * difference(own, weights)
+        for client, own in plain.items()
+    )
+    assert torch.rand(3, device="cuda").shape == (
+        3,
+    )  # the failed capture has not locked the generator
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
@@ -129,14 +150,19 @@ def test_fused_predictions_are_those_of_the_module_to_half_precision(name: str) 
             nn.init.normal_(layer.running_mean, 0, 0.1)
             nn.init.uniform_(layer.running_var, 0.5, 1.5)
     images = torch.randint(0, 256, (70, 3, 32, 32), dtype=torch.uint8, device="cuda")
-    exact = FastPredictor(module, Compute(torch.device("cuda")))(snapshot(module), images, batch_size=32)
+    exact = FastPredictor(module, Compute(torch.device("cuda")))(
+        snapshot(module), images, batch_size=32
+    )
     predictor = FastPredictor(module, Compute(torch.device("cuda"), torch.bfloat16))
     half = predictor(snapshot(module), images, batch_size=32)
     assert half.dtype == torch.float32
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
         rounded = module.eval()(to_float(images)).float()  # half precision, operation by operation
     assert float((exact - half).norm()) <= 1.5 * float((exact - rounded).norm())
-    other = {key: 0.9 * tensor if tensor.is_floating_point() else tensor for key, tensor in snapshot(module).items()}
+    other = {
+        key: 0.9 * tensor if tensor.is_floating_point() else tensor
+        for key, tensor in snapshot(module).items()
+    }
     both = predictor.many([snapshot(module), other], images, batch_size=32)
     assert torch.equal(both[0], half)
     assert torch.equal(both[1], predictor(other, images, batch_size=32))
@@ -149,22 +175,30 @@ def test_fused_predictions_are_those_of_the_module_to_half_precision(name: str) 
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(("channels", "size"), [(50, 16), (96, 7), (3, 1)])
-def test_depthwise_kernels_are_the_convolution_and_its_gradients(channels: int, size: int, stride: int) -> None:
+def test_depthwise_kernels_are_the_convolution_and_its_gradients(
+    channels: int, size: int, stride: int
+) -> None:
     depthwise.prepare(torch.device("cuda"))
     assert depthwise.takes(torch.zeros(1, 1, 1, 1, device="cuda")), "Triton comes with torch here"
     images = torch.randn(9, channels, size, size, device="cuda", requires_grad=True)
     weight = torch.randn(channels, 1, 3, 3, device="cuda", requires_grad=True)
-    exact = nn.functional.conv2d(images.double(), weight.double(), stride=stride, padding=1, groups=channels)
+    exact = nn.functional.conv2d(
+        images.double(), weight.double(), stride=stride, padding=1, groups=channels
+    )
     quick = depthwise.depthwise(images, weight, stride)
     gradient = torch.randn_like(quick)
     torch.testing.assert_close(quick, exact.float(), rtol=1e-5, atol=1e-4)
     expected = torch.autograd.grad(exact, (images, weight), gradient.double())
-    for got, right in zip(torch.autograd.grad(quick, (images, weight), gradient), expected, strict=True):
+    for got, right in zip(
+        torch.autograd.grad(quick, (images, weight), gradient), expected, strict=True
+    ):
         torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-4)
     torch.library.opcheck(depthwise.depthwise, (images, weight, stride))
     bias = torch.randn(channels, device="cuda")
     cut = depthwise.joined(images.detach(), weight.detach(), bias, stride=stride, most=6.0)
-    torch.testing.assert_close(cut, (exact.detach().float() + bias[:, None, None]).clamp(0, 6), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        cut, (exact.detach().float() + bias[:, None, None]).clamp(0, 6), rtol=1e-5, atol=1e-4
+    )
     half = depthwise.depthwise(images.bfloat16(), weight.bfloat16(), stride)
     assert half.dtype is torch.bfloat16
     torch.testing.assert_close(half.float(), exact.detach().float(), rtol=0.02, atol=0.1)
@@ -205,7 +239,9 @@ def text_place(*, compile: bool) -> TrainContext:
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_text_models_side_by_side_equal_one_by_one(compile: bool) -> None:
-    here = text_place(compile=compile)  # what could not be captured would warn, and warnings are errors
+    here = text_place(
+        compile=compile
+    )  # what could not be captured would warn, and warnings are errors
     weights = snapshot(here.model)
     plain = {job.client: own for job, own, _ in one_by_one(here)(jobs(), weights)}
     for job, own, _ in StreamTraining(here, capacity=100)(jobs(), weights):
@@ -216,7 +252,9 @@ def test_text_predictions_in_half_precision_are_near() -> None:
     here = text_place(compile=False)
     weights = snapshot(here.model)
     exact = FastPredictor(here.model, here.compute)(weights, here.inputs, batch_size=64)
-    half = FastPredictor(here.model, Compute(torch.device("cuda"), torch.bfloat16))(weights, here.inputs, batch_size=64)
+    half = FastPredictor(here.model, Compute(torch.device("cuda"), torch.bfloat16))(
+        weights, here.inputs, batch_size=64
+    )
     assert float((exact - half).norm() / exact.norm()) < 0.03
 
 
@@ -226,7 +264,9 @@ def test_language_modelling_can_be_captured(kind: Any) -> None:
     losses = []
     for at_once in (1, 8):
         with seeding.initialisation(0, part="bert"):
-            made = MODELS["bert"]((64, 300), 2, layers=2, width=32, heads=4, intermediate=64, causal=kind != "masked")
+            made = MODELS["bert"](
+                (64, 300), 2, layers=2, width=32, heads=4, intermediate=64, causal=kind != "masked"
+            )
         compute = Compute(torch.device("cuda"), torch.float32, clients_at_once=at_once)
         training = Training(
             FastBackend(compute).place(made).features,

@@ -26,7 +26,9 @@ from fedaux.models import MODELS
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not can(), reason="needs a GPU with bulk tensor copies"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TensorFloat32"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TensorFloat32"
+    ),
 ]
 
 
@@ -54,7 +56,10 @@ def exactly(settings: dict[str, Any], **more: Any) -> dict[int, tuple[Weights, T
     """The plain loop in single precision."""
     before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     here = place(torch.float32, compile=False, **settings)
-    done = {job.client: (own, trained) for job, own, trained in one_by_one(here)(jobs(**more), snapshot(here.model))}
+    done = {
+        job.client: (own, trained)
+        for job, own, trained in one_by_one(here)(jobs(**more), snapshot(here.model))
+    }
     torch.backends.cudnn.allow_tf32 = before
     return done
 
@@ -86,7 +91,11 @@ def test_clients_by_kernels_are_as_near_the_exact_ones_as_the_plain_loop_in_half
             rounding = difference(plain[client][0], own)
             assert difference(fast[client][0], own) < 1.25 * rounding + 0.02 * moved
             assert fast[client][1].loss == pytest.approx(trained.loss, rel=0.02)
-            assert all(torch.equal(value, own[name]) for name, value in fast[client][0].items() if "tracked" in name)
+            assert all(
+                torch.equal(value, own[name])
+                for name, value in fast[client][0].items()
+                if "tracked" in name
+            )
 
 
 def test_moments_are_kept_from_round_to_round() -> None:
@@ -97,7 +106,10 @@ def test_moments_are_kept_from_round_to_round() -> None:
     states: dict[str, dict[int, Any]] = {"fast": {}, "exact": {}}
     for round in (1, 2):
         exact = exactly(settings, states=states["exact"], round=round)
-        fast = {job.client: (own, t) for job, own, t in training(jobs(states["fast"], round=round), weights)}
+        fast = {
+            job.client: (own, t)
+            for job, own, t in training(jobs(states["fast"], round=round), weights)
+        }
         states = {
             name: {client: dict(trained.optimizer_state) for client, (_, trained) in done.items()}
             for name, done in (("fast", fast), ("exact", exact))
@@ -130,15 +142,28 @@ def test_a_client_on_its_own_is_the_same_to_rounding_whoever_is_beside_it() -> N
         {"batch_size": 128},  # the default
     ],
 )
-def test_distillation_by_kernels_is_as_near_the_exact_one_as_captured_steps(settings: dict[str, Any]) -> None:
+def test_distillation_by_kernels_is_as_near_the_exact_one_as_captured_steps(
+    settings: dict[str, Any],
+) -> None:
     section = Distillation(**{"batch_size": 64, "learning_rate": 1e-3} | settings)
     results = []
-    for precision, by_kernels in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)):
+    for precision, by_kernels in (
+        (torch.float32, False),
+        (torch.bfloat16, False),
+        (torch.bfloat16, True),
+    ):
         here = place(precision, compile=by_kernels)
-        targets = torch.softmax(3 * torch.randn(500, CLASSES, generator=torch.Generator().manual_seed(0)), 1).cuda()
+        targets = torch.softmax(
+            3 * torch.randn(500, CLASSES, generator=torch.Generator().manual_seed(0)), 1
+        ).cuda()
         weights = snapshot(here.model)
         steps = prepared_steps(
-            here.model, here.inputs, torch.zeros_like(targets), section=section, compute=here.compute, key="resnet8"
+            here.model,
+            here.inputs,
+            torch.zeros_like(targets),
+            section=section,
+            compute=here.compute,
+            key="resnet8",
         )
         assert steps is not None
         assert isinstance(steps, CapturedSteps) != by_kernels
@@ -149,7 +174,9 @@ def test_distillation_by_kernels_is_as_near_the_exact_one_as_captured_steps(sett
             )  # fmt: skip
         results.append(after)
     exact, captured, fast = results
-    assert difference(fast, exact) < 1.25 * difference(captured, exact) + 0.02 * difference(exact, weights)
+    assert difference(fast, exact) < 1.25 * difference(captured, exact) + 0.02 * difference(
+        exact, weights
+    )
 
 
 def test_what_cannot_be_compiled_is_trained_on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,12 +189,18 @@ def test_what_cannot_be_compiled_is_trained_on_streams(monkeypatch: pytest.Monke
     here = place(torch.bfloat16)
     weights = snapshot(here.model)
     with pytest.warns(UserWarning, match="resnet8: no kernels of our own here, training is slower"):
-        fast = {job.client: own for job, own, _ in BatchedTraining(here, capacity=100)(jobs(), weights)}
+        fast = {
+            job.client: own for job, own, _ in BatchedTraining(here, capacity=100)(jobs(), weights)
+        }
     assert all(difference(own, weights) > 1e-4 for own in fast.values())
     section = Distillation(batch_size=64)
     targets = torch.full((500, CLASSES), 1 / CLASSES, device="cuda")
-    with pytest.warns(UserWarning, match="resnet8: no kernels of our own here, distillation is slower"):
-        steps = prepared_steps(here.model, here.inputs, targets, section=section, compute=here.compute, key="resnet8")
+    with pytest.warns(
+        UserWarning, match="resnet8: no kernels of our own here, distillation is slower"
+    ):
+        steps = prepared_steps(
+            here.model, here.inputs, targets, section=section, compute=here.compute, key="resnet8"
+        )
     assert isinstance(steps, CapturedSteps)
 
 

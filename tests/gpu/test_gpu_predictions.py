@@ -25,14 +25,18 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.usefixtures("exact_convolutions"),
     pytest.mark.skipif(not can(), reason="needs a GPU of compute capability 9"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TensorFloat32"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TensorFloat32"
+    ),
 ]
 
 COMPUTE = Compute(torch.device("cuda"), torch.bfloat16, compile=True)
 NETWORKS = ["mobilenetv2", "shufflenet"]
 
 
-def model(name: str, *, channels: int = 3, compute: Compute = COMPUTE, **options: float) -> SplitModel:
+def model(
+    name: str, *, channels: int = 3, compute: Compute = COMPUTE, **options: float
+) -> SplitModel:
     with seeding.initialisation(0, part=name):
         made = MODELS[name]((channels, 32, 32), 10, **options)
     randomised(made)
@@ -41,7 +45,9 @@ def model(name: str, *, channels: int = 3, compute: Compute = COMPUTE, **options
 
 def images(count: int, *, channels: int = 3, size: int = 32) -> Tensor:
     generator = torch.Generator().manual_seed(count)
-    numbers = torch.randint(0, 256, (count, channels, size, size), dtype=torch.uint8, generator=generator)
+    numbers = torch.randint(
+        0, 256, (count, channels, size, size), dtype=torch.uint8, generator=generator
+    )
     return COMPUTE.place_inputs(numbers)
 
 
@@ -57,7 +63,9 @@ def near(found: Tensor, expected: Tensor) -> bool:
 
 
 @torch.no_grad()
-def as_near_as_autocast(found: Tensor, module: nn.Module, floats: Tensor, *, times: float = 1.5) -> bool:
+def as_near_as_autocast(
+    found: Tensor, module: nn.Module, floats: Tensor, *, times: float = 1.5
+) -> bool:
     """Whether outputs are about as near to single precision as the module is in half precision."""
     right = torch.cat([module(part) for part in floats.split(1024)])
     with torch.autocast("cuda", torch.bfloat16):
@@ -69,7 +77,9 @@ def as_near_as_autocast(found: Tensor, module: nn.Module, floats: Tensor, *, tim
 
 @pytest.mark.parametrize("part", ["whole", "features"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_predictions_are_as_near_the_exact_ones_as_autocast_whatever_the_number_of_images(name: str, part: str) -> None:
+def test_predictions_are_as_near_the_exact_ones_as_autocast_whatever_the_number_of_images(
+    name: str, part: str
+) -> None:
     module: nn.Module = model(name) if part == "whole" else model(name).features
     weights, numbers = snapshot(module), images(4097)
     predictor = FastPredictor(module, COMPUTE)
@@ -94,7 +104,9 @@ def test_greyscale_images_are_predicted_as_well(name: str) -> None:
 def test_many_models_and_rows_are_predicted_as_one_and_all(name: str) -> None:
     module, numbers = model(name), images(300)
     first = snapshot(module)
-    second = {key: 0.9 * value if value.is_floating_point() else value for key, value in first.items()}
+    second = {
+        key: 0.9 * value if value.is_floating_point() else value for key, value in first.items()
+    }
     predictor = FastPredictor(module, COMPUTE)
     both = predictor.many([first, second], numbers, batch_size=128)
     by_kernels(predictor)
@@ -105,7 +117,9 @@ def test_many_models_and_rows_are_predicted_as_one_and_all(name: str) -> None:
         assert near(predictor(weights, numbers, rows=rows, batch_size=2), outputs[rows])
     assert predictor(first, numbers, rows=rows[:0]).shape == (0, 10)
     assert predictor(first, numbers[:0]).shape == (0, 10)
-    normalised = Compute(torch.device("cuda"), torch.bfloat16, compile=True, mean=torch.full((3, 1, 1), 0.4).cuda())
+    normalised = Compute(
+        torch.device("cuda"), torch.bfloat16, compile=True, mean=torch.full((3, 1, 1), 0.4).cuda()
+    )
     outputs = FastPredictor(module, normalised)(first, numbers)
     assert as_near_as_autocast(outputs, module, to_float(numbers) - 0.4)
 
@@ -121,7 +135,9 @@ def test_what_is_no_number_stays_in_its_image_and_shows_in_weights(name: str) ->
     assert bool(found[5].isnan().all())
     others = [place for place in range(70) if place != 5]
     assert torch.equal(found[others], outputs[others])
-    names = [key for key, value in weights.items() if value.ndim == 4 or key.endswith("running_var")]
+    names = [
+        key for key, value in weights.items() if value.ndim == 4 or key.endswith("running_var")
+    ]
     for key in names[::7]:
         missing = {path: value.clone() for path, value in weights.items()}
         missing[key][(len(missing[key]) // 2, *[0] * (missing[key].ndim - 1))] = float("nan")
@@ -164,9 +180,13 @@ def test_kernels_that_do_not_run_leave_predictions_to_joined_operations(
     module, numbers = model(name), images(40)
     compute = Compute(torch.device("cuda"), torch.bfloat16, compile=True)
     predictor = FastPredictor(module, compute)
-    with pytest.warns(UserWarning, match=f"{name}: no kernels of our own here, predictions are slower"):
+    with pytest.warns(
+        UserWarning, match=f"{name}: no kernels of our own here, predictions are slower"
+    ):
         outputs = predictor(snapshot(module), numbers)
-    with warnings.catch_warnings(action="error", category=UserWarning):  # once said, nobody tries again
+    with warnings.catch_warnings(
+        action="error", category=UserWarning
+    ):  # once said, nobody tries again
         assert torch.equal(FastPredictor(module, compute)(snapshot(module), numbers), outputs)
     assert as_near_as_autocast(outputs, module, to_float(numbers), times=2.0)
     assert torch.equal(predictor.many([snapshot(module)], numbers)[0], outputs)

@@ -21,4 +21,6 @@ def blobs(size: int = 64) -> Tensor:
 def extractor() -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 16))
+        return nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 16)
+        )

@@ -162,7 +162,11 @@ class NoNoiseOnOne(Mean):
 
     def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
         release = super().release(features, public, noise=noise)
-        return replace(release, vector=self.project(features, public)[0]) if len(features) == 1 else release
+        return (
+            replace(release, vector=self.project(features, public)[0])
+            if len(features) == 1
+            else release
+        )
 
 
 class SubsampledAboveThousands(Mean):
@@ -180,14 +184,18 @@ class TwoHalvesWhenWide(Mean):
         if features.shape[1] <= 256:
             return projected
         halves = projected.chunk(2, dim=1)
-        return torch.cat([half / half.norm(dim=1, keepdim=True).clamp_min(1e-9) for half in halves], dim=1)
+        return torch.cat(
+            [half / half.norm(dim=1, keepdim=True).clamp_min(1e-9) for half in halves], dim=1
+        )
 
 
 class Unclipped(Mean):
     """Whitened features as they are."""
 
     def project(self, features: Tensor, public: Public) -> Tensor:
-        return torch.nan_to_num((features.double() - public["centre"]) @ public["whitening"].double())
+        return torch.nan_to_num(
+            (features.double() - public["centre"]) @ public["whitening"].double()
+        )
 
 
 class AffineAfterClipping(Mean):
@@ -203,7 +211,9 @@ class StatedPrivateSigma(Mean):
 
     def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
         factor = 1 + float(self.project(features, public).norm(dim=1).mean())
-        release = super().release(features, public, noise=BentNoise(noise, lambda standard: factor * standard))
+        release = super().release(
+            features, public, noise=BentNoise(noise, lambda standard: factor * standard)
+        )
         return replace(release, sigma=factor * release.sigma)
 
 
@@ -212,7 +222,9 @@ class HiddenPrivateSigma(Mean):
 
     def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
         factor = 0.5 + float(self.project(features, public).norm(dim=1).mean())
-        return super().release(features, public, noise=BentNoise(noise, lambda standard: factor * standard))
+        return super().release(
+            features, public, noise=BentNoise(noise, lambda standard: factor * standard)
+        )
 
 
 class SeededByData(Mean):
@@ -229,14 +241,18 @@ class OwnNoise(Mean):
 
     def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
         release = super().release(features, public, noise=noise)
-        return replace(release, vector=release.vector + release.sigma * torch.randn(len(release.vector)))
+        return replace(
+            release, vector=release.vector + release.sigma * torch.randn(len(release.vector))
+        )
 
 
 class Cheap(Mean):
     """Says honestly how little noise it adds, and claims the same epsilon."""
 
     def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
-        release = super().release(features, public, noise=BentNoise(noise, lambda standard: standard / 2))
+        release = super().release(
+            features, public, noise=BentNoise(noise, lambda standard: standard / 2)
+        )
         return replace(release, sigma=release.sigma / 2)
 
 
@@ -244,7 +260,9 @@ class Averaged(Mean):
     """The mean of two releases, at the price of one."""
 
     def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
-        first, second = (super(Averaged, self).release(features, public, noise=noise) for _ in range(2))
+        first, second = (
+            super(Averaged, self).release(features, public, noise=noise) for _ in range(2)
+        )
         return replace(first, vector=(first.vector + second.vector) / 2)
 
 

@@ -16,9 +16,42 @@ from fedaux.data.vocabulary import Vocabulary
 from fedaux.recipes import merged
 
 TOPICS = {
-    "markets": ["stocks", "shares", "prices", "profit", "bank", "market", "trade", "oil", "investors", "growth"],
-    "science": ["space", "planet", "rocket", "cells", "species", "signal", "orbit", "telescope", "virus", "theory"],
-    "sport": ["team", "match", "goal", "season", "coach", "players", "league", "final", "victory", "injury"],
+    "markets": [
+        "stocks",
+        "shares",
+        "prices",
+        "profit",
+        "bank",
+        "market",
+        "trade",
+        "oil",
+        "investors",
+        "growth",
+    ],
+    "science": [
+        "space",
+        "planet",
+        "rocket",
+        "cells",
+        "species",
+        "signal",
+        "orbit",
+        "telescope",
+        "virus",
+        "theory",
+    ],
+    "sport": [
+        "team",
+        "match",
+        "goal",
+        "season",
+        "coach",
+        "players",
+        "league",
+        "final",
+        "victory",
+        "injury",
+    ],
 }
 COMMON = [
     "the",
@@ -51,7 +84,9 @@ def news(count: int, *, seed: int = 0) -> list[tuple[str, str]]:
     """Return texts with their topics, in turn."""
     draw = random.Random(seed)
     names = list(TOPICS)
-    return [(sentence(draw, TOPICS[names[n % 3]], length=5 + n % 7), names[n % 3]) for n in range(count)]
+    return [
+        (sentence(draw, TOPICS[names[n % 3]], length=5 + n % 7), names[n % 3]) for n in range(count)
+    ]
 
 
 def sentences(count: int, *, seed: int = 1) -> list[str]:
@@ -83,7 +118,9 @@ def learned_words() -> Vocabulary:
 
 def write_checkpoint(folder: Path) -> Path:
     """Let transformers itself write a checkpoint, with the tokenizer of the learned words beside it."""
-    transformers = pytest.importorskip("transformers", reason="the independent truth: pip install transformers")
+    transformers = pytest.importorskip(
+        "transformers", reason="the independent truth: pip install transformers"
+    )
     words = learned_words()
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -100,7 +137,13 @@ def write_checkpoint(folder: Path) -> Path:
     return folder
 
 
-BERT: dict[str, bool | int | float | str] = {"layers": 1, "width": 16, "heads": 2, "intermediate": 32, "positions": 32}
+BERT: dict[str, bool | int | float | str] = {
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+    "intermediate": 32,
+    "positions": 32,
+}
 
 
 def texts_of(folder: Path, **changes: Any) -> Experiment:

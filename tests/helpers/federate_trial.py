@@ -14,7 +14,9 @@ def federate_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[
     """Run `fedaux federate` as a process."""
     command = [sys.executable, "-m", "fedaux", "federate", *arguments]
     environment = os.environ | {"COLUMNS": "140"}
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, env=environment)
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=120, env=environment
+    )
 
 
 def write_trial(folder: Path) -> Path:

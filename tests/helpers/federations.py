@@ -12,7 +12,14 @@ from torch import Tensor
 from fedaux.config import Experiment
 from fedaux.core import plain
 from fedaux.core.compute import Compute
-from fedaux.core.messages import ClientState, ReleaseRequest, ScoreRelease, TrainRequest, Update, Weights
+from fedaux.core.messages import (
+    ClientState,
+    ReleaseRequest,
+    ScoreRelease,
+    TrainRequest,
+    Update,
+    Weights,
+)
 from fedaux.core.preparation import prepare
 from fedaux.core.round import Federation
 from fedaux.core.simulation import SimulatedClients
@@ -33,7 +40,9 @@ class Wrapped:
     def present(self) -> Sequence[int]:
         return self.inner.present()
 
-    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
+    def release_scores(
+        self, clients: Sequence[int], request: ReleaseRequest
+    ) -> Iterator[ScoreRelease]:
         self.certified += clients
         yield from self.inner.release_scores(clients, request)
 
@@ -58,10 +67,21 @@ def federation(
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
     work = Work(experiment, directory, data, auxiliary, NullCallback())
     task = work.task(experiment.method[0], experiment.seeds[0])
-    clients = kind(SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])))
-    state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=NullCallback())
+    clients = kind(
+        SimulatedClients(
+            task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])
+        )
+    )
+    state, preparation = prepare(
+        task, clients, extractor=work.extractor(task), callback=NullCallback()
+    )
     directory.close()
-    return Federation(task, preparation, clients, callback=NullCallback()), state, clients, experiment
+    return (
+        Federation(task, preparation, clients, callback=NullCallback()),
+        state,
+        clients,
+        experiment,
+    )
 
 
 def metrics(row: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +104,9 @@ def same_weights(first: State, second: State) -> bool:
     )
 
 
-def written_out(server: Federation, state: State) -> tuple[plain.Task, plain.Preparation, plain.State]:
+def written_out(
+    server: Federation, state: State
+) -> tuple[plain.Task, plain.Preparation, plain.State]:
     """The same task for the readable algorithm, prepared by itself from the same h0, at the product's state."""
     own, experiment = server.task, server.task.experiment
     data = load_labelled(experiment.data)
@@ -105,7 +127,10 @@ def written_out(server: Federation, state: State) -> tuple[plain.Task, plain.Pre
         test_labels=own.test_labels,
     )
     preparation, _ = plain.prepare(task, extractors=h0_of(server, state))
-    memory = {client: member_of(server, client, stamped, parts) for client, stamped in state.memory.items()}
+    memory = {
+        client: member_of(server, client, stamped, parts)
+        for client, stamped in state.memory.items()
+    }
     return task, preparation, plain.State(state.round, state.weights, memory)
 
 
@@ -113,15 +138,23 @@ def h0_of(server: Federation, state: State) -> Mapping[str, Weights]:
     """h0 as preparation keeps it or, of methods that only start from it, as the features they start from."""
     prefix = "features."
     return server.preparation.extractors or {
-        prototype: {name.removeprefix(prefix): own for name, own in weights.items() if name.startswith(prefix)}
+        prototype: {
+            name.removeprefix(prefix): own
+            for name, own in weights.items()
+            if name.startswith(prefix)
+        }
         for prototype, weights in state.weights.items()
     }
 
 
-def member_of(server: Federation, client: int, stamped: ClientState, parts: Sequence[Tensor]) -> plain.Member:
+def member_of(
+    server: Federation, client: int, stamped: ClientState, parts: Sequence[Tensor]
+) -> plain.Member:
     """What the product remembers of a client, as the readable algorithm has it."""
     tensors, prefix = stamped.tensors, "weights/"
-    weights = {name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)}
+    weights = {
+        name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)
+    }
     prototype, size = server.task.prototype_of[client], len(parts[client])
     return plain.Member(client, prototype, stamped.round, size, weights, tensors.get("logits"))
 
@@ -141,7 +174,11 @@ def simulated(
         Compute(clients_at_once=clients_at_once, workers=workers),
     )
     task = work.task(experiment.method[0], experiment.seeds[0])
-    clients = SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0]))
-    state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=NullCallback())
+    clients = SimulatedClients(
+        task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])
+    )
+    state, preparation = prepare(
+        task, clients, extractor=work.extractor(task), callback=NullCallback()
+    )
     directory.close()
     return Federation(task, preparation, clients, callback=NullCallback()), state, clients

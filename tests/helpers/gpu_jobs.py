@@ -32,7 +32,9 @@ def jobs(states: dict[int, Any] | None = None, *, round: int = 1) -> list[Client
 def difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
     """The distance of two sets of weights: Adam turns rounding of a tiny gradient into a whole step of one weight."""
     assert first.keys() == second.keys()
-    return math.sqrt(sum(float((first[name].double() - second[name].double()).square().sum()) for name in first))
+    return math.sqrt(
+        sum(float((first[name].double() - second[name].double()).square().sum()) for name in first)
+    )
 
 
 def can() -> bool:

@@ -29,7 +29,9 @@ BIN = Path(sys.executable).parent
 class Federation:
     """One folder with everything in it. Processes are ended by their ids when it is closed."""
 
-    def __init__(self, folder: Path, recipe: Mapping[str, Any], *, nodes: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, folder: Path, recipe: Mapping[str, Any], *, nodes: Mapping[str, Any] | None = None
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         recipe_file = folder.parent / "recipe.toml"
@@ -49,18 +51,32 @@ class Federation:
     def change_node(self, client: int, changes: Mapping[str, Any]) -> None:
         """Change a node's configuration."""
         file = self.folder / "nodes" / f"node-{client}.toml"
-        file.write_text(tomli_w.dumps(merged(tomllib.loads(file.read_text()), changes)), encoding="utf-8")
+        file.write_text(
+            tomli_w.dumps(merged(tomllib.loads(file.read_text()), changes)), encoding="utf-8"
+        )
 
     def start_link(self) -> None:
         """Start the server's SuperLink and wait until it listens."""
         self._start(
-            "link", [sys.executable, "-m", "fedaux", "federate", "link", str(self.folder), "--host", "127.0.0.1"]
+            "link",
+            [
+                sys.executable,
+                "-m",
+                "fedaux",
+                "federate",
+                "link",
+                str(self.folder),
+                "--host",
+                "127.0.0.1",
+            ],
         )
         wait_for(lambda: listens(self.port), 60, "the SuperLink listens")
 
     def register(self, client: int) -> None:
         """Tell the SuperLink a node's public key."""
-        self.flwr("supernode", "register", str(self.folder / f"node-{client}.key.pub"), self.folder.name)
+        self.flwr(
+            "supernode", "register", str(self.folder / f"node-{client}.key.pub"), self.folder.name
+        )
 
     def start_node(
         self,
@@ -136,7 +152,12 @@ class Federation:
 
     def wait_for_rounds(self, count: int, seconds: float) -> list[dict[str, Any]]:
         """Wait until so many rounds are finished."""
-        wait_for(lambda: len(self.rows()) >= count or self.failure(), seconds, f"{count} rounds", self.logs)
+        wait_for(
+            lambda: len(self.rows()) >= count or self.failure(),
+            seconds,
+            f"{count} rounds",
+            self.logs,
+        )
         assert not self.failure(), self.logs()
         return self.rows()
 
@@ -170,7 +191,9 @@ class Federation:
     def logs(self) -> str:
         """Return the ends of all logs."""
         files = sorted(self.folder.glob("*.log"))
-        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files)
+        return "\n".join(
+            f"== {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files
+        )
 
     def close(self) -> None:
         """End everything that is left."""
@@ -183,7 +206,9 @@ class Federation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, name: str, command: list[str], *, env: Mapping[str, str] | None = None) -> None:
+    def _start(
+        self, name: str, command: list[str], *, env: Mapping[str, str] | None = None
+    ) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command,
@@ -225,7 +250,12 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def wait_for(condition: Callable[[], object], seconds: float, what: str, about: Callable[[], str] = lambda: "") -> None:
+def wait_for(
+    condition: Callable[[], object],
+    seconds: float,
+    what: str,
+    about: Callable[[], str] = lambda: "",
+) -> None:
     """Wait until something holds; fail where it does not in time."""
     ends = time.monotonic() + seconds
     while not condition():

@@ -8,7 +8,9 @@ import pytest
 
 from helpers.programs import run_program
 
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton, which comes with torch for GPUs")
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="needs Triton, which comes with torch for GPUs"
+)
 
 
 def interpreted(program: str, *arguments: str) -> None:

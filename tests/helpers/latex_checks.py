@@ -26,7 +26,9 @@ def check_latex(text: str) -> list[int]:
     assert "#" not in plain
     assert plain.count("$") % 2 == 0
     outside = re.sub(r"\\label\{[^}]*\}", "", re.sub(r"\$[^$]*\$", "", plain))
-    assert not re.search(r"[_^<>|]", re.sub(r">\{\\raggedright\\arraybackslash\}", "", outside)), outside
+    assert not re.search(r"[_^<>|]", re.sub(r">\{\\raggedright\\arraybackslash\}", "", outside)), (
+        outside
+    )
     open_now: list[str] = []
     for word, name in re.findall(r"\\(begin|end)\{(\w+)\}", body):
         if word == "begin":
@@ -35,7 +37,9 @@ def check_latex(text: str) -> list[int]:
             assert open_now.pop() == name
     assert not open_now
     labels = re.findall(r"\\label\{(.*?)\}", body)
-    assert len(set(labels)) == len(labels) == body.count("\\caption{") == body.count("\\begin{table}")
+    assert (
+        len(set(labels)) == len(labels) == body.count("\\caption{") == body.count("\\begin{table}")
+    )
     found = []
     for part in body.split("\\begin{tabular}")[1:]:
         first, rest = part.split("\n", 1)

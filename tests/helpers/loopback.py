@@ -83,7 +83,9 @@ class LoopbackGrid(Grid):
 
 def through_bytes(message: Message) -> Message:
     """Return a message as the other side of a network sees it."""
-    contents = {number: thing.deflate() for number, thing in get_all_nested_objects(message).items()}
+    contents = {
+        number: thing.deflate() for number, thing in get_all_nested_objects(message).items()
+    }
     received = inflate_object_from_contents(message.object_id, contents)
     assert isinstance(received, Message)
     received.metadata.__dict__["_message_id"] = message.metadata.message_id
@@ -95,7 +97,9 @@ def asked(file: Path, content: RecordDict, kind: str) -> Message:
     message = Message(content, dst_node_id=1000, message_type=kind)
     message.metadata.__dict__["_message_id"] = str(uuid4())
     message.metadata.__dict__["_src_node_id"] = 1
-    return through_bytes(app(through_bytes(message), Context(0, 1000, {"fedaux": str(file)}, RecordDict(), {})))
+    return through_bytes(
+        app(through_bytes(message), Context(0, 1000, {"fedaux": str(file)}, RecordDict(), {}))
+    )
 
 
 def write_nodes(folder: Path, experiment: Experiment, **changes: Any) -> dict[int, Path]:
@@ -114,7 +118,11 @@ def write_nodes(folder: Path, experiment: Experiment, **changes: Any) -> dict[in
                 "alpha": experiment.split.alpha,
                 "seed": experiment.seeds[0],
             },
-            "privacy": {"epsilon": experiment.certainty.epsilon, "noise": "simulated", "plain_updates": True},
+            "privacy": {
+                "epsilon": experiment.certainty.epsilon,
+                "noise": "simulated",
+                "plain_updates": True,
+            },
         }
         file = folder / f"node-{client}.toml"
         file.parent.mkdir(parents=True, exist_ok=True)

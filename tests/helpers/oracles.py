@@ -13,7 +13,9 @@ def nt_xent_loop(projections: Sequence[Sequence[float]], *, temperature: float) 
 
     def cosine(first: Sequence[float], second: Sequence[float]) -> float:
         product = sum(a * b for a, b in zip(first, second, strict=True))
-        return product / math.sqrt(sum(a * a for a in first)) / math.sqrt(sum(b * b for b in second))
+        return (
+            product / math.sqrt(sum(a * a for a in first)) / math.sqrt(sum(b * b for b in second))
+        )
 
     total = 0.0
     for i in range(rows):
@@ -52,24 +54,34 @@ def weighted_soft_labels_loop(
     labels = []
     for x in range(examples):
         total = sum(scores[i][x] for i in range(clients))
-        row = [sum(scores[i][x] * logits[i][x][c] for i in range(clients)) / total for c in range(classes)]
+        row = [
+            sum(scores[i][x] * logits[i][x][c] for i in range(clients)) / total
+            for c in range(classes)
+        ]
         labels.append(softmax_loop(row))
     return labels
 
 
-def kl_divergence_loop(teacher: Sequence[Sequence[float]], logits: Sequence[Sequence[float]]) -> float:
+def kl_divergence_loop(
+    teacher: Sequence[Sequence[float]], logits: Sequence[Sequence[float]]
+) -> float:
     """D_KL(teacher || softmax(logits)) of Eq. 1, averaged over the examples; 0 log 0 is 0."""
     total = 0.0
     for target, row in zip(teacher, logits, strict=True):
         student = softmax_loop(row)
-        total += sum(p * (math.log(p) - math.log(q)) for p, q in zip(target, student, strict=True) if p > 0)
+        total += sum(
+            p * (math.log(p) - math.log(q)) for p, q in zip(target, student, strict=True) if p > 0
+        )
     return total / len(teacher)
 
 
 def weighted_average_loop(values: Sequence[Sequence[float]], sizes: Sequence[int]) -> list[float]:
     """FedAVG: sum_i |D_i| theta_i / sum_l |D_l|, for values[client][parameter]."""
     total = sum(sizes)
-    return [sum(sizes[i] * values[i][p] for i in range(len(values))) / total for p in range(len(values[0]))]
+    return [
+        sum(sizes[i] * values[i][p] for i in range(len(values))) / total
+        for p in range(len(values[0]))
+    ]
 
 
 def certainty_objective_loop(
@@ -99,7 +111,9 @@ def private_mean_loop(
     total = [0.0] * width
     for row in features:
         shifted = [value - middle for value, middle in zip(row, centre, strict=True)]
-        mapped = [sum(shifted[f] * whitening[f][k] for f in range(len(row))) / bound for k in range(width)]
+        mapped = [
+            sum(shifted[f] * whitening[f][k] for f in range(len(row))) / bound for k in range(width)
+        ]
         norm = math.sqrt(sum(value * value for value in mapped))
         for k in range(width):
             total[k] += mapped[k] / max(1.0, norm)
@@ -120,12 +134,17 @@ def doubly_stochastic_loop(shares: list[list[float]], *, iterations: int) -> lis
     return shares
 
 
-def moments_loop(values: Sequence[Sequence[float]], sizes: Sequence[int]) -> tuple[list[float], list[float]]:
+def moments_loop(
+    values: Sequence[Sequence[float]], sizes: Sequence[int]
+) -> tuple[list[float], list[float]]:
     """FedBE's Gaussian: mean and variance of values[client][parameter], each client counting by its size."""
     mean = weighted_average_loop(values, sizes)
     variance = []
     for p, middle in enumerate(mean):
-        squares = [size * (row[p] - middle) * (row[p] - middle) for row, size in zip(values, sizes, strict=True)]
+        squares = [
+            size * (row[p] - middle) * (row[p] - middle)
+            for row, size in zip(values, sizes, strict=True)
+        ]
         variance.append(sum(squares) / sum(sizes))
     return mean, variance
 
@@ -142,14 +161,19 @@ def convex_combination_loop(
     return combined
 
 
-def mean_probabilities_loop(logits: Sequence[Sequence[Sequence[float]]], shares: Sequence[float]) -> list[list[float]]:
+def mean_probabilities_loop(
+    logits: Sequence[Sequence[Sequence[float]]], shares: Sequence[float]
+) -> list[list[float]]:
     """sum_i r_i softmax(f_i(x)) / sum_j r_j for logits[model][example][class]."""
     examples, classes = len(logits[0]), len(logits[0][0])
     labels = []
     for x in range(examples):
         rows = [softmax_loop(model[x]) for model in logits]
         labels.append(
-            [sum(r * row[c] for r, row in zip(shares, rows, strict=True)) / sum(shares) for c in range(classes)]
+            [
+                sum(r * row[c] for r, row in zip(shares, rows, strict=True)) / sum(shares)
+                for c in range(classes)
+            ]
         )
     return labels
 
@@ -177,6 +201,9 @@ def mixed_probabilities_loop(
         total = sum(own[x] for own in scores)
         rows = [softmax_loop(model[x]) for model in logits]
         labels.append(
-            [sum(own[x] / total * row[c] for own, row in zip(scores, rows, strict=True)) for c in range(len(rows[0]))]
+            [
+                sum(own[x] / total * row[c] for own, row in zip(scores, rows, strict=True))
+                for c in range(len(rows[0]))
+            ]
         )
     return labels

@@ -39,7 +39,9 @@ def make_run(
 ) -> Path:
     """Write a run directory as the library does, with made-up numbers; ``recorded`` rounds of the last seed."""
     directory.mkdir(parents=True)
-    generator = np.random.default_rng([round(1000 * number) for number in (alpha - 0.01, participation_rate - 0.4)])
+    generator = np.random.default_rng(
+        [round(1000 * number) for number in (alpha - 0.01, participation_rate - 0.4)]
+    )
     methods, last = list(levels), rounds if recorded is None else recorded
     config = {
         "name": name,
@@ -50,7 +52,11 @@ def make_run(
         "data": {"source": "digits", "test_fraction": 0.2},
         "auxiliary": {"source": "letters"},
         "split": {"num_clients": clients, "alpha": alpha},
-        "certainty": {"mechanism": "mean", "epsilon": 1.0 if epsilon == "inf" else epsilon, "delta": 1e-5},
+        "certainty": {
+            "mechanism": "mean",
+            "epsilon": 1.0 if epsilon == "inf" else epsilon,
+            "delta": 1e-5,
+        },
     }
     (directory / "config.toml").write_text(tomli_w.dumps(config))
     environment = {
@@ -82,7 +88,13 @@ def make_run(
                         "clients_asked": [0, 1, 2, 3, 4, 5, 6, 7],
                         "clients_answered": [0, 1, 2, 4, 5, 6, 7],
                         "clients_dropped": {"3": "no data"},
-                        "seconds": {"train": 0.5, "average": 0.01, "teach": 0.2, "distill": 0.3, "evaluate": 0.04},
+                        "seconds": {
+                            "train": 0.5,
+                            "average": 0.01,
+                            "teach": 0.2,
+                            "distill": 0.3,
+                            "evaluate": 0.04,
+                        },
                         "bytes_up": 7 * 316_000,
                         "bytes_down": 8 * 316_000,
                     }
@@ -90,7 +102,9 @@ def make_run(
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
 
     tables = {str(seed): make_table(generator, clients=clients) for seed in range(seeds)}
-    (directory / "split.json").write_text(json.dumps({"classes": CLASSES, "alpha": alpha, "tables": tables}))
+    (directory / "split.json").write_text(
+        json.dumps({"classes": CLASSES, "alpha": alpha, "tables": tables})
+    )
     entries = [
         {
             "method": "fedaux",
@@ -173,7 +187,9 @@ def make_folder(
 def make_table(generator: np.random.Generator, *, clients: int) -> list[list[int]]:
     """A split [clients, 10] in which nearly every client holds one or two classes."""
     shares = generator.dirichlet([0.08] * clients, size=10).T
-    return [[int(count) for count in row] for row in np.ceil(140 * np.where(shares > 0.02, shares, 0))]
+    return [
+        [int(count) for count in row] for row in np.ceil(140 * np.where(shares > 0.02, shares, 0))
+    ]
 
 
 def make_images(table: list[list[int]]) -> Any:
@@ -186,11 +202,17 @@ def make_images(table: list[list[int]]) -> Any:
     return images
 
 
-def summary_row(method: str, metrics: list[dict[str, Any]], *, epsilon: float | str) -> dict[str, Any]:
+def summary_row(
+    method: str, metrics: list[dict[str, Any]], *, epsilon: float | str
+) -> dict[str, Any]:
     """A method's row of the summary."""
     seeds = sorted({row["seed"] for row in metrics if row["method"] == method})
     runs = [
-        [row["accuracy"] for row in metrics if (row["method"], row["seed"]) == (method, seed) and row["accuracy"]]
+        [
+            row["accuracy"]
+            for row in metrics
+            if (row["method"], row["seed"]) == (method, seed) and row["accuracy"]
+        ]
         for seed in seeds
     ]
     last, best = [run[-1] for run in runs if run], [max(run) for run in runs if run]
@@ -213,7 +235,10 @@ def read_table(text: str, heading: str, *, number: int = 0) -> dict[str, list[st
     section = re.search(rf'<h2 id="{heading}">.*?</section>', text, re.S)
     assert section, f"no section {heading}"
     body = re.findall(r"<tbody>(.*?)</tbody>", section[0], re.S)[number]
-    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in re.findall(r"<tr.*?</tr>", body, re.S)]
+    rows = [
+        re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S)
+        for row in re.findall(r"<tr.*?</tr>", body, re.S)
+    ]
     return {html.unescape(row[0]): [html.unescape(cell) for cell in row[1:]] for row in rows}
 
 

@@ -25,15 +25,26 @@ def model() -> SplitModel:
 
 
 def extractor(
-    store: Path, *, seed: int = 0, images: torch.Tensor = IMAGES, shared: Path | None = None, **changes: object
+    store: Path,
+    *,
+    seed: int = 0,
+    images: torch.Tensor = IMAGES,
+    shared: Path | None = None,
+    **changes: object,
 ) -> Weights:
     settings = {"epochs": 1, "batch_size": 20, "augmentation": Augmentation(flip=0.0)} | changes
     section = Pretraining(**settings)  # type: ignore[arg-type]
-    return pretrained_extractor(wanted(model(), section, images, seed=seed), store=store, shared=shared)
+    return pretrained_extractor(
+        wanted(model(), section, images, seed=seed), store=store, shared=shared
+    )
 
 
-def wanted(made: SplitModel, section: Pretraining, images: torch.Tensor = IMAGES, *, seed: int = 0) -> Wanted:
-    return Wanted(PROTOTYPE, made, section=section, images=images, content=content_digest(images), seed=seed)
+def wanted(
+    made: SplitModel, section: Pretraining, images: torch.Tensor = IMAGES, *, seed: int = 0
+) -> Wanted:
+    return Wanted(
+        PROTOTYPE, made, section=section, images=images, content=content_digest(images), seed=seed
+    )
 
 
 def equal(first: Weights, second: Weights) -> bool:

@@ -32,7 +32,9 @@ def write_images(folder: Path) -> Path:
     write(folder / "stl10_binary/unlabeled_X.bin", 20, 3 * 96 * 96)
     (folder / "svhn").mkdir()
     pixels = generator.integers(255, size=(32, 32, 3, 9), dtype=np.uint8)
-    scipy.io.savemat(folder / "svhn/train_32x32.mat", {"X": pixels, "y": np.ones((9, 1), dtype=np.uint8)})
+    scipy.io.savemat(
+        folder / "svhn/train_32x32.mat", {"X": pixels, "y": np.ones((9, 1), dtype=np.uint8)}
+    )
     (folder / "tinyimagenet32/data").mkdir(parents=True)
     table = pyarrow.table({"image": [b""] * 3, "wnid": ["n02099601"] * 3})
     pyarrow.parquet.write_table(table, folder / "tinyimagenet32/data/train-00000-of-00001.parquet")

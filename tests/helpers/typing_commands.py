@@ -44,10 +44,14 @@ def called(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
             cli.main()
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    return subprocess.CompletedProcess(["fedaux", *words], status, output.getvalue(), errors.getvalue())
+    return subprocess.CompletedProcess(
+        ["fedaux", *words], status, output.getvalue(), errors.getvalue()
+    )
 
 
-def typed(lines: Sequence[Sequence[str]], folder: Path, *, environment: Mapping[str, str] | None = None) -> list[str]:
+def typed(
+    lines: Sequence[Sequence[str]], folder: Path, *, environment: Mapping[str, str] | None = None
+) -> list[str]:
     """Return what each `fedaux ...` or `python FILE` prints in a folder.
 
     All run in one new process: each of its own would take seconds to load.
@@ -61,7 +65,9 @@ def typed(lines: Sequence[Sequence[str]], folder: Path, *, environment: Mapping[
 
 def invoked(folder: Path, *words: str) -> str:
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the packages that the command line is made of
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of the packages that the command line is made of
         from typer.testing import CliRunner
 
         from fedaux.cli import app

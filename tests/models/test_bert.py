@@ -59,7 +59,9 @@ def test_features_are_those_of_transformers(checkpoint: Path, words: Vocabulary)
 
 
 @pytest.mark.parametrize("options", [{}, {"pooling": "cls"}, {"causal": True}], ids=str)
-def test_padding_and_neighbours_change_no_features(words: Vocabulary, options: dict[str, Any]) -> None:
+def test_padding_and_neighbours_change_no_features(
+    words: Vocabulary, options: dict[str, Any]
+) -> None:
     made = model(size=words.size, **options).eval()
     ids = ids_of(words)
     with torch.no_grad():
@@ -111,7 +113,9 @@ def test_minilm_is_the_packages(words: Vocabulary) -> None:
         assert torch.allclose(made.features(ids), mean, atol=1e-4)
 
 
-def test_checkpoints_of_other_kinds_are_refused(checkpoint: Path, tmp_path: Path, words: Vocabulary) -> None:
+def test_checkpoints_of_other_kinds_are_refused(
+    checkpoint: Path, tmp_path: Path, words: Vocabulary
+) -> None:
     def changed(name: str, **changes: Any) -> str:
         place = tmp_path / name
         shutil.copytree(checkpoint, place)
@@ -150,12 +154,19 @@ def test_a_hub_id_is_taken_from_the_hubs_own_cache(
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
     assert checkpoints.locate("owner/name", key="x") == place / "snapshots" / ("0" * 40)
-    with pytest.raises(ValueError, match=r"x = 'owner/other': there is no such folder, and the hub could not be asked"):
+    with pytest.raises(
+        ValueError,
+        match=r"x = 'owner/other': there is no such folder, and the hub could not be asked",
+    ):
         checkpoints.locate("owner/other", key="x")
 
 
 def test_models_say_what_they_read() -> None:
-    assert {name for name in MODELS if model_input(name) == "text"} == {"bert", "minilm", "tinybert"}
+    assert {name for name in MODELS if model_input(name) == "text"} == {
+        "bert",
+        "minilm",
+        "tinybert",
+    }
 
 
 # Computing
@@ -179,7 +190,9 @@ def test_a_step_asks_the_host_for_nothing(words: Vocabulary) -> None:
     called: set[str] = set()
 
     class Listening(TorchDispatchMode):
-        def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, operation: Any, types: Any, arguments: Any = (), options: Any = None
+        ) -> Any:
             called.update(str(operation).split("."))
             return operation(*arguments, **(options or {}))
 
@@ -187,7 +200,14 @@ def test_a_step_asks_the_host_for_nothing(words: Vocabulary) -> None:
     with Listening():  # type: ignore[no-untyped-call]
         made(ids).sum().backward()
     assert "embedding" in called
-    assert not called & {"scalar_tensor", "lift_fresh", "_local_scalar_dense", "nonzero", "rand", "bernoulli"}
+    assert not called & {
+        "scalar_tensor",
+        "lift_fresh",
+        "_local_scalar_dense",
+        "nonzero",
+        "rand",
+        "bernoulli",
+    }
 
 
 @pytest.mark.usefixtures("bf16")
@@ -216,7 +236,9 @@ def test_private_training_takes_texts(words: Vocabulary) -> None:
         client=0,
     )
     assert entry.epsilon > 0
-    moved = {name for name, tensor in made.state_dict().items() if not torch.equal(tensor, before[name])}
+    moved = {
+        name for name, tensor in made.state_dict().items() if not torch.equal(tensor, before[name])
+    }
     assert moved == set(before)
 
 
@@ -238,8 +260,12 @@ def test_predictions_do_not_work_on_padding(words: Vocabulary) -> None:
     with torch.no_grad():
         torch.testing.assert_close(found, text_model.eval()(ids), rtol=1e-4, atol=1e-5)
     rows = torch.tensor([7, 3, 29, 3])
-    torch.testing.assert_close(predictor(snapshot(text_model), ids, rows=rows), found[rows], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        predictor(snapshot(text_model), ids, rows=rows), found[rows], rtol=1e-4, atol=1e-5
+    )
     again = {name: 0.5 * tensor for name, tensor in snapshot(text_model).items()}
     load(text_model, again)
     with torch.no_grad():  # other weights, the same texts, whose lengths are known by now
-        torch.testing.assert_close(predictor(again, ids, batch_size=8), text_model(ids), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            predictor(again, ids, batch_size=8), text_model(ids), rtol=1e-4, atol=1e-5
+        )

@@ -46,27 +46,38 @@ def test_forward_is_head_after_features(name: str) -> None:
 def test_resnet8_has_the_size_that_the_paper_states() -> None:
     model = MODELS["resnet8"]((3, 32, 32), 100)
     parameters = dict(model.named_parameters())
-    assert num_bytes(parameters) == pytest.approx(19.79e6, rel=1e-3)  # appendix: 19.79 MB on CIFAR-100
+    assert num_bytes(parameters) == pytest.approx(
+        19.79e6, rel=1e-3
+    )  # appendix: 19.79 MB on CIFAR-100
     assert sum(p.numel() for p in MODELS["resnet8"]((3, 32, 32), 10).parameters()) == 4_903_242
     assert model.feature_width == 512
 
 
 def test_resnet8_uses_the_names_of_common_checkpoints() -> None:
     names = set(MODELS["resnet8"]((3, 32, 32), 10).features.state_dict())
-    assert {"conv1.weight", "bn1.running_mean", "layer2.0.downsample.0.weight", "layer4.0.bn2.bias"} <= names
+    assert {
+        "conv1.weight",
+        "bn1.running_mean",
+        "layer2.0.downsample.0.weight",
+        "layer4.0.bn2.bias",
+    } <= names
 
 
 @pytest.mark.parametrize("name", ["mobilenetv2", "resnet8", "shufflenet"])
 def test_a_group_normalised_variant_keeps_size_and_names_and_has_no_buffers(name: str) -> None:
     plain, grouped = (MODELS[name]((3, 32, 32), 10) for name in (name, f"{name}-gn"))
-    assert {n: p.shape for n, p in plain.named_parameters()} == {n: p.shape for n, p in grouped.named_parameters()}
+    assert {n: p.shape for n, p in plain.named_parameters()} == {
+        n: p.shape for n, p in grouped.named_parameters()
+    }
     assert list(plain.buffers())
     assert not list(grouped.buffers())
 
 
 @pytest.mark.parametrize("name", BATCH_FREE)
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8)])
-def test_models_without_batch_normalisation_never_look_at_the_batch(name: str, shape: tuple[int, int, int]) -> None:
+def test_models_without_batch_normalisation_never_look_at_the_batch(
+    name: str, shape: tuple[int, int, int]
+) -> None:
     model = seeded(name, shape, 10).train()
     images = images_of(3, *shape)
     alone = torch.cat([model(image[None]) for image in images])
@@ -118,7 +129,9 @@ def shufflenet_layers(num_classes: int) -> Iterator[tuple[int, int]]:
     channels = 24
     for width, units in ((200, 4), (400, 8), (800, 4)):
         for _ in range(units):
-            residual = width if channels == width else width - channels  # the pooled input fills the rest
+            residual = (
+                width if channels == width else width - channels
+            )  # the pooled input fills the rest
             yield channels * (width // 4) // (1 if channels == 24 else 2), width // 4
             yield 9 * width // 4, width // 4
             yield width // 4 * residual // 2, residual
@@ -128,19 +141,29 @@ def shufflenet_layers(num_classes: int) -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("name", "layers", "parameters", "feature_width"),
-    [("mobilenetv2", mobilenetv2_layers, 700_490, 1280), ("shufflenet", shufflenet_layers, 940_858, 800)],
+    [
+        ("mobilenetv2", mobilenetv2_layers, 700_490, 1280),
+        ("shufflenet", shufflenet_layers, 940_858, 800),
+    ],
 )
 def test_sizes_are_those_of_the_published_layers(
-    name: str, layers: Callable[[int], Iterator[tuple[int, int]]], parameters: int, feature_width: int
+    name: str,
+    layers: Callable[[int], Iterator[tuple[int, int]]],
+    parameters: int,
+    feature_width: int,
 ) -> None:
     normalised = [channels for _, channels in layers(10) if channels]
-    assert sum(weights for weights, _ in layers(10)) + 2 * sum(normalised) == parameters  # a scale and a shift each
+    assert (
+        sum(weights for weights, _ in layers(10)) + 2 * sum(normalised) == parameters
+    )  # a scale and a shift each
     model = MODELS[name]((3, 32, 32), 10)
     assert count(model) == parameters
     assert model.feature_width == feature_width
     assert count(MODELS[name]((3, 32, 32), 100)) == parameters + 90 * (feature_width + 1)
     # What is sent: parameters, running mean and variance in four bytes, and a counter a layer in eight.
-    assert num_bytes(model.state_dict()) == 4 * parameters + 8 * sum(normalised) + 8 * len(normalised)
+    assert num_bytes(model.state_dict()) == 4 * parameters + 8 * sum(normalised) + 8 * len(
+        normalised
+    )
     assert num_bytes(MODELS[f"{name}-gn"]((3, 32, 32), 10).state_dict()) == 4 * parameters
 
 
@@ -154,11 +177,18 @@ def test_mobilenetv2_has_the_size_that_torchvision_states() -> None:
 @pytest.mark.parametrize(
     ("name", "size", "macs", "published"),
     [
-        ("shufflenet", 56, 24 * 27 * (112**2 - 56**2), 140e6),  # 224x224 is 56x56 behind the paper's stem (table 1)
+        (
+            "shufflenet",
+            56,
+            24 * 27 * (112**2 - 56**2),
+            140e6,
+        ),  # 224x224 is 56x56 behind the paper's stem (table 1)
         ("mobilenetv2", 224, 0, 97e6),  # the authors' figure for half width
     ],
 )
-def test_multiplications_are_those_published_for_imagenet(name: str, size: int, macs: int, published: float) -> None:
+def test_multiplications_are_those_published_for_imagenet(
+    name: str, size: int, macs: int, published: float
+) -> None:
     """Counted as convolution weights times positions, with the strides that the papers have for 224x224 images."""
     model = MODELS[name]((3, size, size), 1000).eval()
     convolutions = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
@@ -166,14 +196,18 @@ def test_multiplications_are_those_published_for_imagenet(name: str, size: int, 
         convolutions["features.0.0"].stride = convolutions["features.2.conv.1.0"].stride = (2, 2)
     positions: dict[str, int] = {}
     for key, module in convolutions.items():
-        module.register_forward_hook(lambda _, __, output, key=key: positions.update({key: output[0, 0].numel()}))
+        module.register_forward_hook(
+            lambda _, __, output, key=key: positions.update({key: output[0, 0].numel()})
+        )
     with torch.no_grad():
         model(torch.zeros(1, 3, size, size))
     macs += sum(convolutions[key].weight.numel() * number for key, number in positions.items())
     assert macs + model.feature_width * 1000 == pytest.approx(published, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["mobilenetv2", "mobilenetv2-gn", "resnet8", "shufflenet", "shufflenet-gn"])
+@pytest.mark.parametrize(
+    "name", ["mobilenetv2", "mobilenetv2-gn", "resnet8", "shufflenet", "shufflenet-gn"]
+)
 @pytest.mark.parametrize(("size", "last"), [(32, 4), (8, 1), (5, 1), (2, 1)])
 def test_the_last_map_is_an_eighth_of_the_image(name: str, size: int, last: int) -> None:
     model = seeded(name, (1, size, size), 3).train()
@@ -188,7 +222,8 @@ def test_the_last_map_is_an_eighth_of_the_image(name: str, size: int, last: int)
 
 
 @pytest.mark.parametrize(
-    ("channels", "divisible"), [(1, 8), (12, 16), (16, 16), (18, 24), (11.9, 16), (20, 24), (33, 32)]
+    ("channels", "divisible"),
+    [(1, 8), (12, 16), (16, 16), (18, 24), (11.9, 16), (20, 24), (33, 32)],
 )
 def test_channels_are_multiples_of_eight(channels: float, divisible: int) -> None:
     assert make_divisible(channels) == divisible
@@ -216,7 +251,9 @@ def test_mlp_takes_its_width_and_any_shape() -> None:
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_channel_shuffle_deals_the_groups_out(groups: int, memory_format: torch.memory_format) -> None:
+def test_channel_shuffle_deals_the_groups_out(
+    groups: int, memory_format: torch.memory_format
+) -> None:
     inputs = images_of(2, 12, 3, 5).contiguous(memory_format=memory_format)
     expected = torch.empty_like(inputs)
     for group in range(groups):
@@ -243,7 +280,11 @@ def test_a_gradient_reaches_every_parameter(name: str) -> None:
     # In inference mode, because batch statistics take out again what a shift before a convolution adds.
     model = seeded(name, (3, 32, 32), 10).eval()
     functional.cross_entropy(model(images_of(4, 3, 32, 32)), torch.arange(4)).backward()
-    without = [key for key, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 1e-7]
+    without = [
+        key
+        for key, p in model.named_parameters()
+        if p.grad is None or not p.grad.abs().max() > 1e-7
+    ]
     assert not without
 
 
@@ -262,7 +303,9 @@ def test_a_batch_can_be_learned_by_heart(name: str) -> None:
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8)])
-def test_features_have_a_sound_scale_before_any_training(name: str, shape: tuple[int, int, int]) -> None:
+def test_features_have_a_sound_scale_before_any_training(
+    name: str, shape: tuple[int, int, int]
+) -> None:
     features = seeded(name, shape, 10).eval().features(images_of(8, *shape))
     norms = features.norm(dim=1)
     assert (norms > 0.1).all()
@@ -275,7 +318,9 @@ def test_initial_weights_come_from_the_stream(name: str) -> None:
     first, second = (seeded(name, (1, 8, 8), 10).state_dict() for _ in range(2))
     assert all(torch.equal(first[key], second[key]) for key in first)
     other = MODELS[name]((1, 8, 8), 10).state_dict()
-    differing = [key for key in first if first[key].ndim > 1 and not torch.equal(first[key], other[key])]
+    differing = [
+        key for key in first if first[key].ndim > 1 and not torch.equal(first[key], other[key])
+    ]
     assert differing == [key for key in first if first[key].ndim > 1]
 
 
@@ -285,8 +330,12 @@ def test_clients_train_in_one_vectorised_step_as_they_would_alone(name: str) -> 
         models = [MODELS[name]((1, 8, 8), 3).double().train() for _ in range(2)]
     images, labels = images_of(2, 4, 1, 8, 8).double(), torch.arange(8).view(2, 4) % 3
 
-    def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(functional_call(models[0], (parameters, buffers), (inputs,)), targets)
+    def loss(
+        parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        return functional.cross_entropy(
+            functional_call(models[0], (parameters, buffers), (inputs,)), targets
+        )
 
     parameters, buffers = stack_module_state(list[nn.Module](models))
     gradients = vmap(grad(loss))(parameters, buffers, images, labels)
@@ -308,7 +357,9 @@ def test_a_network_in_channels_last_format_stays_in_it(name: str) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.register_forward_hook(
-                lambda _, __, output: layouts.append(output.is_contiguous(memory_format=torch.channels_last))
+                lambda _, __, output: layouts.append(
+                    output.is_contiguous(memory_format=torch.channels_last)
+                )
             )
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     logits = model(images.contiguous(memory_format=torch.channels_last))
@@ -356,14 +407,18 @@ def test_a_head_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no such part; it has body, body\.out, body\.in"):
         split_model(Own(), head="fc", example=torch.rand(2, 4))
     with pytest.raises(ValueError, match="not the last step"):
-        split_model(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), head="0", example=torch.rand(2, 4))
+        split_model(
+            nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), head="0", example=torch.rand(2, 4)
+        )
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("channels", [1, 3, 8])
 def test_patches_times_the_matrix_are_the_convolution(channels: int, stride: int) -> None:
     layer = ImageConvolution(channels, 16, 3, stride=stride, padding=1).double()
-    images = torch.rand(5, channels, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(
+        5, channels, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     rows = patches(layer, images)
     assert rows.shape[-1] % 8 == 0
     product = functional.linear(rows, image_matrix(layer.weight), layer.bias).permute(0, 3, 1, 2)

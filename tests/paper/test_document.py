@@ -18,11 +18,15 @@ SIGNS = "α ε δ λ μ σ τ Σ ² → × ∞ – ±"
 
 
 def small(*, name: str = "method", caption: str = "") -> Table:
-    return Table([name, "figure", "C = 0.4"], [["fedaux", "**best**", 1.5], ["fedaux", "last", "–"]], caption)
+    return Table(
+        [name, "figure", "C = 0.4"], [["fedaux", "**best**", 1.5], ["fedaux", "last", "–"]], caption
+    )
 
 
 def wide() -> Table:
-    return Table(["", "a", "b"], [["operations", "long words " * 8, "more words " * 8], ["x", "1", "2"]])
+    return Table(
+        ["", "a", "b"], [["operations", "long words " * 8, "more words " * 8], ["x", "1", "2"]]
+    )
 
 
 def test_signs_are_escaped_and_marks_become_commands() -> None:
@@ -66,10 +70,21 @@ def test_an_empty_table_is_accepted() -> None:
 
 
 def test_a_document_is_written_in_every_form_with_its_notes(tmp_path: Path) -> None:
-    document = Document("title", {"x": 1}, [Items(["found"]), "text one", small(), "text two", small(caption="second")])
+    document = Document(
+        "title",
+        {"x": 1},
+        [Items(["found"]), "text one", small(), "text two", small(caption="second")],
+    )
     outcome = write(document, tmp_path, "name", version="quick", notes=["changed: `a=1`"])
-    assert [path.name for path in outcome.files] == ["name.html", "name.md", "name.json", "name.tex"]
-    assert outcome.markdown.startswith("# name, quick version: title\n\n- found\n\ntext one\n\n| method |")
+    assert [path.name for path in outcome.files] == [
+        "name.html",
+        "name.md",
+        "name.json",
+        "name.tex",
+    ]
+    assert outcome.markdown.startswith(
+        "# name, quick version: title\n\n- found\n\ntext one\n\n| method |"
+    )
     assert outcome.markdown.endswith("\n## What differs from the paper\n\n- changed: `a=1`.\n")
     assert outcome.numbers == {"x": 1, "version": "quick", "notes": ["changed: `a=1`"]}
     latex = (tmp_path / "name.tex").read_text()
@@ -79,7 +94,10 @@ def test_a_document_is_written_in_every_form_with_its_notes(tmp_path: Path) -> N
     assert "title. text two. second.}" in second
     assert r"\label{tab:name-2}" in second
     html = (tmp_path / "name.html").read_text()
-    places = [html.index(text) for text in ("found", "text one", "fedaux", "text two", "second", "changed")]
+    places = [
+        html.index(text)
+        for text in ("found", "text one", "fedaux", "text two", "second", "changed")
+    ]
     assert places == sorted(places)
 
 
@@ -93,7 +111,9 @@ def test_a_document_without_tables_has_no_latex() -> None:
 def test_latex_accepts_it(tmp_path: Path) -> None:
     many = Table([f"column {number}" for number in range(12)], [["0.123 ± 0.456"] * 12])
     text = f"{NASTY} {SIGNS}"
-    document = Document(text, {}, [text, small(name="[a]", caption="one"), small(name="[b]"), wide(), many])
+    document = Document(
+        text, {}, [text, small(name="[a]", caption="one"), small(name="[b]"), wide(), many]
+    )
     (tmp_path / "tables.tex").write_text(document.to_latex("tab:x"))
     packages = tables.PACKAGES.removeprefix("% ")
     (tmp_path / "paper.tex").write_text(

@@ -38,7 +38,9 @@ def test_what_epsilon_means_to_each_mechanism() -> None:
 
 @pytest.fixture(scope="module")
 def iris(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return write(toy_iris.run(epsilons=(1.0,), draws=2), tmp_path_factory.mktemp("iris"), "toy-iris")
+    return write(
+        toy_iris.run(epsilons=(1.0,), draws=2), tmp_path_factory.mktemp("iris"), "toy-iris"
+    )
 
 
 def test_iris_weighted_mean_is_clearly_better(iris: Outcome) -> None:
@@ -72,7 +74,10 @@ def test_iris_comes_out_the_same_twice(iris: Outcome, tmp_path: Path) -> None:
     assert {file.suffix for file in iris.files} == {".html", ".md", ".json", ".tex", ".png", ".svg"}
     assert check_latex(files["toy-iris.tex"].read_text()) == [2, 4, 4]
     toy = toy_iris.build(toy_iris.HOLDINGS, seed=0)
-    assert toy_iris.measure(toy, seed=0, epsilons=(1.0,), draws=2) == iris.numbers["accuracy_by_mechanism"]
+    assert (
+        toy_iris.measure(toy, seed=0, epsilons=(1.0,), draws=2)
+        == iris.numbers["accuracy_by_mechanism"]
+    )
     figure = toy_iris.draw_panels(toy, iris.numbers["accuracy"])
     for ending in ("png", "svg"):
         again = tmp_path / f"toy-iris.{ending}"
@@ -86,10 +91,17 @@ def test_iris_offers_the_numbers_of_its_figures_and_says_what_is_one_draw(iris: 
     plain, weighted = iris.numbers["accuracy"].values()
     for key, reached in (("plain mean", plain), ("weighted by density", weighted)):
         assert sum(line[key] == line["class"] for line in points) / 150 == pytest.approx(reached)
-    measured = {(row["setting"], row["epsilon"]): row for row in iris.numbers["accuracy_by_mechanism"]}
+    measured = {
+        (row["setting"], row["epsilon"]): row for row in iris.numbers["accuracy_by_mechanism"]
+    }
     for line in mechanisms:
-        row = measured[line["weights from"], line["epsilon"] if line["epsilon"] == "inf" else float(line["epsilon"])]
-        assert row["least"] - 1e-6 <= float(line["accuracy"]) <= row["largest"] + 1e-6, "one of the draws"
+        row = measured[
+            line["weights from"],
+            line["epsilon"] if line["epsilon"] == "inf" else float(line["epsilon"]),
+        ]
+        assert row["least"] - 1e-6 <= float(line["accuracy"]) <= row["largest"] + 1e-6, (
+            "one of the draws"
+        )
     assert "One draw of noise; the table has means over 2." in page
     (drawn,) = (file.read_text() for file in iris.files if file.name == "toy-iris-mechanisms.svg")
     assert "one draw: " in drawn
@@ -106,7 +118,9 @@ def test_true_weights_equal_densities_by_hand() -> None:
         for mean, covariance in zip(toy.means, toy.covariances, strict=True):
             offset = point - mean
             square = offset @ np.linalg.inv(covariance) @ offset
-            densities.append(math.exp(-square / 2) / (2 * math.pi * math.sqrt(np.linalg.det(covariance))))
+            densities.append(
+                math.exp(-square / 2) / (2 * math.pi * math.sqrt(np.linalg.det(covariance)))
+            )
         for row, density in enumerate(densities):
             assert float(weights[row, column]) == pytest.approx(density / sum(densities))
 
@@ -138,10 +152,14 @@ def test_errors_shrink_with_epsilon(errors: dict[tuple[str, float], float]) -> N
 @pytest.mark.parametrize("spread", [1.0, 1.5, 3.0])
 def test_calibrated_sharpness_is_the_ratio_of_variances(spread: float) -> None:
     found = toy_gaussians.calibrate(dimension=2, spread=spread, seed=0)
-    assert found["unclipped"]["sharpness"] == pytest.approx(spread**2, rel=0.13)  # the grid's step is 12 %
+    assert found["unclipped"]["sharpness"] == pytest.approx(
+        spread**2, rel=0.13
+    )  # the grid's step is 12 %
     assert found["unclipped"]["error"] < 0.01
     if found["clipped_share"] > 0.5:
-        assert found["clipped"]["sharpness"] > 1.4 * spread**2, "clipped means are short, and want more sharpness"
+        assert found["clipped"]["sharpness"] > 1.4 * spread**2, (
+            "clipped means are short, and want more sharpness"
+        )
 
 
 CLIPPED = ("clipped", "unclipped")
@@ -154,15 +172,26 @@ def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
     second = toy_gaussians.run(**options)
     assert {**first.numbers, **second.numbers} == first.numbers
     assert {row["mechanism"] for row in first.numbers["errors"]} == set(MECHANISMS)
-    assert json.loads((tmp_path / "a" / "toy-gaussians.json").read_text()) == json.loads(json.dumps(first.numbers))
+    assert json.loads((tmp_path / "a" / "toy-gaussians.json").read_text()) == json.loads(
+        json.dumps(first.numbers)
+    )
     assert check_latex((tmp_path / "a" / "toy-gaussians.tex").read_text()) == [5, 5, 5, 7, 3]
     weights, errors = saved((tmp_path / "a" / "toy-gaussians.html").read_text()).values()
     toy = toy_gaussians.build(20, seed=0)
-    points = torch.tensor([[float(line["x"]), float(line["y"])] for line in weights[:400]], dtype=torch.float64)
+    points = torch.tensor(
+        [[float(line["x"]), float(line["y"])] for line in weights[:400]], dtype=torch.float64
+    )
     true = toy.true_weights(points)
-    assert [float(line["true weights"]) for line in weights] == pytest.approx(true.flatten().tolist(), abs=1e-3)
+    assert [float(line["true weights"]) for line in weights] == pytest.approx(
+        true.flatten().tolist(), abs=1e-3
+    )
     assert min(float(line["error"]) for line in errors if line["sharpness"]) == pytest.approx(
-        min(min(row[key]["curve"]) for row in first.numbers["calibration_without_noise"] for key in CLIPPED), abs=1e-6
+        min(
+            min(row[key]["curve"])
+            for row in first.numbers["calibration_without_noise"]
+            for key in CLIPPED
+        ),
+        abs=1e-6,
     )
 
 
@@ -177,7 +206,9 @@ def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
     outcome = write(privacy_grid.run(context, grids=GRID), tmp_path, "privacy")
     names = [name for row in outcome.numbers["rows"] for name in row["cells"]]
     assert len(names) == len(set(names)) == 1 + 1 + 2, "no scores, the ceiling, two deltas"
-    stamps = {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names}
+    stamps = {
+        name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names
+    }
     for row in outcome.numbers["rows"]:
         (name,) = row["cells"]
         stored = json.loads((tmp_path / "cells" / name / "summary.json").read_text())["rows"][0]
@@ -187,26 +218,41 @@ def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
     assert check_latex((tmp_path / "privacy.tex").read_text()) == [3]
     (offered,) = saved((tmp_path / "privacy.html").read_text()).values()
     assert [f"{line['cell']}-seed0" for line in offered] == names
-    assert [float(line["accuracy"]) for line in offered] == [row["last"]["mean"] for row in outcome.numbers["rows"]]
+    assert [float(line["accuracy"]) for line in offered] == [
+        row["last"]["mean"] for row in outcome.numbers["rows"]
+    ]
     assert privacy_grid.run(context, grids=GRID).numbers["rows"] == outcome.numbers["rows"]
-    assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
+    assert {
+        name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names
+    } == stamps
     more = privacy_grid.run(Context(tmp_path, tiny(rounds=1, seeds=[0, 1])), grids=GRID)
-    assert {name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names} == stamps
+    assert {
+        name: (tmp_path / "cells" / name / "summary.json").stat().st_mtime_ns for name in names
+    } == stamps
     for row, before in zip(more.numbers["rows"], outcome.numbers["rows"], strict=True):
         first, second = (
-            json.loads((tmp_path / "cells" / name / "summary.json").read_text())["rows"][0]["accuracy_mean"]
+            json.loads((tmp_path / "cells" / name / "summary.json").read_text())["rows"][0][
+                "accuracy_mean"
+            ]
             for name in row["cells"]
         )
         assert first == pytest.approx(before["last"]["mean"], abs=1e-6)
         assert row["last"]["mean"] == pytest.approx((first + second) / 2, abs=1e-6)
-        assert row["last"]["deviation"] == pytest.approx(abs(first - second) / math.sqrt(2), abs=1e-5)
+        assert row["last"]["deviation"] == pytest.approx(
+            abs(first - second) / math.sqrt(2), abs=1e-5
+        )
     with pytest.raises(ConfigError, match="rounds = 2"):
         privacy_grid.run(Context(tmp_path, tiny(rounds=2)), grids=GRID)
 
 
-def grid_row(last: float, best: float, deviation: float | None = None, **settings: Any) -> dict[str, Any]:
+def grid_row(
+    last: float, best: float, deviation: float | None = None, **settings: Any
+) -> dict[str, Any]:
     """Return what a grid measures at one setting."""
-    measured = {key: {"mean": mean, "deviation": deviation} for key, mean in (("last", last), ("best", best))}
+    measured = {
+        key: {"mean": mean, "deviation": deviation}
+        for key, mean in (("last", last), ("best", best))
+    }
     return {"cells": ["x-seed0"], "settings": settings, **measured}
 
 
@@ -216,10 +262,18 @@ def grid_numbers(*, mode: str = "full", seeds: Sequence[int] = (0,)) -> dict[str
     rows = [
         grid_row(accuracy, accuracy + 0.1, deviation, **chosen)
         for chosen in privacy_grid.settings_of(tiny(), privacy_grid.PAPER_GRIDS)
-        for accuracy in [min(0.1 + chosen.get("epsilon", 0.0) / 2 + chosen.get("delta", 0.0) * 100, 0.7)]
+        for accuracy in [
+            min(0.1 + chosen.get("epsilon", 0.0) / 2 + chosen.get("delta", 0.0) * 100, 0.7)
+        ]
     ]
     return {
-        **{"base": {"mode": mode}, "method": "fedaux", "rounds": 10, "seeds": list(seeds), "rows": rows},
+        **{
+            "base": {"mode": mode},
+            "method": "fedaux",
+            "rounds": 10,
+            "seeds": list(seeds),
+            "rows": rows,
+        },
         **{"unfinished": [], "version": "own", "data": ""},
     }
 
@@ -233,7 +287,9 @@ def test_grid_tells_the_last_and_the_best_round_of_every_line() -> None:
     ends = "35.0 / 45.0 | 60.0 / 70.0 | 70.0 / 80.0 |"
     assert f"| δ = 1e-6 | 10.5 / 20.5 | 12.0 / 22.0 | 15.0 / 25.0 | {ends}" in text
     assert text.count("| λ 0.01, δ = 1e-4 | 11.5 / 21.5 |") == 2, "paper and release"
-    assert text.count("70.0 / 80.0 |\n") == 10, "without noise delta means nothing: every line ends in its ceiling"
+    assert text.count("70.0 / 80.0 |\n") == 10, (
+        "without noise delta means nothing: every line ends in its ceiling"
+    )
     several = privacy_grid.describe(grid_numbers(seeds=(0, 1, 2))).to_markdown()
     assert "mean ± standard deviation over seeds 0, 1, 2" in several
     assert "| δ = 1e-6 | 10.5 ± 2.0 / 20.5 ± 2.0 |" in several
@@ -251,7 +307,9 @@ def test_three_mechanisms_fit_a_page() -> None:
     assert 72 * figure.get_figwidth() <= 720
     for axes in figure.axes:
         assert [tick.get_text() for tick in axes.get_xticklabels()][-1] == "hardly\nany\nnoise"
-        assert {len(line.get_xdata()) for line, *_ in axes.containers} == {6}, "every line reaches its ceiling"
+        assert {len(line.get_xdata()) for line, *_ in axes.containers} == {6}, (
+            "every line reaches its ceiling"
+        )
 
 
 @pytest.mark.slow
@@ -262,7 +320,9 @@ def test_grid_shows_what_is_done_and_names_what_is_not(tmp_path: Path) -> None:
     assert "- 0 of 4 settings are finished" in nothing.to_markdown()
     name = "mean-components2-epsilon0.5-delta1e-06-seed0"
     (tmp_path / "cells" / name).write_text("a file where a run would have its directory")
-    some = write(privacy_grid.run(Context(tmp_path, tiny(rounds=1)), grids=GRID), tmp_path, "privacy")
+    some = write(
+        privacy_grid.run(Context(tmp_path, tiny(rounds=1)), grids=GRID), tmp_path, "privacy"
+    )
     assert [line.partition(":")[0] for line in some.numbers["unfinished"]] == [name]
     assert [row["cells"] for row in some.numbers["rows"] if row["last"] is None] == [[name]]
     assert "- 3 of 4 settings are finished" in some.markdown
@@ -283,8 +343,12 @@ def test_grid_says_how_far_the_papers_figures_are_where_the_settings_are_its_own
     ]
     numbers = grid_numbers() | {"rows": rows, "version": "paper"}
     close, far = privacy_grid.findings(numbers)  # only these two settings have a published figure
-    assert close == "`paper`, λ = 0.01, no noise: maximum 75.0, the paper states 74.6: within 1 point."
-    assert far.endswith("ε = 0.04, δ = 1e-6: maximum 61.6, the paper states 70.8: 9.2 points below.")
+    assert (
+        close == "`paper`, λ = 0.01, no noise: maximum 75.0, the paper states 74.6: within 1 point."
+    )
+    assert far.endswith(
+        "ε = 0.04, δ = 1e-6: maximum 61.6, the paper states 70.8: 9.2 points below."
+    )
     text = privacy_grid.describe(numbers).to_markdown()
     assert "| λ 0.01, δ = 1e-6 | 50.0 / 61.6 | 60.0 / 75.0 |" in text
     (quick,) = privacy_grid.findings(numbers | {"version": "quick"})
@@ -303,13 +367,16 @@ def test_grid_refuses_unknown_mechanisms(tmp_path: Path) -> None:
 def test_ensemble_measures_plain_means_and_each_mechanism(tmp_path: Path) -> None:
     lines: list[str] = []
     context = Context(tmp_path, tiny(seeds=[0, 1]), on_line=lines.append)
-    outcome = write(ensemble.run(context, alphas=(0.1, 10.0), mechanisms=("mean",)), tmp_path, "ensemble")
+    outcome = write(
+        ensemble.run(context, alphas=(0.1, 10.0), mechanisms=("mean",)), tmp_path, "ensemble"
+    )
     kinds = ["plain logits", "plain probabilities", "mean logits", "mean probabilities"]
     assert [row["weights"] for row in outcome.numbers["rows"]] == kinds * 4
     assert len(lines) == 16
     first, second = (100 * row["accuracy"] for row in outcome.numbers["rows"][:8:4])
     assert (
-        f"| plain logits | {(first + second) / 2:.1f} ± {abs(first - second) / math.sqrt(2):.1f} |" in outcome.markdown
+        f"| plain logits | {(first + second) / 2:.1f} ± {abs(first - second) / math.sqrt(2):.1f} |"
+        in outcome.markdown
     )
     assert check_latex((tmp_path / "ensemble.tex").read_text()) == [3]
 
@@ -319,7 +386,10 @@ def test_ensemble_measures_plain_means_and_each_mechanism(tmp_path: Path) -> Non
 
 def test_nearest_neighbours_equal_a_loop() -> None:
     generator = torch.Generator().manual_seed(0)
-    queries, features = torch.randn(5, 7, generator=generator), torch.randn(30, 7, generator=generator)
+    queries, features = (
+        torch.randn(5, 7, generator=generator),
+        torch.randn(30, 7, generator=generator),
+    )
     indices, similarities = similar_images.nearest(queries, features, count=4)
     for row, query in enumerate(queries.double()):
         found = []
@@ -334,15 +404,22 @@ def test_nearest_neighbours_equal_a_loop() -> None:
 @pytest.mark.parametrize("mechanism", ["mean", "paper"])
 def test_similar_images_shows_private_images_and_says_so(tmp_path: Path, mechanism: str) -> None:
     base = tiny(certainty={"mechanism": mechanism})
-    document = similar_images.run(Context(tmp_path, base), num_clients=2, num_images=3, num_neighbours=2)
+    document = similar_images.run(
+        Context(tmp_path, base), num_clients=2, num_images=3, num_neighbours=2
+    )
     outcome = write(document, tmp_path, "similar-images")
     assert "simulations only" in outcome.markdown
     assert outcome.markdown.startswith("# similar-images: public images")
-    assert "Data: handwritten digits (embedded); public data: rendered letters (embedded)." in outcome.markdown
+    assert (
+        "Data: handwritten digits (embedded); public data: rendered letters (embedded)."
+        in outcome.markdown
+    )
     assert check_latex((tmp_path / "similar-images.tex").read_text()) == [6]
     assert "simulations only" in (tmp_path / "similar-images.svg").read_text()
     for side, offered in zip(
-        ("without_noise", "with_noise"), saved((tmp_path / "similar-images.html").read_text()).values(), strict=True
+        ("without_noise", "with_noise"),
+        saved((tmp_path / "similar-images.html").read_text()).values(),
+        strict=True,
     ):
         own = [
             (row["client"], index)
@@ -356,18 +433,24 @@ def test_similar_images_shows_private_images_and_says_so(tmp_path: Path, mechani
     for row in outcome.numbers["clients"]:
         for side in ("without_noise", "with_noise"):
             assert len(set(row[side]["top_images"])) == 3
-            assert {index for line in row[side]["neighbours"] for index in line} <= set(parts[row["client"]].tolist())
+            assert {index for line in row[side]["neighbours"] for index in line} <= set(
+                parts[row["client"]].tolist()
+            )
             assert all(line == sorted(line, reverse=True) for line in row[side]["similarities"])
 
 
 def test_similar_images_are_those_that_a_run_scores_highest(tmp_path: Path) -> None:
     base = tiny(certainty={"epsilon": 0.5})
-    outcome = similar_images.run(Context(tmp_path, base), num_clients=2, num_images=3, num_neighbours=2)
+    outcome = similar_images.run(
+        Context(tmp_path, base), num_clients=2, num_images=3, num_neighbours=2
+    )
     data, auxiliary = load_labelled(base.data), load_auxiliary(base.auxiliary)
     work = execute.Work(base, RunDirectory(tmp_path, base), data, auxiliary, execute.NullCallback())
     task = work.task("fedaux", 0)
     clients = SimulatedClients(task, data.images, data.labels, execute.split_for(base, data, 0))
-    state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=execute.NullCallback())
+    state, preparation = prepare(
+        task, clients, extractor=work.extractor(task), callback=execute.NullCallback()
+    )
     scorer = Scorer(task, preparation)
     present = sorted(state.releases)
     for row in outcome.numbers["clients"]:

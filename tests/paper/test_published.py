@@ -28,7 +28,10 @@ def rows_of(tex: str, label: str) -> list[list[str]]:
     after = tex.split(f"\\label{{{label}}}")[1]
     body = after.split("\\begin{tabular}")[1].split("\\end{tabular}")[0].split("\\midrule", 1)[1]
     lines = body.replace("\\midrule", " ").replace("\\bottomrule", " ").split("\\\\")
-    cells = [[re.sub(r"\\(?:textbf|textsc)|[{}]", "", cell).strip() for cell in line.split("&")] for line in lines]
+    cells = [
+        [re.sub(r"\\(?:textbf|textsc)|[{}]", "", cell).strip() for cell in line.split("&")]
+        for line in lines
+    ]
     return [line for line in cells if len(line) > 1]
 
 
@@ -47,14 +50,19 @@ def method_of(cell: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("table1", 54), ("table2", 48), ("table3", 56), ("cifar100", 24), ("nlp", 12)]
+    ("name", "count"),
+    [("table1", 54), ("table2", 48), ("table3", 56), ("cifar100", 24), ("nlp", 12)],
 )
 def test_every_accuracy_is_the_printed_one(tex: str, name: str, count: int) -> None:
     table = published.tables()[name]
     printed: dict[str, list[str]] = {}
     for line in rows_of(tex, table["label"]):
         names = [cell for cell in line if cell.startswith("Fed")]
-        own = [cell for cell in line if cell not in names and not (name == "table2" and cell in ("0.01", "100.00"))]
+        own = [
+            cell
+            for cell in line
+            if cell not in names and not (name == "table2" and cell in ("0.01", "100.00"))
+        ]
         printed.setdefault(method_of(names[0]), []).extend(figures_of(own))
     stored: dict[str, list[str]] = {}
     for block in table["blocks"].values():
@@ -88,7 +96,9 @@ def test_mu_is_the_printed_one_at_the_nearer_alpha(tex: str) -> None:
         alpha = float(line[1] or alpha)
         if line[4] != "-":
             found[method_of(line[0]), alpha] = float(line[4])
-    assert set(found) == {(method, alpha) for method in ("fedprox", "fedprox+p") for alpha in (0.01, 100.0)}
+    assert set(found) == {
+        (method, alpha) for method in ("fedprox", "fedprox+p") for alpha in (0.01, 100.0)
+    }
     for (method, alpha), mu in found.items():
         assert published.tuned_proximal(method, alpha) == mu
     for method in ("fedprox", "fedprox+p"):
@@ -102,14 +112,21 @@ def test_mu_is_the_printed_one_at_the_nearer_alpha(tex: str) -> None:
 
 def test_headings_are_the_printed_ones(tex: str) -> None:
     def heading(label: str) -> str:
-        return tex.split(f"\\label{{{label}}}")[1].split("\\begin{tabular}")[1].split("\\midrule")[0]
+        return (
+            tex.split(f"\\label{{{label}}}")[1].split("\\begin{tabular}")[1].split("\\midrule")[0]
+        )
 
     tables = published.tables()
     for name in ("table1", "table3", "cifar100", "nlp"):
         said = [
-            float(number) for number in re.findall(rf"\$(?:C=|\\alpha=)?({NUMBER})\$", heading(tables[name]["label"]))
+            float(number)
+            for number in re.findall(
+                rf"\$(?:C=|\\alpha=)?({NUMBER})\$", heading(tables[name]["label"])
+            )
         ]
-        columns = [column for block in tables[name]["blocks"].values() for column in block["columns"]]
+        columns = [
+            column for block in tables[name]["blocks"].values() for column in block["columns"]
+        ]
         expected = [float(column.split(" = ")[1]) for column in columns]
         if name == "table1":
             expected = [0.01, 100.0, *expected]
@@ -129,7 +146,9 @@ def test_figures_in_the_text_stand_there(tex: str) -> None:
 
 def test_settings_that_the_defaults_and_recipes_take_stand_there(tex: str) -> None:
     (pretrained,) = re.findall(r"Pre-training strategy:.*", tex)
-    assert re.search(r"Adam optimizer, learning rate set to \$10\^\{-3\}\$ and a batch-size of 512", pretrained)
+    assert re.search(
+        r"Adam optimizer, learning rate set to \$10\^\{-3\}\$ and a batch-size of 512", pretrained
+    )
     (appendix,) = re.findall(r"As mentioned in section 4\.3.*", tex)
     for said in (
         r"$\epsilon = 0.1$ and $\delta=10^{-5}$",
@@ -176,4 +195,6 @@ def test_the_page_of_printed_tables_is_up_to_date(monkeypatch: pytest.MonkeyPatc
     docs = ROOT / "docs"
     monkeypatch.syspath_prepend(str(docs))
     page = importlib.import_module("make_published").render()
-    assert page == (docs / "published.md").read_text(encoding="utf-8"), "run python docs/make_published.py"
+    assert page == (docs / "published.md").read_text(encoding="utf-8"), (
+        "run python docs/make_published.py"
+    )

@@ -31,7 +31,18 @@ def test_every_table_and_figure_has_its_name() -> None:
     listed = command.listing().cells
     names = {row[0] for row in listed}
     assert names == {
-        *("table1", "table2", "table3", "cifar100", "nlp", "hpo", "architectures", "curves", "linear", "privacy"),
+        *(
+            "table1",
+            "table2",
+            "table3",
+            "cifar100",
+            "nlp",
+            "hpo",
+            "architectures",
+            "curves",
+            "linear",
+            "privacy",
+        ),
         *("split", "toy-iris", "toy-gaussians", "similar-images", "qualitative", "ensemble"),
     }
     assert all(all(row) for row in listed)
@@ -48,7 +59,10 @@ def test_what_all_image_studies_share_is_the_paper_s(root: Path) -> None:
             assert (distillation.batch_size, distillation.epochs) == (128, 1)
             assert (experiment.certainty.epsilon, experiment.certainty.delta) == (0.1, 1e-5)
             assert experiment.auxiliary.negatives_fraction == 0.2
-            assert (experiment.pretraining.learning_rate, experiment.pretraining.batch_size) == (1e-3, 512)
+            assert (experiment.pretraining.learning_rate, experiment.pretraining.batch_size) == (
+                1e-3,
+                512,
+            )
             assert experiment.bayesian.samples == 10
             assert experiment.rounds == (1 if name == "table3" else 100)
 
@@ -57,8 +71,24 @@ def test_table1_is_the_paper_s_grid(root: Path) -> None:
     cells = settings(planned("table1", root))
     assert len(cells) == 9 * 2 * 3 * 3
     found = {(e.method[0], e.split.alpha, e.participation_rate, e.seeds[0]) for e in cells}
-    methods = ["fedavg", "fedprox", "feddf", "fedbe", "fedavg+p", "fedprox+p", "feddf+p", "fedbe+p", "fedaux"]
-    assert found == {(m, a, c, s) for m in methods for a in (0.01, 100.0) for c in (0.2, 0.4, 0.8) for s in (0, 1, 2)}
+    methods = [
+        "fedavg",
+        "fedprox",
+        "feddf",
+        "fedbe",
+        "fedavg+p",
+        "fedprox+p",
+        "feddf+p",
+        "fedbe+p",
+        "fedaux",
+    ]
+    assert found == {
+        (m, a, c, s)
+        for m in methods
+        for a in (0.01, 100.0)
+        for c in (0.2, 0.4, 0.8)
+        for s in (0, 1, 2)
+    }
     assert {e.split.num_clients for e in cells} == {20}
     assert {e.prototypes[0].model for e in cells} == {"resnet8"}
     assert {(e.data.source, e.auxiliary.source, e.auxiliary.image_size) for e in cells} == {
@@ -72,8 +102,15 @@ def test_table2_has_eight_sets_of_public_data(root: Path) -> None:
     assert len(cells) == 3 * 2 * 8 * 3
     assert {(e.split.num_clients, e.participation_rate) for e in cells} == {(40, 0.4)}
     kinds = Counter((e.auxiliary.source, e.auxiliary.wordnet) for e in cells)
-    subsets = [("parquet", name) for name in ("invertebrates", "birds", "devices", "dogs", "structures")]
-    assert set(kinds) == {("stl10-binary", None), ("cifar100-binary", None), ("svhn", None), *subsets}
+    subsets = [
+        ("parquet", name) for name in ("invertebrates", "birds", "devices", "dogs", "structures")
+    ]
+    assert set(kinds) == {
+        ("stl10-binary", None),
+        ("cifar100-binary", None),
+        ("svhn", None),
+        *subsets,
+    }
     assert set(kinds.values()) == {18}
     assert prepared.notes == ("Tiny-ImageNet stands in for ImageNet",)
     neighbours = [(e.auxiliary.source, e.auxiliary.path) for e in cells]
@@ -86,24 +123,46 @@ OURS = "auxiliary=[Tiny-ImageNet,Animals,Dogs,Noise]"
 
 def test_table2_has_columns_of_ours_where_they_are_named(root: Path, tmp_path: Path) -> None:
     (checkpoint := tmp_path / "h0.safetensors").touch()
-    prepared = planned("table2", root, auxiliary="tinyimagenet32", only=["alpha=0.01", OURS], overrides=["rounds=10"])
+    prepared = planned(
+        "table2",
+        root,
+        auxiliary="tinyimagenet32",
+        only=["alpha=0.01", OURS],
+        overrides=["rounds=10"],
+    )
     cells = settings(prepared)
     assert len(cells) == 3 * 4 * 3
-    assert [value.label for value in prepared.grid.columns.values] == ["Dogs", "Animals", "Tiny-ImageNet", "Noise"]
+    assert [value.label for value in prepared.grid.columns.values] == [
+        "Dogs",
+        "Animals",
+        "Tiny-ImageNet",
+        "Noise",
+    ]
     assert {e.rounds for e in cells} == {10}
-    found = {(e.auxiliary.source, e.auxiliary.wordnet, e.auxiliary.size, e.auxiliary.path is None) for e in cells}
+    found = {
+        (e.auxiliary.source, e.auxiliary.wordnet, e.auxiliary.size, e.auxiliary.path is None)
+        for e in cells
+    }
     read = {("parquet", name, None, False) for name in (None, "animals", "dogs")}
     assert found == {*read, ("noise", None, 100_000, True)}
     for place in prepared.places.values():
         assert (published.printed("table2", place.block, place.column, place.method) is None) == (
             place.column != "Dogs"
         )
-    small = settings(planned("table2", root, only=["auxiliary=Noise"], overrides=["auxiliary.size=300"]))
+    small = settings(
+        planned("table2", root, only=["auxiliary=Noise"], overrides=["auxiliary.size=300"])
+    )
     assert {e.auxiliary.size for e in small} == {300}
-    one_h0 = settings(planned("table2", root, only=[OURS], overrides=[f"pretraining.checkpoint={checkpoint}"]))
+    one_h0 = settings(
+        planned("table2", root, only=[OURS], overrides=[f"pretraining.checkpoint={checkpoint}"])
+    )
     assert {e.pretraining.checkpoint for e in one_h0} == {str(checkpoint)}
-    with pytest.raises(ValueError, match="STL-10 and Tiny-ImageNet read the same data; should be one of them"):
-        planned("table2", root, auxiliary="tinyimagenet32", only=["auxiliary=[STL-10,Tiny-ImageNet]"])
+    with pytest.raises(
+        ValueError, match="STL-10 and Tiny-ImageNet read the same data; should be one of them"
+    ):
+        planned(
+            "table2", root, auxiliary="tinyimagenet32", only=["auxiliary=[STL-10,Tiny-ImageNet]"]
+        )
     floor = planned("table1", root, auxiliary="noise")
     assert {(e.auxiliary.source, e.auxiliary.size) for e in settings(floor)} == {("noise", 100_000)}
     assert "noise stands in for STL-10" in floor.notes
@@ -122,31 +181,43 @@ def test_table3_cifar100_and_linear_are_the_paper_s_grids(root: Path) -> None:
     one_shot = settings(planned("table3", root))
     assert len(one_shot) == 7 * 2 * 4 * 3
     assert {(e.split.num_clients, e.participation_rate) for e in one_shot} == {(100, 1.0)}
-    assert {(e.prototypes[0].model, len(e.prototypes)) for e in one_shot} == {("mobilenetv2", 1), ("shufflenet", 1)}
+    assert {(e.prototypes[0].model, len(e.prototypes)) for e in one_shot} == {
+        ("mobilenetv2", 1),
+        ("shufflenet", 1),
+    }
     assert sorted({e.split.alpha for e in one_shot}) == [0.01, 0.04, 0.16, 10.24]
     many = settings(planned("cifar100", root))
     assert len(many) == 4 * 6
     assert {e.data.source for e in many} == {"cifar100-binary"}
     assert sorted({e.split.alpha for e in many}) == SIX
     linear = settings(planned("linear", root))
-    assert {(e.mode, e.split.num_clients, e.participation_rate) for e in linear} == {("linear", 80, 0.4)}
+    assert {(e.mode, e.split.num_clients, e.participation_rate) for e in linear} == {
+        ("linear", 80, 0.4)
+    }
     assert sorted({e.split.alpha for e in linear}) == SIX
 
 
-def test_architectures_has_the_paper_s_populations_and_shares_its_runs_with_curves(root: Path) -> None:
+def test_architectures_has_the_paper_s_populations_and_shares_its_runs_with_curves(
+    root: Path,
+) -> None:
     prepared = planned("architectures", root)
     federated = [cell for cell in prepared.cells if prepared.places[cell.name].method != CENTRAL]
     found = {
-        (tuple(p.model for p in cell.experiment.prototypes), cell.experiment.split.num_clients) for cell in federated
+        (tuple(p.model for p in cell.experiment.prototypes), cell.experiment.split.num_clients)
+        for cell in federated
     }
     three = ("resnet8", "mobilenetv2", "shufflenet")
     assert found == {(three[:1], 80), (three[1:2], 100), (three[2:], 100), (three, 60)}
     assert len(federated) == 3 * 4 * 6
     central = [cell.experiment for cell in prepared.cells if cell not in federated]
-    assert [(e.split.num_clients, e.participation_rate, len(e.prototypes)) for e in central] == [(1, 1.0, 1)] * 3
+    assert [(e.split.num_clients, e.participation_rate, len(e.prototypes)) for e in central] == [
+        (1, 1.0, 1)
+    ] * 3
     curves = {cell.name: cell.experiment.sha256() for cell in planned("curves", root).cells}
     assert curves == {cell.name: cell.experiment.sha256() for cell in federated}
-    assert command.default_folder("curves", quick=False) == command.default_folder("architectures", quick=False)
+    assert command.default_folder("curves", quick=False) == command.default_folder(
+        "architectures", quick=False
+    )
 
 
 def test_hpo_tunes_what_a_method_looks_at(root: Path) -> None:
@@ -158,16 +229,27 @@ def test_hpo_tunes_what_a_method_looks_at(root: Path) -> None:
     }
     rates = {1e-2, 1e-3, 1e-4, 1e-5}
     for experiment in settings(prepared):
-        assert (experiment.rounds, experiment.split.num_clients, experiment.participation_rate) == (50, 20, 0.4)
+        assert (experiment.rounds, experiment.split.num_clients, experiment.participation_rate) == (
+            50,
+            20,
+            0.4,
+        )
         assert experiment.local.learning_rate in rates
-    assert {e.distillation.learning_rate for e in settings(prepared) if e.method == ("fedaux",)} == rates
+    assert {
+        e.distillation.learning_rate for e in settings(prepared) if e.method == ("fedaux",)
+    } == rates
     assert {e.local.proximal for e in settings(prepared) if e.method == ("fedprox",)} == rates
 
 
 def test_privacy_and_similar_images_have_the_paper_s_settings(root: Path) -> None:
     request = Request(root / "out", data_root=root)
     base, _ = command.base_of("privacy", EXPERIMENTS["privacy"], request, None)
-    assert (base.rounds, base.split.num_clients, base.participation_rate, base.split.alpha) == (10, 40, 0.4, 0.01)
+    assert (base.rounds, base.split.num_clients, base.participation_rate, base.split.alpha) == (
+        10,
+        40,
+        0.4,
+        0.01,
+    )
     grids = privacy_grid.PAPER_GRIDS
     assert {0.04, 0.1} <= set(grids["paper"]["epsilon"])
     assert 1e-6 in grids["paper"]["delta"]
@@ -185,9 +267,13 @@ def test_nlp_says_where_texts_cannot_be_read(root: Path, monkeypatch: pytest.Mon
         raise ValueError(name)
 
     monkeypatch.setattr(running, "find_recipe", none)
-    with pytest.raises(ValueError, match="not available, because this version of fedaux cannot read texts"):
+    with pytest.raises(
+        ValueError, match="not available, because this version of fedaux cannot read texts"
+    ):
         planned("nlp", root)
-    assert "not in this version" in next(row[1] for row in command.listing().cells if row[0] == "nlp")
+    assert "not in this version" in next(
+        row[1] for row in command.listing().cells if row[0] == "nlp"
+    )
 
 
 def test_nlp_is_listed_and_says_what_it_needs(tmp_path: Path) -> None:
@@ -202,7 +288,9 @@ def test_nlp_is_listed_and_says_what_it_needs(tmp_path: Path) -> None:
     ):
         (tmp_path / name).mkdir()
         for part in ("train", "test"):
-            pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / name / f"{part}-0.parquet")
+            pyarrow.parquet.write_table(
+                pyarrow.table(columns), tmp_path / name / f"{part}-0.parquet"
+            )
     with pytest.raises(ValueError, match="1 of 3 data sets missing") as error:
         plan(STUDIES["nlp"], Request(tmp_path, data_root=tmp_path))
     assert str(error.value).endswith("The data suffice for --only 'data=[ag_news]'")
@@ -220,7 +308,9 @@ def test_another_set_takes_the_place_of_stl10(root: Path) -> None:
 
 
 def test_missing_data_is_named_with_its_place(tmp_path: Path, root: Path) -> None:
-    with pytest.raises(ValueError, match=r"--data-root: missing; CIFAR-10, STL-10 .* or give --quick"):
+    with pytest.raises(
+        ValueError, match=r"--data-root: missing; CIFAR-10, STL-10 .* or give --quick"
+    ):
         plan(STUDIES["table1"], Request(tmp_path))
     with pytest.raises(ValueError, match="there is no such folder"):
         plan(STUDIES["table1"], Request(tmp_path, data_root=tmp_path / "nothing"))
@@ -229,7 +319,10 @@ def test_missing_data_is_named_with_its_place(tmp_path: Path, root: Path) -> Non
     with pytest.raises(ValueError, match="2 of 2 data sets missing") as error:
         plan(STUDIES["table1"], Request(tmp_path, data_root=tmp_path))
     said = str(error.value)
-    assert f"CIFAR-10: none of {tmp_path}/cifar10/train*.parquet, {tmp_path}/cifar10/data_batch_*.bin" in said
+    assert (
+        f"CIFAR-10: none of {tmp_path}/cifar10/train*.parquet, {tmp_path}/cifar10/data_batch_*.bin"
+        in said
+    )
     assert "--aux tinyimagenet32 takes it instead" in said
     assert not (tmp_path / "cells").exists()
 
@@ -244,17 +337,25 @@ def test_the_hub_s_folders_a_configuration_are_found(tmp_path: Path) -> None:
     unlabeled.touch()
     assert datasets.locate(tmp_path, ["stl10"])["stl10"].path == unlabeled.parent.resolve()
     (tmp_path / "stl10/train-00000-of-00001.parquet").touch()
-    assert datasets.locate(tmp_path, ["stl10"])["stl10"].path == unlabeled.resolve(), "not the labelled ones"
+    assert datasets.locate(tmp_path, ["stl10"])["stl10"].path == unlabeled.resolve(), (
+        "not the labelled ones"
+    )
 
 
 def test_a_part_can_be_asked_for(root: Path) -> None:
     prepared = planned(
-        "table1", root, only=["alpha=0.01", "C=[0.4,0.8]", "method=[fedaux,fedavg]"], also=["fedaux+m"], seeds=2
+        "table1",
+        root,
+        only=["alpha=0.01", "C=[0.4,0.8]", "method=[fedaux,fedavg]"],
+        also=["fedaux+m"],
+        seeds=2,
     )
     whole = {cell.name for cell in planned("table1", root).cells}
     names = [cell.name for cell in prepared.cells]
     assert len(names) == 2 * 3 * 2
-    assert {name for name in names if "fedaux+m" not in name} <= whole, "a part's runs count for the whole"
+    assert {name for name in names if "fedaux+m" not in name} <= whole, (
+        "a part's runs count for the whole"
+    )
     for only, said in {
         "alpha=0.02": "there is no such value",
         "beta=1": "should be KEY=VALUE with one of alpha, C, method",
@@ -271,15 +372,28 @@ def test_a_part_can_be_asked_for(root: Path) -> None:
 
 def test_mu_is_the_paper_s_for_each_method_and_alpha(root: Path) -> None:
     prepared = planned("table1", root, seeds=1)
-    found = {(e.method[0], e.split.alpha): e.local.proximal for e in settings(prepared) if "prox" in e.method[0]}
+    found = {
+        (e.method[0], e.split.alpha): e.local.proximal
+        for e in settings(prepared)
+        if "prox" in e.method[0]
+    }
     assert found == {
         **{("fedprox", 0.01): 0.01, ("fedprox", 100.0): 0.001},
         **{("fedprox+p", 0.01): 0.01, ("fedprox+p", 100.0): 0.0001},
     }
-    assert {e.local.proximal for e in settings(prepared) if "prox" not in e.method[0]} == {Local().proximal}
+    assert {e.local.proximal for e in settings(prepared) if "prox" not in e.method[0]} == {
+        Local().proximal
+    }
     (note,) = prepared.notes
-    assert "fedprox 0.01 at α = 0.01; fedprox+p 0.01 at α = 0.01; fedprox 0.001 at α = 100; fedprox+p 0.0001" in note
-    linear = {e.split.alpha: e.local.proximal for e in settings(planned("linear", root)) if e.method == ("fedprox+p",)}
+    assert (
+        "fedprox 0.01 at α = 0.01; fedprox+p 0.01 at α = 0.01; fedprox 0.001 at α = 100; fedprox+p 0.0001"
+        in note
+    )
+    linear = {
+        e.split.alpha: e.local.proximal
+        for e in settings(planned("linear", root))
+        if e.method == ("fedprox+p",)
+    }
     assert linear == dict.fromkeys(SIX[:4], 0.01) | dict.fromkeys(SIX[4:], 0.0001)
     changed = planned("table1", root, overrides=["local.proximal=0.01"])
     assert {cell.experiment.local.proximal for cell in changed.cells} == {0.01}
@@ -288,7 +402,8 @@ def test_mu_is_the_paper_s_for_each_method_and_alpha(root: Path) -> None:
 
 def test_folders_from_before_mu_was_the_paper_s_can_be_gone_on_with(root: Path) -> None:
     before = {
-        cell.name: cell.experiment.sha256() for cell in planned("table1", root, overrides=["local.proximal=0.01"]).cells
+        cell.name: cell.experiment.sha256()
+        for cell in planned("table1", root, overrides=["local.proximal=0.01"]).cells
     }
     now = {cell.name: cell.experiment.sha256() for cell in planned("table1", root).cells}
     shared = before.keys() & now.keys()
@@ -304,7 +419,9 @@ def test_folders_from_before_mu_was_the_paper_s_can_be_gone_on_with(root: Path) 
 
 
 @pytest.mark.parametrize("name", [name for name in STUDIES if name != "nlp"])
-def test_quick_versions_keep_the_methods_and_say_what_is_cut(name: str, tmp_path: Path, root: Path) -> None:
+def test_quick_versions_keep_the_methods_and_say_what_is_cut(
+    name: str, tmp_path: Path, root: Path
+) -> None:
     quick = plan(STUDIES[name], Request(tmp_path, quick=True))
     assert quick.methods == planned(name, root).methods
     assert quick.grid.cut
@@ -314,11 +431,16 @@ def test_quick_versions_keep_the_methods_and_say_what_is_cut(name: str, tmp_path
         plan(STUDIES[name], Request(tmp_path, quick=True, auxiliary="tinyimagenet32"))
 
 
-def test_the_papers_figures_stand_beside_the_same_experiment_only(root: Path, tmp_path: Path) -> None:
+def test_the_papers_figures_stand_beside_the_same_experiment_only(
+    root: Path, tmp_path: Path
+) -> None:
     execute.run(tiny(method=["fedavg"], rounds=1), out=tmp_path / "another run")
     for mode, shown in (("full", True), ("linear", False)):
         prepared = planned(
-            "table1", root, overrides=[f"mode={mode}"], only=["method=[fedavg+p,fedaux]", "alpha=0.01", "C=0.4"]
+            "table1",
+            root,
+            overrides=[f"mode={mode}"],
+            only=["method=[fedavg+p,fedaux]", "alpha=0.01", "C=0.4"],
         )
         rows = running.measure(STUDIES["table1"], prepared, tmp_path)
         assert [row["published"] is not None for row in rows] == [shown, shown]
@@ -334,7 +456,9 @@ def test_only_narrows_one_axis_at_a_time() -> None:
 
 
 def test_options_are_those_of_the_experiment() -> None:
-    assert command.read_options("split", EXPERIMENTS["split"], ["alphas=[0.1]"]) == {"alphas": [0.1]}
+    assert command.read_options("split", EXPERIMENTS["split"], ["alphas=[0.1]"]) == {
+        "alphas": [0.1]
+    }
     with pytest.raises(ValueError, match="--with context: split has no such option; it has alphas"):
         command.read_options("split", EXPERIMENTS["split"], ["context=1"])
     with pytest.raises(ValueError, match="should be a value like"):
@@ -342,10 +466,17 @@ def test_options_are_those_of_the_experiment() -> None:
 
 
 def test_what_the_command_line_changed_is_on_the_page(root: Path, tmp_path: Path) -> None:
-    outcome = command.reproduce("split", Request(tmp_path, quick=True, overrides=["split.num_clients=5"]))
+    outcome = command.reproduce(
+        "split", Request(tmp_path, quick=True, overrides=["split.num_clients=5"])
+    )
     assert outcome.markdown.endswith("\n\n- changed: `split.num_clients=5`.\n")
     assert outcome.markdown == (tmp_path / "split.md").read_text()
-    assert "<li>changed: <code>split.num_clients=5</code>.</li>" in (tmp_path / "split.html").read_text()
-    request = Request(tmp_path, data_root=root, auxiliary="tinyimagenet32", overrides=["mode=linear"])
+    assert (
+        "<li>changed: <code>split.num_clients=5</code>.</li>"
+        in (tmp_path / "split.html").read_text()
+    )
+    request = Request(
+        tmp_path, data_root=root, auxiliary="tinyimagenet32", overrides=["mode=linear"]
+    )
     _, notes = command.base_of("privacy", EXPERIMENTS["privacy"], request, None)
     assert notes == ["Tiny-ImageNet stands in for STL-10"]

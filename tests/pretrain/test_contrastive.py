@@ -42,7 +42,9 @@ def pretrain(features: nn.Module, images: Tensor, **changes: Any) -> list[float]
     own: dict[str, Any] = {"feature_width": 16, "generator": seeded()} | {
         key: changes[key] for key in OWN & changes.keys()
     }
-    settings = section(**{key: value for key, value in changes.items() if key not in OWN | WATCHING})
+    settings = section(
+        **{key: value for key, value in changes.items() if key not in OWN | WATCHING}
+    )
     training = Training(features, images, section=settings, **own)
     module.pretrain(training, **{key: changes[key] for key in WATCHING & changes.keys()})
     return training.losses
@@ -53,7 +55,9 @@ def pretrain(features: nn.Module, images: Tensor, **changes: Any) -> list[float]
 def test_nt_xent_equals_the_loop(pairs: int, temperature: float) -> None:
     projections = torch.randn(2 * pairs, 4, generator=seeded(), dtype=torch.float64)
     expected = nt_xent_loop(projections.tolist(), temperature=temperature)
-    assert float(nt_xent(projections, temperature=temperature)) == pytest.approx(expected, abs=1e-12)
+    assert float(nt_xent(projections, temperature=temperature)) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_nt_xent_gradient_equals_finite_differences() -> None:
@@ -66,7 +70,10 @@ def test_nt_xent_ignores_length_and_prefers_true_pairs() -> None:
     lengths = torch.rand(10, 1, generator=seeded(1)) + 0.5
     paired = torch.cat([views, views])
     torch.testing.assert_close(
-        nt_xent(paired * lengths, temperature=0.5), nt_xent(paired, temperature=0.5), atol=1e-5, rtol=0
+        nt_xent(paired * lengths, temperature=0.5),
+        nt_xent(paired, temperature=0.5),
+        atol=1e-5,
+        rtol=0,
     )
     wrong = torch.cat([views, views.roll(1, 0)])
     assert nt_xent(paired, temperature=0.5) < nt_xent(wrong, temperature=0.5)
@@ -111,7 +118,9 @@ def barlow_loop(projections: Sequence[Sequence[float]], *, redundancy: float) ->
 def test_barlow_twins_equals_the_loop(pairs: int, width: int, redundancy: float) -> None:
     projections = torch.randn(2 * pairs, width, generator=seeded(), dtype=torch.float64)
     expected = barlow_loop(projections.tolist(), redundancy=redundancy)
-    assert float(barlow_twins(projections, redundancy=redundancy)) == pytest.approx(expected, abs=1e-12)
+    assert float(barlow_twins(projections, redundancy=redundancy)) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 def test_barlow_twins_gradient_equals_finite_differences() -> None:
@@ -124,10 +133,14 @@ def test_barlow_twins_wants_equal_views_and_different_outputs() -> None:
     twins = barlow_twins(torch.cat([outputs, outputs]), redundancy=1.0)
     assert float(twins) < 0.01
     same = outputs[:, :1].expand(-1, 3)
-    assert float(barlow_twins(torch.cat([same, same]), redundancy=1.0)) == pytest.approx(6, abs=0.01)
+    assert float(barlow_twins(torch.cat([same, same]), redundancy=1.0)) == pytest.approx(
+        6, abs=0.01
+    )
     strangers = torch.cat([outputs, outputs.roll(1, 0)])
     assert float(barlow_twins(strangers, redundancy=1.0)) == pytest.approx(3, abs=0.3)
-    assert float(barlow_twins(torch.ones(8, 3), redundancy=1.0)) == 3  # what does not vary correlates with nothing
+    assert (
+        float(barlow_twins(torch.ones(8, 3), redundancy=1.0)) == 3
+    )  # what does not vary correlates with nothing
 
 
 def test_projection_head_has_its_widths_and_its_generator() -> None:
@@ -149,7 +162,12 @@ def test_projection_head_has_its_widths_and_its_generator() -> None:
     with pytest.raises(ValueError, match="widths"):
         ProjectionHead(16, widths=(), generator=seeded())
     normalised = ProjectionHead(16, widths=(5, 4), batch_norm=True, generator=seeded())
-    assert [type(layer).__name__ for layer in normalised] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert [type(layer).__name__ for layer in normalised] == [
+        "Linear",
+        "BatchNorm1d",
+        "ReLU",
+        "Linear",
+    ]
     plain = ProjectionHead(16, widths=(5, 4), generator=seeded())
     assert torch.equal(normalised[0].weight, plain[0].weight)  # type: ignore[arg-type]
 
@@ -159,7 +177,13 @@ def test_projection_head_has_its_widths_and_its_generator() -> None:
     [
         {},
         {"kind": "barlow", "projection_batch_norm": True},
-        {"optimizer": "adamw", "weight_decay": 1e-2, "schedule": "cosine", "warmup_epochs": 1, "learning_rate": 3e-3},
+        {
+            "optimizer": "adamw",
+            "weight_decay": 1e-2,
+            "schedule": "cosine",
+            "warmup_epochs": 1,
+            "learning_rate": 3e-3,
+        },
     ],
 )
 def test_loss_goes_down_and_features_are_trained_in_place(changes: dict[str, Any]) -> None:
@@ -190,8 +214,12 @@ def test_pretraining_is_a_function_of_the_generator_and_leaves_the_global_one_al
     assert runs[0][0] != runs[2][0]
 
 
-@pytest.mark.parametrize(("size", "batch_size", "expected"), [(40, 16, [32, 32]), (10, 16, [20]), (32, 16, [32, 32])])
-def test_incomplete_batch_is_left_out_unless_alone(size: int, batch_size: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("size", "batch_size", "expected"), [(40, 16, [32, 32]), (10, 16, [20]), (32, 16, [32, 32])]
+)
+def test_incomplete_batch_is_left_out_unless_alone(
+    size: int, batch_size: int, expected: list[int]
+) -> None:
     features = extractor()
     sizes: list[int] = []
     features.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
@@ -235,7 +263,9 @@ def test_learning_rate_rises_and_falls() -> None:
     assert rates[20] == pytest.approx(0.25)
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert 0 < rates[-1] < 0.005
-    assert [learning_rate(step, section=section(), steps_an_epoch=2) for step in range(4)] == 4 * [1e-3]
+    assert [learning_rate(step, section=section(), steps_an_epoch=2) for step in range(4)] == 4 * [
+        1e-3
+    ]
 
 
 def test_the_schedule_reaches_the_optimizer() -> None:
@@ -282,8 +312,12 @@ class Powercut(Exception):
     pass
 
 
-@pytest.mark.parametrize("changes", [{}, {"kind": "barlow", "projection_batch_norm": True, "schedule": "cosine"}])
-def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{}, {"kind": "barlow", "projection_batch_norm": True, "schedule": "cosine"}]
+)
+def test_an_interrupted_training_ends_with_the_same_weights(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     whole = extractor()
     losses = pretrain(whole, blobs(), epochs=5, **changes)
 
@@ -293,19 +327,37 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path, chan
 
     progress, again = tmp_path / "progress.safetensors", extractor()
     with pytest.raises(Powercut):
-        pretrain(extractor(), blobs(), epochs=5, progress=progress, save_seconds=0, on_epoch=cut, **changes)
+        pretrain(
+            extractor(),
+            blobs(),
+            epochs=5,
+            progress=progress,
+            save_seconds=0,
+            on_epoch=cut,
+            **changes,
+        )
     seen: list[Passed] = []
-    continued = pretrain(again, blobs(), epochs=5, progress=progress, on_epoch=seen.append, **changes)
+    continued = pretrain(
+        again, blobs(), epochs=5, progress=progress, on_epoch=seen.append, **changes
+    )
     assert [passed.epoch for passed in seen] == [4, 5]
     assert continued == losses
-    assert all(torch.equal(tensor, snapshot(again)[name]) for name, tensor in snapshot(whole).items())
+    assert all(
+        torch.equal(tensor, snapshot(again)[name]) for name, tensor in snapshot(whole).items()
+    )
     progress.write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"progress.safetensors: damaged"):
         pretrain(extractor(), blobs(), epochs=5, progress=progress, **changes)
 
 
 def test_progress_is_saved_no_oftener_than_asked(tmp_path: Path) -> None:
-    pretrain(extractor(), blobs(), epochs=3, progress=tmp_path / "progress.safetensors", save_seconds=1000)
+    pretrain(
+        extractor(),
+        blobs(),
+        epochs=3,
+        progress=tmp_path / "progress.safetensors",
+        save_seconds=1000,
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -335,12 +387,19 @@ def test_a_rehearsal_before_the_capture_leaves_no_trace(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(module, "capture", captured)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-    changes: dict[str, Any] = {"epochs": 3, "batch_size": 64, "schedule": "cosine", "projection_batch_norm": True}
+    changes: dict[str, Any] = {
+        "epochs": 3,
+        "batch_size": 64,
+        "schedule": "cosine",
+        "projection_batch_norm": True,
+    }
     plain, fast = extractor(), extractor()
     losses = pretrain(plain, blobs(), **changes)
     assert pretrain(fast, blobs(), compute=Capturing(), **changes) == losses
     assert rehearsed == 4
-    assert all(torch.equal(tensor, snapshot(fast)[name]) for name, tensor in snapshot(plain).items())
+    assert all(
+        torch.equal(tensor, snapshot(fast)[name]) for name, tensor in snapshot(plain).items()
+    )
 
 
 def test_what_cannot_be_captured_is_trained_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +412,10 @@ def test_what_cannot_be_captured_is_trained_plainly(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     plain, fast = extractor(), extractor()
     losses = pretrain(plain, blobs())
-    with pytest.warns(UserWarning, match=r"cannot be captured, it is slower \(RuntimeError: operation not permitted\)"):
+    with pytest.warns(
+        UserWarning,
+        match=r"cannot be captured, it is slower \(RuntimeError: operation not permitted\)",
+    ):
         assert pretrain(fast, blobs(), compute=Capturing()) == losses
 
 
@@ -364,13 +426,17 @@ def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(kind: str, cha
     called: set[str] = set()
 
     class Listening(TorchDispatchMode):
-        def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, operation: Any, types: Any, arguments: Any = (), options: Any = None
+        ) -> Any:
             called.add(str(operation))
             return operation(*arguments, **(options or {}))
 
     images = blobs(32).expand(-1, channels, -1, -1)
     features = nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 16))
-    made = Training(features, images, feature_width=16, section=section(kind=kind), generator=seeded())
+    made = Training(
+        features, images, feature_width=16, section=section(kind=kind), generator=seeded()
+    )
     numbers = made._objective.draw(32, generator=seeded())
     with Listening():  # type: ignore[no-untyped-call]
         made._loss(images, numbers)  # backward makes its zeros on the device
@@ -393,8 +459,12 @@ def test_the_loss_is_compiled_once_for_all_seeds_and_is_the_same(compilations: l
     compute = Compute(compile=True)
     for number in range(2):
         settings: dict[str, Any] = {"epochs": 1, "projection_batch_norm": True}
-        fast = pretrain(extractor(), blobs(64), compute=compute, generator=seeded(number), **settings)
-        assert fast == pytest.approx(pretrain(extractor(), blobs(64), generator=seeded(number), **settings), rel=1e-4)
+        fast = pretrain(
+            extractor(), blobs(64), compute=compute, generator=seeded(number), **settings
+        )
+        assert fast == pytest.approx(
+            pretrain(extractor(), blobs(64), generator=seeded(number), **settings), rel=1e-4
+        )
     assert len(compilations) == 1
 
 
@@ -431,4 +501,6 @@ def test_captured_steps_equal_plain_ones_on_a_gpu(kind: str, compile: bool) -> N
 
 def distance(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
     """Of weights: Adam turns rounding of a tiny gradient into a whole step of one weight, so not the largest."""
-    return math.sqrt(sum(float((first[name].double() - second[name].double()).square().sum()) for name in first))
+    return math.sqrt(
+        sum(float((first[name].double() - second[name].double()).square().sum()) for name in first)
+    )

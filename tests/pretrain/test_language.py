@@ -75,12 +75,16 @@ def test_masks_hide_eight_of_ten_swap_one_and_leave_one(words: Vocabulary, ids: 
     marks = [0, words.mark(BEGIN), words.mark(END)]
     hidden = swapped = left = total = 0
     for seed in range(40):
-        seen, places, targets, counts = masked.question(ids, masked.draw(len(ids), generator=generator(seed)))
+        seen, places, targets, counts = masked.question(
+            ids, masked.draw(len(ids), generator=generator(seed))
+        )
         chosen = torch.zeros(ids.numel(), dtype=torch.bool)
         chosen[places] = True
         assert len(set(places.tolist())) == len(places)
         assert bool((counts == 1).all())
-        assert torch.equal(seen.flatten()[~chosen], ids.flatten()[~chosen])  # the rest is shown as it is
+        assert torch.equal(
+            seen.flatten()[~chosen], ids.flatten()[~chosen]
+        )  # the rest is shown as it is
         assert torch.equal(targets, ids.flatten()[places].long())
         assert not set(targets.tolist()) & set(marks)
         shown = seen.flatten()[places]
@@ -92,7 +96,9 @@ def test_masks_hide_eight_of_ten_swap_one_and_leave_one(words: Vocabulary, ids: 
     assert total == 40 * round(0.15 * qualified)
     # Five standard deviations; a random token is the right one, or the mask, once in a hundred.
     for found, share in ((hidden, 0.8), (swapped, 0.1), (left, 0.1)):
-        assert found == pytest.approx(share * total, abs=5 * math.sqrt(share * (1 - share) * total) + 0.002 * total)
+        assert found == pytest.approx(
+            share * total, abs=5 * math.sqrt(share * (1 - share) * total) + 0.002 * total
+        )
 
 
 def test_every_token_is_asked_for_equally_often(words: Vocabulary, ids: Tensor) -> None:
@@ -109,7 +115,9 @@ def test_every_token_is_asked_for_equally_often(words: Vocabulary, ids: Tensor) 
 
 
 @pytest.mark.parametrize("kind", [MaskedTokens, NextToken])
-def test_the_loss_is_the_mean_over_the_places_asked_for(kind: type[Guessing], words: Vocabulary, ids: Tensor) -> None:
+def test_the_loss_is_the_mean_over_the_places_asked_for(
+    kind: type[Guessing], words: Vocabulary, ids: Tensor
+) -> None:
     objective = asked(kind, words, ids[:20])
     numbers = objective.draw(20, generator=generator(3))
     seen, places, targets, counts = objective.question(ids[:20], numbers)
@@ -118,7 +126,9 @@ def test_the_loss_is_the_mean_over_the_places_asked_for(kind: type[Guessing], wo
         found = objective.loss(dict(language.named_parameters()), {}, ids[:20], numbers)
         head, hidden = language.head, language.features.tokens(seen)
         losses = []
-        for place, target, counted in zip(places.tolist(), targets.tolist(), counts.tolist(), strict=True):
+        for place, target, counted in zip(
+            places.tolist(), targets.tolist(), counts.tolist(), strict=True
+        ):
             state = hidden[place // 16, place % 16]
             turned = torch.nn.functional.layer_norm(
                 torch.nn.functional.gelu(head.dense.weight @ state + head.dense.bias),
@@ -136,7 +146,9 @@ def test_the_loss_is_the_mean_over_the_places_asked_for(kind: type[Guessing], wo
 
 def test_next_tokens_are_those_behind(words: Vocabulary, ids: Tensor) -> None:
     following = asked(NextToken, words, ids)
-    seen, places, targets, counts = following.question(ids, following.draw(len(ids), generator=generator()))
+    seen, places, targets, counts = following.question(
+        ids, following.draw(len(ids), generator=generator())
+    )
     assert seen is ids
     expected = {
         (row * 16 + place, int(text[place + 1]))
@@ -146,7 +158,9 @@ def test_next_tokens_are_those_behind(words: Vocabulary, ids: Tensor) -> None:
     }
     found = {
         pair
-        for *pair_list, counted in zip(places.tolist(), targets.tolist(), counts.tolist(), strict=True)
+        for *pair_list, counted in zip(
+            places.tolist(), targets.tolist(), counts.tolist(), strict=True
+        )
         for pair in [tuple(pair_list)]
         if counted
     }
@@ -159,7 +173,9 @@ def test_no_earlier_logit_knows_a_later_token(words: Vocabulary, ids: Tensor) ->
     changed[:, 4] = 60
     places = torch.arange(4 * 16)
     with torch.no_grad():
-        moved = (language(ids[:4], places) - language(changed, places)).abs().amax(dim=1).view(4, 16)
+        moved = (
+            (language(ids[:4], places) - language(changed, places)).abs().amax(dim=1).view(4, 16)
+        )
     assert float(moved[:, :4].max()) == 0.0
     assert float(moved[:, 4].min()) > 0
 
@@ -167,18 +183,24 @@ def test_no_earlier_logit_knows_a_later_token(words: Vocabulary, ids: Tensor) ->
 def test_places_that_do_not_exist_count_for_nothing(words: Vocabulary, ids: Tensor) -> None:
     objective = asked(MaskedTokens, words, ids, masked_share=0.9)
     short = torch.from_numpy(words.encode(["oil"] * len(ids), length=16))
-    seen, places, _, counts = objective.question(short, objective.draw(len(ids), generator=generator()))
+    seen, places, _, counts = objective.question(
+        short, objective.draw(len(ids), generator=generator())
+    )
     assert int(counts.sum()) == int((short > 4).sum())
     assert len(places) > int(counts.sum())
     assert torch.equal(seen[short <= 4], short[short <= 4])
 
 
 @pytest.mark.parametrize("kind", ["masked", "next-token"])
-def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(kind: str, words: Vocabulary, ids: Tensor) -> None:
+def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(
+    kind: str, words: Vocabulary, ids: Tensor
+) -> None:
     called: set[str] = set()
 
     class Listening(TorchDispatchMode):
-        def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, operation: Any, types: Any, arguments: Any = (), options: Any = None
+        ) -> Any:
             called.update(str(operation).split("."))
             return operation(*arguments, **(options or {}))
 
@@ -195,14 +217,27 @@ def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(kind: str, wor
     with Listening():  # type: ignore[no-untyped-call]
         made._loss(ids[:32], numbers)
     assert "topk" in called
-    assert not called & {"scalar_tensor", "lift_fresh", "_local_scalar_dense", "nonzero", "bernoulli"}
+    assert not called & {
+        "scalar_tensor",
+        "lift_fresh",
+        "_local_scalar_dense",
+        "nonzero",
+        "bernoulli",
+    }
 
 
 @pytest.mark.parametrize("kind", ["masked", "next-token"])
 def test_the_language_is_learned(kind: str, words: Vocabulary, ids: Tensor) -> None:
     made = model(words, causal=kind == "next-token")
     section = Pretraining(kind=kind, epochs=12, batch_size=50, learning_rate=1e-2)  # type: ignore[arg-type]
-    training = Training(made.features, ids, feature_width=16, section=section, generator=generator(), vocabulary=words)
+    training = Training(
+        made.features,
+        ids,
+        feature_width=16,
+        section=section,
+        generator=generator(),
+        vocabulary=words,
+    )
     pretrain(training)
     losses = training.losses
     assert losses[0] == pytest.approx(math.log(words.size), rel=0.15)
@@ -216,14 +251,24 @@ def h0(words: Vocabulary, ids: Tensor, **where: Any) -> tuple[dict[str, Tensor],
 
 
 def wanted(words: Vocabulary, ids: Tensor, made: SplitModel, section: Pretraining) -> Wanted:
-    return Wanted(PROTOTYPE, made, section=section, images=ids, content=content_digest(ids), seed=0, vocabulary=words)
+    return Wanted(
+        PROTOTYPE,
+        made,
+        section=section,
+        images=ids,
+        content=content_digest(ids),
+        seed=0,
+        vocabulary=words,
+    )
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
-def test_interrupted_pretraining_goes_on_to_the_bit(tmp_path: Path, words: Vocabulary, ids: Tensor) -> None:
+def test_interrupted_pretraining_goes_on_to_the_bit(
+    tmp_path: Path, words: Vocabulary, ids: Tensor
+) -> None:
     section = Pretraining(epochs=3, batch_size=50)
     whole, _ = h0(words, ids, section=section)
 
@@ -235,7 +280,13 @@ def test_interrupted_pretraining_goes_on_to_the_bit(tmp_path: Path, words: Vocab
         h0(words, ids, section=section, store=tmp_path, on_epoch=stop, save_seconds=0.0)
     assert list(tmp_path.glob("*.progress.safetensors"))
     seen: list[int] = []
-    again, card = h0(words, ids, section=section, store=tmp_path, on_epoch=lambda passed: seen.append(passed.epoch))
+    again, card = h0(
+        words,
+        ids,
+        section=section,
+        store=tmp_path,
+        on_epoch=lambda passed: seen.append(passed.epoch),
+    )
     assert seen == [3]
     assert same(whole, again)
     assert card["epochs"] == 3
@@ -244,7 +295,11 @@ def test_interrupted_pretraining_goes_on_to_the_bit(tmp_path: Path, words: Vocab
 def test_h0_is_kept_with_its_words(tmp_path: Path, words: Vocabulary, ids: Tensor) -> None:
     first, card = h0(words, ids, shared=tmp_path)
     (path,) = tmp_path.glob("*.safetensors")
-    assert card["vocabulary"] == {"digest": words.digest, "size": words.size, "origin": "the public texts"}
+    assert card["vocabulary"] == {
+        "digest": words.digest,
+        "size": words.size,
+        "origin": "the public texts",
+    }
     assert "image_shape" not in card
     assert card["pretraining"]["kind"] == "masked"  # what `auto` has come to
     assert vocabulary.of_file(path).digest == words.digest
@@ -252,10 +307,14 @@ def test_h0_is_kept_with_its_words(tmp_path: Path, words: Vocabulary, ids: Tenso
     again, _ = h0(words, ids, shared=tmp_path, on_epoch=lambda passed: seen.append(passed.epoch))
     assert not seen
     assert same(first, again)
-    explicit, _ = h0(words, ids, shared=tmp_path, section=Pretraining(kind="masked", epochs=2, batch_size=50))
+    explicit, _ = h0(
+        words, ids, shared=tmp_path, section=Pretraining(kind="masked", epochs=2, batch_size=50)
+    )
     assert same(first, explicit)
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
-    other, _ = h0(words, ids, shared=tmp_path, section=Pretraining(epochs=2, batch_size=50, masked_share=0.3))
+    other, _ = h0(
+        words, ids, shared=tmp_path, section=Pretraining(epochs=2, batch_size=50, masked_share=0.3)
+    )
     assert not same(first, other)
 
 
@@ -267,7 +326,9 @@ def test_auto_means_what_fits(words: Vocabulary) -> None:
     assert resolved(section, causal, texts=True, given=False).kind == "next-token"
     assert resolved(section, plain, texts=True, given=True).kind == "none"
     assert resolved(section, cnn, texts=False, given=False).kind == "contrastive"
-    with pytest.raises(ValueError, match=r"causal should be false, for gaps are filled from both sides"):
+    with pytest.raises(
+        ValueError, match=r"causal should be false, for gaps are filled from both sides"
+    ):
         resolved(Pretraining(kind="masked"), causal, texts=True, given=False)
     with pytest.raises(ValueError, match=r"is for texts, and there is no table"):
         resolved(Pretraining(kind="masked"), cnn, texts=False, given=False)
@@ -275,7 +336,9 @@ def test_auto_means_what_fits(words: Vocabulary) -> None:
         resolved(Pretraining(kind="masked"), cnn, texts=True, given=False)
 
 
-def test_pretraining_can_go_on_from_a_checkpoint(tmp_path: Path, words: Vocabulary, ids: Tensor) -> None:
+def test_pretraining_can_go_on_from_a_checkpoint(
+    tmp_path: Path, words: Vocabulary, ids: Tensor
+) -> None:
     start, _ = h0(words, ids)
 
     def extract(kind: str) -> dict[str, Tensor]:
@@ -292,7 +355,9 @@ def test_pretraining_can_go_on_from_a_checkpoint(tmp_path: Path, words: Vocabula
     assert moved < 0.01  # a few small steps from there, not from random weights
     made = model(words)
     made.given = lambda: {name: tensor for name, tensor in start.items() if "query" not in name}
-    with pytest.raises(ValueError, match=r"holds no tensor encoder.layer.0.attention.self.query.weight"):
+    with pytest.raises(
+        ValueError, match=r"holds no tensor encoder.layer.0.attention.self.query.weight"
+    ):
         pretrained(wanted(words, ids, made, Pretraining()), store=tmp_path)
 
 
@@ -306,7 +371,9 @@ def invoked(*words: str) -> Any:
         return CliRunner().invoke(app, words)
 
 
-def test_the_command_pretrains_probes_and_writes(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_pretrains_probes_and_writes(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
     experiment = texts_of(corpus, pretraining={"epochs": 3})
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(experiment.to_dict()))
@@ -321,15 +388,24 @@ def test_the_command_pretrains_probes_and_writes(corpus: Path, tmp_path: Path, m
         assert set(file.metadata()) == {"card", "tokenizer"}
     # The file brings its words along, and another data set's are refused.
     write_csv(corpus / "other.csv", [(text + " xyzzy", "") for text in sentences(80, seed=5)])
-    moved = {"auxiliary": {"path": str(corpus / "other.csv")}, "pretraining": {"checkpoint": str(out)}}
+    moved = {
+        "auxiliary": {"path": str(corpus / "other.csv")},
+        "pretraining": {"checkpoint": str(out)},
+    }
     fedaux.run(texts_of(corpus, rounds=1, **moved), out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"was trained with the vocabulary of the public texts"):
-        fedaux.run(texts_of(corpus, rounds=1, **moved, text={"vocabulary": "auxiliary"}), out=tmp_path / "other")
+        fedaux.run(
+            texts_of(corpus, rounds=1, **moved, text={"vocabulary": "auxiliary"}),
+            out=tmp_path / "other",
+        )
     named = texts_of(corpus, rounds=1, **moved, text={"vocabulary": str(out)})
     fedaux.run(named, out=tmp_path / "named")
     done = invoked("tokenise", str(tmp_path / "recipe.toml"), "--out", str(tmp_path / "tokens"))
     assert done.exit_code == 0, done.output
-    assert vocabulary.of_file(tmp_path / "tokens" / "data.safetensors").digest == card["vocabulary"]["digest"]
+    assert (
+        vocabulary.of_file(tmp_path / "tokens" / "data.safetensors").digest
+        == card["vocabulary"]["digest"]
+    )
     done = invoked("tokenise", "demo")
     assert "has no table [text]" in str(done.exception)
 
@@ -345,7 +421,10 @@ def test_several_text_prototypes_share_a_file(corpus: Path, tmp_path: Path) -> N
     done = invoked("pretrain", str(tmp_path / "recipe.toml"), "--out", str(out), "--no-probe")
     assert done.exit_code == 0, done.output
     cards = json.loads(out.with_suffix(".json").read_text())["prototypes"]
-    assert {name: card["pretraining"]["kind"] for name, card in cards.items()} == {"one": "masked", "two": "next-token"}
+    assert {name: card["pretraining"]["kind"] for name, card in cards.items()} == {
+        "one": "masked",
+        "two": "next-token",
+    }
     again = texts_of(corpus, prototypes=prototypes, rounds=1, pretraining={"checkpoint": str(out)})
     fedaux.run(again, out=tmp_path / "run")
     weights = snapshot(MODELS["bert"]((16, 300), 3, **BERT))

@@ -10,7 +10,13 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from fedaux.pretrain.probe import accuracy_of, linear_accuracy, neighbour_votes, probe, softmax_outputs
+from fedaux.pretrain.probe import (
+    accuracy_of,
+    linear_accuracy,
+    neighbour_votes,
+    probe,
+    softmax_outputs,
+)
 
 CLASSES = 3
 
@@ -32,7 +38,9 @@ def test_softmax_regression_is_that_of_scikit_learn(strength: float) -> None:
     peer = LogisticRegression(C=1 / (strength * len(labels)), tol=1e-10, max_iter=10_000)
     peer.fit(scaler.transform(features.double().numpy()), labels.numpy())
     expected = peer.predict_proba(scaler.transform(queries.double().numpy()))
-    (outputs,) = softmax_outputs(features, labels, queries, num_classes=CLASSES, strengths=[strength])
+    (outputs,) = softmax_outputs(
+        features, labels, queries, num_classes=CLASSES, strengths=[strength]
+    )
     np.testing.assert_allclose(torch.softmax(outputs, dim=1).numpy(), expected, atol=1e-5)
 
 
@@ -41,17 +49,23 @@ def test_a_path_of_strengths_ends_where_single_fits_do() -> None:
     strengths = [1.0, 0.01, 1e-3]
     path = softmax_outputs(features, labels, queries, num_classes=CLASSES, strengths=strengths)
     for outputs, strength in zip(path, strengths, strict=True):
-        (alone,) = softmax_outputs(features, labels, queries, num_classes=CLASSES, strengths=[strength])
+        (alone,) = softmax_outputs(
+            features, labels, queries, num_classes=CLASSES, strengths=[strength]
+        )
         torch.testing.assert_close(outputs.softmax(dim=1), alone.softmax(dim=1), atol=1e-5, rtol=0)
 
 
 def test_more_features_than_examples_are_no_problem() -> None:
     (features, labels), (queries, _) = clusters(10, seed=0, width=30), clusters(5, seed=1, width=30)
-    for outputs in softmax_outputs(features, labels, queries, num_classes=CLASSES, strengths=[1.0, 1e-6]):
+    for outputs in softmax_outputs(
+        features, labels, queries, num_classes=CLASSES, strengths=[1.0, 1e-6]
+    ):
         assert bool(torch.isfinite(outputs).all())
 
 
-def votes_loop(features: Tensor, labels: Tensor, query: Tensor, *, neighbours: int, temperature: float) -> list[float]:
+def votes_loop(
+    features: Tensor, labels: Tensor, query: Tensor, *, neighbours: int, temperature: float
+) -> list[float]:
     """Weighted votes of one query, by sorting all examples."""
 
     def cosine(first: list[float], second: list[float]) -> float:
@@ -59,7 +73,8 @@ def votes_loop(features: Tensor, labels: Tensor, query: Tensor, *, neighbours: i
         return product / math.sqrt(sum(a * a for a in first) * sum(b * b for b in second))
 
     known = [
-        (cosine(row, query.tolist()), label) for row, label in zip(features.tolist(), labels.tolist(), strict=True)
+        (cosine(row, query.tolist()), label)
+        for row, label in zip(features.tolist(), labels.tolist(), strict=True)
     ]
     nearest = sorted(known, reverse=True)[:neighbours]
     votes = [0.0] * CLASSES
@@ -72,18 +87,29 @@ def votes_loop(features: Tensor, labels: Tensor, query: Tensor, *, neighbours: i
 def test_votes_equal_the_loop(neighbours: int, temperature: float) -> None:
     (features, labels), (queries, _) = clusters(60, seed=0), clusters(15, seed=1)
     votes = neighbour_votes(
-        features, labels, queries, num_classes=CLASSES, neighbours=neighbours, temperature=temperature
+        features,
+        labels,
+        queries,
+        num_classes=CLASSES,
+        neighbours=neighbours,
+        temperature=temperature,
     )
     expected = [
-        votes_loop(features, labels, query, neighbours=neighbours, temperature=temperature) for query in queries
+        votes_loop(features, labels, query, neighbours=neighbours, temperature=temperature)
+        for query in queries
     ]
     np.testing.assert_allclose(votes.numpy(), expected, rtol=1e-4)
 
 
 def test_neighbours_decide_as_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedaux.pretrain.probe.QUERIES_AT_ONCE", 7)
-    (features, labels), (queries, truth) = clusters(200, seed=0, noise=3), clusters(100, seed=1, noise=3)
-    peer = KNeighborsClassifier(20, metric="cosine", algorithm="brute", weights=lambda d: np.exp((1 - d) / 0.07))
+    (features, labels), (queries, truth) = (
+        clusters(200, seed=0, noise=3),
+        clusters(100, seed=1, noise=3),
+    )
+    peer = KNeighborsClassifier(
+        20, metric="cosine", algorithm="brute", weights=lambda d: np.exp((1 - d) / 0.07)
+    )
     peer.fit(features.double().numpy(), labels.numpy())
     votes = neighbour_votes(features, labels, queries, num_classes=CLASSES)
     expected = peer.predict(queries.double().numpy())
@@ -100,7 +126,9 @@ def test_strength_is_chosen_on_held_out_training_labels_only() -> None:
 
     def run(test_labels: Tensor) -> tuple[float, float]:
         generator = np.random.default_rng(0)
-        return linear_accuracy(train, labels, test, test_labels, num_classes=CLASSES, generator=generator)
+        return linear_accuracy(
+            train, labels, test, test_labels, num_classes=CLASSES, generator=generator
+        )
 
     accuracy, strength = run(truth)
     assert strength >= 0.01
@@ -115,7 +143,9 @@ def test_probe_tells_good_features_from_bad_ones() -> None:
     (features, labels), (queries, truth) = clusters(300, seed=0), clusters(200, seed=1)
     shuffled = features[torch.from_numpy(np.random.default_rng(3).permutation(300))]
     good, bad = (
-        probe(known, labels, queries, truth, num_classes=CLASSES, generator=np.random.default_rng(0))
+        probe(
+            known, labels, queries, truth, num_classes=CLASSES, generator=np.random.default_rng(0)
+        )
         for known in (features, shuffled)
     )
     assert good.linear > 0.9
@@ -127,4 +157,11 @@ def test_probe_tells_good_features_from_bad_ones() -> None:
 def test_one_example_is_too_few() -> None:
     features, labels = clusters(1, seed=0)
     with pytest.raises(ValueError, match="at least 2"):
-        probe(features, labels, features, labels, num_classes=CLASSES, generator=np.random.default_rng(0))
+        probe(
+            features,
+            labels,
+            features,
+            labels,
+            num_classes=CLASSES,
+            generator=np.random.default_rng(0),
+        )

@@ -40,7 +40,9 @@ def test_what_is_stopped_is_saved_and_ends_with_the_same_weights(
 
     whole = pretrained(wanted(model(), SECTION))
     with pytest.raises(Stopped) as stopped:
-        pretrained(wanted(model(), SECTION), shared=tmp_path, on_epoch=stop, save_seconds=save_seconds)
+        pretrained(
+            wanted(model(), SECTION), shared=tmp_path, on_epoch=stop, save_seconds=save_seconds
+        )
     assert (stopped.value.saved, stopped.value.epochs) == (last, 5)
     (progress,) = tmp_path.glob("*.progress.safetensors")
     assert len(losses_in(progress)) == last
@@ -91,12 +93,20 @@ def test_the_line_is_true_where_nothing_can_be_saved(tmp_path: Path, kept: bool)
 
 def test_the_line_says_from_where_it_goes_on(tmp_path: Path) -> None:
     some, none = Stopped(saved=12, epochs=100), Stopped(saved=0, epochs=100)
-    told = [stopped_line(stop, prototype="cnn", shared=tmp_path) for stop in (some, none, KeyboardInterrupt())]
-    assert "cnn is saved as it was after epoch 12 of 100: the same command goes on from there" in told[0]
+    told = [
+        stopped_line(stop, prototype="cnn", shared=tmp_path)
+        for stop in (some, none, KeyboardInterrupt())
+    ]
+    assert (
+        "cnn is saved as it was after epoch 12 of 100: the same command goes on from there"
+        in told[0]
+    )
     assert "Nothing of cnn is saved" in told[1]
     assert "while nothing was in training" in told[2]
     assert "begins anew" in stopped_line(some, prototype="cnn", shared=None)
-    assert "before anything was trained" in stopped_line(KeyboardInterrupt(), prototype="", shared=tmp_path)
+    assert "before anything was trained" in stopped_line(
+        KeyboardInterrupt(), prototype="", shared=tmp_path
+    )
 
 
 def test_ctrl_c_says_from_which_epoch_the_same_command_goes_on(tmp_path: Path) -> None:
@@ -105,7 +115,11 @@ def test_ctrl_c_says_from_which_epoch_the_same_command_goes_on(tmp_path: Path) -
     command = [sys.executable, "-m", "fedaux", "pretrain", str(recipe), "--no-probe"]
     processes = [
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"FEDAUX_CACHE": store}
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"FEDAUX_CACHE": store},
         )
         for store in (str(tmp_path / "cache"), "")
     ]
@@ -119,10 +133,14 @@ def test_ctrl_c_says_from_which_epoch_the_same_command_goes_on(tmp_path: Path) -
         assert "Traceback" not in errors
         told.append(output)
     (progress,) = (tmp_path / "cache").rglob("*.progress.safetensors")
-    said = re.search(r"cnn is saved as it was after epoch (\d+) of 20000: the same command goes on", told[0])
+    said = re.search(
+        r"cnn is saved as it was after epoch (\d+) of 20000: the same command goes on", told[0]
+    )
     assert said is not None, told[0]
     assert int(said.group(1)) == len(losses_in(progress)) > 0
-    assert "Without a store (FEDAUX_CACHE) nothing is saved: the same command begins anew." in told[1]
+    assert (
+        "Without a store (FEDAUX_CACHE) nothing is saved: the same command begins anew." in told[1]
+    )
 
 
 def test_an_h0_that_the_store_cannot_take_is_not_lost(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ def test_h0_is_trained_once_and_then_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"epochs": 2}, {"images": IMAGES[:50]}, {"temperature": 0.1}, {"kind": "barlow"}]
+    "change",
+    [{"seed": 1}, {"epochs": 2}, {"images": IMAGES[:50]}, {"temperature": 0.1}, {"kind": "barlow"}],
 )
 def test_whatever_h0_depends_on_makes_another(tmp_path: Path, change: dict[str, object]) -> None:
     first = extractor(tmp_path)
@@ -56,10 +57,14 @@ def test_a_checkpoint_that_does_not_fit_is_explained(tmp_path: Path) -> None:
     weights = snapshot(model().features)
     path = tmp_path / "h0.safetensors"
     save_file({name: tensor for name, tensor in weights.items() if name != "0.weight"}, path)
-    with pytest.raises(ValueError, match=rf"h0.safetensors: holds no tensor 0\.weight, .*; {MAKE_ONE}$"):
+    with pytest.raises(
+        ValueError, match=rf"h0.safetensors: holds no tensor 0\.weight, .*; {MAKE_ONE}$"
+    ):
         extractor(tmp_path, checkpoint=str(path))
     save_file(weights | {"0.weight": torch.zeros(2, 2)}, path)
-    with pytest.raises(ValueError, match=rf"shape \[2, 2\], the model's has \[4, 1, 3, 3\]; {MAKE_ONE}$"):
+    with pytest.raises(
+        ValueError, match=rf"shape \[2, 2\], the model's has \[4, 1, 3, 3\]; {MAKE_ONE}$"
+    ):
         extractor(tmp_path, checkpoint=str(path))
     save_file(weights | {"0.weight": torch.full((4, 1, 3, 3), float("nan"))}, path)
     with pytest.raises(ValueError, match="NaN"):
@@ -80,7 +85,9 @@ def test_runs_share_h0_and_each_keeps_its_own_copy(tmp_path: Path) -> None:
         (own,) = (tmp_path / run).iterdir()
         assert own.name == path.name
         assert own.read_bytes() == path.read_bytes()
-    changed = {name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in first.items()}
+    changed = {
+        name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in first.items()
+    }
     save_file(changed, tmp_path / "one" / path.name)
     assert equal(changed, extractor(tmp_path / "one", shared=shared))  # the run's own comes first
 
@@ -97,13 +104,17 @@ def test_what_is_damaged_in_the_store_is_named_and_can_be_removed(tmp_path: Path
         (json.dumps(json.loads(whole) | {"probe": 3}), "its card does not tell probe"),
     ):
         card.write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=rf"{card.name}: damaged, .*{problem}.*; remove that file"):
+        with pytest.raises(
+            ValueError, match=rf"{card.name}: damaged, .*{problem}.*; remove that file"
+        ):
             extractor(tmp_path / "two", shared=shared)
     card.unlink()
     assert equal(first, extractor(tmp_path / "two", shared=shared))
     for damaged in (content[: len(content) // 2], b""):
         path.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"{path.name}: not a readable safetensors file .*; remove that file"):
+        with pytest.raises(
+            ValueError, match=rf"{path.name}: not a readable safetensors file .*; remove that file"
+        ):
             extractor(tmp_path / "three", shared=shared)
     path.unlink()
     assert equal(first, extractor(tmp_path / "three", shared=shared))
@@ -131,7 +142,9 @@ def test_weights_digest_sees_names_shapes_and_values() -> None:
     assert len({weights_digest(each) for each in [weights, *others]}) == 4
 
 
-def test_the_environment_says_where_the_shared_store_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_says_where_the_shared_store_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
     assert shared_store() == tmp_path / "cache" / "pretrained"
     assert (tmp_path / "cache" / "pretrained").is_dir()
@@ -148,7 +161,9 @@ def test_the_environment_says_where_the_shared_store_is(tmp_path: Path, monkeypa
 
 def start(shared: Path) -> subprocess.Popen[str]:
     line = command("pretrain_shared.py", str(shared), options=["-W", "ignore"])
-    return subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def said(process: subprocess.Popen[str]) -> tuple[int, str, int]:

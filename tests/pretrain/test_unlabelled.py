@@ -33,7 +33,9 @@ DO_WITHOUT = "--set data.source=none does without labelled data"
 LEFT_OUT = "data: none given, and only `fedaux pretrain` can do without; data.source should be digits, tensors, folder"
 
 
-def pretrained(folder: Path, experiment: Experiment, *words: str, without: tuple[str, ...] = ()) -> tuple[str, Path]:
+def pretrained(
+    folder: Path, experiment: Experiment, *words: str, without: tuple[str, ...] = ()
+) -> tuple[str, Path]:
     """Write a recipe without some of its tables, pretrain it in a store of its own; return what was said, and h0."""
     folder.mkdir(exist_ok=True)
     table = {key: value for key, value in experiment.to_dict().items() if key not in without}
@@ -54,7 +56,9 @@ def pictures(tmp_path: Path) -> dict[str, Any]:
     return {"source": "tensors", "path": str(tmp_path / "public.safetensors"), "size": 100}
 
 
-def test_h0_of_images_is_the_same_without_labelled_data(tmp_path: Path, pictures: dict[str, Any]) -> None:
+def test_h0_of_images_is_the_same_without_labelled_data(
+    tmp_path: Path, pictures: dict[str, Any]
+) -> None:
     labelled = tiny(auxiliary=pictures, rounds=1)
     said, with_labels = pretrained(tmp_path / "with", labelled)
     assert "probing" in said
@@ -65,7 +69,10 @@ def test_h0_of_images_is_the_same_without_labelled_data(tmp_path: Path, pictures
     assert "(stored)" not in said
     assert "again" not in said
     assert weights_digest(load_file(without)) == weights_digest(load_file(with_labels))
-    stored = [[path.name for path in (h0.parent / "cache").rglob("*.safetensors")] for h0 in (with_labels, without)]
+    stored = [
+        [path.name for path in (h0.parent / "cache").rglob("*.safetensors")]
+        for h0 in (with_labels, without)
+    ]
     assert stored[0] == stored[1], "a run with labelled data finds it in the store"
     card = card_of(without)
     assert card["probe"] is None
@@ -98,23 +105,40 @@ def test_h0_of_texts_is_the_same_without_labelled_data(corpus: Path, tmp_path: P
     assert fedaux.run(Experiment(**given), out=tmp_path / "run").summary["complete"]
 
 
-def test_a_recipe_whose_labelled_data_is_elsewhere_is_told_so(tmp_path: Path, pictures: dict[str, Any]) -> None:
+def test_a_recipe_whose_labelled_data_is_elsewhere_is_told_so(
+    tmp_path: Path, pictures: dict[str, Any]
+) -> None:
     normal = {"channel_mean": [0.3], "channel_deviation": [0.5]}
-    private = {"source": "folder", "path": "clients/only", "test": "held/out", "test_fraction": 0.1, **normal}
+    private = {
+        "source": "folder",
+        "path": "clients/only",
+        "test": "held/out",
+        "test_fraction": 0.1,
+        **normal,
+    }
     said, h0 = pretrained(tmp_path / "there", tiny(data=private, auxiliary=pictures))
     assert f"data.path = 'clients/only': there is no such file or folder; {DO_WITHOUT}" in said
     assert f"data.test = 'held/out': there is no such file or folder; {DO_WITHOUT}" in said
     assert not h0.exists()
-    said, h0 = pretrained(tmp_path / "there", tiny(data=private, auxiliary=pictures), "--set", "data.source=none")
+    said, h0 = pretrained(
+        tmp_path / "there", tiny(data=private, auxiliary=pictures), "--set", "data.source=none"
+    )
     assert UNMEASURED in said
     _, with_labels = pretrained(tmp_path / "with", tiny(data=normal, auxiliary=pictures))
     _, plain = pretrained(tmp_path / "plain", tiny(auxiliary=pictures))
     digests = [weights_digest(load_file(path)) for path in (h0, with_labels, plain)]
-    assert digests[0] == digests[1] != digests[2], "what is taken from every image holds for public ones alone, too"
+    assert digests[0] == digests[1] != digests[2], (
+        "what is taken from every image holds for public ones alone, too"
+    )
 
 
-def test_a_misspelt_source_is_told_that_none_is_one_too(tmp_path: Path, pictures: dict[str, Any]) -> None:
-    for name, guess in (("foldr", "; did you mean folder?"), ("qqq", "; there are digits, tensors, ")):
+def test_a_misspelt_source_is_told_that_none_is_one_too(
+    tmp_path: Path, pictures: dict[str, Any]
+) -> None:
+    for name, guess in (
+        ("foldr", "; did you mean folder?"),
+        ("qqq", "; there are digits, tensors, "),
+    ):
         private = {"source": name, "path": "clients"}
         said, _ = pretrained(tmp_path / "misspelt", tiny(data=private, auxiliary=pictures))
         assert f"data.source = {name!r}: not known{guess}" in said
@@ -122,8 +146,12 @@ def test_a_misspelt_source_is_told_that_none_is_one_too(tmp_path: Path, pictures
         assert DO_WITHOUT not in str(problems_of(tiny(data=private)))
 
 
-@pytest.mark.parametrize("places", [{"test": "held/out"}, {"path": "mine"}, {"clients": ["a", "b"]}])
-def test_a_place_without_a_source_is_told_so(tmp_path: Path, pictures: dict[str, Any], places: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "places", [{"test": "held/out"}, {"path": "mine"}, {"clients": ["a", "b"]}]
+)
+def test_a_place_without_a_source_is_told_so(
+    tmp_path: Path, pictures: dict[str, Any], places: dict[str, Any]
+) -> None:
     fields, wrong = inspect({"data": places, "auxiliary": pictures})
     assert wrong == []
     (key,) = places
@@ -145,9 +173,18 @@ def test_a_place_without_a_source_is_told_so(tmp_path: Path, pictures: dict[str,
 def test_nothing_else_of_labelled_data_is_looked_at_where_there_are_none(
     tmp_path: Path, pictures: dict[str, Any]
 ) -> None:
-    private = {"clients": ["a", "b", "c"], "server_validation": 50, "path": "x", "split": "y", "test": "z"}
+    private = {
+        "clients": ["a", "b", "c"],
+        "server_validation": 50,
+        "path": "x",
+        "split": "y",
+        "test": "z",
+    }
     recipe = tmp_path / "recipe.toml"
-    table = tiny(auxiliary=pictures).to_dict() | {"data": private | {"source": "folder"}, "split": {"num_clients": 7}}
+    table = tiny(auxiliary=pictures).to_dict() | {
+        "data": private | {"source": "folder"},
+        "split": {"num_clients": 7},
+    }
     recipe.write_text(tomli_w.dumps(table))
     words = ["pretrain", str(recipe), "--out", str(tmp_path / "h0.safetensors")]
     said = invoked(tmp_path, *words)
@@ -179,8 +216,12 @@ def test_features_begin_alike_whatever_the_classes(name: str) -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("words", [["run"], ["run", "--apart", "seeds"], ["data"], ["privacy"], ["tokenise"]])
-def test_whatever_needs_labelled_data_says_so(tmp_path: Path, pictures: dict[str, Any], words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["run"], ["run", "--apart", "seeds"], ["data"], ["privacy"], ["tokenise"]]
+)
+def test_whatever_needs_labelled_data_says_so(
+    tmp_path: Path, pictures: dict[str, Any], words: list[str]
+) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(tomli_w.dumps({"auxiliary": pictures}))
     said = invoked(tmp_path, words[0], str(recipe), *words[1:])
@@ -194,9 +235,15 @@ def test_whatever_needs_labelled_data_says_so(tmp_path: Path, pictures: dict[str
 def test_who_names_no_public_data_has_the_embedded_pair(pictures: dict[str, Any]) -> None:
     assert Experiment().data.source == "digits"
     assert Experiment(auxiliary={"source": "noise", "size": 9}).data.source == "digits"
-    assert Experiment(auxiliary=pictures, data={"size": 9, "channel_mean": [0.5]}).data.source == "none"
+    assert (
+        Experiment(auxiliary=pictures, data={"size": 9, "channel_mean": [0.5]}).data.source
+        == "none"
+    )
     assert Experiment(auxiliary=pictures, data={"path": "x"}).data.source == "digits"
-    assert Experiment(auxiliary=pictures, data={"source": "folder", "clients": "x"}).data.source == "folder"
+    assert (
+        Experiment(auxiliary=pictures, data={"source": "folder", "clients": "x"}).data.source
+        == "folder"
+    )
     written = Experiment(auxiliary=pictures)
     assert Experiment(**written.to_dict()) == written
     assert LEFT_OUT in problems_of(written, federated=True)[0]
@@ -205,12 +252,18 @@ def test_who_names_no_public_data_has_the_embedded_pair(pictures: dict[str, Any]
 def test_public_images_alone_must_fit_too(tmp_path: Path, pictures: dict[str, Any]) -> None:
     noise = {"source": "noise", "size": 80}
     said, _ = pretrained(tmp_path / "noise", tiny(data={"source": "none"}, auxiliary=noise))
-    assert "takes the shape of the clients' images, and none are at hand; set auxiliary.image_size" in said
+    assert (
+        "takes the shape of the clients' images, and none are at hand; set auxiliary.image_size"
+        in said
+    )
     said, h0 = pretrained(
-        tmp_path / "noise", tiny(data={"source": "none"}, auxiliary=noise | {"image_size": 6, "channels": 3})
+        tmp_path / "noise",
+        tiny(data={"source": "none"}, auxiliary=noise | {"image_size": 6, "channels": 3}),
     )
     assert card_of(h0)["image_shape"] == [3, 6, 6]
-    said, _ = pretrained(tmp_path / "mean", tiny(data={"source": "none", "channel_mean": [0.1, 0.2, 0.3]}))
+    said, _ = pretrained(
+        tmp_path / "mean", tiny(data={"source": "none", "channel_mean": [0.1, 0.2, 0.3]})
+    )
     assert "data.channel_mean = [0.1, 0.2, 0.3]: should be 1 numbers, one a channel" in said
     few = tiny(data={"source": "none"}, auxiliary=pictures, pretraining={"kind": "masked"})
     said, _ = pretrained(tmp_path / "kind", few)
@@ -225,5 +278,7 @@ def test_an_own_network_is_tried_on_public_images(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(MODELS, "wrong", wrong)
     experiment = tiny(data={"source": "none"}, prototypes=[{"name": "wrong", "model": "wrong"}])
     images = load_auxiliary(Auxiliary(size=10))
-    with pytest.raises(ConfigError, match=r"returns logits \[2, 3\] for two examples, should be \[2, 2\]"):
+    with pytest.raises(
+        ConfigError, match=r"returns logits \[2, 3\] for two examples, should be \[2, 2\]"
+    ):
         check_public(experiment, images, None)

@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedaux.privacy.accounting import Query, _composed_epsilon, _losses, composed_epsilon, tight_composition, total_cost
+from fedaux.privacy.accounting import (
+    Query,
+    _composed_epsilon,
+    _losses,
+    composed_epsilon,
+    tight_composition,
+    total_cost,
+)
 from fedaux.privacy.gaussian import delta_of, noise_multiplier
 from fedaux.privacy.ledger import SCORES, UPDATE, LedgerEntry, basic_composition, worst_client
 
 needs_accountant = pytest.mark.skipif(
-    importlib.util.find_spec("dp_accounting") is None, reason="needs the extra privacy (dp-accounting)"
+    importlib.util.find_spec("dp_accounting") is None,
+    reason="needs the extra privacy (dp-accounting)",
 )
 
 
@@ -24,9 +32,26 @@ def release(epsilon: float, delta: float = 1e-5, client: int = 0) -> LedgerEntry
 
 
 def update(
-    *, multiplier: float = 1.0, probability: float = 0.1, steps: int = 10, epsilon: float = 5.0, client: int = 0
+    *,
+    multiplier: float = 1.0,
+    probability: float = 0.1,
+    steps: int = 10,
+    epsilon: float = 5.0,
+    client: int = 0,
 ) -> LedgerEntry:
-    return LedgerEntry(client, 100, "dp-sgd", UPDATE, 2.0, multiplier, epsilon, 1e-5, "simulated", steps, probability)
+    return LedgerEntry(
+        client,
+        100,
+        "dp-sgd",
+        UPDATE,
+        2.0,
+        multiplier,
+        epsilon,
+        1e-5,
+        "simulated",
+        steps,
+        probability,
+    )
 
 
 @needs_accountant
@@ -56,7 +81,9 @@ def test_the_result_is_never_above_basic_composition() -> None:
 
 
 @needs_accountant
-@pytest.mark.parametrize(("multiplier", "probability"), [(1.0, 1.0), (1.0, 0.3), (2.0, 0.05), (0.7, 0.5)])
+@pytest.mark.parametrize(
+    ("multiplier", "probability"), [(1.0, 1.0), (1.0, 0.3), (2.0, 0.05), (0.7, 0.5)]
+)
 def test_a_step_of_dpsgd_meets_the_definition_for_every_pair_of_gradients(
     multiplier: float, probability: float
 ) -> None:
@@ -72,7 +99,9 @@ def test_a_step_of_dpsgd_meets_the_definition_for_every_pair_of_gradients(
         return (1 - probability) * at(0.0, 0.0) + probability * at(*gradient)
 
     angles = [0.0, math.pi / 2, 0.8 * math.pi, math.pi]
-    gradients = [(r * math.cos(a), r * math.sin(a)) for r, a in itertools.product((0.5, 1.0), angles)]
+    gradients = [
+        (r * math.cos(a), r * math.sin(a)) for r, a in itertools.product((0.5, 1.0), angles)
+    ]
     delta = 1e-2
     epsilon = composed_epsilon({Query(multiplier, probability): 1}, delta=delta)
     densities = [density(gradient) for gradient in gradients]
@@ -97,7 +126,11 @@ def test_replacing_one_costs_more_than_adding_one_and_no_more_than_adding_two() 
     ).self_compose(200)
     one = added.get_epsilon_for_delta(1e-5)
     # Group privacy: epsilon, delta for one added example give 2 epsilon, (1 + e^epsilon) delta for a replaced one.
-    two = next(2 * e for e in np.arange(one, 40, 0.05) if (1 + math.exp(e)) * added.get_delta_for_epsilon(e) <= 1e-5)
+    two = next(
+        2 * e
+        for e in np.arange(one, 40, 0.05)
+        if (1 + math.exp(e)) * added.get_delta_for_epsilon(e) <= 1e-5
+    )
     assert one < ours <= two
 
 
@@ -109,11 +142,16 @@ def test_scores_and_updates_come_to_one_number() -> None:
     assert epsilon == tight_composition(entries, delta=1e-5)
     updates = composed_epsilon({Query(1.0, 0.1): 100}, delta=1e-5)
     assert updates < epsilon < 0.5 + updates
-    assert worst_client([*entries, update(client=1, steps=1)], compose=total_cost) == (epsilon, delta)
+    assert worst_client([*entries, update(client=1, steps=1)], compose=total_cost) == (
+        epsilon,
+        delta,
+    )
 
 
 def test_scores_alone_are_summed() -> None:
-    assert total_cost([release(0.5), release(0.25)]) == basic_composition([release(0.5), release(0.25)])
+    assert total_cost([release(0.5), release(0.25)]) == basic_composition(
+        [release(0.5), release(0.25)]
+    )
 
 
 def test_what_was_not_protected_stays_so() -> None:
@@ -129,7 +167,9 @@ def test_mistakes_are_told() -> None:
         tight_composition([release(1.0)], delta=0)
 
 
-def test_without_the_accountant_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_accountant_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     _losses.cache_clear()
     _composed_epsilon.cache_clear()

@@ -69,7 +69,9 @@ def test_every_broken_mechanism_is_found_out(monkeypatch: pytest.MonkeyPatch, na
         assert word in " ".join(result.findings)
 
 
-@pytest.mark.parametrize(("name", "seed"), [("mean", 0), ("mean", 1), ("mean", 2), ("mean", 3), ("paper", 4)])
+@pytest.mark.parametrize(
+    ("name", "seed"), [("mean", 0), ("mean", 1), ("mean", 2), ("mean", 3), ("paper", 4)]
+)
 def test_correct_mechanisms_pass(name: str, seed: int) -> None:
     less: dict[str, Any] = {"releases": 40, "shapes": FEATURES} if name == "paper" else {}
     result = audit(name, **(QUICK | {"releases": RELEASES} | less), noise=("simulated",), seed=seed)
@@ -112,7 +114,9 @@ def test_false_alarms_are_as_rare_as_stated(shape: tuple[int, int]) -> None:
     failed = 0
     for _ in range(100):
         values = p_values(generator.normal(size=shape), resolution=1e-15)
-        failed += bool(alarms([PValue(test, "", value) for test, value in values.items()], rate=0.05))
+        failed += bool(
+            alarms([PValue(test, "", value) for test, value in values.items()], rate=0.05)
+        )
     assert failed <= 11
 
 
@@ -124,7 +128,9 @@ def test_rare_faults_are_seen_at_the_stated_rate() -> None:
 @pytest.mark.parametrize(("name", "least"), [("mean", 1.0), ("paper", 0.55)])
 def test_hundreds_of_neighbours_stay_within_the_stated_sensitivity(name: str, least: float) -> None:
     """And come near it: `mean` needs all of its noise."""
-    result = audit(name, epsilon=4.0, delta=1e-5, trials=400_000, pairs=400, noise=(), shapes=FEATURES)
+    result = audit(
+        name, epsilon=4.0, delta=1e-5, trials=400_000, pairs=400, noise=(), shapes=FEATURES
+    )
     assert least <= result.max_sensitivity_ratio <= 1.0
     assert 0.1 * 4.0 < result.epsilon_lower_bound < 4.0
     assert not result.violated
@@ -138,7 +144,9 @@ def test_little_regularisation_makes_the_paper_no_less_private() -> None:
 
 
 @pytest.mark.parametrize(("epsilon", "trials"), [(0.1, 4_000_000), (4.0, 400_000)])
-def test_half_the_noise_is_a_larger_epsilon(monkeypatch: pytest.MonkeyPatch, epsilon: float, trials: int) -> None:
+def test_half_the_noise_is_a_larger_epsilon(
+    monkeypatch: pytest.MonkeyPatch, epsilon: float, trials: int
+) -> None:
     monkeypatch.setitem(MECHANISMS, "half", BROKEN["half the noise"][0])
     attack: dict[str, Any] = QUICK | {
         "epsilon": epsilon,
@@ -324,12 +332,16 @@ def test_released_scores_are_scikit_learns_probabilities() -> None:
     )
     public = mechanism.publish(negatives)
     release = mechanism.release(positives, public, noise=NoNoise())
-    scores = mechanism.log_scores(release.vector[None], torch.zeros(1), public, mechanism.project(points, public))[0]
+    scores = mechanism.log_scores(
+        release.vector[None], torch.zeros(1), public, mechanism.project(points, public)
+    )[0]
     inputs = torch.cat([positives, negatives]).numpy()
     scale = np.linalg.norm(inputs, axis=1).max()
     peer = LogisticRegression(C=10.0, tol=1e-12, solver="newton-cholesky")
     peer.fit(inputs / scale, np.r_[np.ones(15), np.zeros(40)])
-    assert scores.exp().tolist() == pytest.approx(peer.predict_proba(points.numpy() / scale)[:, 1] + 1e-8, abs=1e-6)
+    assert scores.exp().tolist() == pytest.approx(
+        peer.predict_proba(points.numpy() / scale)[:, 1] + 1e-8, abs=1e-6
+    )
 
 
 def test_released_noise_is_the_papers_and_shrinks_with_the_clients_norm() -> None:
@@ -339,7 +351,9 @@ def test_released_noise_is_the_papers_and_shrinks_with_the_clients_norm() -> Non
     clean = mechanism.release(features, public, noise=NoNoise())
     assert clean.sigma == pytest.approx(2 / (0.1 * 55) * math.sqrt(2 * math.log(1.25e5)) / 0.5)
     noise = SimulatedNoise(seeding.generator(0, "n"))
-    draws = torch.stack([mechanism.release(features, public, noise=noise).vector - clean.vector for _ in range(300)])
+    draws = torch.stack(
+        [mechanism.release(features, public, noise=noise).vector - clean.vector for _ in range(300)]
+    )
     norm = float(features.norm(dim=1).max())
     assert float(draws[:, :-1].std()) == pytest.approx(clean.sigma / norm, rel=0.1)
     assert float(draws[:, -1].std()) == pytest.approx(clean.sigma, rel=0.15)
@@ -392,4 +406,6 @@ def test_the_solver_converges_where_plain_newton_steps_run_away() -> None:
 
 def test_the_solver_says_when_rounding_stops_it() -> None:
     with pytest.raises(ValueError, match=r"stopped at .* larger certainty\.regularisation"):
-        minimise(normal(30, 3), torch.ones(3).double(), tolerance=-1.0)  # less than nothing is out of reach
+        minimise(
+            normal(30, 3), torch.ones(3).double(), tolerance=-1.0
+        )  # less than nothing is out of reach

@@ -17,7 +17,12 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.core.dpsgd import LATTICE, noisy_sum
 from fedaux.privacy import exact_gaussian
-from fedaux.privacy.exact_gaussian import RELATIVE_ERROR, SecureDraws, SimulatedDraws, rounded_gaussian
+from fedaux.privacy.exact_gaussian import (
+    RELATIVE_ERROR,
+    SecureDraws,
+    SimulatedDraws,
+    rounded_gaussian,
+)
 
 
 def test_small_scales_have_the_probabilities_of_a_rounded_gaussian() -> None:
@@ -29,7 +34,9 @@ def test_small_scales_have_the_probabilities_of_a_rounded_gaussian() -> None:
         expected = stats.norm.cdf((points + 0.5) / scale) - stats.norm.cdf((points - 0.5) / scale)
         counts = np.array([(draws == point).sum() for point in points])
         rest = len(draws) - counts.sum()
-        result = stats.chisquare([*counts, rest], len(draws) * np.array([*expected, 1 - expected.sum()]))
+        result = stats.chisquare(
+            [*counts, rest], len(draws) * np.array([*expected, 1 - expected.sum()])
+        )
         assert result.pvalue > 1e-6
 
 
@@ -37,7 +44,9 @@ def test_small_scales_have_the_probabilities_of_a_rounded_gaussian() -> None:
 def test_large_scales_are_normal_and_hardly_repeat(scale: float) -> None:
     draws = rounded_gaussian(100_000, scale=scale)
     assert stats.kstest(draws / scale, "norm").pvalue > 1e-6
-    assert stats.chisquare(np.bincount(draws & 15, minlength=16)).pvalue > 1e-6  # the lowest bits, too
+    assert (
+        stats.chisquare(np.bincount(draws & 15, minlength=16)).pvalue > 1e-6
+    )  # the lowest bits, too
     assert Counter(draws.tolist()).most_common(1)[0][1] <= 4
 
 
@@ -50,11 +59,15 @@ def test_the_bound_on_the_inverse_normal_holds() -> None:
             assert error < 0.05 * RELATIVE_ERROR * (1 + abs(exact))
 
 
-def test_draws_near_a_rounding_boundary_are_decided_with_more_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_near_a_rounding_boundary_are_decided_with_more_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The bits are chosen so that scale * z lies on a boundary of double precision, or in the far tail."""
     scale = 2.0**24
     boundary = int(stats.norm.sf((1_000_000 + 0.5) / scale) * 2.0**64)
-    bits = [(tail << 1) & (2**64 - 1) for tail in (boundary - 1, boundary, boundary + 1, 0, 1, 12345)]
+    bits = [
+        (tail << 1) & (2**64 - 1) for tail in (boundary - 1, boundary, boundary + 1, 0, 1, 12345)
+    ]
     given = b"".join(value.to_bytes(8, "little") for value in bits)
     refined: list[int] = []
     real = exact_gaussian._refined
@@ -69,7 +82,9 @@ def test_draws_near_a_rounding_boundary_are_decided_with_more_bits(monkeypatch: 
     assert len(refined) == len(bits)
     for tail, draw in zip(refined, draws.tolist(), strict=True):
         with mpmath.workprec(600):
-            exact = mpmath.sqrt(2) * mpmath.erfinv(1 - (mpmath.mpf(tail) + mpmath.mpf(2) ** -257) / 2**63)
+            exact = mpmath.sqrt(2) * mpmath.erfinv(
+                1 - (mpmath.mpf(tail) + mpmath.mpf(2) ** -257) / 2**63
+            )
             assert abs(draw) == int(mpmath.nint(scale * exact))
 
 
@@ -105,7 +120,9 @@ class NoNoise:
 
 @pytest.mark.parametrize("clip", [1e-6, 4e-3, 1.0, 1e6])
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e30])
-def test_replacing_a_gradient_moves_the_sum_by_at_most_what_the_noise_covers(clip: float, size: float) -> None:
+def test_replacing_a_gradient_moves_the_sum_by_at_most_what_the_noise_covers(
+    clip: float, size: float
+) -> None:
     """In lattice units: distance <= 2 (LATTICE + sqrt(d) / 2), and noise over half of that is the multiplier."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(6, 50), (6, 3, 7)]
@@ -114,10 +131,19 @@ def test_replacing_a_gradient_moves_the_sum_by_at_most_what_the_noise_covers(cli
     for _ in range(20):
         other = [sample.clone() for sample in samples]
         for sample, moved in zip(samples, other, strict=True):
-            moved[2] = -sample[2] if torch.rand((), generator=generator) < 0.5 else 1e30 * torch.randn(sample[2].shape)
+            moved[2] = (
+                -sample[2]
+                if torch.rand((), generator=generator) < 0.5
+                else 1e30 * torch.randn(sample[2].shape)
+            )
         source = NoNoise()
         sums = [
-            torch.cat([part.flatten() for part in noisy_sum(one, clip=clip, noise_multiplier=1.5, draws=source)])  # type: ignore[arg-type]
+            torch.cat(
+                [
+                    part.flatten()
+                    for part in noisy_sum(one, clip=clip, noise_multiplier=1.5, draws=source)
+                ]
+            )  # type: ignore[arg-type]
             for one in (samples, other)
         ]
         worst = max(worst, float((sums[0] - sums[1]).norm()) / (clip / LATTICE))
@@ -132,12 +158,17 @@ def test_clipped_sums_equal_a_plain_loop() -> None:
     flat = torch.cat([sample.flatten(1) for sample in samples], dim=1).double()
     expected = sum(row * min(1.0, 0.7 / float(row.norm())) for row in flat)
     noisy = noisy_sum(samples, clip=0.7, noise_multiplier=1.0, draws=NoNoise())  # type: ignore[arg-type]
-    assert torch.allclose(torch.cat([part.flatten() for part in noisy]), torch.as_tensor(expected), atol=1e-5)
+    assert torch.allclose(
+        torch.cat([part.flatten() for part in noisy]), torch.as_tensor(expected), atol=1e-5
+    )
 
 
 def test_sums_lie_on_the_lattice_whatever_the_gradients() -> None:
     samples = [torch.randn(3, 9)]
-    for draws in (SecureDraws(), SimulatedDraws(seeding.generator(0, "local"), device=torch.device("cpu"))):
+    for draws in (
+        SecureDraws(),
+        SimulatedDraws(seeding.generator(0, "local"), device=torch.device("cpu")),
+    ):
         (noisy,) = noisy_sum(samples, clip=0.1, noise_multiplier=1.0, draws=draws)
         steps = noisy / (0.1 / LATTICE)
         assert torch.allclose(steps, steps.round(), rtol=0, atol=1e-6)

@@ -21,7 +21,9 @@ def release(multiplier: float) -> LedgerEntry:
 
 
 def update(multiplier: float, probability: float, steps: int) -> LedgerEntry:
-    return LedgerEntry(0, 100, "dp-sgd", UPDATE, 2.0, multiplier, 1.0, 1e-5, "secure", steps, probability)
+    return LedgerEntry(
+        0, 100, "dp-sgd", UPDATE, 2.0, multiplier, 1.0, 1e-5, "secure", steps, probability
+    )
 
 
 def test_a_release_costs_what_it_states_and_releases_add_up_as_one_gaussian() -> None:
@@ -31,18 +33,28 @@ def test_a_release_costs_what_it_states_and_releases_add_up_as_one_gaussian() ->
         assert spent == pytest.approx(epsilon, rel=ROUNDING)
     four = FILTERS["gaussian"]([release(20.0)] * 4, epsilon=1.0, delta=1e-5)
     assert delta_of(four, noise_multiplier=10.0) == pytest.approx(1e-5, rel=1e-6)
-    assert FILTERS["gaussian"]([], epsilon=1.0, delta=1e-5) == FILTERS["renyi"]([], epsilon=1.0, delta=1e-5) == 0.0
+    assert (
+        FILTERS["gaussian"]([], epsilon=1.0, delta=1e-5)
+        == FILTERS["renyi"]([], epsilon=1.0, delta=1e-5)
+        == 0.0
+    )
 
 
-@pytest.mark.parametrize(("multiplier", "order"), [(1.0, 2.0), (3.0, 17.5), (0.5, 5.0), (20.0, 200.0)])
-def test_divergences_without_sampling_are_those_of_a_gaussian(multiplier: float, order: float) -> None:
+@pytest.mark.parametrize(
+    ("multiplier", "order"), [(1.0, 2.0), (3.0, 17.5), (0.5, 5.0), (20.0, 200.0)]
+)
+def test_divergences_without_sampling_are_those_of_a_gaussian(
+    multiplier: float, order: float
+) -> None:
     """Replacing one moves the sum by two clip bounds: D_a = a 2^2 / (2 m^2)."""
     found = sampled_divergence(multiplier, 1.0, order)
     assert found == pytest.approx(2 * order / multiplier**2, rel=1e-7)
     assert found >= 2 * order / multiplier**2
 
 
-@pytest.mark.parametrize(("multiplier", "probability", "order"), [(1.0, 0.1, 4.0), (2.0, 0.01, 24.0), (0.6, 0.5, 1.7)])
+@pytest.mark.parametrize(
+    ("multiplier", "probability", "order"), [(1.0, 0.1, 4.0), (2.0, 0.01, 24.0), (0.6, 0.5, 1.7)]
+)
 def test_divergences_with_sampling_equal_an_integral_by_quadrature(
     multiplier: float, probability: float, order: float
 ) -> None:
@@ -50,13 +62,19 @@ def test_divergences_with_sampling_equal_an_integral_by_quadrature(
 
     def ratio(x: float) -> float:
         p, q = (
-            math.log1p(probability * math.expm1((2 * x * shift - 1) / (2 * multiplier**2))) for shift in (1.0, -1.0)
+            math.log1p(probability * math.expm1((2 * x * shift - 1) / (2 * multiplier**2)))
+            for shift in (1.0, -1.0)
         )
         return math.exp(order * p + (1 - order) * q) * float(norm.pdf(x, 0, multiplier))
 
     points = np.linspace(-12 * multiplier, 2 * order + 12 * multiplier, 100)
-    total = sum(quad(ratio, low, high, epsabs=0, epsrel=1e-10)[0] for low, high in itertools.pairwise(points))
-    assert sampled_divergence(multiplier, probability, order) == pytest.approx(math.log(total) / (order - 1), rel=1e-6)
+    total = sum(
+        quad(ratio, low, high, epsabs=0, epsrel=1e-10)[0]
+        for low, high in itertools.pairwise(points)
+    )
+    assert sampled_divergence(multiplier, probability, order) == pytest.approx(
+        math.log(total) / (order - 1), rel=1e-6
+    )
 
 
 def test_more_than_integer_orders_agree_with_the_peer() -> None:
@@ -85,7 +103,9 @@ def deltas(entries: Sequence[LedgerEntry], epsilons: np.ndarray) -> np.ndarray:
             value_discretization_interval=2e-4,
             sampling_prob=query.sampling_probability if sampled else 1.0,
             neighboring_relation=(
-                NeighboringRelation.REPLACE_ONE if sampled else NeighboringRelation.ADD_OR_REMOVE_ONE
+                NeighboringRelation.REPLACE_ONE
+                if sampled
+                else NeighboringRelation.ADD_OR_REMOVE_ONE
             ),
         ).self_compose(entry.steps or 1)
         together = losses if together is None else together.compose(losses)
@@ -93,7 +113,9 @@ def deltas(entries: Sequence[LedgerEntry], epsilons: np.ndarray) -> np.ndarray:
     return np.asarray(together.get_delta_for_epsilon(epsilons[::-1]))[::-1]  # it wants them rising
 
 
-def adaptive_delta(first: LedgerEntry, choices: Sequence[Sequence[LedgerEntry]], *, epsilon: float) -> float:
+def adaptive_delta(
+    first: LedgerEntry, choices: Sequence[Sequence[LedgerEntry]], *, epsilon: float
+) -> float:
     """Return the true delta of a server that releases once and then picks the worst of `choices` for what it saw.
 
     E over the loss l of the first release of max_j delta_j(epsilon - l): the loss of a Gaussian is N(mu^2 / 2, mu^2).
@@ -106,10 +128,18 @@ def adaptive_delta(first: LedgerEntry, choices: Sequence[Sequence[LedgerEntry]],
     return float((best * weights).sum())
 
 
-def largest_updates(spent: object, first: LedgerEntry, *, epsilon: float, delta: float) -> list[list[LedgerEntry]]:
+def largest_updates(
+    spent: object, first: LedgerEntry, *, epsilon: float, delta: float
+) -> list[list[LedgerEntry]]:
     """Return, for several kinds of DP-SGD, the most steps after `first` that a rule admits."""
     found = []
-    for multiplier, probability in ((1.0, 0.01), (2.0, 0.05), (4.0, 0.3), (0.8, 0.002), (20.0, 1.0)):
+    for multiplier, probability in (
+        (1.0, 0.01),
+        (2.0, 0.05),
+        (4.0, 0.3),
+        (0.8, 0.002),
+        (20.0, 1.0),
+    ):
         low, high = 0, 4096
         while high - low > 1:
             middle = (low + high) // 2
@@ -132,11 +162,16 @@ def test_the_worst_adaptive_server_stays_within_the_budget(accountant: str, shar
         return FILTERS[accountant](entries, epsilon=epsilon, delta=delta)
 
     choices = largest_updates(spent, first, epsilon=epsilon, delta=delta)
-    rest = 1.0 / noise_multiplier(epsilon=epsilon, delta=delta) ** 2 - (first.sensitivity / first.sigma) ** 2
+    rest = (
+        1.0 / noise_multiplier(epsilon=epsilon, delta=delta) ** 2
+        - (first.sensitivity / first.sigma) ** 2
+    )
     if spent([first, release(1 / math.sqrt(rest))]) <= epsilon:
         choices.append([release(1 / math.sqrt(rest))])
     assert choices, "the rule admits something, or the test shows nothing"
-    assert adaptive_delta(first, choices, epsilon=epsilon) <= delta * (1 + 1e-5)  # the peer rounds losses up
+    assert adaptive_delta(first, choices, epsilon=epsilon) <= delta * (
+        1 + 1e-5
+    )  # the peer rounds losses up
 
 
 def test_the_rule_for_fixed_requests_is_exceeded_by_an_adaptive_server() -> None:

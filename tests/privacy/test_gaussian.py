@@ -12,7 +12,10 @@ EPSILONS = (1e-3, 1e-2, 0.1, 0.5, 1.0, 3.0, 10.0, 30.0, 100.0)
 DELTAS = (1e-12, 1e-9, 1e-6, 1e-5, 1e-3, 0.1)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("dp_accounting") is None, reason="needs the extra privacy (dp-accounting)")
+@pytest.mark.skipif(
+    importlib.util.find_spec("dp_accounting") is None,
+    reason="needs the extra privacy (dp-accounting)",
+)
 def test_calibration_agrees_with_dp_accounting() -> None:
     from dp_accounting import gaussian_mechanism
 
@@ -22,7 +25,10 @@ def test_calibration_agrees_with_dp_accounting() -> None:
             peer = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
         except (OverflowError, ValueError):
             continue  # where it works
-        assert noise_multiplier(epsilon=epsilon, delta=delta) == pytest.approx(peer, rel=1e-6), (epsilon, delta)
+        assert noise_multiplier(epsilon=epsilon, delta=delta) == pytest.approx(peer, rel=1e-6), (
+            epsilon,
+            delta,
+        )
         compared += 1
     assert compared >= 0.9 * len(EPSILONS) * len(DELTAS)
 

@@ -7,7 +7,9 @@ from fedaux.privacy.ledger import LedgerEntry, basic_composition, worst_client
 
 
 def entry(client: int, epsilon: float, delta: float = 1e-5) -> LedgerEntry:
-    return LedgerEntry(client, 10, "mean", "certainty scores", 0.2, 1.0, epsilon, delta, "simulated")
+    return LedgerEntry(
+        client, 10, "mean", "certainty scores", 0.2, 1.0, epsilon, delta, "simulated"
+    )
 
 
 def test_basic_composition_adds_up() -> None:

@@ -37,7 +37,9 @@ def section(**values: Any) -> Certainty:
     return Certainty(**({"epsilon": 1.0, "components": 3} | values))
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.01, 1e-6), (0.1, 1e-5), (1.0, 1e-5), (8.0, 1e-3), (20.0, 1e-9)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0.01, 1e-6), (0.1, 1e-5), (1.0, 1e-5), (8.0, 1e-3), (20.0, 1e-9)]
+)
 def test_calibration_meets_the_definition_by_integration(epsilon: float, delta: float) -> None:
     """delta = integral of max(0, p(x) - e^epsilon q(x)), p and q the densities one sensitivity apart."""
     multiplier = noise_multiplier(epsilon=epsilon, delta=delta)
@@ -47,7 +49,9 @@ def test_calibration_meets_the_definition_by_integration(epsilon: float, delta: 
     def excess(x: float) -> float:
         return float(norm.pdf(x, 1, multiplier) - math.exp(epsilon + norm.logpdf(x, 0, multiplier)))
 
-    integral = quad(excess, threshold, threshold + 12 * multiplier, epsabs=1e-16, epsrel=1e-10, limit=200)[0]
+    integral = quad(
+        excess, threshold, threshold + 12 * multiplier, epsabs=1e-16, epsrel=1e-10, limit=200
+    )[0]
     assert integral == pytest.approx(delta, rel=1e-4)
     assert delta_of(epsilon, noise_multiplier=multiplier) <= delta
 
@@ -64,7 +68,9 @@ def test_calibration_is_the_least_noise_that_will_do(epsilon: float, delta: floa
     assert delta_of(epsilon, noise_multiplier=0.999 * multiplier) > delta
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (math.inf, 1e-5), (1, 0), (1, 1)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(0, 1e-5), (-1, 1e-5), (math.inf, 1e-5), (1, 0), (1, 1)]
+)
 def test_calibration_refuses_what_means_nothing(epsilon: float, delta: float) -> None:
     with pytest.raises(ValueError, match=r"certainty\.(epsilon|delta)"):
         noise_multiplier(epsilon=epsilon, delta=delta)
@@ -76,13 +82,21 @@ def test_mean_release_equals_plain_loops_and_is_noisy_by_the_stated_sigma() -> N
     features = normal(20, 5, seed=1, shift=1.0)
     release = mechanism.release(features, public, noise=NoNoise())
     expected = oracles.private_mean_loop(
-        features.tolist(), public["centre"].tolist(), public["whitening"].tolist(), float(public["bound"])
+        features.tolist(),
+        public["centre"].tolist(),
+        public["whitening"].tolist(),
+        float(public["bound"]),
     )
     assert release.vector.tolist() == pytest.approx(expected, abs=1e-6)
     assert release.sensitivity == pytest.approx(2 / 20)
-    assert release.sigma == pytest.approx(release.sensitivity * noise_multiplier(epsilon=1.0, delta=1e-5))
+    assert release.sigma == pytest.approx(
+        release.sensitivity * noise_multiplier(epsilon=1.0, delta=1e-5)
+    )
     noise = [
-        mechanism.release(features, public, noise=SimulatedNoise(seeding.generator(seed, "n"))).vector - release.vector
+        mechanism.release(
+            features, public, noise=SimulatedNoise(seeding.generator(seed, "n"))
+        ).vector
+        - release.vector
         for seed in range(300)
     ]
     assert float(torch.stack(noise).std()) == pytest.approx(release.sigma, rel=0.1)
@@ -95,7 +109,9 @@ def test_public_map_whitens_and_clips_the_negatives() -> None:
     assert torch.allclose(torch.cov(whitened.T), torch.eye(4), atol=1e-3)
     projected = MECHANISMS["mean"](section(components=4)).project(negatives, public)
     assert float(projected.norm(dim=1).max()) <= 1 + 1e-12
-    assert 0.4 < float((projected.norm(dim=1) > 0.999).double().mean()) < 0.6  # clipped at the median norm
+    assert (
+        0.4 < float((projected.norm(dim=1) > 0.999).double().mean()) < 0.6
+    )  # clipped at the median norm
 
 
 def test_directions_without_variance_are_left_out() -> None:
@@ -115,7 +131,9 @@ def test_no_neighbour_moves_the_vector_beyond_the_stated_sensitivity(name: str) 
     largest = 0.0
     for trial, scale in enumerate([0.0, 1.0, 20.0, -20.0, 1e6, -1e6] * 10):
         neighbour = features.clone()
-        neighbour[trial % 12] = scale * (features[(trial + 1) % 12] if trial % 2 else normal(5, seed=trial))
+        neighbour[trial % 12] = scale * (
+            features[(trial + 1) % 12] if trial % 2 else normal(5, seed=trial)
+        )
         other = mechanism.release(neighbour, public, noise=NoNoise())
         largest = max(largest, float((other.vector - base.vector).norm()) / base.sensitivity)
     assert 0.1 < largest <= 1.0
@@ -123,7 +141,9 @@ def test_no_neighbour_moves_the_vector_beyond_the_stated_sensitivity(name: str) 
 
 @pytest.mark.parametrize("name", ["mean", "paper"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_features_that_are_no_numbers_move_a_release_no_further_than_others(name: str, value: float) -> None:
+def test_features_that_are_no_numbers_move_a_release_no_further_than_others(
+    name: str, value: float
+) -> None:
     mechanism = MECHANISMS[name](section(components=4))
     public = mechanism.publish(normal(60, 5))
     features = normal(12, 5, seed=1)
@@ -166,7 +186,9 @@ def test_a_client_scores_data_like_its_own_higher(name: str) -> None:
     shift = torch.tensor([2.0, 0.0, 0.0, 0.0])
     releases = [
         mechanism.release(
-            normal(100, 4, seed=1) + sign * shift, public, noise=SimulatedNoise(seeding.generator(1, "n"))
+            normal(100, 4, seed=1) + sign * shift,
+            public,
+            noise=SimulatedNoise(seeding.generator(1, "n")),
         )
         for sign in (1, -1)
     ]
@@ -186,7 +208,9 @@ def test_scores_of_the_mean_are_the_log_density_ratio() -> None:
     public["mean"] = torch.zeros(4)
     client, points = normal(50, 4, seed=1, shift=0.7), normal(9, 4, seed=2)
     release = mechanism.release(client, public, noise=NoNoise())
-    scores = mechanism.log_scores(release.vector[None], torch.zeros(1), public, mechanism.project(points, public))[0]
+    scores = mechanism.log_scores(
+        release.vector[None], torch.zeros(1), public, mechanism.project(points, public)
+    )[0]
     white = (points.double() - public["centre"]) @ public["whitening"].double()
     centre = ((client.double() - public["centre"]) @ public["whitening"].double()).mean(dim=0)
     expected = -0.5 * (white - centre).square().sum(dim=1) + 0.5 * white.square().sum(dim=1)
@@ -207,34 +231,48 @@ def test_clients_that_differ_by_noise_alone_are_weighted_equally() -> None:
     seen = true + torch.from_numpy(generator.normal(0, 0.2, (400, 30)))
     error = float((without_noise(seen, sigmas) - true).square().mean())
     assert error < 0.85 * float((seen - true).square().mean())
-    assert torch.equal(without_noise(seen[:1], sigmas[:1]), seen[:1])  # a lone client keeps what it released
+    assert torch.equal(
+        without_noise(seen[:1], sigmas[:1]), seen[:1]
+    )  # a lone client keeps what it released
 
 
 def test_paper_objective_equals_plain_loops_and_its_solution_scikit_learn() -> None:
     positives, negatives = normal(15, 4, shift=1.0).double() / 5, normal(40, 4, seed=1).double() / 5
     weights = normal(4, seed=2).double()
     value = float(objective(weights, positives, negatives, regularisation=0.1))
-    loops = oracles.certainty_objective_loop(weights.tolist(), positives.tolist(), negatives.tolist(), 0.1)
+    loops = oracles.certainty_objective_loop(
+        weights.tolist(), positives.tolist(), negatives.tolist(), 0.1
+    )
     assert value == pytest.approx(loops, rel=1e-12)
     for regularisation in (1.0, 0.1, 1e-3):
         solution = solve(positives, negatives, regularisation=regularisation)
         inputs = torch.cat([positives, negatives]).numpy()
         targets = np.r_[np.ones(15), np.zeros(40)]
-        peer = LogisticRegression(C=1 / (regularisation * 55), fit_intercept=False, tol=1e-12, solver="newton-cholesky")
+        peer = LogisticRegression(
+            C=1 / (regularisation * 55), fit_intercept=False, tol=1e-12, solver="newton-cholesky"
+        )
         assert solution.numpy() == pytest.approx(peer.fit(inputs, targets).coef_[0], abs=1e-6)
 
 
 def test_releases_state_their_price() -> None:
     public_features, features = normal(50, 4), normal(10, 4, seed=1)
-    for name, mechanism in ((name, make(section(epsilon=0.5))) for name, make in MECHANISMS.items()):
+    for name, mechanism in (
+        (name, make(section(epsilon=0.5))) for name, make in MECHANISMS.items()
+    ):
         release = mechanism.release(
-            features, mechanism.publish(public_features), noise=SimulatedNoise(seeding.generator(0, "n"))
+            features,
+            mechanism.publish(public_features),
+            noise=SimulatedNoise(seeding.generator(0, "n")),
         )
         assert release.mechanism == name
         if name == "none":
             assert (release.epsilon, release.sigma, release.noise) == (math.inf, 0.0, "none")
         elif name == "release":
-            assert (release.epsilon, release.sensitivity, release.noise) == (math.inf, math.inf, "simulated")
+            assert (release.epsilon, release.sensitivity, release.noise) == (
+                math.inf,
+                math.inf,
+                "simulated",
+            )
         else:
             assert (release.epsilon, release.delta, release.noise) == (0.5, 1e-5, "simulated")
         with pytest.raises(ValueError, match="nothing to release"):

@@ -15,9 +15,18 @@ from fedaux.privacy.bounds import require_exact_regression, require_size
 from fedaux.privacy.gaussian import delta_of, noise_multiplier
 from fedaux.privacy.mechanism import integer_mean, within_unit_ball
 from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
-from fedaux.privacy.secure import GRANULARITY, MOST_SCALE, SecureNoise, enlarged_sigma, lattice_spacing, noise_for
+from fedaux.privacy.secure import (
+    GRANULARITY,
+    MOST_SCALE,
+    SecureNoise,
+    enlarged_sigma,
+    lattice_spacing,
+    noise_for,
+)
 
-needs_opendp = pytest.mark.skipif(importlib.util.find_spec("opendp") is None, reason="needs the extra privacy (opendp)")
+needs_opendp = pytest.mark.skipif(
+    importlib.util.find_spec("opendp") is None, reason="needs the extra privacy (opendp)"
+)
 
 
 def discrete_gaussian(scale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -89,14 +98,23 @@ def test_the_points_that_can_come_out_do_not_depend_on_the_data() -> None:
     """Mironov's attack asks which floating-point numbers x + noise can reach; on a lattice all x reach the same."""
     spacing = lattice_spacing(0.1, size=3)
     for value in (0.1, 1 / 3, math.pi, -1e-7):
-        steps = SecureNoise().perturb(torch.full((3,), value).double(), sensitivity=0.1, sigma=1.0) / spacing
+        steps = (
+            SecureNoise().perturb(torch.full((3,), value).double(), sensitivity=0.1, sigma=1.0)
+            / spacing
+        )
         assert torch.equal(steps, steps.round())
 
 
 @needs_opendp
 def test_secure_noise_refuses_what_it_cannot_prove() -> None:
     noise, vector = SecureNoise(), torch.zeros(3, dtype=torch.float64)
-    for sensitivity, sigma in ((math.inf, 1.0), (1.0, 0.0), (0.0, 1.0), (1.0, math.inf), (math.nan, 1.0)):
+    for sensitivity, sigma in (
+        (math.inf, 1.0),
+        (1.0, 0.0),
+        (0.0, 1.0),
+        (1.0, math.inf),
+        (math.nan, 1.0),
+    ):
         with pytest.raises(ValueError, match="finite and above 0"):
             noise.perturb(vector, sensitivity=sensitivity, sigma=sigma)
     with pytest.raises(ValueError, match="too little noise"):
@@ -119,7 +137,9 @@ def test_noise_that_the_sampler_would_clip_is_refused(multiplier: float) -> None
 def test_the_largest_noise_that_is_allowed_does_not_saturate() -> None:
     size = 400
     spacing = lattice_spacing(1.0, size=size)
-    noisy = SecureNoise().perturb(torch.zeros(size).double(), sensitivity=1.0, sigma=0.99 * MOST_SCALE * spacing)
+    noisy = SecureNoise().perturb(
+        torch.zeros(size).double(), sensitivity=1.0, sigma=0.99 * MOST_SCALE * spacing
+    )
     assert len(set(noisy.tolist())) == size
     assert float(noisy.abs().max()) < 2.0**62 * spacing
 
@@ -144,7 +164,9 @@ def test_the_stated_bounds_on_examples_and_components_are_enforced() -> None:
     require_exact_regression(22_500, width=512, regularisation=0.1)
     with pytest.raises(ValueError, match="covers 77900"):
         require_exact_regression(100_000, width=512, regularisation=0.1)
-    with pytest.raises(ValueError, match="covers 2080"):  # inner products of long vectors with long weights
+    with pytest.raises(
+        ValueError, match="covers 2080"
+    ):  # inner products of long vectors with long weights
         require_exact_regression(10_000, width=65_536, regularisation=1e-6)
 
 
@@ -157,7 +179,9 @@ def test_mechanisms_release_with_secure_noise(name: str) -> None:
     features = torch.from_numpy(generator.normal(size=(40, 5))).float()
     release = mechanism.release(features, public, noise=SecureNoise())
     assert (release.noise, release.epsilon) == ("secure", 1.0)
-    assert release.sigma == pytest.approx(release.sensitivity * noise_multiplier(epsilon=1.0, delta=1e-5))
+    assert release.sigma == pytest.approx(
+        release.sensitivity * noise_multiplier(epsilon=1.0, delta=1e-5)
+    )
     assert bool(release.vector.isfinite().all())
 
 

@@ -18,7 +18,11 @@ for count, channels, height, width, stride in (
     (4, 16, 1, 4, 2),
 ):
     for layout in (torch.channels_last, torch.contiguous_format):
-        images = torch.randn(count, channels, height, width).contiguous(memory_format=layout).requires_grad_()
+        images = (
+            torch.randn(count, channels, height, width)
+            .contiguous(memory_format=layout)
+            .requires_grad_()
+        )
         weight = torch.randn(channels, 1, 3, 3).contiguous(memory_format=layout).requires_grad_()
         exact = functional.conv2d(images, weight, stride=stride, padding=1, groups=channels)
         found = depthwise.depthwise(images, weight, stride)
@@ -36,7 +40,9 @@ for count, channels, height, width, stride in (
             for most in (None, 6.0, float("inf")):
                 right = exact + bias[:, None, None]
                 right = right if most is None else right.clamp(0, most)
-                pairs.append((depthwise.joined(images, weight, bias, stride=stride, most=most), right))
+                pairs.append(
+                    (depthwise.joined(images, weight, bias, stride=stride, most=most), right)
+                )
         for output, right in pairs:
             torch.testing.assert_close(output, right, rtol=1e-4, atol=1e-4)
 print("compared")

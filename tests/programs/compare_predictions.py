@@ -32,7 +32,9 @@ images = torch.rand(3, CHANNELS, 32, 32, generator=torch.Generator().manual_seed
 
 
 def large(network: StepInference) -> StepInference:
-    for step in network.steps:  # a program costs the interpreter more than what it does; small maps keep their tiles
+    for step in (
+        network.steps
+    ):  # a program costs the interpreter more than what it does; small maps keep their tiles
         if step.size > 8:
             step.tile = step.tile._replace(positions=2048 if step.size > 16 else 512)
     return network
@@ -57,7 +59,11 @@ def compare() -> None:
 def missing() -> None:
     """A weight that is NaN shows in the predictions."""
     network = large(StepInference(model))
-    names = [name for name, value in model.state_dict().items() if value.ndim == 4 or name.endswith("running_var")]
+    names = [
+        name
+        for name, value in model.state_dict().items()
+        if value.ndim == 4 or name.endswith("running_var")
+    ]
     for name in names[:: len(names) // 4]:
         weights = snapshot(model)
         weights[name].view(-1)[weights[name].numel() // 2] = float("nan")
@@ -79,7 +85,9 @@ def predict() -> None:
         assert own.dtype is torch.float32
         assert 1e-6 < distance(own, model(numbers / 255)) < 0.01
     rows = torch.tensor([2, 0])
-    assert torch.allclose(predictor(second, numbers, rows=rows), outputs[1][rows], rtol=1e-3, atol=1e-4)
+    assert torch.allclose(
+        predictor(second, numbers, rows=rows), outputs[1][rows], rtol=1e-3, atol=1e-4
+    )
     alone = inference.FastPredictor(model.features, half)
     features = alone(snapshot(model.features), numbers[:1])
     assert isinstance(alone._by_kernels, StepInference)

@@ -32,7 +32,9 @@ def positions(shape: tiling.Shape) -> int:
 
 
 def tile_of(shape: tiling.Shape, direction: tiling.Direction) -> tiling.Tile:
-    return tiling.Tile(shape.outputs if direction == "forward" else shape.inputs, positions(shape), 4, 3)
+    return tiling.Tile(
+        shape.outputs if direction == "forward" else shape.inputs, positions(shape), 4, 3
+    )
 
 
 def split_of(shape: tiling.Shape) -> tiling.Split:
@@ -47,7 +49,9 @@ images = torch.randint(0, 256, (30, 3, 32, 32), dtype=torch.uint8)
 labels = torch.randint(0, 10, (30,))
 with seeding.initialisation(0, part="resnet8"):
     model = MODELS["resnet8"]((3, 32, 32), 10)
-for module in model.modules():  # a scale of one, a shift of zero and fresh statistics would hide mistakes
+for (
+    module
+) in model.modules():  # a scale of one, a shift of zero and fresh statistics would hide mistakes
     if isinstance(module, torch.nn.BatchNorm2d):
         assert module.running_mean is not None
         assert module.running_var is not None
@@ -58,7 +62,9 @@ for module in model.modules():  # a scale of one, a shift of zero and fresh stat
 weights = snapshot(model)
 
 
-def near(found: Weights, right: Weights, start: Weights, *, middle: float = 1e-3, largest: float = 0.02) -> None:
+def near(
+    found: Weights, right: Weights, start: Weights, *, middle: float = 1e-3, largest: float = 0.02
+) -> None:
     assert found.keys() == right.keys()
     far = []
     for name, values in right.items():
@@ -75,7 +81,10 @@ def near(found: Weights, right: Weights, start: Weights, *, middle: float = 1e-3
 
 
 if PART == "training":
-    mean, deviation = torch.tensor([0.5, 0.4, 0.6])[:, None, None], torch.tensor([0.2, 0.3, 0.25])[:, None, None]
+    mean, deviation = (
+        torch.tensor([0.5, 0.4, 0.6])[:, None, None],
+        torch.tensor([0.2, 0.3, 0.25])[:, None, None],
+    )
     compute = Compute(clients_at_once=2, mean=mean, deviation=deviation)
     section = Local(batch_size=3, epochs=2, optimizer_state="kept", weight_decay=1e-3)
     place = TrainContext(model, images, labels, section, 0.05, compute, "resnet8")
@@ -88,12 +97,17 @@ if PART == "training":
         for number in (1, 2):
             jobs = [
                 ClientJob(
-                    client, torch.arange(30)[part], np.random.default_rng((client, number)), states.get(client, {})
+                    client,
+                    torch.arange(30)[part],
+                    np.random.default_rng((client, number)),
+                    states.get(client, {}),
                 )
                 for client, part in enumerate(rows)
             ]
             done = {job.client: (own, trained) for job, own, trained in training(jobs, weights)}
-            states = {client: dict(trained.optimizer_state) for client, (_, trained) in done.items()}
+            states = {
+                client: dict(trained.optimizer_state) for client, (_, trained) in done.items()
+            }
             seen.append(done)
         results.append(seen)
     for fast, plain in zip(*results, strict=True):
@@ -122,7 +136,15 @@ if PART == "distillation":
         batch_size=4,
     )
     found, right = (
-        distill(each, weights, images[:7], targets, section=section, generator=np.random.default_rng(0), steps=steps)
+        distill(
+            each,
+            weights,
+            images[:7],
+            targets,
+            section=section,
+            generator=np.random.default_rng(0),
+            steps=steps,
+        )
         for each, steps in ((twin, ServerModelSteps(twin, batched)), (model, None))
     )
     near(found, right, weights)

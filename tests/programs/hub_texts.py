@@ -13,4 +13,10 @@ reader = Texts(vocabulary.of_file(Path(sys.argv[2])), 16)
 data = load_labelled(Data(source="huggingface", path=sys.argv[1]), texts=reader)
 print(data.classes, data.labels.tolist(), data.test_labels.tolist())
 print([reader.vocabulary.words(row) for row in data.images.tolist()])
-print(tuple(load_auxiliary(Auxiliary(source="huggingface", path=sys.argv[1], size=2), texts=reader).shape))
+print(
+    tuple(
+        load_auxiliary(
+            Auxiliary(source="huggingface", path=sys.argv[1], size=2), texts=reader
+        ).shape
+    )
+)

@@ -19,18 +19,24 @@ print(own["FEDAUX_WARM"])
 said = []
 for arguments in (["--help"], ["--no-such-option"], ["--help"]):
     began = time.monotonic()
-    done = subprocess.run([folder / "flwr-clientapp", *arguments], env=own, capture_output=True, text=True)
+    done = subprocess.run(
+        [folder / "flwr-clientapp", *arguments], env=own, capture_output=True, text=True
+    )
     print(done.returncode, round(time.monotonic() - began, 3))
     said.append(done.stdout + done.stderr)
 assert said[0] == said[2] == cold.stdout
 assert "flwr-clientapp: error: " in said[1], said[1]
 arguments = ["--insecure", "--token", "x", "--runtime-api-address", "192.0.2.1:9"]
-hanging = subprocess.Popen([folder / "flwr-clientapp", *arguments], env=own, stderr=subprocess.DEVNULL)
+hanging = subprocess.Popen(
+    [folder / "flwr-clientapp", *arguments], env=own, stderr=subprocess.DEVNULL
+)
 
 
 def forks() -> list[str]:
     warm_processes = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    return [f for p in warm_processes for f in Path(f"/proc/{p}/task/{p}/children").read_text().split()]
+    return [
+        f for p in warm_processes for f in Path(f"/proc/{p}/task/{p}/children").read_text().split()
+    ]
 
 
 while not forks():

@@ -52,10 +52,21 @@ def browse(path: Path, *flags: str) -> tuple[str, str]:
     if chromium is None:
         pytest.skip("needs Debian's chromium on PATH")
     command = [
-        *(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+        *(
+            chromium,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+        ),
         *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
         "--host-resolver-rules=MAP * ~NOTFOUND",
-        *("--enable-logging=stderr", f"--user-data-dir={path.parent / 'profile'}", "--virtual-time-budget=5000"),
+        *(
+            "--enable-logging=stderr",
+            f"--user-data-dir={path.parent / 'profile'}",
+            "--virtual-time-budget=5000",
+        ),
         *("--dump-dom", *flags, path.as_uri()),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -63,10 +74,14 @@ def browse(path: Path, *flags: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_the_page_without_scrolling_sideways(text: str, tmp_path: Path, scheme: str) -> None:
+def test_a_phone_shows_the_page_without_scrolling_sideways(
+    text: str, tmp_path: Path, scheme: str
+) -> None:
     probe = tmp_path / "probe.html"
     probe.write_text(PROBE.format(html.escape(text)), encoding="utf-8")
-    document, _ = browse(probe, f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}")
+    document, _ = browse(
+        probe, f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
+    )
     found = re.search(r'data-result="([^"]*)"', document)
     assert found, "the probe did not run"
     result = json.loads(html.unescape(found[1]))
@@ -76,12 +91,16 @@ def test_a_phone_shows_the_page_without_scrolling_sideways(text: str, tmp_path: 
     assert len(result["figures"]) == 4
     assert all(width > 250 and height > 100 for width, height in result["figures"])
     assert result["curves"] == len(LEVELS) * (4 if "runs compared" in text else 1)
-    ink, ground = ([int(part) for part in re.findall(r"\d+", result[key])[:3]] for key in ("ink", "ground"))
+    ink, ground = (
+        [int(part) for part in re.findall(r"\d+", result[key])[:3]] for key in ("ink", "ground")
+    )
     assert contrast(ink, ground) > 7
     assert (sum(ground) < sum(ink)) == (scheme == "dark")
 
 
-def test_the_browser_asks_nobody_and_has_nothing_to_complain_about(text: str, tmp_path: Path) -> None:
+def test_the_browser_asks_nobody_and_has_nothing_to_complain_about(
+    text: str, tmp_path: Path
+) -> None:
     document, printed, asked = watch(text, tmp_path / "page")
     assert document.count("<figure>") == 4
     assert "CONSOLE" not in printed
@@ -106,7 +125,9 @@ def watch(text: str, directory: Path) -> tuple[str, str, set[str]]:
     path, log = directory / "report.html", directory / "net.json"
     path.write_text(text, encoding="utf-8")
     document, printed = browse(path, f"--log-net-log={log}")
-    requests = re.findall(r'"initiator":"([^"]*)".*?"url":"([^"]+)"', log.read_text(encoding="utf-8"))
+    requests = re.findall(
+        r'"initiator":"([^"]*)".*?"url":"([^"]+)"', log.read_text(encoding="utf-8")
+    )
     # "not an origin" is the browser itself, which asks its maker for the time.
     return document, printed, {url for initiator, url in requests if initiator != "not an origin"}
 
@@ -116,7 +137,9 @@ def contrast(one: list[int], other: list[int]) -> float:
 
     def luminance(colour: list[int]) -> float:
         parts = [part / 255 for part in colour]
-        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        linear = [
+            part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     high, low = sorted((luminance(one), luminance(other)), reverse=True)

@@ -33,7 +33,9 @@ def test_labels_are_spread_without_leaving_the_figure() -> None:
 
 
 def test_bubbles_have_areas_in_proportion_to_counts() -> None:
-    figure = figures.split_bubbles([("one", [[100, 0], [0, 25]]), ("two", [[0, 4], [100, 0]])], ["a", "b"])
+    figure = figures.split_bubbles(
+        [("one", [[100, 0], [0, 25]]), ("two", [[0, 4], [100, 0]])], ["a", "b"]
+    )
     first = figure.axes[0].collections[0]
     widths = first.get_widths()  # type: ignore[attr-defined]
     assert np.asarray(first.get_offsets()).tolist() == [[0, 0], [1, 1]]
@@ -60,7 +62,9 @@ def test_score_matrix_compares_like_with_like() -> None:
 def test_top_images_stand_in_the_row_of_their_client(channels: int) -> None:
     images = np.zeros((2, 3, channels, 96, 96), dtype=np.uint8)
     images[1] = 200
-    figure = figures.top_images(images, table=[[0, 5], [5, 0]], classes=["cat", "dog"], clients=[3, 8])
+    figure = figures.top_images(
+        images, table=[[0, 5], [5, 0]], classes=["cat", "dog"], clients=[3, 8]
+    )
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
         "client 8, class cat",
         "client 3, class dog",
@@ -71,11 +75,17 @@ def test_top_images_stand_in_the_row_of_their_client(channels: int) -> None:
     assert mosaic[60, 10].tolist() == [0, 0, 0, 255]
     assert mosaic[49, 10, 3] == 0
     with pytest.raises(ValueError, match="C = 1 or 3"):
-        figures.top_images(images[:, :, :, 0], table=[[0, 5], [5, 0]], classes=["cat", "dog"], clients=[3, 8])
+        figures.top_images(
+            images[:, :, :, 0], table=[[0, 5], [5, 0]], classes=["cat", "dog"], clients=[3, 8]
+        )
 
 
-@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG\r"), ("svg", b"<?xml"), ("pdf", b"%PDF-")])
-def test_saved_figures_are_the_same_bytes(run: Path, tmp_path: Path, kind: str, start: bytes) -> None:
+@pytest.mark.parametrize(
+    ("kind", "start"), [("png", b"\x89PNG\r"), ("svg", b"<?xml"), ("pdf", b"%PDF-")]
+)
+def test_saved_figures_are_the_same_bytes(
+    run: Path, tmp_path: Path, kind: str, start: bytes
+) -> None:
     paths = [tmp_path / "one" / f"curves.{kind}", tmp_path / "two" / f"curves.{kind}"]
     for path in paths:
         path.parent.mkdir()

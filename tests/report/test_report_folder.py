@@ -14,14 +14,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.report_runs import LEVELS, make_folder, make_run, read_downloads, read_metrics, read_table
+from helpers.report_runs import (
+    LEVELS,
+    make_folder,
+    make_run,
+    read_downloads,
+    read_metrics,
+    read_table,
+)
 from rich.console import Console
 from scipy.stats import rankdata
 
 from fedaux.formatting import setting_text
 from fedaux.report import figures, write_report
 from fedaux.report.figures import Mark
-from fedaux.report.results import differences, group, mean_ranks, read_records, read_runs, tuned_keys
+from fedaux.report.results import (
+    differences,
+    group,
+    mean_ranks,
+    read_records,
+    read_runs,
+    tuned_keys,
+)
 from fedaux.sweep.display import MOST_ROWS, result_table
 
 ALPHAS, RATES = (0.01, 0.1, 1.0), (0.4, 0.8)
@@ -30,7 +44,9 @@ Values = dict[tuple[str, float, float], list[float]]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("report") / "grid", alphas=ALPHAS, rates=RATES, clients=6)
+    return make_folder(
+        tmp_path_factory.mktemp("report") / "grid", alphas=ALPHAS, rates=RATES, clients=6
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +95,9 @@ def test_records_say_what_the_runs_measured(folder: Path, truth: tuple[Values, V
         assert row["seeds_done"] == 3
 
 
-def test_ranking_shows_last_and_best_round_with_spread(text: str, truth: tuple[Values, Values]) -> None:
+def test_ranking_shows_last_and_best_round_with_spread(
+    text: str, truth: tuple[Values, Values]
+) -> None:
     columns = [(alpha, rate) for rate in RATES for alpha in ALPHAS]
     last, best = read_table(text, "results"), read_table(text, "results", number=1)
     ranks = {method: [0.0] * 6 for method in LEVELS}
@@ -90,7 +108,9 @@ def test_ranking_shows_last_and_best_round_with_spread(text: str, truth: tuple[V
             shown = re.sub("</?strong>", "", last[method][place])
             assert shown == cell(truth[0][method, alpha, rate])
             assert ("<strong>" in last[method][place]) == (rank == 1)
-            assert re.sub("</?strong>", "", best[method][place]) == cell(truth[1][method, alpha, rate])
+            assert re.sub("</?strong>", "", best[method][place]) == cell(
+                truth[1][method, alpha, rate]
+            )
     assert {method: cells[-1] for method, cells in last.items()} == {
         method: f"{statistics.mean(own):.2f}" for method, own in ranks.items()
     }
@@ -99,19 +119,34 @@ def test_ranking_shows_last_and_best_round_with_spread(text: str, truth: tuple[V
     assert f"fedaux is best in {wins} of 6 settings" in text
 
 
-def test_every_figure_offers_its_numbers(text: str, folder: Path, truth: tuple[Values, Values]) -> None:
+def test_every_figure_offers_its_numbers(
+    text: str, folder: Path, truth: tuple[Values, Values]
+) -> None:
     downloads = read_downloads(text)
-    assert list(downloads) == ["results.csv", "records.csv", "curves.csv", "settings.csv", "privacy.csv", "bytes.csv"]
+    assert list(downloads) == [
+        "results.csv",
+        "records.csv",
+        "curves.csv",
+        "settings.csv",
+        "privacy.csv",
+        "bytes.csv",
+    ]
     assert text.count("<figure>") == 4
     assert len(downloads["records.csv"]) == 90
     for row in downloads["settings.csv"]:
-        values = truth[0][row["method"], float(row["split.alpha"]), float(row["participation_rate"])]
+        values = truth[0][
+            row["method"], float(row["split.alpha"]), float(row["participation_rate"])
+        ]
         assert float(row["accuracy"]) == pytest.approx(statistics.mean(values), abs=1e-5)
     curves = [row for row in downloads["curves.csv"] if row["setting"] == "C = 0.8, α = 0.1"]
     metrics = read_metrics(folder / "alpha=0.1,rate=0.8,epsilon=1")
     assert len(curves) == 5 * 9
     for row in curves:
-        same = [line for line in metrics if (line["method"], line["round"]) == (row["method"], int(row["round"]))]
+        same = [
+            line
+            for line in metrics
+            if (line["method"], line["round"]) == (row["method"], int(row["round"]))
+        ]
         values = [line["accuracy"] for line in same]
         assert float(row["accuracy_mean"]) == pytest.approx(statistics.mean(values), abs=1e-5)
         assert float(row["accuracy_min"]) == pytest.approx(min(values), abs=1e-5)
@@ -126,13 +161,23 @@ def test_every_figure_offers_its_numbers(text: str, folder: Path, truth: tuple[V
 
 def test_the_ledgers_epsilon_is_the_one_shown(tmp_path: Path) -> None:
     make_folder(
-        tmp_path / "out", alphas=(0.01,), rates=(0.4,), epsilons=(0.1, 2.0), levels={"fedaux": 0.8, "fedavg": 0.3}
+        tmp_path / "out",
+        alphas=(0.01,),
+        rates=(0.4,),
+        epsilons=(0.1, 2.0),
+        levels={"fedaux": 0.8, "fedavg": 0.3},
     )
     rows = read_downloads(write_report(tmp_path / "out").read_text())["privacy.csv"]
     for epsilon in (0.1, 2.0):
-        ledger = json.loads((tmp_path / f"out/alpha=0.01,rate=0.4,epsilon={epsilon:g}/ledger.json").read_text())
+        ledger = json.loads(
+            (tmp_path / f"out/alpha=0.01,rate=0.4,epsilon={epsilon:g}/ledger.json").read_text()
+        )
         worst = max(entry["epsilon"] for entry in ledger["entries"])
-        shown = [row["epsilon"] for row in rows if row["setting"] == f"ε = {epsilon:g}" and row["method"] == "fedaux"]
+        shown = [
+            row["epsilon"]
+            for row in rows
+            if row["setting"] == f"ε = {epsilon:g}" and row["method"] == "fedaux"
+        ]
         assert shown == [f"{worst:g}"]
     assert {row["epsilon"] for row in rows if row["method"] == "fedavg"} == {""}
 
@@ -144,17 +189,52 @@ def test_what_is_shown_depends_on_what_there_is_to_compare(tmp_path: Path) -> No
     one = {"fedaux": 0.8}
     single = make_folder(tmp_path / "single", alphas=(0.01,), rates=(0.4,), levels=one)
     assert sections(single) == [
-        *("results", "curves", "split", "scores", "privacy", "communication", "time", "runs", "configuration")
+        *(
+            "results",
+            "curves",
+            "split",
+            "scores",
+            "privacy",
+            "communication",
+            "time",
+            "runs",
+            "configuration",
+        )
     ], "nothing to compare: the page of the run"
     alphas = make_folder(tmp_path / "alphas", rates=(0.4,), levels=one)
-    assert sections(alphas) == ["results", "curves", "settings", "privacy", "communication", "runs", "configuration"]
+    assert sections(alphas) == [
+        "results",
+        "curves",
+        "settings",
+        "privacy",
+        "communication",
+        "runs",
+        "configuration",
+    ]
     text = (alphas / "report.html").read_text()
     assert "All methods and settings sent the same amount within 2 %" in text
     assert "Effect of α" in text
-    epsilons = make_folder(tmp_path / "epsilons", alphas=(0.01,), rates=(0.4,), epsilons=(0.1, 1.0), levels=one)
-    assert sections(epsilons) == ["results", "curves", "privacy", "communication", "runs", "configuration"]
+    epsilons = make_folder(
+        tmp_path / "epsilons", alphas=(0.01,), rates=(0.4,), epsilons=(0.1, 1.0), levels=one
+    )
+    assert sections(epsilons) == [
+        "results",
+        "curves",
+        "privacy",
+        "communication",
+        "runs",
+        "configuration",
+    ]
     three = make_folder(tmp_path / "three", epsilons=(0.1, 1.0), levels=one, seeds=1, rounds=2)
-    assert sections(three) == ["results", "curves", "settings", "privacy", "communication", "runs", "configuration"]
+    assert sections(three) == [
+        "results",
+        "curves",
+        "settings",
+        "privacy",
+        "communication",
+        "runs",
+        "configuration",
+    ]
     text = (three / "report.html").read_text()
     assert "each number is a mean over C" in text  # which has the least effect here
     assert " ± " not in re.sub(r"<p.*?</p>", "", text)  # one seed has no spread
@@ -165,7 +245,9 @@ def test_seeds_of_several_runs_are_put_together(tmp_path: Path) -> None:
     for seed in range(2):
         directory = make_run(tmp_path / f"seeds={seed}", levels={"fedavg": 0.3}, seeds=1)
         config, metrics = (directory / name for name in ("config.toml", "metrics.jsonl"))
-        config.write_text(config.read_text().replace("seeds = [\n    0,\n]", f"seeds = [\n    {seed},\n]"))
+        config.write_text(
+            config.read_text().replace("seeds = [\n    0,\n]", f"seeds = [\n    {seed},\n]")
+        )
         rows = [
             row | {"seed": seed, "accuracy": row["accuracy"] and row["accuracy"] + seed / 10}
             for row in read_metrics(directory)
@@ -190,7 +272,9 @@ def test_runs_that_are_missing_failed_or_unfinished_are_named(tmp_path: Path) ->
     (tmp_path / "sweep.json").write_text(json.dumps(plan))
     text = write_report(tmp_path).read_text()
     assert "Of 4: 1 failed (alpha=3), 1 unfinished, 1 not started." in text
-    states = {re.sub("<.*?>", "", name): cells[0] for name, cells in read_table(text, "runs").items()}
+    states = {
+        re.sub("<.*?>", "", name): cells[0] for name, cells in read_table(text, "runs").items()
+    }
     assert states == {
         "alpha=1": "finished",
         "alpha=2": "unfinished",
@@ -217,8 +301,14 @@ def test_a_folder_without_runs_is_told_so(tmp_path: Path) -> None:
 def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
     hostile = '"><script>alert(1)</script>'
     for place, value in enumerate((hostile, "plain")):
-        directory = make_run(tmp_path / f"run-{place}", levels={hostile: 0.5, "fedavg": 0.4}, seeds=1, clients=4)
-        config = (directory / "config.toml").read_text().replace('source = "letters"', f"source = {json.dumps(value)}")
+        directory = make_run(
+            tmp_path / f"run-{place}", levels={hostile: 0.5, "fedavg": 0.4}, seeds=1, clients=4
+        )
+        config = (
+            (directory / "config.toml")
+            .read_text()
+            .replace('source = "letters"', f"source = {json.dumps(value)}")
+        )
         (directory / "config.toml").write_text(config)
     text = write_report(tmp_path).read_text()
     assert "<script" not in text
@@ -226,7 +316,13 @@ def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
 
 
 def test_runs_differ_in_what_their_configurations_say() -> None:
-    common = {"name": "a", "method": ["x"], "seeds": [0], "engine": {"device": "cpu"}, "split": {"alpha": 1, "n": 2}}
+    common = {
+        "name": "a",
+        "method": ["x"],
+        "seeds": [0],
+        "engine": {"device": "cpu"},
+        "split": {"alpha": 1, "n": 2},
+    }
     other = common | {
         "name": "b",
         "seeds": [1],
@@ -236,7 +332,10 @@ def test_runs_differ_in_what_their_configurations_say() -> None:
     }
     keys, settings = differences({"one": common, "two": other})
     assert keys == ("split.alpha", "rounds")
-    assert settings == {"one": {"split.alpha": 1, "rounds": None}, "two": {"split.alpha": 3, "rounds": 2}}
+    assert settings == {
+        "one": {"split.alpha": 1, "rounds": None},
+        "two": {"split.alpha": 3, "rounds": 2},
+    }
 
 
 @pytest.mark.parametrize("planned", [True, False])
@@ -244,10 +343,16 @@ def test_what_is_tuned_for_one_method_is_no_setting_of_all(tmp_path: Path, plann
     cells: list[dict[str, Any]] = []
     for alpha, method, mu in product((0.01, 1.0), ("fedavg", "fedprox", "fedaux"), (0.01, 0.5)):
         if mu == (0.5 if (method, alpha) == ("fedprox", 1.0) else 0.01):
-            directory = make_run(tmp_path / f"{method}-{alpha:g}", levels={method: 0.3 + 0.1 * len(cells)}, alpha=alpha)
+            directory = make_run(
+                tmp_path / f"{method}-{alpha:g}",
+                levels={method: 0.3 + 0.1 * len(cells)},
+                alpha=alpha,
+            )
             with (directory / "config.toml").open("a") as config:
                 config.write(f"\n[local]\nproximal = {mu}\n")
-            settings = {"method": [method], "split.alpha": alpha} | ({"local.proximal": mu} if "prox" in method else {})
+            settings = {"method": [method], "split.alpha": alpha} | (
+                {"local.proximal": mu} if "prox" in method else {}
+            )
             cells.append({"name": directory.name, "settings": settings, "failed": None})
     keys = ["method", "split.alpha", "local.proximal"]
     if planned:
@@ -258,7 +363,9 @@ def test_what_is_tuned_for_one_method_is_no_setting_of_all(tmp_path: Path, plann
     assert folder.tuned == {"local.proximal": {"fedprox": [0.01, 0.5]}}
     assert all("local.proximal" not in record for record in folder.records)
     text = write_report(tmp_path).read_text()
-    assert {len(row) for row in read_table(text, "results").values()} == {3}, "two settings and the mean rank"
+    assert {len(row) for row in read_table(text, "results").values()} == {3}, (
+        "two settings and the mean rank"
+    )
     assert "fedaux is best in 2 of 2 settings (mean rank 1.00 of 3)" in text
     assert "local.proximal of fedprox: 0.01, 0.5" in text
     if planned:  # what is to come counts, too
@@ -271,7 +378,9 @@ def test_what_is_tuned_for_one_method_is_no_setting_of_all(tmp_path: Path, plann
 def test_a_setting_is_tuned_where_it_follows_from_method_and_setting() -> None:
     def found(*cells: tuple[str, float, float]) -> list[str]:
         keys = ("split.alpha", "local.proximal")
-        settings = [(method, {"split.alpha": alpha, "local.proximal": mu}) for method, alpha, mu in cells]
+        settings = [
+            (method, {"split.alpha": alpha, "local.proximal": mu}) for method, alpha, mu in cells
+        ]
         return list(tuned_keys(keys, settings))
 
     mu = ["local.proximal"]
@@ -279,27 +388,52 @@ def test_a_setting_is_tuned_where_it_follows_from_method_and_setting() -> None:
     assert found(("fedavg", 1, 0.1), ("fedprox", 1, 0.2), ("fedprox", 2, 0.3)) == mu
     assert found(("fedavg", 1, 0.1), ("fedprox", 1, 0.2), ("fedprox+p", 1, 0.3)) == mu
     assert found(("fedavg", 1, 0.1), ("fedprox", 1, 0.2), ("fedprox", 1, 0.3)) == [], "swept over"
-    assert found(("fedavg", 1, 0.1), ("fedavg", 2, 0.2), ("fedprox", 1, 0.2)) == [], "idle methods differ, too"
+    assert found(("fedavg", 1, 0.1), ("fedavg", 2, 0.2), ("fedprox", 1, 0.2)) == [], (
+        "idle methods differ, too"
+    )
     assert found(("fedprox", 1, 0.1), ("fedprox+p", 1, 0.2)) == [], "all methods look at it"
-    assert found(("own", 1, 0.1), ("fedprox", 1, 0.2)) == [], "nobody knows what a method of others looks at"
+    assert found(("own", 1, 0.1), ("fedprox", 1, 0.2)) == [], (
+        "nobody knows what a method of others looks at"
+    )
     steps = "distillation.steps"
-    cells = [("feddf", {"rounds": 1, steps: 10}), ("fedavg", {"rounds": 1, steps: 20}), ("fedaux", {"rounds": 2})]
+    cells = [
+        ("feddf", {"rounds": 1, steps: 10}),
+        ("fedavg", {"rounds": 1, steps: 20}),
+        ("fedaux", {"rounds": 2}),
+    ]
     assert tuned_keys(("rounds", steps), cells) == {steps: {"feddf": [10]}}
-    assert tuned_keys(("rounds", "local.epochs"), [("feddf", {"local.epochs": 1}), ("x", {"local.epochs": 2})]) == {}
+    assert (
+        tuned_keys(
+            ("rounds", "local.epochs"), [("feddf", {"local.epochs": 1}), ("x", {"local.epochs": 2})]
+        )
+        == {}
+    )
 
 
 def test_mean_ranks_leave_out_settings_that_not_all_have() -> None:
     def row(method: str, setting: str, accuracy: float) -> dict[str, Any]:
         return {"method": method, "setting": setting, "accuracy_mean": accuracy}
 
-    rows = [row("a", "x", 0.5), row("b", "x", 0.5), row("a", "y", 0.9), row("b", "y", 0.1), row("b", "z", 0.7)]
-    assert mean_ranks(rows, lambda row: str(row["setting"])) == {"a": (1.5 + 1) / 2, "b": (1.5 + 2) / 2}
+    rows = [
+        row("a", "x", 0.5),
+        row("b", "x", 0.5),
+        row("a", "y", 0.9),
+        row("b", "y", 0.1),
+        row("b", "z", 0.7),
+    ]
+    assert mean_ranks(rows, lambda row: str(row["setting"])) == {
+        "a": (1.5 + 1) / 2,
+        "b": (1.5 + 2) / 2,
+    }
     assert mean_ranks(rows[-1:] + rows[:1], lambda row: str(row["setting"])) == {}
 
 
 def test_the_frontier_is_what_nothing_beats() -> None:
     generator = np.random.default_rng(0)
-    marks = [Mark("m", float(cost), float(value), 0.0, "") for cost, value in generator.integers(0, 12, size=(40, 2))]
+    marks = [
+        Mark("m", float(cost), float(value), 0.0, "")
+        for cost, value in generator.integers(0, 12, size=(40, 2))
+    ]
 
     def beaten(mark: Mark) -> bool:
         return any(
@@ -314,27 +448,43 @@ def test_the_frontier_is_what_nothing_beats() -> None:
 def test_heat_maps_and_privacy_show_the_numbers_they_are_given() -> None:
     panel = np.array([[0.1, 0.2, math.nan], [0.4, 0.9, 0.6]])
     figure = figures.heat_maps(
-        [("fedaux", panel), ("fedavg", panel / 2)], rows=["1", "2"], columns=["a", "b", "c"], labels=("α", "C")
+        [("fedaux", panel), ("fedavg", panel / 2)],
+        rows=["1", "2"],
+        columns=["a", "b", "c"],
+        labels=("α", "C"),
     )
     first, second = figure.axes
     drawn = first.images[0].get_array()
     assert drawn is not None
     assert np.ma.filled(drawn, math.nan) == pytest.approx(panel, nan_ok=True)
     assert first.images[0].get_clim() == second.images[0].get_clim() == (0.05, 0.9)
-    assert [text.get_text() for text in first.texts] == ["10.0", "20.0", "–", "40.0", "90.0", "60.0"]
+    assert [text.get_text() for text in first.texts] == [
+        "10.0",
+        "20.0",
+        "–",
+        "40.0",
+        "90.0",
+        "60.0",
+    ]
     assert [text.get_text() for text in first.texts if text.get_fontweight() == "bold"] == ["90.0"]
-    marks = [Mark("fedaux", cost, value, 0.0, "l") for cost, value in ((0.1, 0.5), (math.inf, 0.8), (2.0, 0.7))]
+    marks = [
+        Mark("fedaux", cost, value, 0.0, "l")
+        for cost, value in ((0.1, 0.5), (math.inf, 0.8), (2.0, 0.7))
+    ]
     names = {-1.0: "nothing", 0.1: "0.1", 2.0: "2", math.inf: "∞"}
-    axes = figures.against_values([*marks, Mark("fedavg", -1.0, 0.3, 0.0, "k")], xlabel="ε", names=names).axes[0]
+    axes = figures.against_values(
+        [*marks, Mark("fedavg", -1.0, 0.3, 0.0, "k")], xlabel="ε", names=names
+    ).axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["nothing", "0.1", "2", "∞"]
     (line,) = [line for line in axes.lines if np.size(line.get_xdata()) == 3]
     assert np.asarray(line.get_ydata()).tolist() == [50, 70, 80]
 
 
 def test_values_are_written_short_and_never_alike() -> None:
-    assert [setting_text(value) for value in (0.01, 100.0, 1e-5, 0.1234, 0.12341, 3000, True, None, [0.5, 1.0])] == [
-        *("0.01", "100", "1e-5", "0.1234", "0.12341", "3,000", "true", "–", "0.5+1")
-    ]
+    assert [
+        setting_text(value)
+        for value in (0.01, 100.0, 1e-5, 0.1234, 0.12341, 3000, True, None, [0.5, 1.0])
+    ] == [*("0.01", "100", "1e-5", "0.1234", "0.12341", "3,000", "true", "–", "0.5+1")]
     prototypes = [
         {"name": "small", "model": "cnn", "options": {"width": 4}, "share": 1.0},
         {"name": "a", "model": "mlp"},
@@ -345,18 +495,28 @@ def test_values_are_written_short_and_never_alike() -> None:
 def test_labels_of_settings_stay_apart(folder: Path) -> None:
     runs = read_runs(folder)
     assert runs.short == {"participation_rate": "C", "split.alpha": "α"}
-    assert runs.settings_in_order() == [f"C = {rate:g}, α = {alpha:g}" for rate in RATES for alpha in ALPHAS]
+    assert runs.settings_in_order() == [
+        f"C = {rate:g}, α = {alpha:g}" for rate in RATES for alpha in ALPHAS
+    ]
 
 
 def test_points_of_different_settings_can_be_told_apart(tmp_path: Path, text: str) -> None:
     assert "All 6 settings look the same here" in text
-    few = make_folder(tmp_path / "few", alphas=(0.01, 1.0), rates=(0.4,), epsilons=(0.1, 1.0), clients=6)
+    few = make_folder(
+        tmp_path / "few", alphas=(0.01, 1.0), rates=(0.4,), epsilons=(0.1, 1.0), clients=6
+    )
     page = write_report(few).read_text(encoding="utf-8")
     privacy = page.partition('id="privacy"')[2].partition("</section>")[0]
-    assert "The size of a mark stands for the setting. Methods stand side by side at each ε." in privacy
+    assert (
+        "The size of a mark stands for the setting. Methods stand side by side at each ε."
+        in privacy
+    )
     assert ">α = 0.01<" in privacy, "in the legend"
     assert ">α = 1<" in privacy
-    marks = [Mark("fedaux", 1.0, 0.5, 0.0, "a", "α = 0.01"), Mark("fedaux", 1.0, 0.7, 0.0, "b", "α = 1")]
+    marks = [
+        Mark("fedaux", 1.0, 0.5, 0.0, "a", "α = 0.01"),
+        Mark("fedaux", 1.0, 0.7, 0.0, "b", "α = 1"),
+    ]
     settings = ("α = 0.01", "α = 1")
     for figure in (
         figures.against_values(marks, xlabel="ε", names={1.0: "1"}, settings=settings),

@@ -34,7 +34,9 @@ def test_finding_and_result_table_hold_the_numbers_of_the_metrics(run: Path, tex
     metrics = read_metrics(run)
 
     def last(method: str) -> list[float]:
-        return [row["accuracy"] for row in metrics if row["method"] == method and row["round"] == 10]
+        return [
+            row["accuracy"] for row in metrics if row["method"] == method and row["round"] == 10
+        ]
 
     def best(method: str) -> list[float]:
         mine = [row for row in metrics if row["method"] == method and row["accuracy"] is not None]
@@ -59,18 +61,38 @@ def test_finding_and_result_table_hold_the_numbers_of_the_metrics(run: Path, tex
 
 def test_sections_stand_in_order_and_headings_do_not_skip(text: str) -> None:
     assert re.findall(r'<h2 id="(\w+)">', text) == [
-        *("results", "curves", "split", "scores", "privacy", "communication", "time", "configuration")
+        *(
+            "results",
+            "curves",
+            "split",
+            "scores",
+            "privacy",
+            "communication",
+            "time",
+            "configuration",
+        )
     ]
     assert text.count("<h1>") == 1
     assert text.index("<h1>") < text.index("<h2")
     assert '<html lang="en">' in text
-    assert len(re.findall(r'<svg[^>]* role="img" aria-label="[^"]+"', text)) == text.count("<figure>") == 4
+    assert (
+        len(re.findall(r'<svg[^>]* role="img" aria-label="[^"]+"', text))
+        == text.count("<figure>")
+        == 4
+    )
 
 
 def test_every_figure_offers_its_numbers(run: Path, text: str) -> None:
     downloads = read_downloads(text)
     assert list(downloads) == [
-        *("results.csv", "records.csv", "curves.csv", "split_seed_0.csv", "scores.csv", "main_classes.csv")
+        *(
+            "results.csv",
+            "records.csv",
+            "curves.csv",
+            "split_seed_0.csv",
+            "scores.csv",
+            "main_classes.csv",
+        )
     ]
     summary = json.loads((run / "summary.json").read_text())["rows"]
     assert {row["method"]: float(row["accuracy_mean"]) for row in downloads["results.csv"]} == {
@@ -81,10 +103,20 @@ def test_every_figure_offers_its_numbers(run: Path, text: str) -> None:
     rows = downloads["curves.csv"]
     assert len(rows) == 5 * 9  # round 2 was not evaluated
     for row in rows:
-        same = [line for line in metrics if line["method"] == row["method"] and line["round"] == int(row["round"])]
-        assert float(row["accuracy_mean"]) == pytest.approx(sum(line["accuracy"] for line in same) / 3, abs=1e-5)
-        assert float(row["accuracy_min"]) == pytest.approx(min(line["accuracy"] for line in same), abs=1e-5)
-        assert float(row["accuracy_max"]) == pytest.approx(max(line["accuracy"] for line in same), abs=1e-5)
+        same = [
+            line
+            for line in metrics
+            if line["method"] == row["method"] and line["round"] == int(row["round"])
+        ]
+        assert float(row["accuracy_mean"]) == pytest.approx(
+            sum(line["accuracy"] for line in same) / 3, abs=1e-5
+        )
+        assert float(row["accuracy_min"]) == pytest.approx(
+            min(line["accuracy"] for line in same), abs=1e-5
+        )
+        assert float(row["accuracy_max"]) == pytest.approx(
+            max(line["accuracy"] for line in same), abs=1e-5
+        )
     table = json.loads((run / "split.json").read_text())["tables"]["0"]
     assert [[int(row[name]) for name in CLASSES] for row in downloads["split_seed_0.csv"]] == table
     scores = downloads["scores.csv"]
@@ -98,7 +130,9 @@ def test_every_figure_offers_its_numbers(run: Path, text: str) -> None:
 
 def test_overlap_of_scores_and_data_is_stated(run: Path, text: str) -> None:
     rows = read_downloads(text)["scores.csv"]
-    overlap = sum(min(float(row["share_held"]), float(row["weight"])) for row in rows) / len(CLASSES)
+    overlap = sum(min(float(row["share_held"]), float(row["weight"])) for row in rows) / len(
+        CLASSES
+    )
     assert f"overlap by {overlap:.2f} (1 = identical" in text
 
 
@@ -151,7 +185,9 @@ def test_configuration_is_verbatim_and_folded(run: Path, text: str) -> None:
 
 def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
     hostile = '$\\frac$"><script>alert(1)</script>'
-    directory = make_run(tmp_path / "run", levels={"fedaux": 0.8, hostile: 0.7}, seeds=1, name=hostile)
+    directory = make_run(
+        tmp_path / "run", levels={"fedaux": 0.8, hostile: 0.7}, seeds=1, name=hostile
+    )
     split = json.loads((directory / "split.json").read_text())
     split["classes"] = [hostile] * 10
     (directory / "split.json").write_text(json.dumps(split))
@@ -186,12 +222,21 @@ def test_a_summary_that_claims_more_than_the_metrics_is_not_believed(tmp_path: P
     lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
     (directory / "metrics.jsonl").write_text("".join(lines[:-1]))
     text = write_report(directory).read_text()
-    assert "This run is not finished.</strong> Rounds recorded over all seeds: fedavg 29 of 30." in text
+    assert (
+        "This run is not finished.</strong> Rounds recorded over all seeds: fedavg 29 of 30."
+        in text
+    )
 
 
 def test_a_run_that_just_started_has_a_report(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run")
-    for name in ("metrics.jsonl", "summary.json", "ledger.json", "split.json", "scores.safetensors"):
+    for name in (
+        "metrics.jsonl",
+        "summary.json",
+        "ledger.json",
+        "split.json",
+        "scores.safetensors",
+    ):
         (directory / name).unlink()
     text = write_report(directory).read_text()
     assert "Nothing has been evaluated yet." in text
@@ -222,22 +267,47 @@ def test_without_a_summary_the_last_accuracies_are_shown(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("means", "deviation", "expected"),
     [
-        ({"fedaux": 0.80, "feddf+p": 0.823}, 0.0, "fedaux reached 80.0 % in the last round, 2.3 points below feddf+p"),
-        ({"fedaux": 0.80, "fedavg": 0.8001, "feddf": 0.1}, 0.0, "level with fedavg, the best other method"),
-        ({"fedaux": 0.80, "fedavg": 0.79}, 0.02, "the only other method (less than one standard deviation over seeds)"),
-        ({"fedavg": 0.40, "feddf": 0.5}, 0.0, "feddf reached 50.0 % in the last round, 10.0 points above fedavg"),
+        (
+            {"fedaux": 0.80, "feddf+p": 0.823},
+            0.0,
+            "fedaux reached 80.0 % in the last round, 2.3 points below feddf+p",
+        ),
+        (
+            {"fedaux": 0.80, "fedavg": 0.8001, "feddf": 0.1},
+            0.0,
+            "level with fedavg, the best other method",
+        ),
+        (
+            {"fedaux": 0.80, "fedavg": 0.79},
+            0.02,
+            "the only other method (less than one standard deviation over seeds)",
+        ),
+        (
+            {"fedavg": 0.40, "feddf": 0.5},
+            0.0,
+            "feddf reached 50.0 % in the last round, 10.0 points above fedavg",
+        ),
         ({"fedavg": 0.40}, 0.0, "fedavg reached 40.0 % in the last round."),
         ({"fedavg": None}, None, "Nothing has been evaluated yet."),
     ],
 )
-def test_finding_is_honest(means: dict[str, float | None], deviation: float | None, expected: str) -> None:
+def test_finding_is_honest(
+    means: dict[str, float | None], deviation: float | None, expected: str
+) -> None:
     half = 0.0 if deviation is None else deviation / statistics.stdev([-1, 1])
     metrics = [
-        {"method": name, "seed": seed, "round": 1, "accuracy": None if mean is None else mean + sign * half}
+        {
+            "method": name,
+            "seed": seed,
+            "round": 1,
+            "accuracy": None if mean is None else mean + sign * half,
+        }
         for name, mean in means.items()
         for seed, sign in enumerate((-1, 1))
     ]
-    run = Run("demo", "", {"rounds": 1, "seeds": [0, 1]}, {}, metrics, {}, {"complete": True}, {}, None)
+    run = Run(
+        "demo", "", {"rounds": 1, "seeds": [0, 1]}, {}, metrics, {}, {"complete": True}, {}, None
+    )
     assert expected in page.finding(Runs("demo", {"demo": run}))
 
 
@@ -270,7 +340,9 @@ def test_one_round_and_text_without_images(tmp_path: Path) -> None:
     curves = figures.labelled_lines(curve_points(read_metrics(directory)))
     assert curves.axes[0].get_xticks().tolist() == [1]
     text = write_report(directory).read_text()
-    overlap = re.search(r"overlap by ([\d.]+) \(1 = identical; equal weights would reach ([\d.]+)\)", text)
+    overlap = re.search(
+        r"overlap by ([\d.]+) \(1 = identical; equal weights would reach ([\d.]+)\)", text
+    )
     assert overlap
     assert overlap[1] == overlap[2]  # these weights are equal
     assert text.count("<figure>") == 3

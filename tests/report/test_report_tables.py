@@ -10,7 +10,14 @@ import re
 import pytest
 from rich.console import Console
 
-from fedaux.formatting import interval, mean_and_deviation, megabytes, over_seeds, privacy_budget, short
+from fedaux.formatting import (
+    interval,
+    mean_and_deviation,
+    megabytes,
+    over_seeds,
+    privacy_budget,
+    short,
+)
 from fedaux.report.tables import Table, bold_row, to_csv, to_html, to_markdown, to_terminal
 
 HEADERS = ("method", "last\nround", "note")
@@ -76,8 +83,19 @@ def test_numbers_are_written_in_one_way() -> None:
     assert privacy_budget(12.3456, 1e-6) == "(12.35, 1e-6)"
     assert privacy_budget("inf", 1e-5) == privacy_budget(math.inf, 1e-5) == "(∞, 1e-5)"
     assert privacy_budget(None, None) == "–"
-    assert [short(value) for value in (0.05223, 1e-5, 1e20, None, math.inf)] == ["0.0522", "1e-5", "1e20", "–", "∞"]
-    assert [megabytes(value) for value in (61_700, 22_500_000, 1.5e9, None)] == ["0.0617", "22.5", "1,500.0", "–"]
+    assert [short(value) for value in (0.05223, 1e-5, 1e20, None, math.inf)] == [
+        "0.0522",
+        "1e-5",
+        "1e20",
+        "–",
+        "∞",
+    ]
+    assert [megabytes(value) for value in (61_700, 22_500_000, 1.5e9, None)] == [
+        "0.0617",
+        "22.5",
+        "1,500.0",
+        "–",
+    ]
     assert interval([3, None, 1200]) == "3 to 1,200"
     assert interval([0.5, 0.5]) == "0.5"
     assert interval([]) == "–"

@@ -36,7 +36,9 @@ METHODS["ours"] = Method("ours", start="scratch", teacher="own", memory=("predic
 Write = Callable[..., Path]
 pytestmark = [
     pytest.mark.usefixtures("without_pages"),
-    pytest.mark.filterwarnings("ignore:.*click:DeprecationWarning"),  # of typer, where it is first imported
+    pytest.mark.filterwarnings(
+        "ignore:.*click:DeprecationWarning"
+    ),  # of typer, where it is first imported
 ]
 
 
@@ -112,7 +114,10 @@ def test_a_file_loaded_again_replaces_its_own_rows(write: Write) -> None:
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "no.py") == f"plugin {tmp_path / 'no.py'}: cannot be read (No such file or directory)"
+    assert (
+        refusal(tmp_path / "no.py")
+        == f"plugin {tmp_path / 'no.py'}: cannot be read (No such file or directory)"
+    )
     assert refusal(tmp_path) == f"plugin {tmp_path}: cannot be read (Is a directory)"
 
 
@@ -141,7 +146,10 @@ def test_a_file_that_fails_is_named_with_its_line(content: str, said: str, write
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('METHODS["fedavg"] = Method("fedavg", start="pretrained")', "METHODS['fedavg'] is a row that ships with"),
+        (
+            'METHODS["fedavg"] = Method("fedavg", start="pretrained")',
+            "METHODS['fedavg'] is a row that ships with",
+        ),
         ('TEACHERS["mean"] = own_teacher', "TEACHERS['mean'] is a row that ships with"),
         ('del METHODS["fedprox"]', "METHODS['fedprox'] is a row that ships with"),
         (
@@ -154,12 +162,18 @@ def test_a_file_that_fails_is_named_with_its_line(content: str, said: str, write
         ),
         ('METHODS["x"] = Method("y", start="scratch")', "METHODS['x'].name = 'y': should be 'x'"),
         ('METHODS["x/y"] = Method("x/y", start="scratch")', "METHODS['x/y']: names a directory"),
-        ('METHODS["x"] = "fedavg"', "METHODS['x'] = 'fedavg': should be a fedaux.core.methods.Method"),
+        (
+            'METHODS["x"] = "fedavg"',
+            "METHODS['x'] = 'fedavg': should be a fedaux.core.methods.Method",
+        ),
         ('TEACHERS["x"] = 3', "TEACHERS['x'] = 3: should be a function"),
         ('SOURCES["x"] = Source()', "SOURCES['x']: loads nothing"),
         ('SOURCES["x"] = Source(load_labelled=print)', "SOURCES['x'].count_labelled: missing"),
         ('SOURCES["x"] = print', "should be a fedaux.data.Source"),
-        ('SOURCES["none"] = Source(load_auxiliary=print)', "SOURCES['none']: says in a recipe that there are no data"),
+        (
+            'SOURCES["none"] = Source(load_auxiliary=print)',
+            "SOURCES['none']: says in a recipe that there are no data",
+        ),
     ],
 )
 def test_rows_that_cannot_be_are_refused(line: str, said: str, write: Write) -> None:
@@ -169,7 +183,9 @@ def test_rows_that_cannot_be_are_refused(line: str, said: str, write: Write) -> 
 
 
 def test_all_wrong_rows_are_told_at_once(write: Write) -> None:
-    path = write(OWN + 'TEACHERS["x"] = 3\nMETHODS["x"] = Method("x", start="scratch", teacher="zzz")\n')
+    path = write(
+        OWN + 'TEACHERS["x"] = 3\nMETHODS["x"] = Method("x", start="scratch", teacher="zzz")\n'
+    )
     assert len(refusal(path).splitlines()) == 2
 
 
@@ -177,9 +193,13 @@ def test_an_identical_row_is_no_offence_and_another_plugins_row_is_its_own(write
     same = write(OWN + 'METHODS["feddf"] = Method("feddf", start="scratch", teacher="mean")\n')
     load_plugin(same)
     other = write(
-        'from fedaux.core.methods import METHODS, Method\nMETHODS["ours"] = Method("ours", start="scratch")\n', "b.py"
+        'from fedaux.core.methods import METHODS, Method\nMETHODS["ours"] = Method("ours", start="scratch")\n',
+        "b.py",
     )
-    assert f"METHODS['ours'] is a row of the plugin {same}; a plugin should give its row another name" in refusal(other)
+    assert (
+        f"METHODS['ours'] is a row of the plugin {same}; a plugin should give its row another name"
+        in refusal(other)
+    )
 
 
 def test_resuming_needs_the_same_plugin(write: Write, tmp_path: Path) -> None:
@@ -188,11 +208,15 @@ def test_resuming_needs_the_same_plugin(write: Write, tmp_path: Path) -> None:
     out = tmp_path / "run"
     fedaux.run(experiment, out=out)
     environment = json.loads((out / "environment.json").read_text())
-    assert environment["plugins"] == {str(tmp_path / "own.py"): hashlib.sha256(OWN.encode()).hexdigest()}
+    assert environment["plugins"] == {
+        str(tmp_path / "own.py"): hashlib.sha256(OWN.encode()).hexdigest()
+    }
     load_plugin(write(OWN, "moved.py").rename(tmp_path / "own.py"))  # the same content
     fedaux.run(experiment, out=out, resume=True)
     load_plugin(write(OWN + "# changed\n"))
-    with pytest.raises(ValueError, match=r"was started with the plugin .*own\.py \(SHA-256 .*has changed since"):
+    with pytest.raises(
+        ValueError, match=r"was started with the plugin .*own\.py \(SHA-256 .*has changed since"
+    ):
         fedaux.run(experiment, out=out, resume=True)
     assert json.loads((out / "environment.json").read_text())["plugins"] == environment["plugins"]
 
@@ -206,7 +230,9 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
     """The command line in this process: exit status, output, errors. Each call begins without plugins."""
     from fedaux.cli import main
 
@@ -223,7 +249,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return called
 
 
-def test_commands_take_plugins_and_say_what_they_are(write: Write, command: Command, tmp_path: Path) -> None:
+def test_commands_take_plugins_and_say_what_they_are(
+    write: Write, command: Command, tmp_path: Path
+) -> None:
     write(OWN)
     more = 'METHODS["more"] = Method("more", start="scratch", teacher="own")\n'
     write(f"from fedaux.core.methods import METHODS, Method\n{more}", "b.py")
@@ -233,7 +261,10 @@ def test_commands_take_plugins_and_say_what_they_are(write: Write, command: Comm
     assert (status, errors) == (0, "")
     summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
     assert [row["method"] for row in summary["rows"]] == ["ours", "more"]
-    assert [row["name"] for row in json.loads(command("methods", "--json", *both)[1])][-2:] == ["ours", "more"]
+    assert [row["name"] for row in json.loads(command("methods", "--json", *both)[1])][-2:] == [
+        "ours",
+        "more",
+    ]
     assert "ours, more" in command("privacy", "recipe.toml", *both)[1]
     assert command("data", "recipe.toml", *both)[0] == 0
     assert command("run", "recipe.toml", "--resume", *both)[0] == 0
@@ -245,13 +276,17 @@ def test_commands_take_plugins_and_say_what_they_are(write: Write, command: Comm
     assert all(line.endswith("; given by a plugin? --plugin FILE") for line in lines)
     status, _, errors = command("run", "recipe.toml", "--plugin", "b.py", "--plugin", "own.py")
     assert status == 2
-    assert errors.startswith("error: plugin b.py: METHODS['more'].teacher = 'own': not known; there are mean")
+    assert errors.startswith(
+        "error: plugin b.py: METHODS['more'].teacher = 'own': not known; there are mean"
+    )
     assert "runs with your rights" in command("run", "--help")[1]
 
 
 @pytest.mark.slow
 def test_an_own_mechanism_can_be_attacked(write: Write, command: Command) -> None:
-    write("from fedaux.privacy.mechanisms import MECHANISMS\nMECHANISMS['copy'] = MECHANISMS['mean']\n")
+    write(
+        "from fedaux.privacy.mechanisms import MECHANISMS\nMECHANISMS['copy'] = MECHANISMS['mean']\n"
+    )
     status, output, errors = command(
         "audit",
         "--mechanism",
@@ -270,9 +305,14 @@ def test_an_own_mechanism_can_be_attacked(write: Write, command: Command) -> Non
     assert json.loads(output)["mechanism"] == "copy"
 
 
-@pytest.mark.parametrize("name", ["run", "data", "privacy", "methods", "audit", "reproduce toy-iris"])
+@pytest.mark.parametrize(
+    "name", ["run", "data", "privacy", "methods", "audit", "reproduce toy-iris"]
+)
 def test_a_failing_plugin_is_told_in_one_line(name: str, write: Write, command: Command) -> None:
     write("x = 1\ny = x.z\n")
     status, output, errors = command(*name.split(), "--plugin", "own.py")
     assert (status, output) == (2, "")
-    assert errors == "error: plugin own.py:2: fails with AttributeError: 'int' object has no attribute 'z'\n"
+    assert (
+        errors
+        == "error: plugin own.py:2: fails with AttributeError: 'int' object has no attribute 'z'\n"
+    )

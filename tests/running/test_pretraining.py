@@ -59,7 +59,10 @@ def test_the_command_pretrains_measures_and_writes_a_card(commanded: tuple[Path,
     assert card["model"] == "cnn"
     assert card["options"] == {"width": 4}
     assert card["image_shape"] == [1, 8, 8]
-    assert card["data"] == {"digest": content_digest(load_auxiliary(Auxiliary(size=200))), "count": 200}
+    assert card["data"] == {
+        "digest": content_digest(load_auxiliary(Auxiliary(size=200))),
+        "count": 200,
+    }
     assert card["pretraining"]["batch_size"] == 64
     assert (card["epochs"], card["seed"], card["precision"]) == (1, 0, "float32")
     assert card["versions"]["torch"] == torch.__version__
@@ -73,10 +76,13 @@ def test_the_command_pretrains_measures_and_writes_a_card(commanded: tuple[Path,
     (folder / "elsewhere.json").rename(folder / "h0.json")
 
 
-def test_a_run_takes_the_commands_h0_as_it_takes_its_own(commanded: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_run_takes_the_commands_h0_as_it_takes_its_own(
+    commanded: tuple[Path, str], tmp_path: Path
+) -> None:
     folder, _ = commanded
     given = fedaux.run(
-        tiny(rounds=1, pretraining={"checkpoint": str(folder / "h0.safetensors")}), out=tmp_path / "given"
+        tiny(rounds=1, pretraining={"checkpoint": str(folder / "h0.safetensors")}),
+        out=tmp_path / "given",
     )
     own = fedaux.run(tiny(rounds=1), out=tmp_path / "own")
     assert not (given.directory / "pretrained").exists()
@@ -97,7 +103,9 @@ def test_the_command_is_answered_from_the_store(commanded: tuple[Path, str]) -> 
         assert "probing" not in output
 
 
-def test_the_probe_is_on_the_card_of_the_store_and_a_run_shows_it(commanded: tuple[Path, str], tmp_path: Path) -> None:
+def test_the_probe_is_on_the_card_of_the_store_and_a_run_shows_it(
+    commanded: tuple[Path, str], tmp_path: Path
+) -> None:
     folder, _ = commanded
     card = json.loads((folder / "h0.json").read_text())
     (stored,) = (folder / "cache" / "pretrained").glob("*.safetensors")
@@ -114,17 +122,31 @@ def test_the_probe_is_on_the_card_of_the_store_and_a_run_shows_it(commanded: tup
         f"{100 * card['probe']['neighbours']:.1f} % (359 test examples, digits)"
     )
     words = ["run", str(folder / "recipe.toml"), "--set", "rounds=1"]
-    for name, more in {"own": [], "given": ["--set", f"pretraining.checkpoint={folder / 'h0.safetensors'}"]}.items():
+    for name, more in {
+        "own": [],
+        "given": ["--set", f"pretraining.checkpoint={folder / 'h0.safetensors'}"],
+    }.items():
         assert shown in invoked(folder, *words, *more, "--out", str(tmp_path / name))
     other = command(folder, data={"test_fraction": 0.1})
     assert "probing" in other, "other data is measured anew"
-    assert json.loads(stored.with_suffix(".json").read_text())["probe"]["data"]["test_examples"] == 180
+    assert (
+        json.loads(stored.with_suffix(".json").read_text())["probe"]["data"]["test_examples"] == 180
+    )
 
 
 def test_cards_of_others_say_nothing_or_what_they_know() -> None:
-    old = {"prototype": "a", "seed": 1, "probe": {"linear": 0.5, "neighbours": 0.25, "data": "0a1b"}}
+    old = {
+        "prototype": "a",
+        "seed": 1,
+        "probe": {"linear": 0.5, "neighbours": 0.25, "data": "0a1b"},
+    }
     assert probe_line(old) == "h0 of a, seed 1: linear probe 50.0 %, neighbours 25.0 %"
-    for odd in ({}, {"probe": None}, {"probe": "good"}, {"probe": {"linear": "high", "neighbours": 0.1}}):
+    for odd in (
+        {},
+        {"probe": None},
+        {"probe": "good"},
+        {"probe": {"linear": "high", "neighbours": 0.1}},
+    ):
         assert probe_line(dict(odd)) is None
 
 
@@ -166,22 +188,34 @@ def test_a_card_of_other_images_is_refused(commanded: tuple[Path, str], tmp_path
 
 
 def test_several_prototypes_share_a_file(tmp_path: Path) -> None:
-    two = [{"name": "small", "model": "cnn", "options": {"width": 4}}, {"name": "flat", "model": "mlp"}]
-    output = command(tmp_path, "--out", str(tmp_path / "two.safetensors"), "--no-probe", prototypes=two)
+    two = [
+        {"name": "small", "model": "cnn", "options": {"width": 4}},
+        {"name": "flat", "model": "mlp"},
+    ]
+    output = command(
+        tmp_path, "--out", str(tmp_path / "two.safetensors"), "--no-probe", prototypes=two
+    )
     assert "small" in output
     assert "flat" in output
     checkpoint = {"checkpoint": str(tmp_path / "two.safetensors")}
-    result = fedaux.run(tiny(prototypes=two, rounds=1, pretraining=checkpoint), out=tmp_path / "run")
+    result = fedaux.run(
+        tiny(prototypes=two, rounds=1, pretraining=checkpoint), out=tmp_path / "run"
+    )
     assert result.summary["complete"]
     lone = [{"name": "other", "model": "cnn", "options": {"width": 4}}]
-    with pytest.raises(ConfigError, match=f"small, flat, none for other; {MAKE_ONE}, or prototypes.name one"):
+    with pytest.raises(
+        ConfigError, match=f"small, flat, none for other; {MAKE_ONE}, or prototypes.name one"
+    ):
         fedaux.run(tiny(prototypes=lone, pretraining=checkpoint), out=tmp_path / "refused")
 
 
 @pytest.mark.slow
 def test_the_networks_of_the_paper_are_pretrained_and_probed(tmp_path: Path) -> None:
     networks = [{"name": name, "model": name} for name in ("mobilenetv2", "shufflenet")]
-    settings: dict[str, Any] = {"auxiliary": {"size": 32}, "pretraining": {"epochs": 1, "batch_size": 16}}
+    settings: dict[str, Any] = {
+        "auxiliary": {"size": 32},
+        "pretraining": {"epochs": 1, "batch_size": 16},
+    }
     data = {"size": 100, "test_size": 50}
     path = tmp_path / "h0.safetensors"
     output = command(tmp_path, "--out", str(path), prototypes=networks, data=data, **settings)
@@ -190,12 +224,16 @@ def test_the_networks_of_the_paper_are_pretrained_and_probed(tmp_path: Path) -> 
     for name in ("mobilenetv2", "shufflenet"):
         with seeding.initialisation(0, part=name):
             start = MODELS[name]((1, 8, 8), 10).features.state_dict()
-        moved = [key for key, tensor in start.items() if not torch.equal(tensor, held[f"{name}/{key}"])]
+        moved = [
+            key for key, tensor in start.items() if not torch.equal(tensor, held[f"{name}/{key}"])
+        ]
         assert set(moved) == set(start), "every weight and statistic has been trained"
         assert (cards[name]["epochs"], cards[name]["model"]) == (1, name)
         assert 0.2 < cards[name]["probe"]["linear"] <= 1  # chance is 0.1
         assert f"{100 * cards[name]['probe']['linear']:.1f}" in output
-    mixed = {prototype.model for prototype in load_experiment(find_recipe("cifar10-mixed")).prototypes}
+    mixed = {
+        prototype.model for prototype in load_experiment(find_recipe("cifar10-mixed")).prototypes
+    }
     assert mixed == {"resnet8", "mobilenetv2", "shufflenet"}
     assert load_experiment(find_recipe("cifar10-one-shot")).prototypes[0].model == "mobilenetv2"
 
@@ -206,11 +244,17 @@ def test_the_benchmark_times_and_probes(
     folder = ROOT / "benchmarks"
     monkeypatch.syspath_prepend(str(folder))
     namespace = runpy.run_path(str(folder / "pretrain.py"))
-    words = (
-        "--device cpu --way fp32 --way bf16 --images 80 --batch-size 40 --timed-epochs 1 --variant barlow --epochs 2"
-    )
+    words = "--device cpu --way fp32 --way bf16 --images 80 --batch-size 40 --timed-epochs 1 --variant barlow --epochs 2"
     namespace["main"](
-        [*words.split(), "--every", "2", "--set", "auxiliary.size=220", "--json", str(tmp_path / "b.json")]
+        [
+            *words.split(),
+            "--every",
+            "2",
+            "--set",
+            "auxiliary.size=220",
+            "--json",
+            str(tmp_path / "b.json"),
+        ]
     )
     result = json.loads((tmp_path / "b.json").read_text())
     assert set(result["ways"]) == ({"fp32", "bf16"} if has_bf16(torch.device("cpu")) else {"fp32"})
@@ -233,18 +277,25 @@ SYSTEM = Path("/sys")  # where nobody, not even root, can make a file
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("recipe.toml/h0.safetensors", r"/recipe\.toml is a file; should be a folder, to hold h0\.safetensors"),
+        (
+            "recipe.toml/h0.safetensors",
+            r"/recipe\.toml is a file; should be a folder, to hold h0\.safetensors",
+        ),
         ("recipe.toml/deeper/h0.safetensors", r"/recipe\.toml is a file; should be a folder"),
         ("folder.safetensors", "is a folder; should be a file in it"),
         (f"{'x' * 300}.safetensors", "cannot be written in .* too long"),
         pytest.param(
             f"{SYSTEM}/h0.safetensors",
             r"cannot be written in /sys \((Permission denied|Read-only file system)\); should be a file in",
-            marks=pytest.mark.skipif(not SYSTEM.is_dir(), reason="needs a folder in which nobody can make files"),
+            marks=pytest.mark.skipif(
+                not SYSTEM.is_dir(), reason="needs a folder in which nobody can make files"
+            ),
         ),
     ],
 )
-def test_a_place_for_h0_is_tried_before_anything_is_trained(tmp_path: Path, place: str, message: str) -> None:
+def test_a_place_for_h0_is_tried_before_anything_is_trained(
+    tmp_path: Path, place: str, message: str
+) -> None:
     (tmp_path / "folder.safetensors").mkdir()
     output = command(tmp_path, "--out", str(tmp_path / place))
     assert re.match(rf"--out {re.escape(str(tmp_path / place))}: .*{message}", output)
@@ -254,7 +305,9 @@ def test_a_place_for_h0_is_tried_before_anything_is_trained(tmp_path: Path, plac
 
 def test_a_place_for_h0_is_made_only_in_the_end(tmp_path: Path) -> None:
     out = tmp_path / "new" / "deeper" / "h0.safetensors"
-    assert "there is nothing to pretrain" in command(tmp_path, "--out", str(out), pretraining={"kind": "none"})
+    assert "there is nothing to pretrain" in command(
+        tmp_path, "--out", str(out), pretraining={"kind": "none"}
+    )
     assert not (tmp_path / "new").exists()
     command(tmp_path, "--out", str(out))
     assert out.exists()
@@ -278,7 +331,11 @@ def test_h0_that_cannot_be_written_in_the_end_is_told_with_its_place_in_the_stor
     assert output.endswith(f"'--out {tmp_path / 'place' / 'h0.safetensors'}'")
     files = list((tmp_path / "cache").rglob("cnn-*.safetensors"))
     assert len(files) == store
-    left = f"h0 lies in the store ({files[0]}): the same" if store else "without a store (FEDAUX_CACHE) h0 is kept now"
+    left = (
+        f"h0 lies in the store ({files[0]}): the same"
+        if store
+        else "without a store (FEDAUX_CACHE) h0 is kept now"
+    )
     assert left in output
 
 
@@ -292,20 +349,34 @@ def test_tensors_that_cannot_be_written_are_an_error_of_the_system() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["run", "demo", "--set", "method=fedaux", "--set", "seeds=[0]", "--set", "engine.device=cpu"],
+        [
+            "run",
+            "demo",
+            "--set",
+            "method=fedaux",
+            "--set",
+            "seeds=[0]",
+            "--set",
+            "engine.device=cpu",
+        ],
         ["pretrain", "demo"],
         ["reproduce", "ensemble", "--quick"],
         ["reproduce", "similar-images", "--quick"],
     ],
 )
 def test_a_gpu_too_small_for_pretraining_is_explained(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def overflow(*_: Any, **__: Any) -> None:
         raise torch.cuda.OutOfMemoryError
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the packages that the command line is made of
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of the packages that the command line is made of
         from fedaux import cli
     monkeypatch.setattr("fedaux.pretrain.training.Training._step", overflow)
     monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
@@ -314,17 +385,26 @@ def test_a_gpu_too_small_for_pretraining_is_explained(
         cli.main()
     said = " ".join(capsys.readouterr().err.split())
     assert stopped.value.code == 2, said
-    assert "pretraining of cnn: the GPU's memory is not enough. Lower pretraining.batch_size (now 200)" in said
+    assert (
+        "pretraining of cnn: the GPU's memory is not enough. Lower pretraining.batch_size (now 200)"
+        in said
+    )
     assert "clients_at_once" not in said
 
 
-def test_a_gpu_too_small_for_an_experiment_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_too_small_for_an_experiment_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def overflow(*_: Any, **__: Any) -> None:
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr("fedaux.fast.FastBackend.predictor", overflow)
     monkeypatch.setattr("fedaux.paper.similar_images.Work.extractor", lambda *_: lambda *_: {})
-    with pytest.raises(ValueError, match=r"similar-images: the GPU's memory .* evaluation.batch_size \(now 4096\)"):
+    with pytest.raises(
+        ValueError, match=r"similar-images: the GPU's memory .* evaluation.batch_size \(now 4096\)"
+    ):
         reproduce("similar-images", Request(tmp_path, quick=True))
-    with pytest.raises(ValueError, match="probe of cnn: the GPU's memory is not enough; --no-probe"):
+    with pytest.raises(
+        ValueError, match="probe of cnn: the GPU's memory is not enough; --no-probe"
+    ):
         pretrain_prototypes(tiny(), seed=0, watch=Watch(Console()))

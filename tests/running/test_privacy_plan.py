@@ -19,7 +19,8 @@ from fedaux.running.privacy_plan import NOISE_LIMIT, PrivacyPlan, least_examples
 from fedaux.seeding import generator
 
 needs_accountant = pytest.mark.skipif(
-    importlib.util.find_spec("dp_accounting") is None, reason="needs the extra privacy (dp-accounting)"
+    importlib.util.find_spec("dp_accounting") is None,
+    reason="needs the extra privacy (dp-accounting)",
 )
 
 SIZES = (50, 0, 400, 5000)
@@ -42,7 +43,9 @@ def test_scores_cost_what_the_recipe_says_and_updates_are_named_unprotected() ->
     scored, plain = shown.groups
     assert (scored.methods, plain.methods) == (("fedaux",), ("fedavg",))
     assert [client.client for client in scored.clients] == [0, 2, 3]
-    assert all(client.scores is not None and client.scores.cost == (1.0, 1e-5) for client in scored.clients)
+    assert all(
+        client.scores is not None and client.scores.cost == (1.0, 1e-5) for client in scored.clients
+    )
     assert all(client.scores is None and client.worst is None for client in plain.clients)
     text = printed(shown)
     assert NEIGHBOURS in text
@@ -76,12 +79,16 @@ def test_small_clients_are_warned_with_the_size_that_would_do() -> None:
     assert not plan(certainty={"epsilon": 50.0}).warnings()
 
 
-@pytest.mark.parametrize(("components", "hinted"), [(4, True), (12, False), (13, False), (26, True), (32, True)])
+@pytest.mark.parametrize(
+    ("components", "hinted"), [(4, True), (12, False), (13, False), (26, True), (32, True)]
+)
 def test_components_that_do_not_suit_the_noise_are_named_with_the_number_that_does(
     components: int, hinted: bool
 ) -> None:
     shown = plan(certainty={"epsilon": 0.1, "components": components})
-    assert mean.suitable_components(400, epsilon=0.1, delta=1e-5) == 13  # 400 is the middle of three sizes
+    assert (
+        mean.suitable_components(400, epsilon=0.1, delta=1e-5) == 13
+    )  # 400 is the middle of three sizes
     hints = [line for line in shown.sentences() if line.startswith("Hint")]
     assert len(hints) == hinted
     assert all(
@@ -90,7 +97,11 @@ def test_components_that_do_not_suit_the_noise_are_named_with_the_number_that_do
         )
         for line in hints
     )
-    assert not [line for line in plan(certainty={"mechanism": "paper"}).sentences() if line.startswith("Hint")]
+    assert not [
+        line
+        for line in plan(certainty={"mechanism": "paper"}).sentences()
+        if line.startswith("Hint")
+    ]
     wide = plan(certainty={"epsilon": 1e3, "components": 96})  # both more than there are features
     assert not [line for line in wide.sentences() if line.startswith("Hint")]
 

@@ -27,7 +27,10 @@ from fedaux.running.display import dropped_lines, privacy_lines
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
     lines = (directory / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines]
+    return [
+        {key: value for key, value in json.loads(line).items() if key != "seconds"}
+        for line in lines
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,15 @@ def test_a_run_directory_holds_everything(finished: Path) -> None:
     rows = rows_of(finished)
     order = [(row["seed"], row["method"], row["round"]) for row in rows]
     assert order == [(s, m, r) for s in (0, 1) for m in ("fedavg", "fedaux") for r in (1, 2, 3)]
-    wanted = {"accuracy", "loss", "clients_asked", "clients_answered", "clients_dropped", "bytes_up", "bytes_down"}
+    wanted = {
+        "accuracy",
+        "loss",
+        "clients_asked",
+        "clients_answered",
+        "clients_dropped",
+        "bytes_up",
+        "bytes_down",
+    }
     assert all(wanted <= row.keys() for row in rows)
     ledger = json.loads((finished / "ledger.json").read_text())
     assert {(e["method"], e["seed"], e["client"]) for e in ledger["entries"]} == {
@@ -65,7 +76,14 @@ def test_summary_states_mean_and_spread_over_seeds(finished: Path) -> None:
     rows = rows_of(finished)
     for line in summary["rows"]:
         accuracy = np.array(
-            [[row["accuracy"] for row in rows if (row["method"], row["seed"]) == (line["method"], s)] for s in (0, 1)]
+            [
+                [
+                    row["accuracy"]
+                    for row in rows
+                    if (row["method"], row["seed"]) == (line["method"], s)
+                ]
+                for s in (0, 1)
+            ]
         )
         assert line["accuracy_mean"] == pytest.approx(accuracy[:, -1].mean())
         assert line["accuracy_std"] == pytest.approx(accuracy[:, -1].std(ddof=1))
@@ -108,7 +126,9 @@ def test_a_used_directory_is_refused(finished: Path) -> None:
 def test_resuming_another_experiment_is_refused_naming_the_keys(finished: Path) -> None:
     with pytest.raises(ConfigError, match=r"rounds = 9: the run was started with 3"):
         fedaux.run(
-            tiny(method=["fedavg", "fedaux"], seeds=[0, 1], participation_rate=0.5, rounds=9), out=finished, resume=True
+            tiny(method=["fedavg", "fedaux"], seeds=[0, 1], participation_rate=0.5, rounds=9),
+            out=finished,
+            resume=True,
         )
 
 
@@ -163,7 +183,9 @@ def test_a_failure_at_any_round_resumes_to_the_same_metrics(
 def progress(directory: Path) -> list[str]:
     """Return the names of all checkpoints and pretrained features, finished or half written."""
     return sorted(
-        str(path) for folder in ("cells/*", "pretrained") for path in directory.glob(f"{folder}/*.safetensors*")
+        str(path)
+        for folder in ("cells/*", "pretrained")
+        for path in directory.glob(f"{folder}/*.safetensors*")
     )
 
 
@@ -181,7 +203,9 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 def killable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("kill")
     recipe = folder / "recipe.toml"
-    experiment = tiny(method=["feddf", "fedaux"], rounds=12, participation_rate=0.5, local={"epochs": 3})
+    experiment = tiny(
+        method=["feddf", "fedaux"], rounds=12, participation_rate=0.5, local={"epochs": 3}
+    )
     recipe.write_text(tomli_w.dumps(experiment.to_dict()))
     finish(start(recipe, folder / "whole"))
     return recipe, folder
@@ -196,15 +220,21 @@ def test_sigkill_at_random_moments_loses_nothing(killable: tuple[Path, Path]) ->
         process = start(recipe, directory)
         before = progress(directory)
         deadline = time.monotonic() + 60
-        while progress(directory) == before and process.poll() is None and time.monotonic() < deadline:
+        while (
+            progress(directory) == before and process.poll() is None and time.monotonic() < deadline
+        ):
             time.sleep(0.002)  # until it does something that was not there before
         time.sleep(generator.uniform(0.0, 0.25))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-    assert len(rows_of(directory)) < len(rows_of(folder / "whole"))  # or the kills came too late to mean anything
+    assert len(rows_of(directory)) < len(
+        rows_of(folder / "whole")
+    )  # or the kills came too late to mean anything
     finish(start(recipe, directory))
     assert rows_of(directory) == rows_of(folder / "whole")
-    assert json.loads((directory / "ledger.json").read_text()) == json.loads((folder / "whole/ledger.json").read_text())
+    assert json.loads((directory / "ledger.json").read_text()) == json.loads(
+        (folder / "whole/ledger.json").read_text()
+    )
 
 
 @pytest.mark.slow
@@ -256,12 +286,20 @@ def test_a_run_without_protection_says_so_everywhere(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"auxiliary": {"size": 1}}, r"auxiliary\.negatives_fraction"),
-        ({"prototypes": [{"name": "a", "model": "cnn", "options": {"width": -3}}]}, r"width = -3: should be a whole"),
-        ({"prototypes": [{"name": "a", "model": "cnn", "options": {"width": "x"}}]}, r"width = 'x': should be a whole"),
+        (
+            {"prototypes": [{"name": "a", "model": "cnn", "options": {"width": -3}}]},
+            r"width = -3: should be a whole",
+        ),
+        (
+            {"prototypes": [{"name": "a", "model": "cnn", "options": {"width": "x"}}]},
+            r"width = 'x': should be a whole",
+        ),
         ({"pretraining": {"checkpoint": __file__}}, "not a readable safetensors file"),
     ],
 )
-def test_what_cannot_be_run_leaves_nothing_behind(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_run_leaves_nothing_behind(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         fedaux.run(tiny(**changes), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -278,4 +316,7 @@ def test_dropped_answers_are_told_at_the_end(tmp_path: Path) -> None:
     fedaux.run(tiny(method="fedavg", rounds=1, local={"learning_rate": 1e30}), out=tmp_path / "run")
     dropped, kept = dropped_lines(tmp_path / "run")
     assert dropped.startswith("Warning: 4 of 4 answers to fedavg were dropped, first: tensor ")
-    assert kept == "Warning: in 1 of 1 rounds of fedavg no answer was of use; the model stayed as it was"
+    assert (
+        kept
+        == "Warning: in 1 of 1 rounds of fedavg no answer was of use; the model stayed as it was"
+    )

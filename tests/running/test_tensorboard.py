@@ -26,7 +26,10 @@ def points_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0}, purge_orphaned_data=False)
     reader.Reload()
-    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    return {
+        tag: [(event.step, event.value) for event in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
+    }
 
 
 def expected_points(directory: Path, cell: str) -> dict[str, list[tuple[int, float]]]:
@@ -63,11 +66,18 @@ def assert_same(directory: Path, cell: str) -> None:
     assert found.keys() == expected.keys()
     for tag, points in expected.items():
         assert [step for step, _ in found[tag]] == [step for step, _ in points], tag
-        assert [value for _, value in found[tag]] == pytest.approx([value for _, value in points], rel=1e-6), tag
+        assert [value for _, value in found[tag]] == pytest.approx(
+            [value for _, value in points], rel=1e-6
+        ), tag
 
 
 def test_every_round_of_every_cell_is_a_point(tmp_path: Path) -> None:
-    experiment = tiny(method=["fedavg", "fedaux"], seeds=[0, 1], evaluation={"every": 2}, output={"tensorboard": True})
+    experiment = tiny(
+        method=["fedavg", "fedaux"],
+        seeds=[0, 1],
+        evaluation={"every": 2},
+        output={"tensorboard": True},
+    )
     fedaux.run(experiment, out=tmp_path / "run")
     cells = sorted(path.name for path in (tmp_path / "run/tensorboard").iterdir())
     assert cells == ["fedaux-seed0", "fedaux-seed1", "fedavg-seed0", "fedavg-seed1"]
@@ -82,7 +92,9 @@ def test_nothing_is_written_unless_asked_for(tmp_path: Path) -> None:
     assert not (tmp_path / "run/tensorboard").exists()
 
 
-def test_a_resumed_run_has_no_point_twice_and_none_too_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_has_no_point_twice_and_none_too_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experiment = tiny(method=["fedavg", "fedaux"], output={"tensorboard": True})
     play_round = Federation.play_round
 
@@ -103,7 +115,9 @@ def test_a_resumed_run_has_no_point_twice_and_none_too_few(tmp_path: Path, monke
         assert_same(tmp_path / "run", cell)
 
 
-def test_a_run_that_began_without_gets_its_earlier_rounds_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_began_without_gets_its_earlier_rounds_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     play_round = Federation.play_round
 
     def stop_after_two(self: Federation, state: State) -> tuple[State, dict[str, Any]]:
@@ -129,7 +143,9 @@ def test_times_of_points_written_later_are_those_of_the_rounds(tmp_path: Path) -
     times = [event.wall_time for event in reader.Scalars("local/loss")]
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert times[1] - times[0] == pytest.approx(sum(rows[1]["seconds"].values()), abs=1e-3)
-    assert times[2] == pytest.approx((tmp_path / "run/cells/fedaux-seed0/state.json").stat().st_mtime, abs=1e-3)
+    assert times[2] == pytest.approx(
+        (tmp_path / "run/cells/fedaux-seed0/state.json").stat().st_mtime, abs=1e-3
+    )
 
 
 def test_the_option_of_the_command_line(tmp_path: Path) -> None:
@@ -144,6 +160,8 @@ def test_without_tensorboard_the_extra_is_named_and_nothing_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedaux.running.tensorboard.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"output.tensorboard = true: needs TensorBoard.*'fedaux\[tensorboard\]'"):
+    with pytest.raises(
+        ValueError, match=r"output.tensorboard = true: needs TensorBoard.*'fedaux\[tensorboard\]'"
+    ):
         fedaux.run(tiny(output={"tensorboard": True}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

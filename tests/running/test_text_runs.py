@@ -29,7 +29,9 @@ METHODS = ["fedavg", "feddf+p", "fedaux+m"]
 
 
 def test_a_federation_of_texts_learns(corpus: Path, tmp_path: Path) -> None:
-    experiment = texts_of(corpus, rounds=4, method=["fedavg", "fedaux"], local={"epochs": 8, "learning_rate": 1e-2})
+    experiment = texts_of(
+        corpus, rounds=4, method=["fedavg", "fedaux"], local={"epochs": 8, "learning_rate": 1e-2}
+    )
     result = fedaux.run(experiment, out=tmp_path / "run")
     best = {row["method"]: row["accuracy_max_mean"] for row in result.summary["rows"]}
     assert best["fedavg"] > 0.7  # of three topics
@@ -43,7 +45,10 @@ def test_a_federation_of_texts_learns(corpus: Path, tmp_path: Path) -> None:
 
 def test_the_fast_engine_equals_the_plain_loop(corpus: Path, tmp_path: Path) -> None:
     found = []
-    for name, engine in (("plain", {"clients_at_once": 1}), ("fast", {"clients_at_once": 8, "threads": 2})):
+    for name, engine in (
+        ("plain", {"clients_at_once": 1}),
+        ("fast", {"clients_at_once": 8, "threads": 2}),
+    ):
         fedaux.run(texts_of(corpus, method=METHODS, engine=engine), out=tmp_path / name)
         found.append(rows_of(tmp_path / name))
     torch.set_num_threads(1)
@@ -76,7 +81,9 @@ def test_an_interrupted_run_goes_on_to_the_same_figures(corpus: Path, tmp_path: 
     assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
 
 
-def test_linear_mode_and_pretokenised_files_give_what_texts_give(corpus: Path, tmp_path: Path) -> None:
+def test_linear_mode_and_pretokenised_files_give_what_texts_give(
+    corpus: Path, tmp_path: Path
+) -> None:
     experiment = texts_of(corpus, mode="linear")
     fedaux.run(experiment, out=tmp_path / "texts")
     files = save_tokens(tmp_path, *load_both(experiment))
@@ -90,27 +97,49 @@ def test_linear_mode_and_pretokenised_files_give_what_texts_give(corpus: Path, t
     assert rows_of(tmp_path / "tokens") == rows_of(tmp_path / "texts")
 
 
-def test_a_run_begins_with_the_checkpoints_weights(checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
+def test_a_run_begins_with_the_checkpoints_weights(
+    checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
     prototype = {"name": "given", "model": "bert", "options": {"checkpoint": str(checkpoint)}}
     experiment = texts_of(corpus, prototypes=[prototype], method=["fedavg+p", "fedavg"], rounds=1)
     assert vocabulary_of(experiment).origin == str(checkpoint / "tokenizer.json")
     fedaux.run(experiment, out=tmp_path / "run")
     assert not (tmp_path / "run" / "pretrained").exists()  # nothing was trained
-    with pytest.raises(ConfigError, match=r"begins with .*, which was trained with another; should be its own"):
-        fedaux.run(texts_of(corpus, prototypes=[prototype], text={"vocabulary": "auxiliary"}), out=tmp_path / "other")
+    with pytest.raises(
+        ConfigError, match=r"begins with .*, which was trained with another; should be its own"
+    ):
+        fedaux.run(
+            texts_of(corpus, prototypes=[prototype], text={"vocabulary": "auxiliary"}),
+            out=tmp_path / "other",
+        )
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"prototypes": [{"name": "a", "model": "cnn"}]}, "prototypes.model = 'cnn': is for images"),
+        (
+            {"prototypes": [{"name": "a", "model": "cnn"}]},
+            "prototypes.model = 'cnn': is for images",
+        ),
         ({"text": {"length": 3}}, "text.length = 3: should be greater than or equal to 4"),
-        ({"pretraining": {"kind": "contrastive"}}, "pretraining.kind = 'contrastive': is for images"),
+        (
+            {"pretraining": {"kind": "contrastive"}},
+            "pretraining.kind = 'contrastive': is for images",
+        ),
         ({"pretraining": {"kind": "next-token"}}, "prototypes.options.causal should be true"),
         ({"text": {"length": 64}}, "texts of 64 tokens, and positions = 32"),
-        ({"text": {"vocabulary": "./nowhere"}}, "text.vocabulary = './nowhere': there is no such folder"),
-        ({"prototypes": [{"name": "a", "model": "bert", "options": {"causal": 1}}]}, "should be true or false"),
-        ({"prototypes": [{"name": "a", "model": "bert", "options": {"pooling": 1}}]}, "should be a text"),
+        (
+            {"text": {"vocabulary": "./nowhere"}},
+            "text.vocabulary = './nowhere': there is no such folder",
+        ),
+        (
+            {"prototypes": [{"name": "a", "model": "bert", "options": {"causal": 1}}]},
+            "should be true or false",
+        ),
+        (
+            {"prototypes": [{"name": "a", "model": "bert", "options": {"pooling": 1}}]},
+            "should be a text",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -123,13 +152,19 @@ def test_what_cannot_be_is_told_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("section", "source"), [("data", "digits"), ("auxiliary", "letters"), ("data", "svhn")])
-def test_images_are_not_taken_for_texts(corpus: Path, tmp_path: Path, section: str, source: str) -> None:
+@pytest.mark.parametrize(
+    ("section", "source"), [("data", "digits"), ("auxiliary", "letters"), ("data", "svhn")]
+)
+def test_images_are_not_taken_for_texts(
+    corpus: Path, tmp_path: Path, section: str, source: str
+) -> None:
     settings = texts_of(corpus).to_dict()
     path = {"path": str(corpus)} if source == "svhn" else {}
     wrong = Experiment(**settings | {section: {"source": source, **path}})
     with pytest.raises(ConfigError, match=f"{section}.source = '{source}': holds no texts"):
         fedaux.run(wrong, out=tmp_path / "run")
     del settings["text"]
-    with pytest.raises(ConfigError, match=r"prototypes.model = 'bert': is for texts; add the table \[text\]"):
+    with pytest.raises(
+        ConfigError, match=r"prototypes.model = 'bert': is for texts; add the table \[text\]"
+    ):
         fedaux.run(Experiment(**settings), out=tmp_path / "run")

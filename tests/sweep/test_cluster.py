@@ -30,7 +30,10 @@ OWN = {"version": "1.0", "path": "/a/fedaux", "digest": "d"}
 
 
 def nodes(*each: tuple[int, int]) -> list[Node]:
-    return [Node(f"{number}", f"node{number}", processors, gpus) for number, (processors, gpus) in enumerate(each)]
+    return [
+        Node(f"{number}", f"node{number}", processors, gpus)
+        for number, (processors, gpus) in enumerate(each)
+    ]
 
 
 def given(each: list[cluster.Share]) -> list[tuple[str, float, int]]:
@@ -59,12 +62,20 @@ def test_without_gpus_a_worker_a_node_or_as_many_as_asked_for() -> None:
 def test_what_a_node_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "PATIENCE", 0.1)
     reply, root = tmp_path / "reply", Path("/shared/out")
-    good = {"seen": True, "refused": "", "out": json.dumps(OWN), "error": "", "python": "/usr/bin/python"}
+    good = {
+        "seen": True,
+        "refused": "",
+        "out": json.dumps(OWN),
+        "error": "",
+        "python": "/usr/bin/python",
+    }
 
     def said(**changes: Any) -> list[str]:
         return list(cluster._problems(good | changes, reply, root, OWN))
 
-    assert said() == ["has a /shared/out of its own; all machines must share the sweep's folder (--out)"]
+    assert said() == [
+        "has a /shared/out of its own; all machines must share the sweep's folder (--out)"
+    ]
     reply.touch()
     assert said() == []
     assert said(seen=False)[0].startswith("does not see /shared/out; all machines must share")
@@ -83,12 +94,16 @@ def test_what_a_node_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_addresses_and_devices_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     cells = expand(merged(TINY, {"split": {"alpha": [1.0, 2.0]}}))
-    with pytest.raises(ValueError, match="devices = cpu: on a cluster Ray gives each worker its device"):
+    with pytest.raises(
+        ValueError, match="devices = cpu: on a cluster Ray gives each worker its device"
+    ):
         sweep(cells, tmp_path / "out", devices=["cpu"], cluster="auto")
     with pytest.raises(ValueError, match="--cluster auto: split is one run on this machine"):
         command.reproduce("split", Request(tmp_path, quick=True, sweeping={"cluster": "auto"}))
     pytest.importorskip("ray")
-    with pytest.raises(ValueError, match="cluster = 'local': should be HOST:PORT, ray://HOST:PORT or auto"):
+    with pytest.raises(
+        ValueError, match="cluster = 'local': should be HOST:PORT, ray://HOST:PORT or auto"
+    ):
         sweep(cells, tmp_path / "out", cluster="local")
 
 
@@ -104,7 +119,9 @@ class Machines:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False} | NODE)
+        self._cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False} | NODE
+        )
         self._nodes: list[Any] = []
         self._programs: list[subprocess.Popen[str]] = []
         self.address = str(self._cluster.address)
@@ -118,7 +135,9 @@ class Machines:
 
     def fedaux(self, *words: str, folder: Path) -> subprocess.Popen[str]:
         whole = [sys.executable, "-m", "fedaux", *words, "--cluster", self.address]
-        program = subprocess.Popen(whole, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        program = subprocess.Popen(
+            whole, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         self._programs.append(program)
         return program
 
@@ -170,8 +189,13 @@ def test_a_node_that_dies_loses_nothing_but_time(machines: Machines, tmp_path: P
     machines.add()
     machines.add()
     out, alphas = tmp_path / "out", [0.5, 5.0, 50.0]
-    process = machines.fedaux("run", recipe(tmp_path, rounds=25, alphas=alphas), "--out", "out", folder=tmp_path)
-    until("both nodes' third round", lambda: all(rounds_done(out / f"alpha={alpha:g}") >= 3 for alpha in alphas[:2]))
+    process = machines.fedaux(
+        "run", recipe(tmp_path, rounds=25, alphas=alphas), "--out", "out", folder=tmp_path
+    )
+    until(
+        "both nodes' third round",
+        lambda: all(rounds_done(out / f"alpha={alpha:g}") >= 3 for alpha in alphas[:2]),
+    )
     machines.kill()
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
@@ -183,7 +207,13 @@ def test_a_node_that_dies_loses_nothing_but_time(machines: Machines, tmp_path: P
     assert not list(out.glob(".token*"))
 
     # The last machine dies as well: what is left is recorded as failed, and another machine goes on with it.
-    words = ["run", recipe(tmp_path, rounds=25, alphas=[0.5, 7.0, 70.0]), "--out", "out", "--resume"]
+    words = [
+        "run",
+        recipe(tmp_path, rounds=25, alphas=[0.5, 7.0, 70.0]),
+        "--out",
+        "out",
+        "--resume",
+    ]
     process = machines.fedaux(*words, folder=tmp_path)
     until("a round", lambda: rounds_done(out / "alpha=7") >= 3)
     machines.kill()
@@ -198,7 +228,9 @@ def test_a_node_that_dies_loses_nothing_but_time(machines: Machines, tmp_path: P
 
 
 @pytest.mark.cluster
-def test_ctrl_c_leaves_no_worker_behind_and_what_fails_says_why(machines: Machines, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_worker_behind_and_what_fails_says_why(
+    machines: Machines, tmp_path: Path
+) -> None:
     import ray
 
     machines.add()
@@ -217,7 +249,9 @@ def test_ctrl_c_leaves_no_worker_behind_and_what_fails_says_why(machines: Machin
         until("free processor", lambda: ray.available_resources().get("CPU") == 1.0, seconds=30)
         # In Python, on a connection of one's own, which stays; data that a node does not have are the cell's mistake.
         there = embedded.settings("photographs", "auxiliary", tmp_path / "data")["auxiliary.path"]
-        cells = expand(merged(TINY, {"rounds": 1, "auxiliary": {"source": "tensors", "path": there}}))
+        cells = expand(
+            merged(TINY, {"rounds": 1, "auxiliary": {"source": "tensors", "path": there}})
+        )
         Path(there).unlink()
         outcome = sweep(cells, tmp_path / "missing", cluster="auto")
         (reason,) = outcome.failed.values()
@@ -229,7 +263,9 @@ def test_ctrl_c_leaves_no_worker_behind_and_what_fails_says_why(machines: Machin
 
 
 @pytest.mark.cluster
-def test_each_worker_sees_one_gpu_and_its_share_of_the_cores(machines: Machines, tmp_path: Path) -> None:
+def test_each_worker_sees_one_gpu_and_its_share_of_the_cores(
+    machines: Machines, tmp_path: Path
+) -> None:
     import ray
 
     machines.add(num_gpus=2)  # which nobody has to own, as long as nobody computes on them
@@ -250,7 +286,9 @@ def test_each_worker_sees_one_gpu_and_its_share_of_the_cores(machines: Machines,
 
 
 @pytest.mark.cluster
-def test_nodes_without_the_folder_or_with_another_fedaux_are_named(machines: Machines, tmp_path: Path) -> None:
+def test_nodes_without_the_folder_or_with_another_fedaux_are_named(
+    machines: Machines, tmp_path: Path
+) -> None:
     old = tmp_path / "old/fedaux"
     old.mkdir(parents=True)
     (old / "__init__.py").write_text('__version__ = "0.0.1"\n')
@@ -264,11 +302,15 @@ def test_nodes_without_the_folder_or_with_another_fedaux_are_named(machines: Mac
     machines.kill()
 
     apart = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
-    if subprocess.run([*apart, "mount", "-t", "tmpfs", "none", str(tmp_path)], capture_output=True).returncode:
+    if subprocess.run(
+        [*apart, "mount", "-t", "tmpfs", "none", str(tmp_path)], capture_output=True
+    ).returncode:
         pytest.skip("this machine gives nobody a view of its own of the disk")
     ray = shutil.which("ray", path=str(Path(sys.executable).parent))
     inside = f"mount -t tmpfs none {tmp_path} && exec {ray} start --block --num-cpus 1 --address {machines.address}"
-    blind = subprocess.Popen([*apart, "sh", "-c", f"{inside} --object-store-memory {NODE['object_store_memory']}"])
+    blind = subprocess.Popen(
+        [*apart, "sh", "-c", f"{inside} --object-store-memory {NODE['object_store_memory']}"]
+    )
     try:
         for _ in range(30):
             process = machines.fedaux(*words, "--resume", folder=tmp_path)
@@ -277,7 +319,9 @@ def test_nodes_without_the_folder_or_with_another_fedaux_are_named(machines: Mac
             if "neither GPUs nor processors" not in said and "does not answer" not in said:
                 break
             time.sleep(1)  # until one node is known to be gone, and the other to be there
-        assert f"does not see {tmp_path / 'out'}; all machines must share the sweep's folder" in said
+        assert (
+            f"does not see {tmp_path / 'out'}; all machines must share the sweep's folder" in said
+        )
     finally:
         blind.terminate()
         blind.wait()

@@ -39,7 +39,9 @@ class Notes:
         self.finished: list[str] = []
         self._interrupt, self._kill = interrupt, kill
 
-    def planned(self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]) -> None:
+    def planned(
+        self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]
+    ) -> None:
         self.finished = list(finished)
 
     def started(self, cell: Cell) -> None:
@@ -99,7 +101,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Cell], N
     return out, cells, notes
 
 
-def test_each_cell_is_a_run_like_any_other(swept: tuple[Path, list[Cell], Notes], tmp_path: Path) -> None:
+def test_each_cell_is_a_run_like_any_other(
+    swept: tuple[Path, list[Cell], Notes], tmp_path: Path
+) -> None:
     out, cells, _ = swept
     for cell in (cells[0], cells[2]):
         execute.run(cell.experiment, out=tmp_path / cell.name)
@@ -109,7 +113,9 @@ def test_each_cell_is_a_run_like_any_other(swept: tuple[Path, list[Cell], Notes]
         assert (out / cell.name / "report.html").exists()
 
 
-def test_a_cell_that_fails_is_recorded_and_the_others_go_on(swept: tuple[Path, list[Cell], Notes]) -> None:
+def test_a_cell_that_fails_is_recorded_and_the_others_go_on(
+    swept: tuple[Path, list[Cell], Notes],
+) -> None:
     out, cells, notes = swept
     bad = cells[1].name
     assert notes.of("failed") == [bad]
@@ -125,17 +131,25 @@ def test_a_cell_that_fails_is_recorded_and_the_others_go_on(swept: tuple[Path, l
     assert "failed: 1 problem in the configuration" in text
 
 
-def test_finished_cells_are_skipped_and_a_sweep_can_grow(swept: tuple[Path, list[Cell], Notes]) -> None:
+def test_finished_cells_are_skipped_and_a_sweep_can_grow(
+    swept: tuple[Path, list[Cell], Notes],
+) -> None:
     out, cells, _ = swept
     good = [cells[0], cells[2]]
     before = {cell.name: (out / cell.name / "summary.json").stat().st_mtime_ns for cell in good}
     notes = Notes()
-    more = grid(method=["fedaux", "fedavg"], split={"alpha": [0.1, 1.0, 10.0]}, data={"channel_mean": [[0.5]]})
+    more = grid(
+        method=["fedaux", "fedavg"],
+        split={"alpha": [0.1, 1.0, 10.0]},
+        data={"channel_mean": [[0.5]]},
+    )
     outcome = sweep(more, out, name="swept", resume=True, callback=notes)
     assert outcome.complete
     assert notes.finished == [cell.name for cell in good]
     assert notes.of("started") == ["alpha=10,channel_mean=0.5"]
-    assert before == {cell.name: (out / cell.name / "summary.json").stat().st_mtime_ns for cell in good}
+    assert before == {
+        cell.name: (out / cell.name / "summary.json").stat().st_mtime_ns for cell in good
+    }
     names = [cell["name"] for cell in json.loads((out / "sweep.json").read_text())["cells"]]
     assert names == [*(cell.name for cell in cells), "alpha=10,channel_mean=0.5"]
     assert len([record for record in read_records(out) if record["complete"]]) == 6
@@ -145,13 +159,16 @@ def test_what_a_place_cannot_hold_is_refused_before_anything_runs(
     swept: tuple[Path, list[Cell], Notes], tmp_path: Path
 ) -> None:
     out, cells, _ = swept
-    with pytest.raises(ValueError, match="already holds a sweep; continue it, or add cells to it, with --resume"):
+    with pytest.raises(
+        ValueError, match="already holds a sweep; continue it, or add cells to it, with --resume"
+    ):
         sweep(cells, out)
     other = grid(method=["fedaux"], split={"alpha": [0.1, 1.0]}, data={"channel_mean": [[0.5]]})
     with pytest.raises(ConfigError) as error:
         sweep(other, out, resume=True)
     assert error.value.problems == [
-        f"{cell.name}: method = ['fedaux']: the run was started with ['fedaux', 'fedavg']" for cell in other
+        f"{cell.name}: method = ['fedaux']: the run was started with ['fedaux', 'fedavg']"
+        for cell in other
     ]
     with pytest.raises(ValueError, match="holds a single run"):
         sweep(cells, out / cells[0].name)
@@ -172,7 +189,10 @@ def test_what_a_place_cannot_hold_is_refused_before_anything_runs(
 
 @pytest.mark.slow
 def test_killed_workers_and_stopped_sweeps_lose_nothing(tmp_path: Path) -> None:
-    cells, notes = grid(rounds=4, split={"alpha": [1.0, 2.0]}), Notes(kill="alpha=1", interrupt="alpha=2")
+    cells, notes = (
+        grid(rounds=4, split={"alpha": [1.0, 2.0]}),
+        Notes(kill="alpha=1", interrupt="alpha=2"),
+    )
     with pytest.raises(KeyboardInterrupt):
         sweep(cells, tmp_path / "out", callback=notes)
     assert workers_of(os.getpid()) == []
@@ -181,8 +201,13 @@ def test_killed_workers_and_stopped_sweeps_lose_nothing(tmp_path: Path) -> None:
     assert "status -9" in one["failed"]
     assert two["failed"] is None
     again = Notes()
-    assert sweep(cells, tmp_path / "out", resume=True, devices=["cpu"], jobs=2, callback=again).complete
-    assert [event for event, _ in again.events[:2]] == ["started", "started"]  # side by side: both, before either ended
+    assert sweep(
+        cells, tmp_path / "out", resume=True, devices=["cpu"], jobs=2, callback=again
+    ).complete
+    assert [event for event, _ in again.events[:2]] == [
+        "started",
+        "started",
+    ]  # side by side: both, before either ended
     for cell in cells:
         assert 0 < again.of("round").count(cell.name) < 4  # each went on from where it was
     assert json.loads((tmp_path / "out/sweep.json").read_text())["cells"][0]["failed"] is None
@@ -192,7 +217,17 @@ def test_killed_workers_and_stopped_sweeps_lose_nothing(tmp_path: Path) -> None:
 def test_a_sweep_that_is_killed_goes_on_from_there(tmp_path: Path) -> None:
     recipe, out = tmp_path / "recipe.toml", tmp_path / "out"
     recipe.write_text(tomli_w.dumps(merged(TINY, {"rounds": 40, "split": {"alpha": [0.5, 5.0]}})))
-    command = [sys.executable, "-m", "fedaux", "run", str(recipe), "--out", str(out), "--set", "rounds=6"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedaux",
+        "run",
+        str(recipe),
+        "--out",
+        str(out),
+        "--set",
+        "rounds=6",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         workers: list[int] = []
@@ -209,7 +244,9 @@ def test_a_sweep_that_is_killed_goes_on_from_there(tmp_path: Path) -> None:
     assert workers
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert not any(alive(worker) for worker in workers)  # they ended with the sweep, or the lock would not be free
+    assert not any(
+        alive(worker) for worker in workers
+    )  # they ended with the sweep, or the lock would not be free
     assert "1 finished before, 1 to be continued" in done.stdout
     cell = expand(merged(TINY, {"rounds": 6, "split": {"alpha": [5.0]}}))[0]
     execute.run(cell.experiment, out=tmp_path / "plain")
@@ -226,7 +263,9 @@ def test_the_command_tells_plan_ranking_and_status(tmp_path: Path) -> None:
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"COLUMNS": "120"}
         whole = [sys.executable, "-m", "fedaux", "run", str(recipe), *arguments]
-        return subprocess.run(whole, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=environment)
+        return subprocess.run(
+            whole, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=environment
+        )
 
     lists = ("--set", "data.channel_mean=[[0.5],[0.5,0.5]]", "--set", "method=[fedavg,own]")
     done = command(*lists, "--seeds", "2", "--plugin", "own.py")
@@ -293,7 +332,9 @@ class Mortal:
 
             def lines(self) -> Iterator[str]:
                 # None never comes: it leaves the pipe open. The line it was killed in the middle of stays unheard.
-                yield from (line for line in iter(process.lines().__next__, None) if line.endswith("\n"))
+                yield from (
+                    line for line in iter(process.lines().__next__, None) if line.endswith("\n")
+                )
                 self.burn()
 
             def burn(self) -> NoReturn:
@@ -306,9 +347,16 @@ class Mortal:
         return self.died >= self.machines
 
 
-def run_on(seats: Sequence[Mortal], cells: Sequence[Cell], out: Path, notes: Notes) -> tuple[list[str], dict[str, str]]:
+def run_on(
+    seats: Sequence[Mortal], cells: Sequence[Cell], out: Path, notes: Notes
+) -> tuple[list[str], dict[str, str]]:
     out.mkdir()
-    work = Work(cells, done=dict.fromkeys((cell.name for cell in cells), 0), time_limit=None, may_return=True)
+    work = Work(
+        cells,
+        done=dict.fromkeys((cell.name for cell in cells), 0),
+        time_limit=None,
+        may_return=True,
+    )
     team, finished = [Worker(out, seat) for seat in seats], list[str]()
     record = _Record(out, "lost", cells)
     try:
@@ -321,20 +369,28 @@ def run_on(seats: Sequence[Mortal], cells: Sequence[Cell], out: Path, notes: Not
 
 def test_a_cell_that_loses_its_machine_goes_on_at_another(tmp_path: Path) -> None:
     cells = grid(rounds=4, split={"alpha": [1.0, 2.0]})
-    first, second = Mortal(tmp_path / "out/logs/a", machines=1), Mortal(tmp_path / "out/logs/b", machines=9)
+    first, second = (
+        Mortal(tmp_path / "out/logs/a", machines=1),
+        Mortal(tmp_path / "out/logs/b", machines=9),
+    )
     notes = Notes(kill="alpha=1")  # and with it every machine that has a worker then
     finished, failed = run_on([first, second], cells, tmp_path / "out", notes)
     assert failed == {}
     assert sorted(finished) == ["alpha=1", "alpha=2"]
     assert first.gone()
     moved = notes.of("moved").count("alpha=1")
-    assert moved in (1, 2)  # twice where the other machine, killed with it, was waiting and is found dead then
+    assert moved in (
+        1,
+        2,
+    )  # twice where the other machine, killed with it, was waiting and is found dead then
     assert notes.of("started").count("alpha=1") == 1 + moved
     execute.run(cells[0].experiment, out=tmp_path / "plain")
     assert accuracies(tmp_path / "out" / "alpha=1") == accuracies(tmp_path / "plain")
 
 
-def test_a_cell_that_brings_machines_down_fails_at_last_and_none_waits_for_ever(tmp_path: Path) -> None:
+def test_a_cell_that_brings_machines_down_fails_at_last_and_none_waits_for_ever(
+    tmp_path: Path,
+) -> None:
     class Burning(Notes):
         def progressed(self, cell: Cell, event: Mapping[str, Any]) -> None:
             if cell.name == "alpha=1":
@@ -343,14 +399,18 @@ def test_a_cell_that_brings_machines_down_fails_at_last_and_none_waits_for_ever(
 
     cells = grid(rounds=40, split={"alpha": [1.0, 2.0]})
     notes = Burning()
-    finished, failed = run_on([Mortal(tmp_path / "out/logs/a", machines=3)], cells, tmp_path / "out", notes)
+    finished, failed = run_on(
+        [Mortal(tmp_path / "out/logs/a", machines=3)], cells, tmp_path / "out", notes
+    )
     assert finished == []
     assert failed == {
         "alpha=1": "lost its worker 3 times: the machine burned down",
         "alpha=2": "no machine is left that could run it",
     }
     assert notes.of("moved") == ["alpha=1", "alpha=1"]
-    reasons = [cell["failed"] for cell in json.loads((tmp_path / "out/sweep.json").read_text())["cells"]]
+    reasons = [
+        cell["failed"] for cell in json.loads((tmp_path / "out/sweep.json").read_text())["cells"]
+    ]
     assert reasons == list(failed.values())
 
 
@@ -360,7 +420,9 @@ def test_cells_that_share_their_inputs_are_run_in_a_row() -> None:
     ordered = [tuple(cell.settings.values()) for cell in neighbours(cells)]
     sizes, alphas = [100, 200], [1.0, 2.0]
     assert list(cells[0].settings) == ["auxiliary.size", "split.alpha", "prototypes"]
-    assert ordered == [(size, alpha, model) for size in sizes for model in models for alpha in alphas]
+    assert ordered == [
+        (size, alpha, model) for size in sizes for model in models for alpha in alphas
+    ]
 
 
 def test_inputs_are_kept_only_where_nothing_they_depend_on_has_changed() -> None:
@@ -380,6 +442,15 @@ def test_a_worker_tells_every_part_of_the_preparation_and_rounds_now_and_then() 
     out = io.StringIO()
     telling = Telling(out)
     task = SimpleNamespace(method=SimpleNamespace(name="fedaux"), seed=0)
-    for number, name in ((0, "pretrain"), (0, "pretrain 1/5"), (0, "certify"), (1, "train"), (1, "teach")):
+    for number, name in (
+        (0, "pretrain"),
+        (0, "pretrain 1/5"),
+        (0, "certify"),
+        (1, "train"),
+        (1, "teach"),
+    ):
         telling.phase(task, number, name)  # type: ignore[arg-type]
-    assert [json.loads(line)["phase"] for line in out.getvalue().splitlines()] == ["pretrain", "certify"]
+    assert [json.loads(line)["phase"] for line in out.getvalue().splitlines()] == [
+        "pretrain",
+        "certify",
+    ]

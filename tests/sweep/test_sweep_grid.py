@@ -18,7 +18,14 @@ from fedaux.sweep import axes_of, cells_of, expand
 from fedaux.sweep.grid import cell_names, is_list
 
 LISTS = {
-    *("method", "seeds", "data.clients", "data.channel_mean", "data.channel_deviation", "prototypes"),
+    *(
+        "method",
+        "seeds",
+        "data.clients",
+        "data.channel_mean",
+        "data.channel_deviation",
+        "prototypes",
+    ),
     *("prototypes.clients", "pretraining.projection_widths"),
     *("pretraining.augmentation.crop_scale", "pretraining.augmentation.crop_ratio"),
 }
@@ -53,7 +60,11 @@ def test_which_fields_are_lists_is_read_off_their_types() -> None:
     found = {key for key, annotation in field_types().items() if is_list(annotation)}
     assert found >= LISTS
     # A new list among the fields is fine; none that holds a single value may be taken for one.
-    assert not {key for key in found if key.endswith(("alpha", "epsilon", "model", "options", "path", "clip"))}
+    assert not {
+        key
+        for key in found
+        if key.endswith(("alpha", "epsilon", "model", "options", "path", "clip"))
+    }
 
 
 AXES = {
@@ -65,7 +76,8 @@ AXES = {
     "pretraining.augmentation.flip": st.floats(0, 1),
 }
 GRIDS = st.fixed_dictionaries(
-    {}, optional={key: st.lists(of, min_size=1, max_size=2, unique=True) for key, of in AXES.items()}
+    {},
+    optional={key: st.lists(of, min_size=1, max_size=2, unique=True) for key, of in AXES.items()},
 )
 
 
@@ -93,7 +105,12 @@ def test_cells_are_the_product_of_the_lists(axes: dict[str, list[Any]]) -> None:
 def test_the_last_key_is_fastest_and_names_tell_what_differs() -> None:
     cells = expand(raw(split__alpha=[0.01, 100.0], certainty__epsilon=[1, 1e-5]))
     assert [cell.name for cell in cells] == [
-        *("alpha=0.01,epsilon=1", "alpha=0.01,epsilon=1e-05", "alpha=100,epsilon=1", "alpha=100,epsilon=1e-05")
+        *(
+            "alpha=0.01,epsilon=1",
+            "alpha=0.01,epsilon=1e-05",
+            "alpha=100,epsilon=1",
+            "alpha=100,epsilon=1e-05",
+        )
     ]
     assert cells[3].settings == {"split.alpha": 100.0, "certainty.epsilon": 1e-5}
     assert cells[3].experiment.certainty.epsilon == 1e-5
@@ -133,17 +150,27 @@ def test_a_list_that_is_a_value_is_not_swept_and_a_list_of_lists_is() -> None:
 
 
 def test_keys_of_a_prototype_may_be_lists() -> None:
-    table = raw(prototypes=[{"name": "one", "model": ["cnn", "mlp"]}, {"name": "two", "model": "cnn"}])
+    table = raw(
+        prototypes=[{"name": "one", "model": ["cnn", "mlp"]}, {"name": "two", "model": "cnn"}]
+    )
     assert [cell.experiment.prototypes[0].model for cell in expand(table)] == ["cnn", "mlp"]
     table = raw(prototypes=[{"name": "one", "model": "cnn", "options": {"width": [4, 8]}}])
     assert [cell.name for cell in expand(table)] == ["width=4", "width=8"]
-    assert [cell.experiment.prototypes[0].options for cell in expand(table)] == [{"width": 4}, {"width": 8}]
+    assert [cell.experiment.prototypes[0].options for cell in expand(table)] == [
+        {"width": 4},
+        {"width": 8},
+    ]
 
 
 def test_all_mistakes_of_all_cells_are_told_at_once() -> None:
     wrong = raw(
         **{"name": ["a", "b"], "rounds": [2, 2], "mode": [], "engine__device": ["cpu", "cuda:0"]},
-        **{"split__alpha": [0.1, -1], "split__num_clients": [4, 5000], "local__epoch": 3, "method": "fedauxx"},
+        **{
+            "split__alpha": [0.1, -1],
+            "split__num_clients": [4, 5000],
+            "local__epoch": 3,
+            "method": "fedauxx",
+        },
         data__channel_mean=[[0.5], 0.5],
     )
     with pytest.raises(ConfigError) as error:
@@ -166,9 +193,15 @@ def test_all_mistakes_of_all_cells_are_told_at_once() -> None:
 
 
 def test_a_grid_may_be_given_point_by_point() -> None:
-    points = [{"split.alpha": 0.1, "method": ["fedavg"]}, {"split.alpha": 1.0, "method": ["fedaux", "feddf"]}]
+    points = [
+        {"split.alpha": 0.1, "method": ["fedavg"]},
+        {"split.alpha": 1.0, "method": ["fedaux", "feddf"]},
+    ]
     cells = cells_of(TINY, points)
-    assert [cell.name for cell in cells] == ["alpha=0.1,method=fedavg", "alpha=1,method=fedaux_feddf"]
+    assert [cell.name for cell in cells] == [
+        "alpha=0.1,method=fedavg",
+        "alpha=1,method=fedaux_feddf",
+    ]
     assert cells[1].experiment.method == ("fedaux", "feddf")
     with pytest.raises(ConfigError, match=r"alpha=0\.1: 2 cells have the same settings"):
         cells_of(TINY, [{"split.alpha": 0.1}, {"split.alpha": 0.1}, {"split.alpha": 0.2}])
@@ -183,8 +216,13 @@ def test_names_are_short_safe_and_never_the_same() -> None:
     assert len(set(names)) == 2
     assert all(name.startswith("path=train-") for name in names)
     assert cell_names([{"auxiliary.path": "/data/a b/tr:ain"}]) == ["path=tr-ain"]
-    assert cell_names([{"local.epochs": 1, "distillation.epochs": 2}]) == ["local.epochs=1,distillation.epochs=2"]
-    assert cell_names([{"data.skip_bad": True}, {"data.skip_bad": False}]) == ["skip_bad=true", "skip_bad=false"]
+    assert cell_names([{"local.epochs": 1, "distillation.epochs": 2}]) == [
+        "local.epochs=1,distillation.epochs=2"
+    ]
+    assert cell_names([{"data.skip_bad": True}, {"data.skip_bad": False}]) == [
+        "skip_bad=true",
+        "skip_bad=false",
+    ]
     (long,) = cell_names([{f"a.{number}{'x' * 20}": 1 for number in range(9)}])
     assert len(long) <= 120
     assert Path(long).name == long

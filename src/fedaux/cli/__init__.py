@@ -13,7 +13,13 @@ from fedaux import __version__
 from fedaux.cli import inspect, prepare, run
 from fedaux.federation.commands import app as federate
 
-PUT_RIGHT = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+PUT_RIGHT = (
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 """What is wrong with a file that a user named; a full disk, say, is no mistake of theirs."""
 
 app = typer.Typer(
@@ -67,7 +73,11 @@ def main() -> None:
 
 
 def _in_one_line(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
 ) -> str:
     """Return a warning as a user reads it: which line of ours it comes from is no matter of theirs."""
     if category is UserWarning:

@@ -12,11 +12,18 @@ from fedaux.config_errors import inspect
 from fedaux.recipes import find_recipe, read_recipe
 
 Recipe = Annotated[
-    str, typer.Argument(help="A TOML file, or the name of a recipe that ships with fedaux.", metavar="RECIPE")
+    str,
+    typer.Argument(
+        help="A TOML file, or the name of a recipe that ships with fedaux.", metavar="RECIPE"
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change a setting: --set local.epochs=5. May be repeated.", metavar="KEY=VALUE"),
+    typer.Option(
+        "--set",
+        help="Change a setting: --set local.epochs=5. May be repeated.",
+        metavar="KEY=VALUE",
+    ),
 ]
 Plugins = Annotated[
     list[Path] | None,
@@ -39,7 +46,11 @@ def load_plugins(plugins: list[Path] | None) -> None:
 
 
 def load(
-    recipe: str, overrides: list[str], *, plugins: list[Path] | None = None, unlabelled: bool = False
+    recipe: str,
+    overrides: list[str],
+    *,
+    plugins: list[Path] | None = None,
+    unlabelled: bool = False,
 ) -> Experiment:
     """Read a recipe by path or by the name of one that ships with the package; all problems are told at once.
 
@@ -52,7 +63,9 @@ def load(
     from fedaux.running.preflight import problems_of
 
     # Names that were wrong already stand at their defaults in `fields`, so nothing is told twice.
-    problems += found + [line for line in problems_of(fields, unlabelled=unlabelled) if line not in found]
+    problems += found + [
+        line for line in problems_of(fields, unlabelled=unlabelled) if line not in found
+    ]
     if problems:
         raise ConfigError(hinted(problems), origin=str(path))
     return Experiment(**raw)

@@ -14,7 +14,9 @@ from fedaux.cli.arguments import Overrides, Plugins, Recipe, load, load_plugins
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(help="A run directory, or a folder of them.", metavar="DIR")],
+    directory: Annotated[
+        Path, typer.Argument(help="A run directory, or a folder of them.", metavar="DIR")
+    ],
 ) -> None:
     """Write report.html of a run anew, finished or not; of a folder of runs, such as a sweep, one page about all."""
     from fedaux.report import write_report
@@ -39,7 +41,14 @@ def methods(
     for method in METHODS.values():
         proximal, scores = ("yes" if flag else "–" for flag in (method.proximal, method.scores))
         rows.append(
-            (method.name, method.start, proximal, method.teacher or "–", scores, ", ".join(method.memory) or "–")
+            (
+                method.name,
+                method.start,
+                proximal,
+                method.teacher or "–",
+                scores,
+                ", ".join(method.memory) or "–",
+            )
         )
     headers = ("method", "start", "proximal", "teacher", "scores", "memory of")
     Console().print(to_terminal(Table(headers, rows, "l" * len(headers))))
@@ -57,7 +66,9 @@ def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugi
     check_data(experiment, labelled, auxiliary)
     sizes = [len(part) for part in execute.split_for(experiment, labelled, experiment.seeds[0])]
     num_negatives = round(experiment.auxiliary.negatives_fraction * len(auxiliary))
-    plan = privacy_plan(experiment, sizes, input_shape=labelled.input_shape, num_negatives=num_negatives)
+    plan = privacy_plan(
+        experiment, sizes, input_shape=labelled.input_shape, num_negatives=num_negatives
+    )
     console = Console()
     for part in plan.render():
         console.print(part, highlight=False, soft_wrap=isinstance(part, str))
@@ -65,18 +76,32 @@ def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugi
 
 def audit(
     mechanism: Annotated[
-        str, typer.Option("--mechanism", help="A certainty mechanism, or `published`: the paper's claim.")
+        str,
+        typer.Option(
+            "--mechanism", help="A certainty mechanism, or `published`: the paper's claim."
+        ),
     ] = "mean",
     epsilon: Annotated[float, typer.Option("--epsilon", help="The claim to attack.")] = 0.1,
     delta: Annotated[float, typer.Option("--delta", help="The claim to attack.")] = 1e-5,
-    trials: Annotated[int, typer.Option("--trials", help="Noisy releases of the distinguishing attack.")] = 4_000_000,
+    trials: Annotated[
+        int, typer.Option("--trials", help="Noisy releases of the distinguishing attack.")
+    ] = 4_000_000,
     releases: Annotated[
-        int, typer.Option("--releases", help="Real releases at each shape of data, to test their noise.")
+        int,
+        typer.Option(
+            "--releases", help="Real releases at each shape of data, to test their noise."
+        ),
     ] = 700,
     node: Annotated[
-        bool, typer.Option("--node", help="Also audit the answers and the ledger of a node of a federation.")
+        bool,
+        typer.Option(
+            "--node", help="Also audit the answers and the ledger of a node of a federation."
+        ),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same attack, but for secure noise.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option("--seed", help="The same seed gives the same attack, but for secure noise."),
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
     plugins: Plugins = None,
 ) -> None:

@@ -21,14 +21,18 @@ def data(
     alpha: Annotated[
         list[float] | None,
         typer.Option(
-            "--alpha", help="Concentration of a panel; may be repeated.", show_default="the recipe's, 0.1, 1, 100"
+            "--alpha",
+            help="Concentration of a panel; may be repeated.",
+            show_default="the recipe's, 0.1, 1, 100",
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", help="Where the picture goes (.png, .svg or .pdf).", metavar="FILE")
+        Path,
+        typer.Option("--out", help="Where the picture goes (.png, .svg or .pdf).", metavar="FILE"),
     ] = Path("split.png"),
     seed: Annotated[
-        int | None, typer.Option("--seed", help="The seed of the split.", show_default="the recipe's first")
+        int | None,
+        typer.Option("--seed", help="The seed of the split.", show_default="the recipe's first"),
     ] = None,
     plugins: Plugins = None,
 ) -> None:
@@ -66,7 +70,9 @@ def data(
     panels: list[tuple[str, NDArray[np.int64]]] = [("clients", table)] if silos else []
     for value in [] if silos else alphas:  # what is not split has no other splits to show
         split = experiment.split.model_copy(update={"alpha": value})
-        drawn = execute.split_table(experiment.model_copy(update={"split": split}), labelled, chosen)
+        drawn = execute.split_table(
+            experiment.model_copy(update={"split": split}), labelled, chosen
+        )
         panels.append((f"α = {value:g}", drawn))
     svg.save(figures.split_bubbles(panels, labelled.classes), out)
     console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
@@ -76,17 +82,28 @@ def pretrain(
     recipe: Recipe = "demo",
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Where h0 goes, for pretraining.checkpoint; its card beside it.", metavar="FILE"),
+        typer.Option(
+            "--out",
+            help="Where h0 goes, for pretraining.checkpoint; its card beside it.",
+            metavar="FILE",
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="The seed of h0.", show_default="the recipe's first")
+        int | None,
+        typer.Option("--seed", help="The seed of h0.", show_default="the recipe's first"),
     ] = None,
     probing: Annotated[
         bool,
-        typer.Option("--probe/--no-probe", help="Whether h0 is measured on the recipe's labelled data, if it has any."),
+        typer.Option(
+            "--probe/--no-probe",
+            help="Whether h0 is measured on the recipe's labelled data, if it has any.",
+        ),
     ] = True,
     half: Annotated[
-        bool, typer.Option("--half", help="Write h0 in half precision: half the bytes, to carry it elsewhere.")
+        bool,
+        typer.Option(
+            "--half", help="Write h0 in half precision: half the bytes, to carry it elsewhere."
+        ),
     ] = False,
     overrides: Overrides = None,
     plugins: Plugins = None,
@@ -116,7 +133,9 @@ def pretrain(
     watch = command.Watch(console)
     try:
         with watch:
-            outcomes = command.pretrain_prototypes(experiment, seed=chosen, watch=watch, probing=probing, shared=shared)
+            outcomes = command.pretrain_prototypes(
+                experiment, seed=chosen, watch=watch, probing=probing, shared=shared
+            )
     except KeyboardInterrupt as stop:
         line = command.stopped_line(stop, prototype=watch.name, shared=shared)
         console.print(f"\n{line}", highlight=False, soft_wrap=True)
@@ -129,12 +148,16 @@ def pretrain(
             command.write_outcomes(out, outcomes, half=half)
         except OSError as error:
             raise command.unwritten(error, out, outcomes, shared=shared) from error
-        console.print(f"h0: {out}, its card: {out.with_suffix('.json')}", highlight=False, soft_wrap=True)
+        console.print(
+            f"h0: {out}, its card: {out.with_suffix('.json')}", highlight=False, soft_wrap=True
+        )
 
 
 def tokenise(
     recipe: Recipe,
-    out: Annotated[Path, typer.Option("--out", help="The folder for the two files.", metavar="DIR")] = Path("tokens"),
+    out: Annotated[
+        Path, typer.Option("--out", help="The folder for the two files.", metavar="DIR")
+    ] = Path("tokens"),
     overrides: Overrides = None,
     plugins: Plugins = None,
 ) -> None:

@@ -19,35 +19,58 @@ if TYPE_CHECKING:
 def run(
     recipe: Recipe = "demo",
     out: Annotated[
-        Path | None, typer.Option("--out", help="The run directory.", show_default="runs/NAME", metavar="DIR")
+        Path | None,
+        typer.Option("--out", help="The run directory.", show_default="runs/NAME", metavar="DIR"),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run or a sweep where it stopped.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run or a sweep where it stopped.")
+    ] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write TensorBoard's event files: output.tensorboard=true.")
+        bool,
+        typer.Option(
+            "--tensorboard", help="Also write TensorBoard's event files: output.tensorboard=true."
+        ),
     ] = False,
     overrides: Overrides = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", help="Seeds 0 to N-1, instead of the recipe's.", metavar="N", min=1)
+        int | None,
+        typer.Option(
+            "--seeds", help="Seeds 0 to N-1, instead of the recipe's.", metavar="N", min=1
+        ),
     ] = None,
     apart: Annotated[
         str | None,
-        typer.Option("--apart", help="Make each method, or each seed, a run of its own.", metavar="method,seeds"),
+        typer.Option(
+            "--apart",
+            help="Make each method, or each seed, a run of its own.",
+            metavar="method,seeds",
+        ),
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option("--devices", help="Sweeps: where cells run side by side.", metavar="cuda:0,cuda:1"),
+        typer.Option(
+            "--devices", help="Sweeps: where cells run side by side.", metavar="cuda:0,cuda:1"
+        ),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", help="Sweeps: how many cells at a time.", show_default="one a device", min=1),
+        typer.Option(
+            "--jobs", help="Sweeps: how many cells at a time.", show_default="one a device", min=1
+        ),
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", help="Sweeps: run cells on a Ray cluster's machines.", metavar="HOST:PORT|auto"),
+        typer.Option(
+            "--cluster",
+            help="Sweeps: run cells on a Ray cluster's machines.",
+            metavar="HOST:PORT|auto",
+        ),
     ] = None,
     time_limit: Annotated[
         float | None,
-        typer.Option("--time-limit", help="Sweeps: begin no cell that would end later.", metavar="SECONDS"),
+        typer.Option(
+            "--time-limit", help="Sweeps: begin no cell that would end later.", metavar="SECONDS"
+        ),
     ] = None,
     plugins: Plugins = None,
 ) -> None:
@@ -94,10 +117,16 @@ def run(
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
     if experiment.output.tensorboard:
-        console.print(f"Curves: tensorboard --logdir {directory / 'tensorboard'}", highlight=False, soft_wrap=True)
+        console.print(
+            f"Curves: tensorboard --logdir {directory / 'tensorboard'}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
-def _cells(recipe: str, overrides: list[str], *, apart: str | None, plugins: list[Path] | None) -> list[Cell] | None:
+def _cells(
+    recipe: str, overrides: list[str], *, apart: str | None, plugins: list[Path] | None
+) -> list[Cell] | None:
     """Return the cells of a sweep, or None where a recipe is a single run."""
     from fedaux.sweep.grid import axes_of, expand
 
@@ -115,7 +144,9 @@ def _cells(recipe: str, overrides: list[str], *, apart: str | None, plugins: lis
     return cells
 
 
-def _run_sweep(cells: list[Cell], *, out: Path | None, resume: bool, chosen: dict[str, Any]) -> None:
+def _run_sweep(
+    cells: list[Cell], *, out: Path | None, resume: bool, chosen: dict[str, Any]
+) -> None:
     from fedaux.report.results import group, read_records
     from fedaux.sweep.display import Display, result_table
     from fedaux.sweep.runner import sweep
@@ -125,7 +156,9 @@ def _run_sweep(cells: list[Cell], *, out: Path | None, resume: bool, chosen: dic
     directory = Path(out or experiment.output.directory or Path("runs") / experiment.name)
     try:
         with Display(console) as callback:
-            outcome = sweep(cells, directory, name=experiment.name, resume=resume, callback=callback, **chosen)
+            outcome = sweep(
+                cells, directory, name=experiment.name, resume=resume, callback=callback, **chosen
+            )
     except KeyboardInterrupt:
         console.print(
             f"\nStopped. Finished rounds are safe; continue with the same command and --resume ({directory})."
@@ -135,7 +168,9 @@ def _run_sweep(cells: list[Cell], *, out: Path | None, resume: bool, chosen: dic
     for name, reason in outcome.failed.items():
         console.print(f"Failed: {name}: {reason}", highlight=False, soft_wrap=True, markup=False)
     if outcome.waiting:
-        console.print(f"Not begun for the time limit: {len(outcome.waiting)} cells, continue with --resume")
+        console.print(
+            f"Not begun for the time limit: {len(outcome.waiting)} cells, continue with --resume"
+        )
     console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
     if not outcome.complete:
         raise typer.Exit(3)
@@ -148,48 +183,85 @@ def _rounds_done(directory: Path) -> int:
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="A table, figure or analysis; --list names them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A table, figure or analysis; --list names them.")
+    ] = None,
     data_root: Annotated[
         Path | None,
-        typer.Option("--data-root", help="The folder below which the data sets lie: DIR/cifar10 ...", metavar="DIR"),
+        typer.Option(
+            "--data-root",
+            help="The folder below which the data sets lie: DIR/cifar10 ...",
+            metavar="DIR",
+        ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small version on embedded data, in minutes.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small version on embedded data, in minutes.")
+    ] = False,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", help="Seeds 0 to N-1, instead of the paper's.", metavar="N", min=1)
+        int | None,
+        typer.Option("--seeds", help="Seeds 0 to N-1, instead of the paper's.", metavar="N", min=1),
     ] = None,
     auxiliary: Annotated[
-        str | None, typer.Option("--aux", help="A data set that takes STL-10's place.", metavar="tinyimagenet32")
+        str | None,
+        typer.Option(
+            "--aux", help="A data set that takes STL-10's place.", metavar="tinyimagenet32"
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="A part: --only alpha=0.01 --only method=[fedaux,feddf].", metavar="KEY=VALUE"),
+        typer.Option(
+            "--only",
+            help="A part: --only alpha=0.01 --only method=[fedaux,feddf].",
+            metavar="KEY=VALUE",
+        ),
     ] = None,
     also: Annotated[
         list[str] | None,
-        typer.Option("--also", help="A method to run besides, such as fedaux+m. May be repeated.", metavar="METHOD"),
+        typer.Option(
+            "--also",
+            help="A method to run besides, such as fedaux+m. May be repeated.",
+            metavar="METHOD",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Where runs, tables and figures go.", show_default="runs/NAME", metavar="DIR"),
+        typer.Option(
+            "--out",
+            help="Where runs, tables and figures go.",
+            show_default="runs/NAME",
+            metavar="DIR",
+        ),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", help="The experiment to base it on, for those that take one.", metavar="RECIPE"),
+        typer.Option(
+            "--recipe",
+            help="The experiment to base it on, for those that take one.",
+            metavar="RECIPE",
+        ),
     ] = None,
     overrides: Overrides = None,
     options: Annotated[
         list[str] | None,
-        typer.Option("--with", help="An option of the experiment: --with alphas=[0.01,1].", metavar="KEY=VALUE"),
+        typer.Option(
+            "--with",
+            help="An option of the experiment: --with alphas=[0.01,1].",
+            metavar="KEY=VALUE",
+        ),
     ] = None,
     devices: Annotated[
-        str | None, typer.Option("--devices", help="Where runs go side by side.", metavar="cuda:0,cuda:1")
+        str | None,
+        typer.Option("--devices", help="Where runs go side by side.", metavar="cuda:0,cuda:1"),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", help="How many runs at a time.", show_default="one a device", min=1)
+        int | None,
+        typer.Option("--jobs", help="How many runs at a time.", show_default="one a device", min=1),
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", help="Run on the machines of a Ray cluster.", metavar="HOST:PORT|auto"),
+        typer.Option(
+            "--cluster", help="Run on the machines of a Ray cluster.", metavar="HOST:PORT|auto"
+        ),
     ] = None,
     time_limit: Annotated[
         float | None,
@@ -197,7 +269,9 @@ def reproduce(
     ] = None,
     show_list: Annotated[
         bool,
-        typer.Option("--list", help="Name the experiments and their data; with NAME, count its runs."),
+        typer.Option(
+            "--list", help="Name the experiments and their data; with NAME, count its runs."
+        ),
     ] = False,
     plugins: Plugins = None,
 ) -> None:
@@ -241,7 +315,9 @@ def reproduce(
         try:
             outcome = command.reproduce(name, request, recipe=recipe, options=options or [])
         except KeyboardInterrupt:
-            console.print(f"\nStopped. Finished rounds are safe; the same command goes on ({request.out}).")
+            console.print(
+                f"\nStopped. Finished rounds are safe; the same command goes on ({request.out})."
+            )
             raise typer.Exit(130) from None
     console.print(outcome.markdown, highlight=False, markup=False, soft_wrap=True)
     for path in outcome.files:

@@ -60,7 +60,9 @@ class TrainResult:
     """The optimizer's tensors, by "parameter/moment"."""
 
 
-Training = Callable[[Sequence[ClientJob], Weights], Iterator[tuple[ClientJob, Weights, TrainResult]]]
+Training = Callable[
+    [Sequence[ClientJob], Weights], Iterator[tuple[ClientJob, Weights, TrainResult]]
+]
 """Trains each job from the given weights; yields results in any order."""
 
 
@@ -87,7 +89,9 @@ class Predictor(Protocol):
         """
         ...
 
-    def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
+    def many(
+        self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None
+    ) -> list[Tensor]:
         """Return the outputs [N, ...] of several models on the same inputs."""
         ...
 
@@ -142,6 +146,8 @@ class Backend(Protocol):
         """Return the features [n, F] of examples, or of some rows of them, under h0."""
         ...
 
-    def distiller(self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str) -> Distiller:
+    def distiller(
+        self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str
+    ) -> Distiller:
         """Return the way to distill one architecture on public inputs [N, ...]."""
         ...

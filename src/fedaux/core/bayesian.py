@@ -17,7 +17,11 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def draw(
-    weights: Sequence[Weights], *, sizes: Sequence[float], section: Bayesian, generator: np.random.Generator
+    weights: Sequence[Weights],
+    *,
+    sizes: Sequence[float],
+    section: Bayesian,
+    generator: np.random.Generator,
 ) -> Iterator[Weights]:
     """Yield `samples` models from the distribution that the section names, fitted to the
     weights."""
@@ -28,7 +32,11 @@ def draw(
 
 
 def draw_gaussian(
-    weights: Sequence[Weights], *, sizes: Sequence[float], section: Bayesian, generator: np.random.Generator
+    weights: Sequence[Weights],
+    *,
+    sizes: Sequence[float],
+    section: Bayesian,
+    generator: np.random.Generator,
 ) -> Iterator[Weights]:
     """Yield mean + sqrt(scale * variance) * noise, with standard normal noise for every parameter.
 
@@ -45,18 +53,26 @@ def draw_gaussian(
     for _ in range(section.samples):
         sample = dict(mean)
         for name, deviation in sorted(deviations.items()):
-            noise = torch.randn(deviation.shape, generator=source, device=device, dtype=deviation.dtype)
+            noise = torch.randn(
+                deviation.shape, generator=source, device=device, dtype=deviation.dtype
+            )
             sample[name] = noise.mul_(deviation).add_(mean[name])
         yield sample
 
 
 def draw_dirichlet(
-    weights: Sequence[Weights], *, sizes: Sequence[float], section: Bayesian, generator: np.random.Generator
+    weights: Sequence[Weights],
+    *,
+    sizes: Sequence[float],
+    section: Bayesian,
+    generator: np.random.Generator,
 ) -> Iterator[Weights]:
     """Yield sum_i g_i |D_i| theta_i / sum_j g_j |D_j|, g drawn from a symmetric Dirichlet."""
     mean = average(weights, sizes=sizes)
     for _ in range(section.samples):
-        shares = generator.dirichlet(np.full(len(weights), section.concentration)) * np.asarray(sizes, dtype=float)
+        shares = generator.dirichlet(np.full(len(weights), section.concentration)) * np.asarray(
+            sizes, dtype=float
+        )
         shares /= shares.sum()
         sample = dict(mean)
         for name in _drawn(mean):

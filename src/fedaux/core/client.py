@@ -42,7 +42,9 @@ class Client:
     model: SplitModel
     backend: Backend
 
-    def release(self, section: Certainty, features: Tensor, public: Public, *, noise: Noise) -> ScoreRelease:
+    def release(
+        self, section: Certainty, features: Tensor, public: Public, *, noise: Noise
+    ) -> ScoreRelease:
         """Release certainty about features [n, F] of this client under h0 (Algorithm 1)."""
         # Mechanisms read NaN as zero.
         features = features.masked_fill((self.labels == BLANK)[:, None], torch.nan)
@@ -64,14 +66,22 @@ class Client:
         if len(rows) == 0:
             return Update(self.number, len(self.labels), dict(weights), 0.0), TrainResult(0.0, {})
         context = TrainContext(
-            self.model, self.inputs, self.labels, section, proximal, self.backend.compute, key="client"
+            self.model,
+            self.inputs,
+            self.labels,
+            section,
+            proximal,
+            self.backend.compute,
+            key="client",
         )
         training = self.backend.training(context, most_examples=len(rows))
         job = ClientJob(self.number, rows, generator, state or {})
         ((_, own, trained),) = training([job], weights)
         return Update(self.number, len(self.labels), own, trained.loss), trained
 
-    def train_privately(self, weights: Weights, section: Local, *, proximal: float, draws: Draws) -> Update:
+    def train_privately(
+        self, weights: Weights, section: Local, *, proximal: float, draws: Draws
+    ) -> Update:
         """Train from the server's weights with DP-SGD; the loss has no noise and stays here."""
         load(self.model, weights)
         _, entry = train_privately(

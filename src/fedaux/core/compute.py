@@ -145,7 +145,9 @@ def compute_for(engine: Engine, device: torch.device, data: Data | None = None) 
         device,
         torch.bfloat16 if precision == "bf16" else torch.float32,
         compile=on_gpu if engine.compile is None else engine.compile,
-        clients_at_once=CLIENTS_AT_ONCE if engine.clients_at_once is None else engine.clients_at_once,
+        clients_at_once=CLIENTS_AT_ONCE
+        if engine.clients_at_once is None
+        else engine.clients_at_once,
         workers=1 if on_gpu or engine.clients_at_once == 1 else torch.get_num_threads(),
         mean=None if data is None else _a_channel(data.channel_mean, device),
         deviation=None if data is None else _a_channel(data.channel_deviation, device),

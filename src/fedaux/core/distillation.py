@@ -42,14 +42,20 @@ def distill(
     of weights that no step reaches.
     """
     if section.stopping is not None and validate is None:
-        raise ValueError("distillation.stopping: needs labels at the server; data.server_validation should be above 0")
+        raise ValueError(
+            "distillation.stopping: needs labels at the server; data.server_validation should be above 0"
+        )
     total = number_of_steps(len(images), section=section)
     compute = Compute(images.device) if compute is None else compute
     load(model, weights)
     mean = None if section.averaging is None else MeanWeights(model, section.averaging, total=total)
-    student = _started(model, images, sharpen(targets, temperature=section.sharpening), section, compute, steps)
+    student = _started(
+        model, images, sharpen(targets, temperature=section.sharpening), section, compute, steps
+    )
     best = (
-        None if section.stopping is None or validate is None else Best(model, section.stopping, validate, total=total)
+        None
+        if section.stopping is None or validate is None
+        else Best(model, section.stopping, validate, total=total)
     )
     rate: float | None = None
     sizes = _batch_sizes(student, images, section=section, generator=generator)
@@ -93,7 +99,9 @@ def _started(
             clip=section.clip,
         )
     else:
-        assert captured.model is model, "captured steps change the model that they were captured with"
+        assert captured.model is model, (
+            "captured steps change the model that they were captured with"
+        )
         captured.set_targets(targets)
         captured.reset()
         steps = captured
@@ -111,7 +119,9 @@ def _batch_sizes(
 ) -> Iterator[int]:
     """Yield the size of every batch; give the steps the random order of each epoch."""
     size = len(images)
-    epochs = math.ceil(number_of_steps(size, section=section) / math.ceil(size / section.batch_size))
+    epochs = math.ceil(
+        number_of_steps(size, section=section) / math.ceil(size / section.batch_size)
+    )
     for order in epoch_orders(size, epochs=epochs, generator=generator):
         steps.begin(order.to(images.device))
         yield from batch_sizes(size, section.batch_size)
@@ -192,7 +202,12 @@ class Best:
     """The best weights so far, and early stopping."""
 
     def __init__(
-        self, model: nn.Module, section: Stopping, validate: Callable[[nn.Module], float], *, total: int
+        self,
+        model: nn.Module,
+        section: Stopping,
+        validate: Callable[[nn.Module], float],
+        *,
+        total: int,
     ) -> None:
         self.weights: Weights = {}
         self._model = model

@@ -69,7 +69,9 @@ def train_privately(
         for _ in range(steps):
             taken = draws.sample(len(labels), probability=query.sampling_probability)
             batch = torch.from_numpy(taken).to(labels.device)
-            total += _per_example_gradients(wrapped, parameters, floats(images[batch]), labels[batch])
+            total += _per_example_gradients(
+                wrapped, parameters, floats(images[batch]), labels[batch]
+            )
             seen += len(batch)
             noisy = noisy_sum(
                 [parameter.grad_sample for parameter in parameters],  # type: ignore[attr-defined]
@@ -89,7 +91,9 @@ def train_privately(
     return float(total) / max(1, seen), entry
 
 
-def noisy_sum(samples: Sequence[Tensor], *, clip: float, noise_multiplier: float, draws: Draws) -> list[Tensor]:
+def noisy_sum(
+    samples: Sequence[Tensor], *, clip: float, noise_multiplier: float, draws: Draws
+) -> list[Tensor]:
     """Return the noisy sum of clipped gradients, in doubles, from [b, ...] of each parameter.
 
     Each example's gradient is clipped to norm C and rounded to a lattice of spacing g = C /
@@ -98,9 +102,13 @@ def noisy_sum(samples: Sequence[Tensor], *, clip: float, noise_multiplier: float
     (noise_multiplier C' / g)^2)), on the same lattice.
     """
     spacing = clip / LATTICE
-    size = sum(sample[0].numel() if len(sample) else math.prod(sample.shape[1:]) for sample in samples)
+    size = sum(
+        sample[0].numel() if len(sample) else math.prod(sample.shape[1:]) for sample in samples
+    )
     if size > MOST_PARAMETERS:
-        raise ValueError(f"local.privacy: a model of {size} parameters; should be at most {MOST_PARAMETERS}")
+        raise ValueError(
+            f"local.privacy: a model of {size} parameters; should be at most {MOST_PARAMETERS}"
+        )
     squares = torch.stack([sample.flatten(1).double().square().sum(dim=1) for sample in samples])
     factors = (clip * SHRINK / squares.sum(dim=0).sqrt().clamp_min(1e-300)).clamp_max(1.0) / spacing
     scale = noise_multiplier * (LATTICE + math.sqrt(size) / 2)
@@ -135,7 +143,9 @@ def schedule(section: Local, *, num_examples: int) -> tuple[Query, int]:
     """Return one step of a client and the number of steps per round: those of plain epochs."""
     assert section.privacy is not None, "local.privacy sets the noise"
     probability = min(1.0, section.batch_size / num_examples)
-    return Query(section.privacy.noise_multiplier, probability), section.epochs * math.ceil(1.0 / probability - 1e-9)
+    return Query(section.privacy.noise_multiplier, probability), section.epochs * math.ceil(
+        1.0 / probability - 1e-9
+    )
 
 
 def check_ready(models: Iterable[nn.Module]) -> None:
@@ -159,7 +169,9 @@ def refusal_of(model: nn.Module) -> str | None:
     return None
 
 
-def _per_example_gradients(wrapped: Any, parameters: list[nn.Parameter], inputs: Tensor, labels: Tensor) -> Tensor:
+def _per_example_gradients(
+    wrapped: Any, parameters: list[nn.Parameter], inputs: Tensor, labels: Tensor
+) -> Tensor:
     """Leave per-example gradients in `grad_sample` of each parameter; return the summed loss."""
     if len(labels) == 0:  # a step without examples is a step of noise
         for parameter in parameters:

@@ -16,17 +16,29 @@ from fedaux.core.compute import Compute
 from fedaux.core.steps import Steps, optimizer_state, restore_optimizer
 
 
-def adam(parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any) -> torch.optim.Optimizer:
+def adam(
+    parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any
+) -> torch.optim.Optimizer:
     """Adam with a section's settings (Kingma & Ba 2015); fused on a CPU."""
     parameters = list(parameters)
-    how = ({"fused": True} if all(parameter.device.type == "cpu" for parameter in parameters) else {}) | how
-    return torch.optim.Adam(parameters, lr=section.learning_rate, weight_decay=section.weight_decay, **how)
+    how = (
+        {"fused": True} if all(parameter.device.type == "cpu" for parameter in parameters) else {}
+    ) | how
+    return torch.optim.Adam(
+        parameters, lr=section.learning_rate, weight_decay=section.weight_decay, **how
+    )
 
 
-def sgd(parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any) -> torch.optim.Optimizer:
+def sgd(
+    parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any
+) -> torch.optim.Optimizer:
     """Stochastic gradient descent with a section's settings."""
     return torch.optim.SGD(
-        parameters, lr=section.learning_rate, momentum=section.momentum, weight_decay=section.weight_decay, **how
+        parameters,
+        lr=section.learning_rate,
+        momentum=section.momentum,
+        weight_decay=section.weight_decay,
+        **how,
     )
 
 
@@ -67,7 +79,9 @@ def train_locally(
     for order in epoch_orders(len(labels), epochs=section.epochs, generator=generator):
         steps.run(order.to(labels.device), batch_size=section.batch_size)
     loss = float(steps.total) / (section.epochs * len(labels))
-    return TrainResult(loss, optimizer_state(steps.optimizer, model) if section.optimizer_state == "kept" else {})
+    return TrainResult(
+        loss, optimizer_state(steps.optimizer, model) if section.optimizer_state == "kept" else {}
+    )
 
 
 def epoch_orders(size: int, *, epochs: int, generator: np.random.Generator) -> Iterable[Tensor]:

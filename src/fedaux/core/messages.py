@@ -98,7 +98,9 @@ class Clients(Protocol):
         """Return the ids of clients that can be asked now, in ascending order."""
         ...
 
-    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
+    def release_scores(
+        self, clients: Sequence[int], request: ReleaseRequest
+    ) -> Iterator[ScoreRelease]:
         """Ask for certainty releases (preparation phase)."""
         ...
 
@@ -192,4 +194,6 @@ def surely_finite(tensors: Sequence[Tensor]) -> bool:
         (tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device
     )  # a counter may lie elsewhere
     norms = torch._foreach_norm(list(tensors))
-    return bool(torch.isfinite(torch.stack([norm.to(device, torch.float32) for norm in norms])).all())
+    return bool(
+        torch.isfinite(torch.stack([norm.to(device, torch.float32) for norm in norms])).all()
+    )

@@ -27,11 +27,17 @@ class Method:
 
     def __post_init__(self) -> None:
         if self.start not in STARTS:
-            raise ValueError(f"method {self.name}: start = {self.start!r}; should be one of {', '.join(STARTS)}")
+            raise ValueError(
+                f"method {self.name}: start = {self.start!r}; should be one of {', '.join(STARTS)}"
+            )
         if foreign := [what for what in self.memory if what not in MEMORIES]:
-            raise ValueError(f"method {self.name}: memory = {foreign[0]!r}; should be of {', '.join(MEMORIES)}")
+            raise ValueError(
+                f"method {self.name}: memory = {foreign[0]!r}; should be of {', '.join(MEMORIES)}"
+            )
         if "predictions" in self.memory and self.teacher is None:
-            raise ValueError(f"method {self.name}: remembers predictions and has no teacher that would use them")
+            raise ValueError(
+                f"method {self.name}: remembers predictions and has no teacher that would use them"
+            )
 
     def looks_at(self, key: str) -> bool:
         """Whether a setting has an effect: no teacher, no distillation; no proximal term, no mu."""
@@ -54,10 +60,16 @@ METHODS: dict[str, Method] = {
     "fedbe": Method("fedbe", start="scratch", teacher="bayesian"),
     "fedbe+p": Method("fedbe+p", start="pretrained", teacher="bayesian"),
     "fedaux": Method("fedaux", start="pretrained", teacher="mixture", scores=True),
-    "fedaux+m": Method("fedaux+m", start="pretrained", teacher="mixture", scores=True, memory=("predictions",)),
+    "fedaux+m": Method(
+        "fedaux+m", start="pretrained", teacher="mixture", scores=True, memory=("predictions",)
+    ),
     "fedaux+logits": Method("fedaux+logits", start="pretrained", teacher="certainty", scores=True),
     "fedaux+logits+m": Method(
-        "fedaux+logits+m", start="pretrained", teacher="certainty", scores=True, memory=("predictions",)
+        "fedaux+logits+m",
+        start="pretrained",
+        teacher="certainty",
+        scores=True,
+        memory=("predictions",),
     ),
 }
 """`fedaux` averages probabilities, as the paper's theory does; `fedaux+logits` is its Eq. 3."""

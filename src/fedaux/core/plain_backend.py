@@ -51,7 +51,9 @@ class PlainBackend:
         predict = PlainPredictor(module, self.compute)
         return predict(weights, examples, batch_size=batch_size, rows=rows)
 
-    def distiller(self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str) -> PlainDistiller:
+    def distiller(
+        self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str
+    ) -> PlainDistiller:
         """Distill in eager steps."""
         return PlainDistiller(model, inputs, section, self.compute)
 
@@ -59,7 +61,9 @@ class PlainBackend:
 def one_by_one(context: TrainContext) -> Training:
     """Train one client after another."""
 
-    def train(jobs: Sequence[ClientJob], weights: Weights) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
+    def train(
+        jobs: Sequence[ClientJob], weights: Weights
+    ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
         for job in jobs:
             load(context.model, weights)
             trained = train_locally(
@@ -114,11 +118,15 @@ class PlainPredictor:
         return self._outputs(weights, inputs, batch_size, rows)
 
     @torch.no_grad()
-    def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
+    def many(
+        self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None
+    ) -> list[Tensor]:
         """Return the outputs [N, ...] of several models on the same inputs."""
         return [self(weights, inputs, batch_size=batch_size) for weights in models]
 
-    def _outputs(self, weights: Weights, inputs: Tensor, batch_size: int, rows: Tensor | None) -> Tensor:
+    def _outputs(
+        self, weights: Weights, inputs: Tensor, batch_size: int, rows: Tensor | None
+    ) -> Tensor:
         return _in_batches(self._forward(weights, inputs), inputs, batch_size, rows)
 
     def _forward(self, weights: Weights, inputs: Tensor) -> Callable[[Tensor], Tensor]:
@@ -180,7 +188,9 @@ class PlainDistiller:
         )
 
 
-def _in_batches(forward: Callable[[Tensor], Tensor], inputs: Tensor, batch_size: int, rows: Tensor | None) -> Tensor:
+def _in_batches(
+    forward: Callable[[Tensor], Tensor], inputs: Tensor, batch_size: int, rows: Tensor | None
+) -> Tensor:
     batches: Iterable[Tensor] = inputs.split(batch_size)
     if rows is not None:
         batches = (inputs[part] for part in rows.split(batch_size))

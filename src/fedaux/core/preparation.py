@@ -11,9 +11,24 @@ import torch
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.core.messages import Clients, ReleaseRequest, ScoreRelease, Weights, num_bytes, problem_of_release
+from fedaux.core.messages import (
+    Clients,
+    ReleaseRequest,
+    ScoreRelease,
+    Weights,
+    num_bytes,
+    problem_of_release,
+)
 from fedaux.core.round_log import Clock
-from fedaux.core.task import Callback, Preparation, State, Task, build_models, extract, trained_models
+from fedaux.core.task import (
+    Callback,
+    Preparation,
+    State,
+    Task,
+    build_models,
+    extract,
+    trained_models,
+)
 from fedaux.core.weights import snapshot
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import SimulatedNoise
@@ -58,7 +73,9 @@ def prepare(
         with clock.phase("certify"):
             mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
             for name in models:
-                public[name] = mechanism.publish(extract(task, name, extractors[name], task.negatives))
+                public[name] = mechanism.publish(
+                    extract(task, name, extractors[name], task.negatives)
+                )
             public = settle(public)
             releases, wasted, bytes_down, bytes_up = release_scores(
                 task, clients, present, extractors=extractors, public=public
@@ -83,7 +100,10 @@ def release_scores(
     An unusable release causes a warning. The client is asked again when it is selected to train.
     """
     request = ReleaseRequest(extractors, public, task.experiment.certainty, task.seed)
-    widths = {name: release_width(task, name, public[name]) for name in {task.prototype_of[one] for one in chosen}}
+    widths = {
+        name: release_width(task, name, public[name])
+        for name in {task.prototype_of[one] for one in chosen}
+    }
     answers: dict[int, ScoreRelease] = {}
     wasted: list[LedgerEntry] = []
     bytes_up = 0
@@ -111,7 +131,9 @@ def release_width(task: Task, prototype: str, public: Public) -> int:
         return len(mechanism.release(features, dict(public), noise=noise).vector)
 
     certainty = task.experiment.certainty.model_dump_json()
-    return task.compute.once(("width of a release", task.architecture(prototype), certainty), release)
+    return task.compute.once(
+        ("width of a release", task.architecture(prototype), certainty), release
+    )
 
 
 class Scorer:
@@ -122,7 +144,8 @@ class Scorer:
         self._public = preparation.public
         self._mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
         self._projected = {
-            name: self.project(name, preparation.extractors[name], task.distill_images) for name in preparation.public
+            name: self.project(name, preparation.extractors[name], task.distill_images)
+            for name in preparation.public
         }
 
     def project(self, prototype: str, extractor: Weights, images: Tensor) -> Tensor:
@@ -148,7 +171,9 @@ class Scorer:
             members = [client for client in chosen if self._task.prototype_of[client] == name]
             if members:
                 vectors = torch.stack([releases[client].vector for client in members]).to(features)
-                sigmas = torch.tensor([releases[client].entry.sigma for client in members]).to(features)
+                sigmas = torch.tensor([releases[client].entry.sigma for client in members]).to(
+                    features
+                )
                 scores = self._mechanism.log_scores(vectors, sigmas, self._public[name], features)
                 rows |= dict(zip(members, scores, strict=True))
         return torch.stack([rows[client] for client in chosen])

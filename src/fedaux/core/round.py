@@ -42,11 +42,15 @@ DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be t
 class Federation:
     """The server of one task: what a round needs besides its state."""
 
-    def __init__(self, task: Task, preparation: Preparation, clients: Clients, *, callback: Callback) -> None:
+    def __init__(
+        self, task: Task, preparation: Preparation, clients: Clients, *, callback: Callback
+    ) -> None:
         self.task = task
         self.preparation = preparation
         self.scorer = Scorer(task, preparation)
-        self.server_models = {name: self._server_model(name, model) for name, model in trained_models(task).items()}
+        self.server_models = {
+            name: self._server_model(name, model) for name, model in trained_models(task).items()
+        }
         self._clients = clients
         self._callback = callback
 
@@ -59,7 +63,9 @@ class Federation:
                 return images
             return extract(task, prototype, self.preparation.extractors[prototype], images)
 
-        validation = None if task.validation is None else (inputs(task.validation[0]), task.validation[1])
+        validation = (
+            None if task.validation is None else (inputs(task.validation[0]), task.validation[1])
+        )
         return ServerModel(
             model,
             experiment=task.experiment,
@@ -101,7 +107,9 @@ class Federation:
         task = self.task
         generator = seeding.generator(task.seed, "selection", round=log.round)
         log.present = self._clients.present()
-        log.asked = select(log.present, count=clients_per_round(task.experiment), generator=generator)
+        log.asked = select(
+            log.present, count=clients_per_round(task.experiment), generator=generator
+        )
         return log.asked
 
     def _ensure_releases(
@@ -126,7 +134,9 @@ class Federation:
                     log.dropped[client] = f"no certainty release{why}"
         return releases
 
-    def _train(self, chosen: Sequence[int], weights: Mapping[str, Weights], log: RoundLog) -> list[Member]:
+    def _train(
+        self, chosen: Sequence[int], weights: Mapping[str, Weights], log: RoundLog
+    ) -> list[Member]:
         """Return the clients whose updates are valid and finite, in ascending order."""
         task, experiment = self.task, self.task.experiment
         asked = [client for client in chosen if client not in log.dropped]
@@ -134,7 +144,9 @@ class Federation:
             proximal = experiment.local.proximal if task.method.proximal else 0.0
             frozen = self.preparation.extractors if experiment.mode == "linear" else {}
             wire = experiment.federation.wire
-            request = TrainRequest(log.round, weights, experiment.local, proximal, task.seed, frozen, wire)
+            request = TrainRequest(
+                log.round, weights, experiment.local, proximal, task.seed, frozen, wire
+            )
             updates = self._collect(asked, request, log)
             log.count(
                 down=sum(request.num_bytes(task.prototype_of[client]) for client in asked),
@@ -142,7 +154,8 @@ class Federation:
             )
             log.losses |= {one.client: one.loss for one in updates if one.loss is not None}
             members = [
-                Member(one.client, task.prototype_of[one.client], one.num_examples, one.weights) for one in updates
+                Member(one.client, task.prototype_of[one.client], one.num_examples, one.weights)
+                for one in updates
             ]
             log.dropped |= dict.fromkeys(self._nonfinite_members(members), NONFINITE)
         return log.without_dropped(members)
@@ -172,18 +185,24 @@ class Federation:
         log.dropped |= lesson.unusable
         return lesson
 
-    def _distill(self, weights: Mapping[str, Weights], targets: Tensor | None, log: RoundLog) -> Mapping[str, Weights]:
+    def _distill(
+        self, weights: Mapping[str, Weights], targets: Tensor | None, log: RoundLog
+    ) -> Mapping[str, Weights]:
         """Distill every prototype's averaged model on the same soft labels, if there are any."""
         if targets is None:
             return weights
         distilled = {}
         with log.phase("distill"):
             for name, server_model in self.server_models.items():
-                generator = seeding.generator(self.task.seed, "distillation", round=log.round, part=name)
+                generator = seeding.generator(
+                    self.task.seed, "distillation", round=log.round, part=name
+                )
                 distilled[name] = server_model.distill(weights[name], targets, generator=generator)
         return distilled
 
-    def _with_public_statistics(self, weights: Mapping[str, Weights], log: RoundLog) -> Mapping[str, Weights]:
+    def _with_public_statistics(
+        self, weights: Mapping[str, Weights], log: RoundLog
+    ) -> Mapping[str, Weights]:
         """Recompute statistics of batch normalisation on public examples, if asked for."""
         if self.task.experiment.batch_normalisation.server != "auxiliary":
             return weights
@@ -216,7 +235,10 @@ class Federation:
 
     def _nonfinite_members(self, members: Sequence[Member]) -> list[int]:
         """Return the clients whose models predict NaN or infinity on a few public examples."""
-        groups = {name: [member for member in members if member.prototype == name] for name in self.server_models}
+        groups = {
+            name: [member for member in members if member.prototype == name]
+            for name in self.server_models
+        }
         asked = [member for own in groups.values() for member in own]
         flags = [
             self.server_models[name].are_finite([member.weights for member in own])
@@ -228,17 +250,27 @@ class Federation:
 
     def _is_finite(self, weights: Mapping[str, Weights]) -> bool:
         """Return whether all server models have finite predictions: clients could not recover."""
-        flags = [server_model.are_finite([weights[name]]) for name, server_model in self.server_models.items()]
+        flags = [
+            server_model.are_finite([weights[name]])
+            for name, server_model in self.server_models.items()
+        ]
         return bool(torch.cat(flags).all())
 
     def evaluate(self, weights: Mapping[str, Weights]) -> dict[str, Any]:
         """Measure the server models on the test data: mean, by prototype, and their ensemble."""
-        logits = {name: server_model.test_logits(weights[name]) for name, server_model in self.server_models.items()}
-        measured = {name: evaluate(output, self.task.test_labels) for name, output in logits.items()}
+        logits = {
+            name: server_model.test_logits(weights[name])
+            for name, server_model in self.server_models.items()
+        }
+        measured = {
+            name: evaluate(output, self.task.test_labels) for name, output in logits.items()
+        }
         together = torch.stack(list(logits.values())).mean(dim=0)
         return {
             "accuracy": float(np.mean([accuracy for accuracy, _ in measured.values()])),
-            "loss": loss if math.isfinite(loss := float(np.mean([loss for _, loss in measured.values()]))) else None,
+            "loss": loss
+            if math.isfinite(loss := float(np.mean([loss for _, loss in measured.values()])))
+            else None,
             "accuracy_by_prototype": {name: accuracy for name, (accuracy, _) in measured.items()},
             "accuracy_ensemble": evaluate(together, self.task.test_labels)[0],
         }
@@ -285,7 +317,9 @@ def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
     examples."""
     groups: dict[str, list[Member]] = {}
     for member in members:
-        if member.weights and member.num_examples * member.share > 0:  # an old share can underflow to 0
+        if (
+            member.weights and member.num_examples * member.share > 0
+        ):  # an old share can underflow to 0
             groups.setdefault(member.prototype, []).append(member)
     return {
         name: average(
@@ -296,12 +330,16 @@ def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
     }
 
 
-def averaged(before: Mapping[str, Weights], members: Sequence[Member], absent: Sequence[Member]) -> dict[str, Weights]:
+def averaged(
+    before: Mapping[str, Weights], members: Sequence[Member], absent: Sequence[Member]
+) -> dict[str, Weights]:
     """Return the server's models; prototypes that have members get their average."""
     return {**before, **average_by_prototype([*members, *absent] if members else [])}
 
 
-def remembered(member: Member, predictions: Mapping[int, Tensor], method: Method, number: int) -> ClientState:
+def remembered(
+    member: Member, predictions: Mapping[int, Tensor], method: Method, number: int
+) -> ClientState:
     """Return what the method remembers of a client that has answered."""
     tensors: dict[str, Tensor] = {}
     if member.client in predictions:

@@ -47,7 +47,10 @@ class RoundLog:
         return [member for member in members if member.client not in self.dropped]
 
     def row(
-        self, members: Sequence[Member], memory: Mapping[int, ClientState], measured: Mapping[str, Any]
+        self,
+        members: Sequence[Member],
+        memory: Mapping[int, ClientState],
+        measured: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Return the metrics of the finished round, and announce them."""
         task = self._task

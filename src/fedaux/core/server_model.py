@@ -45,8 +45,12 @@ class ServerModel:
         self._test_inputs = test_inputs
         self._validation = validation
         self._predictor = backend.predictor(model)
-        self._distiller = backend.distiller(model, distill_inputs, section=experiment.distillation, key=architecture)
-        self._normalised = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
+        self._distiller = backend.distiller(
+            model, distill_inputs, section=experiment.distillation, key=architecture
+        )
+        self._normalised = any(
+            isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules()
+        )
 
     @property
     def num_public(self) -> int:
@@ -74,7 +78,9 @@ class ServerModel:
     @property
     def shares_work(self) -> bool:
         """Whether several clients' logits are computed at the same time."""
-        return self._predictor.takes_many and self._experiment.batch_normalisation.teachers == "client"
+        return (
+            self._predictor.takes_many and self._experiment.batch_normalisation.teachers == "client"
+        )
 
     def all_logits(self, clients: Sequence[Weights]) -> list[Tensor]:
         """Return the logits [N, C] of several clients on the distill set."""
@@ -86,7 +92,9 @@ class ServerModel:
         by_batch = self._experiment.batch_normalisation.server == "batch"
         return self._predict(weights, self._test_inputs, by_batch=by_batch)
 
-    def distill(self, weights: Weights, targets: Tensor, *, generator: np.random.Generator) -> Weights:
+    def distill(
+        self, weights: Weights, targets: Tensor, *, generator: np.random.Generator
+    ) -> Weights:
         """Return the weights after distillation on soft labels [N, C]."""
         validate = None if self._validation is None else self._validate(*self._validation)
         return self._distiller(weights, targets, generator=generator, validate=validate)

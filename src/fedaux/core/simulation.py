@@ -33,7 +33,9 @@ from fedaux.privacy.secure import noise_for
 class SimulatedClients:
     """Clients whose examples are rows of one tensor. Those without examples are not present."""
 
-    def __init__(self, task: Task, images: Tensor, labels: Tensor, parts: Sequence[NDArray[np.int64]]) -> None:
+    def __init__(
+        self, task: Task, images: Tensor, labels: Tensor, parts: Sequence[NDArray[np.int64]]
+    ) -> None:
         self._task = task
         self._images = task.compute.place_inputs(images)
         self._labels = labels
@@ -53,12 +55,16 @@ class SimulatedClients:
         """Return n_i."""
         return len(self._parts[client])
 
-    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
+    def release_scores(
+        self, clients: Sequence[int], request: ReleaseRequest
+    ) -> Iterator[ScoreRelease]:
         """Release each client's certainty vector."""
         for prototype, members in self._by_prototype(clients).items():
             sizes = [len(self._parts[client]) for client in members]
             rows = torch.cat([self._parts[client] for client in members])
-            features = extract(self._task, prototype, request.extractors[prototype], self._images, rows=rows)
+            features = extract(
+                self._task, prototype, request.extractors[prototype], self._images, rows=rows
+            )
             for client, own in zip(members, features.split(sizes), strict=True):
                 noise = self.noise(request, client)
                 member = self._client(client, self._images)
@@ -66,7 +72,10 @@ class SimulatedClients:
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         """Train each client from the server's model, several at a time if that is faster."""
-        received = {name: as_received(weights, wire=request.wire) for name, weights in request.weights.items()}
+        received = {
+            name: as_received(weights, wire=request.wire)
+            for name, weights in request.weights.items()
+        }
         for update in self._train(clients, replace(request, weights=received)):
             yield replace(update, weights=as_received(update.weights, wire=request.wire))
 
@@ -76,7 +85,9 @@ class SimulatedClients:
                 yield from self._train_privately(prototype, members, request)
                 continue
             jobs = [self._job(client, request) for client in members]
-            for job, weights, trained in self._trained(prototype, request)(jobs, request.weights[prototype]):
+            for job, weights, trained in self._trained(prototype, request)(
+                jobs, request.weights[prototype]
+            ):
                 if trained.optimizer_state:
                     self._keep(job.client, ClientState(request.round, trained.optimizer_state))
                 yield Update(job.client, len(job.rows), weights, trained.loss)
@@ -106,7 +117,9 @@ class SimulatedClients:
         """Keep a client's optimizer state, unless it holds NaN or infinity."""
         self._kept[client] = state
         tensors = list(state.tensors.values())
-        if not surely_finite(tensors) and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        if not surely_finite(tensors) and not all(
+            bool(torch.isfinite(tensor).all()) for tensor in tensors
+        ):
             del self._kept[client]
 
     def _by_prototype(self, clients: Sequence[int]) -> dict[str, list[int]]:
@@ -118,7 +131,9 @@ class SimulatedClients:
     def _job(self, client: int, request: TrainRequest) -> ClientJob:
         generator = self.generator(request, client)
         kept = self._kept.get(client)
-        return ClientJob(client, self._parts[client], generator, {} if kept is None else kept.tensors)
+        return ClientJob(
+            client, self._parts[client], generator, {} if kept is None else kept.tensors
+        )
 
     def _client(self, client: int, inputs: Tensor) -> Client:
         """Return one client with its rows of the shared inputs."""
@@ -151,7 +166,9 @@ class SimulatedClients:
             self._training[key] = self._task.backend.training(context, most_examples=most_examples)
         return self._training[key]
 
-    def _train_privately(self, prototype: str, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+    def _train_privately(
+        self, prototype: str, clients: Sequence[int], request: TrainRequest
+    ) -> Iterator[Update]:
         inputs = self._shared_inputs(prototype, request)
         for client in clients:
             generator = self.generator(request, client)

@@ -127,7 +127,9 @@ class Steps:
                 logits = self.model(inputs)
             return self._loss(logits.float(), targets)
 
-    def _update(self, inputs: Tensor, targets: Tensor, forward: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def _update(
+        self, inputs: Tensor, targets: Tensor, forward: Callable[[Tensor, Tensor], Tensor]
+    ) -> None:
         loss = forward(inputs, targets)
         self.total += loss.detach() * len(targets)
         self.optimizer.zero_grad(set_to_none=True)
@@ -145,11 +147,15 @@ def batch_sizes(count: int, batch_size: int) -> Iterator[int]:
         yield min(batch_size, count - begin)
 
 
-def add_proximal_gradient(parameters: Sequence[nn.Parameter], anchors: Sequence[Tensor], *, strength: float) -> None:
+def add_proximal_gradient(
+    parameters: Sequence[nn.Parameter], anchors: Sequence[Tensor], *, strength: float
+) -> None:
     """Add strength * (theta - theta_0), the gradient of FedPROX's proximal term."""
     pairs = [pair for pair in zip(parameters, anchors, strict=True) if pair[0].grad is not None]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    differences = torch._foreach_sub([parameter.detach() for parameter, _ in pairs], [anchor for _, anchor in pairs])
+    differences = torch._foreach_sub(
+        [parameter.detach() for parameter, _ in pairs], [anchor for _, anchor in pairs]
+    )
     torch._foreach_add_(gradients, differences, alpha=strength)
 
 
@@ -171,13 +177,20 @@ def layers_without_variance(model: nn.Module, *, batch_size: int) -> list[nn.Mod
     return [
         module
         for module in model.modules()
-        if batch_size == 1 and isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+        if batch_size == 1
+        and isinstance(module, nn.modules.batchnorm._BatchNorm)
+        and module.training
     ]
 
 
 def reset(optimizer: torch.optim.Optimizer) -> None:
     """Reset an optimizer in place: its moments and its count of steps are zero."""
-    zero(value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor))
+    zero(
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    )
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -191,7 +204,9 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[
     return clones(own)
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]) -> None:
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Tensor]
+) -> None:
     """Load what `optimizer_state` returned; tensors that exist are changed in place."""
     parameters = dict(model.named_parameters())
     present, values = [], []

@@ -104,14 +104,18 @@ class Callback(Protocol):
 def assign_prototypes(experiment: ExperimentFields) -> tuple[str, ...]:
     """Return the prototype of each client: as named, all others by share."""
     names: dict[int, str] = {
-        client: prototype.name for prototype in experiment.prototypes for client in prototype.clients or ()
+        client: prototype.name
+        for prototype in experiment.prototypes
+        for client in prototype.clients or ()
     }
     sharing = [prototype for prototype in experiment.prototypes if prototype.clients is None]
     given = {prototype.name: 0 for prototype in sharing}
     for client in range(experiment.split.num_clients):
         if client not in names:
             # The one furthest behind its share is next, so any first few clients are well mixed.
-            behind = min(sharing, key=lambda prototype: (given[prototype.name] + 1) / prototype.share)
+            behind = min(
+                sharing, key=lambda prototype: (given[prototype.name] + 1) / prototype.share
+            )
             given[behind.name] += 1
             names[client] = behind.name
     return tuple(names[client] for client in range(experiment.split.num_clients))
@@ -144,7 +148,12 @@ def head_alone(model: SplitModel) -> SplitModel:
     return SplitModel(nn.Identity(), model.head, feature_width=model.feature_width)
 
 
-def extract(task: Task, prototype: str, weights: Weights, examples: Tensor, *, rows: Tensor | None = None) -> Tensor:
+def extract(
+    task: Task, prototype: str, weights: Weights, examples: Tensor, *, rows: Tensor | None = None
+) -> Tensor:
     """Return the features [n, F] of examples, or of some rows of them, under a prototype's h0."""
-    module, batch_size = build_models(task)[prototype].features, task.experiment.evaluation.batch_size
+    module, batch_size = (
+        build_models(task)[prototype].features,
+        task.experiment.evaluation.batch_size,
+    )
     return task.backend.features(module, weights, examples, batch_size=batch_size, rows=rows)

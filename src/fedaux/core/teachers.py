@@ -119,17 +119,26 @@ def bayesian_teacher(ensemble: Ensemble) -> Tensor:
         for _, group in sorted(groups.items()):
             yield from _drawn_members(group, ensemble)
 
-    return mixed_probabilities((ensemble.predict(member), torch.tensor(member.share / total)) for member in models())
+    return mixed_probabilities(
+        (ensemble.predict(member), torch.tensor(member.share / total)) for member in models()
+    )
 
 
 def _drawn_members(group: Sequence[Member], ensemble: Ensemble) -> Iterable[Member]:
     """Yield the average of a prototype's members, then the drawn models, one at a time."""
     if ensemble.generator is None:
-        raise ValueError("Ensemble.generator = None: the Bayesian teacher draws models, it should be a generator")
-    weights, sizes = [member.weights for member in group], [member.num_examples * member.share for member in group]
+        raise ValueError(
+            "Ensemble.generator = None: the Bayesian teacher draws models, it should be a generator"
+        )
+    weights, sizes = (
+        [member.weights for member in group],
+        [member.num_examples * member.share for member in group],
+    )
     prototype, examples = group[0].prototype, sum(member.num_examples for member in group)
     yield Member(NO_CLIENT, prototype, examples, average(weights, sizes=sizes))
-    for sample in draw(weights, sizes=sizes, section=ensemble.bayesian, generator=ensemble.generator):
+    for sample in draw(
+        weights, sizes=sizes, section=ensemble.bayesian, generator=ensemble.generator
+    ):
         yield Member(NO_CLIENT, prototype, examples, sample)
 
 
@@ -218,7 +227,9 @@ def teach(
         if member.client in gone:
             return memory[member.client].tensors["logits"].float()
         logits = (
-            ready[member.client] if member.client in ready else server_models[member.prototype].logits(member.weights)
+            ready[member.client]
+            if member.client in ready
+            else server_models[member.prototype].logits(member.weights)
         )
         if member.client >= 0:
             finite[member.client] = torch.isfinite(logits).all()
@@ -239,9 +250,13 @@ def teach(
         )
         targets = TEACHERS[method.teacher](ensemble)
         if (problem := problem_of_targets(targets, shape=(rows, num_classes))) is None:
-            kept = {client: logits for client, logits in predictions.items() if client not in unusable}
+            kept = {
+                client: logits for client, logits in predictions.items() if client not in unusable
+            }
             return Lesson(targets, kept, unusable)
-        culprits = [client for client, flag in finite.items() if not flag and client not in unusable]
+        culprits = [
+            client for client, flag in finite.items() if not flag and client not in unusable
+        ]
         if not culprits:
             raise ValueError(f"teacher {method.teacher}: {problem}")
         unusable |= dict.fromkeys(culprits, NONFINITE)
@@ -249,7 +264,9 @@ def teach(
     return Lesson(None, {}, unusable)
 
 
-def predicted_together(members: Sequence[Member], server_models: Mapping[str, ServerModel]) -> dict[int, Tensor]:
+def predicted_together(
+    members: Sequence[Member], server_models: Mapping[str, ServerModel]
+) -> dict[int, Tensor]:
     """Return the logits [N, C] of members of prototypes whose models are predicted together.
 
     All others are predicted one at a time, as a teacher asks for them, and are not held all at

@@ -30,7 +30,9 @@ def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
         torch._foreach_add_(sums, [own[name] for name in floats], alpha=share)
     averaged = dict(zip(floats, sums, strict=True))
     return {
-        name: averaged[name] if name in averaged else torch.stack([own[name] for own in weights]).amax(dim=0)
+        name: averaged[name]
+        if name in averaged
+        else torch.stack([own[name] for own in weights]).amax(dim=0)
         for name in first
     }
 
@@ -49,7 +51,9 @@ def snapshot(model: nn.Module) -> Weights:
 def load(model: nn.Module, weights: Weights) -> None:
     """Load weights in place. Raises RuntimeError if they belong to another architecture."""
     own = model.state_dict()
-    if own.keys() != weights.keys() or any(tensor.shape != weights[name].shape for name, tensor in own.items()):
+    if own.keys() != weights.keys() or any(
+        tensor.shape != weights[name].shape for name, tensor in own.items()
+    ):
         model.load_state_dict(weights)  # raises an error that names the tensors
     copy_into(list(own.values()), [weights[name] for name in own])
 
@@ -68,7 +72,9 @@ def copy_into(goals: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     for place, (goal, source) in enumerate(zip(goals, sources, strict=True)):
         groups.setdefault((goal.dtype, source.dtype), []).append(place)  # one call takes one type
     for places in groups.values():
-        torch._foreach_copy_([goals[place] for place in places], [sources[place] for place in places])
+        torch._foreach_copy_(
+            [goals[place] for place in places], [sources[place] for place in places]
+        )
 
 
 def zero(tensors: Iterable[Tensor]) -> None:
@@ -81,13 +87,17 @@ def zero(tensors: Iterable[Tensor]) -> None:
 
 
 @torch.no_grad()
-def recompute_statistics(model: nn.Module, images: Tensor, *, batch_size: int, compute: Compute | None = None) -> None:
+def recompute_statistics(
+    model: nn.Module, images: Tensor, *, batch_size: int, compute: Compute | None = None
+) -> None:
     """Set the statistics of batch normalisation to their means over images.
 
     Other parts of the model are in evaluation mode. Batches of one are left out: they have no
     variance.
     """
-    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    layers = [
+        module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
     batches = [batch for batch in images.split(batch_size) if len(batch) > 1]
     if not layers or not batches:
         return

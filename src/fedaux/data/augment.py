@@ -42,7 +42,12 @@ class Views:
     """
 
     def __init__(
-        self, policy: Augmentation, *, channels: int, device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        policy: Augmentation,
+        *,
+        channels: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self.draws = AFFINE_DRAWS + JITTER_DRAWS[channels]
         """Random numbers an image."""
@@ -54,7 +59,9 @@ class Views:
 
     def draw(self, size: int, *, generator: torch.Generator) -> Tensor:
         """Draw what the views of so many images need, uniform in [0, 1), [draws, size]."""
-        return torch.rand(self.draws, size, generator=generator, device=self._luma.device, dtype=self._luma.dtype)
+        return torch.rand(
+            self.draws, size, generator=generator, device=self._luma.device, dtype=self._luma.dtype
+        )
 
     def __call__(self, images: Tensor, numbers: Tensor) -> Tensor:
         """Return a view of every image, float [N, C, H, W] in [0, 1], by random numbers [draws, N]."""
@@ -69,7 +76,9 @@ class Views:
         policy, luma = self._policy, self._luma
 
         def factor(strength: float, *, where: Tensor) -> Tensor:
-            return _between(next(rows), max(0.0, 1 - strength), 1 + strength).masked_fill(~where, 1.0)
+            return _between(next(rows), max(0.0, 1 - strength), 1 + strength).masked_fill(
+                ~where, 1.0
+            )
 
         jittered = next(rows) < policy.jitter
         brightness = factor(policy.brightness, where=jittered)
@@ -102,7 +111,9 @@ def _affine(images: Tensor, rows: Iterator[Tensor], *, policy: Augmentation) -> 
     """
     height, width = images.shape[2:]
     area = _between(next(rows), *policy.crop_scale)
-    ratio = torch.exp(_between(next(rows), math.log(policy.crop_ratio[0]), math.log(policy.crop_ratio[1])))
+    ratio = torch.exp(
+        _between(next(rows), math.log(policy.crop_ratio[0]), math.log(policy.crop_ratio[1]))
+    )
     # The ratio is of pixels and the map of shares of the sides, so an oblong image changes it.
     share_x = torch.sqrt(area * ratio * height / width).clamp(max=1)
     share_y = torch.sqrt(area / ratio * width / height).clamp(max=1)
@@ -113,7 +124,9 @@ def _affine(images: Tensor, rows: Iterator[Tensor], *, policy: Augmentation) -> 
     mirror = 1 - 2 * (next(rows) < policy.flip).to(images.dtype)
 
     cosine, sine = torch.cos(angle), torch.sin(angle)
-    row_x = torch.stack([share_x * mirror * (cosine + shear * sine), share_x * (shear * cosine - sine), centre_x])
+    row_x = torch.stack(
+        [share_x * mirror * (cosine + shear * sine), share_x * (shear * cosine - sine), centre_x]
+    )
     row_y = torch.stack([share_y * mirror * sine, share_y * cosine, centre_y])
     return torch.stack([row_x, row_y]).permute(2, 0, 1)
 
@@ -125,7 +138,9 @@ def _turning_plane() -> tuple[list[float], list[float], list[float]]:
     still, plane, across = torch.zeros(3, 3, 3, dtype=torch.float64).unbind()
     still[0, 0] = plane[1, 1] = plane[2, 2] = across[2, 1] = 1
     across[1, 2] = -1
-    constant, cosine, sine = ((back @ part @ to_yiq).flatten().tolist() for part in (still, plane, across))
+    constant, cosine, sine = (
+        (back @ part @ to_yiq).flatten().tolist() for part in (still, plane, across)
+    )
     return constant, cosine, sine
 
 

@@ -33,8 +33,12 @@ def open_cifar100(path: str, part: str, section: Data | Auxiliary, texts: bool) 
     folder = _below(path, "cifar-100-binary")
     files = _files(folder, path, f"{part}.bin", part=part)
     if wanted == "coarse":
-        return _open_cifar(files, label_bytes=2, label_at=0, names="coarse_label_names.txt", num_classes=20)
-    return _open_cifar(files, label_bytes=2, label_at=1, names="fine_label_names.txt", num_classes=100)
+        return _open_cifar(
+            files, label_bytes=2, label_at=0, names="coarse_label_names.txt", num_classes=20
+        )
+    return _open_cifar(
+        files, label_bytes=2, label_at=1, names="fine_label_names.txt", num_classes=100
+    )
 
 
 def _open_cifar(
@@ -74,13 +78,17 @@ def open_stl10(path: str, part: str, section: Data | Auxiliary, texts: bool) -> 
 
     def cells() -> Iterator[Cell]:
         images = np.memmap(file, dtype=np.uint8, mode="r").reshape(-1, 3, 96, 96)
-        return ((f"{file}, row {row}", image.transpose(0, 2, 1)) for row, image in enumerate(images))
+        return (
+            (f"{file}, row {row}", image.transpose(0, 2, 1)) for row, image in enumerate(images)
+        )
 
     if unlabeled:
         return Table(files=(file,), size=size, cells=cells)
     label_file = file.with_name(file.name.replace("_X", "_y"))
     if not label_file.is_file() or label_file == file:
-        raise ValueError(f"{file}: there is no file {file.name.replace('_X', '_y')} with the labels beside it")
+        raise ValueError(
+            f"{file}: there is no file {file.name.replace('_X', '_y')} with the labels beside it"
+        )
     if label_file.stat().st_size != size:
         raise ValueError(f"{label_file}: {label_file.stat().st_size} labels for {size} images")
     return Table(
@@ -112,7 +120,9 @@ def open_svhn(path: str, part: str, section: Data | Auxiliary, texts: bool) -> T
         )
     kind = {name: kind for name, _, kind in held}["X"]
     if kind != "uint8":
-        raise ValueError(f"{file}: X is {kind}; should be uint8, from 0 to 255, as SVHN's cropped digits")
+        raise ValueError(
+            f"{file}: X is {kind}; should be uint8, from 0 to 255, as SVHN's cropped digits"
+        )
 
     def cells() -> Iterator[Cell]:
         images = _matlab(file, "loadmat", variable_names=["X"])["X"].transpose(3, 2, 0, 1)
@@ -124,7 +134,11 @@ def open_svhn(path: str, part: str, section: Data | Auxiliary, texts: bool) -> T
         return [0 if label == 10 else label if label != 0 else None for label in written]
 
     return Table(
-        files=(file,), size=pixels[3], cells=cells, labels=digits, classes=tuple(str(digit) for digit in range(10))
+        files=(file,),
+        size=pixels[3],
+        cells=cells,
+        labels=digits,
+        classes=tuple(str(digit) for digit in range(10)),
     )
 
 
@@ -133,7 +147,9 @@ def _matlab(file: Path, function: str, **options: Any) -> Any:
     try:
         import scipy.io
     except ImportError as error:
-        raise ValueError("source svhn needs the package scipy: pip install 'fedaux[data]'") from error
+        raise ValueError(
+            "source svhn needs the package scipy: pip install 'fedaux[data]'"
+        ) from error
     read: Callable[..., Any] = getattr(scipy.io, function)
     try:
         return read(str(file), **options)
@@ -158,7 +174,9 @@ def _files(folder: Path, path: str, pattern: str, *, part: str) -> list[Path]:
 def _records(file: Path, record: int) -> int:
     size = file.stat().st_size
     if size == 0 or size % record:
-        raise ValueError(f"{file}: {size} bytes are not a whole number of records of {record} bytes; incomplete?")
+        raise ValueError(
+            f"{file}: {size} bytes are not a whole number of records of {record} bytes; incomplete?"
+        )
     return size // record
 
 
@@ -166,7 +184,9 @@ def _class_names(file: Path, num_classes: int) -> tuple[str, ...]:
     """Return the names in a file, one a line; without it, numbers."""
     if not file.is_file():
         return tuple(str(number) for number in range(num_classes))
-    names = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    names = tuple(
+        line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
+    )
     if len(names) != num_classes:
         raise ValueError(f"{file}: names {len(names)} classes, should be {num_classes}")
     return names

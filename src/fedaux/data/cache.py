@@ -51,7 +51,9 @@ def content_key(files: Sequence[Path], *, settings: Mapping[str, Any]) -> str:
         with file.open("rb") as stream:
             content = hashlib.file_digest(stream, "sha256").hexdigest()
         name = Path(file.absolute()).relative_to(common).as_posix()
-        digest.update(f"\0{name}\0{file.stat().st_size}\0{content}".encode(errors="surrogateescape"))
+        digest.update(
+            f"\0{name}\0{file.stat().st_size}\0{content}".encode(errors="surrogateescape")
+        )
     return digest.hexdigest()[:40]
 
 

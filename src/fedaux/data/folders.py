@@ -26,9 +26,13 @@ def no_such_split(path: str, section: Data | Auxiliary, *, there: Collection[str
     """Return the error that names the splits there are instead of the one that is asked for."""
     key, held = key_of(section), ", ".join(there) or "none"
     if section.split is None:
-        return ValueError(f"{key}.path = {path}: has no split train; it has {held}; {key}.split names another")
+        return ValueError(
+            f"{key}.path = {path}: has no split train; it has {held}; {key}.split names another"
+        )
     guess = nearest(section.split, there)
-    return ValueError(f"{key}.split = {section.split!r}: {path} has no such split; it has {held}{guess}")
+    return ValueError(
+        f"{key}.split = {section.split!r}: {path} has no such split; it has {held}{guess}"
+    )
 
 
 def part_files(path: str, part: str, section: Data | Auxiliary, *, suffix: str) -> list[Path]:
@@ -58,7 +62,10 @@ def part_files(path: str, part: str, section: Data | Auxiliary, *, suffix: str) 
 
 
 def _begins(file: Path, names: Sequence[str]) -> bool:
-    return any(file.stem == name or file.stem.startswith((f"{name}-", f"{name}_", f"{name}.")) for name in names)
+    return any(
+        file.stem == name or file.stem.startswith((f"{name}-", f"{name}_", f"{name}."))
+        for name in names
+    )
 
 
 def _beginning(file: Path) -> str:
@@ -82,8 +89,17 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
     """
     place = Path(path)
     wanted = part_names(part, section)
-    if part == "train" and section.split is not None and place.is_dir() and not (place / section.split).is_dir():
-        raise no_such_split(path, section, there=[folder.name for folder in sorted(place.iterdir()) if folder.is_dir()])
+    if (
+        part == "train"
+        and section.split is not None
+        and place.is_dir()
+        and not (place / section.split).is_dir()
+    ):
+        raise no_such_split(
+            path,
+            section,
+            there=[folder.name for folder in sorted(place.iterdir()) if folder.is_dir()],
+        )
     usual = [name for names in (wanted, *PARTS.values()) for name in names]
     found = [place / name for name in usual if (place / name).is_dir()]
     if found:
@@ -96,10 +112,20 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
         raise ValueError(f"{Path(path)}: should be a folder, with a folder {part} if it has others")
     if not isinstance(section, Data):
         images = _files_below(place, texts=texts)
-        return Table(files=tuple(images), size=len(images), cells=lambda: ((str(file), file) for file in images))
-    classes = sorted(folder.name for folder in place.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+        return Table(
+            files=tuple(images),
+            size=len(images),
+            cells=lambda: ((str(file), file) for file in images),
+        )
+    classes = sorted(
+        folder.name
+        for folder in place.iterdir()
+        if folder.is_dir() and not folder.name.startswith(".")
+    )
     if not classes:
-        raise ValueError(f"{place}: has no folders; labelled examples should lie in one folder a class")
+        raise ValueError(
+            f"{place}: has no folders; labelled examples should lie in one folder a class"
+        )
     members = [
         (file, number)
         for number, name in enumerate(classes)
@@ -122,5 +148,7 @@ def _files_below(folder: Path, *, texts: bool, may_be_empty: bool = False) -> li
         if file.suffix.lower() in suffixes and not file.name.startswith(".") and file.is_file()
     )
     if not files and not may_be_empty:
-        raise ValueError(f"{folder}: holds no {'texts' if texts else 'images'} ({', '.join(sorted(suffixes))})")
+        raise ValueError(
+            f"{folder}: holds no {'texts' if texts else 'images'} ({', '.join(sorted(suffixes))})"
+        )
     return files

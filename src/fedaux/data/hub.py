@@ -18,7 +18,9 @@ def open_hub(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Ta
     splits = _load(path, section.subset, key=key)
     named = section.test if isinstance(section, Data) and part == "test" else None
     if named is not None and named not in splits:
-        raise ValueError(f"data.test = {named!r}: {path} has no such split; it has {', '.join(splits)}")
+        raise ValueError(
+            f"data.test = {named!r}: {path} has no such split; it has {', '.join(splits)}"
+        )
     chosen = named or next((name for name in part_names(part, section) if name in splits), None)
     if chosen is None:
         if part == "test":
@@ -34,7 +36,9 @@ def _open_split(split: Any, section: Data | Auxiliary, *, texts: bool, where: st
         kind: [name for name, feature in split.features.items() if isinstance(feature, kind)]
         for kind in (Image, ClassLabel)
     }
-    content = find_content(split.column_names, section, texts=texts, where=where, typed=kinds[Image])
+    content = find_content(
+        split.column_names, section, texts=texts, where=where, typed=kinds[Image]
+    )
     label = None
     if isinstance(section, Data):
         label = find_column(
@@ -54,7 +58,10 @@ def _open_split(split: Any, section: Data | Auxiliary, *, texts: bool, where: st
                 yield f"{where}, row {row}", joined_texts([values[column] for column in content])
                 continue
             cell = values[content[0]] or {}
-            yield f"{where}, row {row}", cell.get("bytes") or (Path(cell["path"]) if cell.get("path") else None)
+            yield (
+                f"{where}, row {row}",
+                cell.get("bytes") or (Path(cell["path"]) if cell.get("path") else None),
+            )
 
     names = split.features[label].names if label in kinds[ClassLabel] else None
     return Table(
@@ -71,7 +78,9 @@ def _load(path: str, subset: str | None, *, key: str) -> dict[str, Any]:
     try:
         import datasets
     except ImportError as error:
-        raise ValueError("source huggingface needs the package datasets: pip install 'fedaux[data]'") from error
+        raise ValueError(
+            "source huggingface needs the package datasets: pip install 'fedaux[data]'"
+        ) from error
     try:
         return dict(datasets.load_dataset(path, subset))
     except (OSError, ValueError, RuntimeError) as error:

@@ -47,7 +47,9 @@ class LabelledData:
             test_images=self.test_images.to(device),
             test_labels=self.test_labels.to(device),
             validation=(
-                None if self.validation is None else (self.validation[0].to(device), self.validation[1].to(device))
+                None
+                if self.validation is None
+                else (self.validation[0].to(device), self.validation[1].to(device))
             ),
         )
 
@@ -55,7 +57,9 @@ class LabelledData:
         """Return the data with so many training examples at the server; the same for every seed."""
         if size == 0:
             return self
-        order = torch.from_numpy(seeding.generator(0, "server validation").permutation(len(self.labels)))
+        order = torch.from_numpy(
+            seeding.generator(0, "server validation").permutation(len(self.labels))
+        )
         held, rest = order[:size].sort().values, order[size:].sort().values
         clients = self.clients
         if clients is not None:
@@ -82,10 +86,17 @@ def union_of_classes(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     for names in lists:
         if len(names) == len(every):
             return names
-    return tuple(sorted(every, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)))
+    return tuple(
+        sorted(
+            every,
+            key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name),
+        )
+    )
 
 
-def renumbered(labels: NDArray[np.int64], own: tuple[str, ...], union: tuple[str, ...]) -> NDArray[np.int64]:
+def renumbered(
+    labels: NDArray[np.int64], own: tuple[str, ...], union: tuple[str, ...]
+) -> NDArray[np.int64]:
     """Return labels [N] that number the classes `own` as numbers of the classes `union`."""
     numbers = {name: number for number, name in enumerate(union)}
     return np.array([numbers[name] for name in own], dtype=np.int64)[labels]

@@ -54,9 +54,15 @@ def _csv_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
                 columns += header if not columns else []
                 for number, values in enumerate(reader):
                     row = Row(f"{file}, row {number}", file, values)
-                    yield row if _is_unicode(_spelled(values)) else replace(row, values={}, problem=NOT_UNICODE)
+                    yield (
+                        row
+                        if _is_unicode(_spelled(values))
+                        else replace(row, values={}, problem=NOT_UNICODE)
+                    )
             except csv.Error as error:
-                raise ValueError(f"{file}, line {reader.line_num}: not valid CSV ({error})") from error
+                raise ValueError(
+                    f"{file}, line {reader.line_num}: not valid CSV ({error})"
+                ) from error
 
 
 def open_jsonl(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
@@ -67,9 +73,15 @@ def open_jsonl(path: str, part: str, section: Data | Auxiliary, texts: bool) -> 
     columns = dict.fromkeys(column for row in rows for column in row.values)
     asked = section.text_column if texts else ()
     while not columns.keys() >= set(asked) and (row := next(stream, None)) is not None:
-        columns |= dict.fromkeys(row.values)  # one of several columns may be there in later rows alone
-    if isinstance(section, Data) and section.skip_bad:  # bad rows alone need not have the columns that are given
-        columns |= dict.fromkeys(name for name in (section.image_column, section.label_column) if name is not None)
+        columns |= dict.fromkeys(
+            row.values
+        )  # one of several columns may be there in later rows alone
+    if (
+        isinstance(section, Data) and section.skip_bad
+    ):  # bad rows alone need not have the columns that are given
+        columns |= dict.fromkeys(
+            name for name in (section.image_column, section.label_column) if name is not None
+        )
     return _open_rows(files, list(columns), rows, section, texts=texts)
 
 
@@ -111,11 +123,18 @@ def _is_unicode(text: str) -> bool:
 
 def _spelled(values: Mapping[str | None, Any]) -> str:
     """Return all fields of a row, those beyond the header included, as one text."""
-    return "".join(value if isinstance(value, str) else "".join(value or ()) for value in values.values())
+    return "".join(
+        value if isinstance(value, str) else "".join(value or ()) for value in values.values()
+    )
 
 
 def _open_rows(
-    files: Sequence[Path], columns: Sequence[str], rows: Sequence[Row], section: Data | Auxiliary, *, texts: bool
+    files: Sequence[Path],
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    section: Data | Auxiliary,
+    *,
+    texts: bool,
 ) -> Table | None:
     if not files:
         return None
@@ -131,13 +150,23 @@ def _open_rows(
     label = None
     if isinstance(section, Data):
         label = find_column(
-            columns, given=section.label_column, names=LABEL_COLUMNS, setting="data.label_column", where=files[0]
+            columns,
+            given=section.label_column,
+            names=LABEL_COLUMNS,
+            setting="data.label_column",
+            where=files[0],
         )
     cells: list[Cell]
     if texts:
-        cells = [(row.where, joined_texts([row.values.get(column) for column in content])) for row in rows]
+        cells = [
+            (row.where, joined_texts([row.values.get(column) for column in content]))
+            for row in rows
+        ]
     else:
-        cells = [(row.where, _content(row.values.get(content[0]), folder=row.file.parent)) for row in rows]
+        cells = [
+            (row.where, _content(row.values.get(content[0]), folder=row.file.parent))
+            for row in rows
+        ]
     pictures = {held: None for _, held in cells if isinstance(held, Path) and held.is_file()}
     return Table(
         files=(*files, *pictures),

@@ -27,7 +27,11 @@ LEARNED = "auxiliary"
 
 def load_private(experiment: ExperimentFields) -> LabelledData:
     """Load the clients' data and the test data."""
-    texts = None if experiment.text is None else Texts(vocabulary_of(experiment), experiment.text.length)
+    texts = (
+        None
+        if experiment.text is None
+        else Texts(vocabulary_of(experiment), experiment.text.length)
+    )
     return load_labelled(experiment.data, texts=texts)
 
 
@@ -85,13 +89,19 @@ def _learned(experiment: ExperimentFields) -> Vocabulary:
     section = experiment.auxiliary
     open_public = SOURCES[section.source].open_public
     if open_public is None or experiment.text is None:
-        raise ValueError(f"{KEY} = {LEARNED!r}: the source {section.source} of [auxiliary] has no texts to learn from")
+        raise ValueError(
+            f"{KEY} = {LEARNED!r}: the source {section.source} of [auxiliary] has no texts to learn from"
+        )
     table = open_public(section)
     size = experiment.text.vocabulary_size
     settings = {"text_column": section.text_column, "size": section.size, "vocabulary_size": size}
     parent = cache.folder()
     place = None if parent is None else parent.with_name("vocabularies")
-    path = None if place is None else place / f"{cache.content_key(table.files, settings=settings)}.json"
+    path = (
+        None
+        if place is None
+        else place / f"{cache.content_key(table.files, settings=settings)}.json"
+    )
     if path is not None:
         with suppress(OSError, ValueError):
             return Vocabulary(vocabulary.of_file(path).tokenizer, vocabulary.LEARNED)

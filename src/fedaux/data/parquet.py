@@ -23,7 +23,9 @@ def open_parquet(path: str, part: str, section: Data | Auxiliary, texts: bool) -
     opened = [_open(file) for file in files]
     schema = opened[0].schema_arrow
     features = _features(schema.metadata or {})
-    content = find_content(schema.names, section, texts=texts, where=files[0], typed=_of_type(features, "Image"))
+    content = find_content(
+        schema.names, section, texts=texts, where=files[0], typed=_of_type(features, "Image")
+    )
     label = None
     if isinstance(section, Data):
         label = find_column(
@@ -35,7 +37,9 @@ def open_parquet(path: str, part: str, section: Data | Auxiliary, texts: bool) -
         )
     for file, others in zip(files, opened, strict=True):
         if missing := [
-            name for name in (*content, label) if name is not None and name not in others.schema_arrow.names
+            name
+            for name in (*content, label)
+            if name is not None and name not in others.schema_arrow.names
         ]:
             raise ValueError(
                 f"{file}: has no column {', '.join(missing)}; it has {', '.join(others.schema_arrow.names)}; should "
@@ -108,7 +112,9 @@ def _pyarrow_parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError("source parquet needs the package pyarrow: pip install 'fedaux[parquet]'") from error
+        raise ValueError(
+            "source parquet needs the package pyarrow: pip install 'fedaux[parquet]'"
+        ) from error
     return pyarrow.parquet
 
 

@@ -20,7 +20,9 @@ def client_sections(section: Data) -> list[Data]:
     return [section.model_copy(update={"path": path, "clients": ()}) for path in section.clients]
 
 
-def joined(silos: Sequence[LabelledData], *, names: Sequence[str], shared_test: bool) -> LabelledData:
+def joined(
+    silos: Sequence[LabelledData], *, names: Sequence[str], shared_test: bool
+) -> LabelledData:
     """Put the clients' data behind one another and remember who holds what; classes are the union by name.
 
     The test data is that of all clients, or the one that each of them was given. Raises ValueError where images differ
@@ -41,7 +43,11 @@ def joined(silos: Sequence[LabelledData], *, names: Sequence[str], shared_test: 
 def _equally_wide(silos: Sequence[LabelledData]) -> list[LabelledData]:
     width = max(part.shape[1] for silo in silos for part in (silo.images, silo.test_images))
     return [
-        replace(silo, images=padded(silo.images, width=width), test_images=padded(silo.test_images, width=width))
+        replace(
+            silo,
+            images=padded(silo.images, width=width),
+            test_images=padded(silo.test_images, width=width),
+        )
         for silo in silos
     ]
 
@@ -56,7 +62,9 @@ def _joined(silos: Sequence[LabelledData], *, shared_test: bool) -> LabelledData
         test_images=torch.cat([silo.test_images for silo in tested]),
         test_labels=torch.cat([_numbered(silo.test_labels, silo, classes) for silo in tested]),
         classes=classes,
-        clients=tuple(np.arange(end - len(silo.labels), end) for end, silo in zip(ends, silos, strict=True)),
+        clients=tuple(
+            np.arange(end - len(silo.labels), end) for end, silo in zip(ends, silos, strict=True)
+        ),
         vocabulary=silos[0].vocabulary,
     )
 

@@ -73,13 +73,18 @@ def load_labelled(section: Data, *, texts: Texts | None = None) -> LabelledData:
         if texts is None:
             loaded = [_converted(load(own), section) for own in client_sections(section)]
         else:
-            loaded = [replace(load(own, texts), vocabulary=texts.vocabulary) for own in client_sections(section)]
+            loaded = [
+                replace(load(own, texts), vocabulary=texts.vocabulary)
+                for own in client_sections(section)
+            ]
     loaded = [_shortened(data, section) for data in loaded]
     if not section.clients:
         return loaded[0].with_validation(section.server_validation)
     # On the hub `data.test` names a split, and each client's data set has its own.
     shared_test = section.test is not None and SOURCES[section.source].path_on_disk
-    return joined(loaded, names=section.clients, shared_test=shared_test).with_validation(section.server_validation)
+    return joined(loaded, names=section.clients, shared_test=shared_test).with_validation(
+        section.server_validation
+    )
 
 
 def load_own(section: Data) -> LabelledData:
@@ -101,7 +106,9 @@ def load_test(section: Data) -> LabelledData:
     source = SOURCES[section.source]
     if section.path is None and section.test is not None and source.needs_path:
         with _called("data.test"):
-            own = load_own(section.model_copy(update={"path": section.test, "test": None, "split": None}))
+            own = load_own(
+                section.model_copy(update={"path": section.test, "test": None, "split": None})
+            )
         data = replace(own, test_images=own.images, test_labels=own.labels)
     else:
         data = load_labelled(section)
@@ -120,7 +127,9 @@ def _called(setting: str) -> Iterator[None]:
         raise ValueError(f"{setting} = {rest}") from error
 
 
-def load_auxiliary(section: Auxiliary, *, texts: Texts | None = None, shape: tuple[int, ...] | None = None) -> Tensor:
+def load_auxiliary(
+    section: Auxiliary, *, texts: Texts | None = None, shape: tuple[int, ...] | None = None
+) -> Tensor:
     """Load the public unlabeled images, uint8 [N, C, H, W], or texts, int32 [N, L].
 
     `shape` is that of the clients' images [C, H, W], for sources that make public images like them.
@@ -143,7 +152,9 @@ def _shortened(data: LabelledData, section: Data) -> LabelledData:
     ):
         if wanted is not None and wanted > held:
             kind = "training" if key == "size" else "test"
-            raise ValueError(f"data.{key} = {wanted}: there are {held} {kind} examples; should be at most {held}")
+            raise ValueError(
+                f"data.{key} = {wanted}: there are {held} {kind} examples; should be at most {held}"
+            )
     return replace(
         data,
         images=data.images[: section.size],
@@ -156,7 +167,8 @@ def _shortened(data: LabelledData, section: Data) -> LabelledData:
 def _converted(data: LabelledData, section: Data) -> LabelledData:
     """Give images the size and channels asked for, where the source has not done so itself."""
     images, test_images = (
-        convert(part, channels=section.channels, side=section.image_size) for part in (data.images, data.test_images)
+        convert(part, channels=section.channels, side=section.image_size)
+        for part in (data.images, data.test_images)
     )
     return replace(data, images=images, test_images=test_images)
 
@@ -175,21 +187,31 @@ def _load_digits(section: Data) -> LabelledData:
 
 def _load_letters(section: Auxiliary) -> Tensor:
     # A public data set is a fixed thing: its content does not depend on the seed of a run.
-    return torch.from_numpy(embedded.letters(section.size or 5000, generator=seeding.generator(0, "letters")))
+    return torch.from_numpy(
+        embedded.letters(section.size or 5000, generator=seeding.generator(0, "letters"))
+    )
 
 
 def _make_noise(section: Auxiliary, shape: tuple[int, ...] | None) -> Tensor:
     if section.size is None:
         raise ValueError(size_missing(section.source))
     channels = section.channels or (shape[0] if shape else None)
-    sides = (section.image_size, section.image_size) if section.image_size else shape[1:] if shape else None
+    sides = (
+        (section.image_size, section.image_size)
+        if section.image_size
+        else shape[1:]
+        if shape
+        else None
+    )
     if channels is None or sides is None:
         raise ValueError(
             f"auxiliary.source = {section.source!r}: takes the shape of the clients' images, and none are at hand; set "
             "auxiliary.image_size and auxiliary.channels"
         )
     generator = seeding.generator(section.seed, "noise")
-    return torch.from_numpy(embedded.noise(section.size, shape=(channels, *sides), generator=generator))
+    return torch.from_numpy(
+        embedded.noise(section.size, shape=(channels, *sides), generator=generator)
+    )
 
 
 def size_missing(source: str) -> str:
@@ -221,7 +243,12 @@ def _open_tensors(path: str | None, *, key: str, names: tuple[str, ...]) -> dict
 
 
 def _check_images(images: Tensor, *, key: str, name: str) -> Tensor:
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3) or len(images) == 0:
+    if (
+        images.dtype != torch.uint8
+        or images.ndim != 4
+        or images.shape[1] not in (1, 3)
+        or len(images) == 0
+    ):
         raise ValueError(
             f"{key}: tensor {name} is {str(images.dtype).removeprefix('torch.')} {list(images.shape)}; "
             f"should be uint8 [examples, 1 or 3 channels, height, width]"
@@ -233,7 +260,11 @@ def _count_tensors(section: Data, texts: bool = False) -> int:
     content = "texts" if texts else "images"
     tensors = _open_tensors(section.path, key="data.path", names=(content, "labels"))
     total = len(tensors["labels"])
-    return total if f"test_{content}" in tensors else total - len(_hold_out(total, fraction=section.test_fraction)[0])
+    return (
+        total
+        if f"test_{content}" in tensors
+        else total - len(_hold_out(total, fraction=section.test_fraction)[0])
+    )
 
 
 def _load_tensors(section: Data, texts: Texts | None = None) -> LabelledData:
@@ -245,7 +276,12 @@ def _load_tensors(section: Data, texts: Texts | None = None) -> LabelledData:
     for part in ("", "test_") if "test_images" in tensors else ("",):
         images, labels = tensors[f"{part}images"], tensors.get(f"{part}labels", torch.zeros(0))
         _check_images(images, key=key, name=f"{part}images")
-        if labels.ndim != 1 or labels.dtype.is_floating_point or len(labels) != len(images) or labels.min() < 0:
+        if (
+            labels.ndim != 1
+            or labels.dtype.is_floating_point
+            or len(labels) != len(images)
+            or labels.min() < 0
+        ):
             raise ValueError(
                 f"{key}: tensor {part}labels should be {len(images)} class numbers from 0 upwards, one an image"
             )
@@ -255,7 +291,10 @@ def _load_tensors(section: Data, texts: Texts | None = None) -> LabelledData:
             raise ValueError(f"{key}: tensor {part}labels: {error}") from error
     if "test_images" not in tensors:
         test, train = _hold_out(len(tensors["labels"]), fraction=section.test_fraction)
-        tensors["test_images"], tensors["test_labels"] = tensors["images"][test], tensors["labels"][test]
+        tensors["test_images"], tensors["test_labels"] = (
+            tensors["images"][test],
+            tensors["labels"][test],
+        )
         tensors["images"], tensors["labels"] = tensors["images"][train], tensors["labels"][train]
     num_classes = int(torch.cat([tensors["labels"], tensors["test_labels"]]).max()) + 1
     return LabelledData(
@@ -271,17 +310,23 @@ def _load_tensor_rows(section: Data) -> LabelledData:
     tensors = _open_tensors(section.path, key="data.path", names=("images", "labels"))
     images = _check_images(tensors["images"], key=f"data.path = {section.path}", name="images")
     if tensors["labels"].shape != images.shape[:1]:
-        raise ValueError(f"data.path = {section.path}: tensor labels should be {len(images)} numbers, one an image")
+        raise ValueError(
+            f"data.path = {section.path}: tensor labels should be {len(images)} numbers, one an image"
+        )
     labels, classes, bad = name_labels(tensors["labels"].tolist(), classes=None)
     good = [row for row in range(len(labels)) if row not in bad]
-    return LabelledData(images[good], torch.from_numpy(labels)[good], images[:0], torch.zeros(0).long(), classes)
+    return LabelledData(
+        images[good], torch.from_numpy(labels)[good], images[:0], torch.zeros(0).long(), classes
+    )
 
 
 def _load_auxiliary_tensors(section: Auxiliary, texts: Texts | None = None) -> Tensor:
     if texts is not None:
         return _first(load_public_tokens(section, texts), section.size)
     images = _open_tensors(section.path, key="auxiliary.path", names=("images",))["images"]
-    return _first(_check_images(images, key=f"auxiliary.path = {section.path}", name="images"), section.size)
+    return _first(
+        _check_images(images, key=f"auxiliary.path = {section.path}", name="images"), section.size
+    )
 
 
 WORDNET_ROWS: dict[str, Callable[..., NDArray[np.int64]]] = {
@@ -312,7 +357,11 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
 
     def count(section: Data, texts: bool = False) -> int:
         train, test = pair(section, texts)
-        return train.size if test else train.size - len(_hold_out(train.size, fraction=section.test_fraction)[0])
+        return (
+            train.size
+            if test
+            else train.size - len(_hold_out(train.size, fraction=section.test_fraction)[0])
+        )
 
     def load(section: Data, texts: Texts | None = None) -> LabelledData:
         train, test = pair(section, texts is not None)
@@ -322,14 +371,19 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
         with found_by("data.path", section.path):
             examples = read(train, section, name=own, texts=texts, size=size)
         if test is not None:
-            setting, path = ("data.test", section.test) if section.test else ("data.path", section.path)
+            setting, path = (
+                ("data.test", section.test) if section.test else ("data.path", section.path)
+            )
             name = f"data.test = {section.test}" if section.test else "data, its test part"
             with found_by(setting, path):
-                return _assembled(examples, read(test, section, name=name, texts=texts, size=section.test_size))
+                return _assembled(
+                    examples, read(test, section, name=name, texts=texts, size=section.test_size)
+                )
         chosen, rest = _hold_out(len(examples.labels), fraction=section.test_fraction)
         images, labels, classes = examples.images, examples.labels, examples.classes
         return _assembled(
-            Examples(images[rest], labels[rest], classes), Examples(images[chosen], labels[chosen], classes)
+            Examples(images[rest], labels[rest], classes),
+            Examples(images[chosen], labels[chosen], classes),
         )
 
     def load_rows(section: Data) -> LabelledData:
@@ -350,10 +404,14 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
 
     def load_public(section: Auxiliary, texts: Texts | None = None) -> Tensor:
         table = open_public(section, texts is not None)
-        size = section.size if section.wordnet is None else None  # how far its rows reach, nobody knows
+        size = (
+            section.size if section.wordnet is None else None
+        )  # how far its rows reach, nobody knows
         assert section.path is not None, "checked before a run"
         with found_by("auxiliary.path", section.path):
-            examples = read(table, section, name=f"auxiliary.path = {section.path}", texts=texts, size=size)
+            examples = read(
+                table, section, name=f"auxiliary.path = {section.path}", texts=texts, size=size
+            )
         images = examples.images
         if section.wordnet is not None:
             assert examples.rows is not None, "what was read has its rows"
@@ -389,13 +447,17 @@ def _assembled(train: Examples, test: Examples) -> LabelledData:
 
 def _first(images: Tensor, size: int | None) -> Tensor:
     if size is not None and size > len(images):
-        raise ValueError(f"auxiliary.size = {size}: there are {len(images)} examples; should be at most {len(images)}")
+        raise ValueError(
+            f"auxiliary.size = {size}: there are {len(images)} examples; should be at most {len(images)}"
+        )
     return images[:size]
 
 
 SOURCES: dict[str, Source] = {
     "digits": Source(
-        count_labelled=lambda section: 1797 - len(_hold_out(1797, fraction=section.test_fraction)[0]),
+        count_labelled=lambda section: (
+            1797 - len(_hold_out(1797, fraction=section.test_fraction)[0])
+        ),
         load_labelled=_load_digits,
     ),
     "letters": Source(load_auxiliary=_load_letters),

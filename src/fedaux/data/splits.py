@@ -44,19 +44,26 @@ def client_shares(
     become NaN. Columns are normalised last, so that the examples of a class are always spread exactly.
     """
     if num_clients < 1 or num_classes < 1:
-        raise ValueError(f"need at least one client and one class, got {num_clients} and {num_classes}")
+        raise ValueError(
+            f"need at least one client and one class, got {num_clients} and {num_classes}"
+        )
     if not alpha > 0:
         raise ValueError(f"split.alpha = {alpha}: should be greater than 0")
     shape = (num_clients, num_classes)
     # If G ~ Gamma(alpha + 1) and U ~ Uniform(0, 1], then G U^(1/alpha) ~ Gamma(alpha).
-    log_shares = np.log(generator.gamma(alpha + 1.0, size=shape)) + np.log1p(-generator.random(shape)) / alpha
+    log_shares = (
+        np.log(generator.gamma(alpha + 1.0, size=shape))
+        + np.log1p(-generator.random(shape)) / alpha
+    )
     log_row_sum = np.log(num_classes / num_clients)
     for _ in range(MAX_ITERATIONS):
         log_rows = _logsumexp(log_shares, axis=1)
         log_shares -= log_rows - log_row_sum
         log_columns = _logsumexp(log_shares, axis=0)
         log_shares -= log_columns
-        if np.abs(log_columns).max() < 1e-9:  # the columns were right before: rows and columns agree
+        if (
+            np.abs(log_columns).max() < 1e-9
+        ):  # the columns were right before: rows and columns agree
             break
     shares: NDArray[np.float64] = np.exp(log_shares)
     return shares

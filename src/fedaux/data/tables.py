@@ -82,7 +82,9 @@ def found_by(setting: str, path: str) -> Iterator[None]:
         behind = said.removeprefix(str(Path(path)))[:1] if said.startswith(str(Path(path))) else ""
         if behind not in {":", ",", "/"}:
             raise
-        raise ValueError(f"{setting} = {path}: {said}" if behind == "/" else f"{setting} = {said}") from error
+        raise ValueError(
+            f"{setting} = {path}: {said}" if behind == "/" else f"{setting} = {said}"
+        ) from error
 
 
 def read(
@@ -156,10 +158,15 @@ def read(
         _say(f"{name}: skipped {len(found.reasons)} of {looked_at} rows, first: {found.reasons[0]}")
     if len(found.rows) == 0 and row_by_row:
         side = section.image_size or 1
-        return Examples(np.zeros((0, section.channels or 1, side, side), dtype=np.uint8), labels[:0], classes)
+        return Examples(
+            np.zeros((0, section.channels or 1, side, side), dtype=np.uint8), labels[:0], classes
+        )
     if len(found.rows) == 0:
         nothing = "no images" if texts is None else "no texts"
-        raise ValueError(f"{name}: {nothing}" + (f" but bad ones, first: {found.reasons[0]}" if found.reasons else ""))
+        raise ValueError(
+            f"{name}: {nothing}"
+            + (f" but bad ones, first: {found.reasons[0]}" if found.reasons else "")
+        )
     images = found.images if texts is None else trimmed(found.images)
     return Examples(images, labels[found.rows], classes, found.rows)
 
@@ -174,7 +181,9 @@ def number_labels(
     classes would.
     """
     cleaned = [_clean(value) for value in values]
-    if classes is None and not all(value is None or _number(value) is not None for value in cleaned):
+    if classes is None and not all(
+        value is None or _number(value) is not None for value in cleaned
+    ):
         cleaned = [None if value is None else str(value) for value in cleaned]
         classes = tuple(sorted({value for value in cleaned if isinstance(value, str)}))
     positions = {name: number for number, name in enumerate(classes or ())}
@@ -186,7 +195,9 @@ def number_labels(
             bad[row] = "the label is missing"
             continue
         # Text is a name first: a class called 3 need not be the third.
-        number = positions[value] if isinstance(value, str) and value in positions else _number(value)
+        number = (
+            positions[value] if isinstance(value, str) and value in positions else _number(value)
+        )
         if number is None:
             bad[row] = f"the label {value} is none of the {limit} classes"
         elif not 0 <= number < limit:
@@ -212,17 +223,27 @@ def name_labels(
     for row, value in enumerate(map(_clean, values)):
         if value is None:
             continue
-        number = None if isinstance(value, str) and len(value) > 20 else _number(value)  # Python refuses long ones
+        number = (
+            None if isinstance(value, str) and len(value) > 20 else _number(value)
+        )  # Python refuses long ones
         if classes is None:
             names[row] = str(value if number is None else number)
         elif value in classes:
             names[row] = str(value)
         else:
-            names[row] = classes[number] if number is not None and 0 <= number < len(classes) else str(value)
+            names[row] = (
+                classes[number] if number is not None and 0 <= number < len(classes) else str(value)
+            )
     held = tuple(sorted(set(names.values())))
     numbers = {name: number for number, name in enumerate(held)}
-    labels = np.array([numbers[names[row]] if row in names else 0 for row in range(len(values))], dtype=np.int64)
-    return labels, held, {row: "the label is missing" for row in range(len(values)) if row not in names}
+    labels = np.array(
+        [numbers[names[row]] if row in names else 0 for row in range(len(values))], dtype=np.int64
+    )
+    return (
+        labels,
+        held,
+        {row: "the label is missing" for row in range(len(values)) if row not in names},
+    )
 
 
 def refuse_gaps(labels: NDArray[np.int64], *, rows: NDArray[np.int64]) -> None:
@@ -243,7 +264,9 @@ def refuse_gaps(labels: NDArray[np.int64], *, rows: NDArray[np.int64]) -> None:
 def _clean(value: object) -> int | str | None:
     """Return a label as a number or a text, or None where it is missing."""
     if isinstance(value, float | np.floating):
-        return None if math.isnan(value) else int(value) if float(value).is_integer() else str(value)
+        return (
+            None if math.isnan(value) else int(value) if float(value).is_integer() else str(value)
+        )
     if isinstance(value, int | np.integer):
         return int(value)
     return None if value is None else str(value).strip() or None
@@ -256,7 +279,12 @@ def _number(value: int | str) -> int | None:
 
 
 def find_content(
-    columns: Sequence[str], section: Data | Auxiliary, *, texts: bool, where: Path | str, typed: Sequence[str] = ()
+    columns: Sequence[str],
+    section: Data | Auxiliary,
+    *,
+    texts: bool,
+    where: Path | str,
+    typed: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Return the column that holds the images, or those that hold the texts; `typed` are of the right type."""
     key = key_of(section)
@@ -264,10 +292,19 @@ def find_content(
         where_to_say = f"{key}.text_column"
         given = section.text_column or (None,)
         return tuple(
-            find_column(columns, given=one, names=TEXT_COLUMNS, setting=where_to_say, where=where) for one in given
+            find_column(columns, given=one, names=TEXT_COLUMNS, setting=where_to_say, where=where)
+            for one in given
         )
     names = (*IMAGE_COLUMNS, *typed)
-    return (find_column(columns, given=section.image_column, names=names, setting=f"{key}.image_column", where=where),)
+    return (
+        find_column(
+            columns,
+            given=section.image_column,
+            names=names,
+            setting=f"{key}.image_column",
+            where=where,
+        ),
+    )
 
 
 def joined_texts(values: Sequence[object]) -> str | None:
@@ -277,7 +314,12 @@ def joined_texts(values: Sequence[object]) -> str | None:
 
 
 def find_column(
-    columns: Sequence[str], *, given: str | None, names: Sequence[str], setting: str, where: Path | str
+    columns: Sequence[str],
+    *,
+    given: str | None,
+    names: Sequence[str],
+    setting: str,
+    where: Path | str,
 ) -> str:
     """Return the column that a setting gives, or the first that has one of the usual names."""
     held = ", ".join(columns) or "none"
@@ -288,7 +330,9 @@ def find_column(
     for name in names:
         if name in columns:
             return name
-    raise ValueError(f"{where}: has no column {names[0]}; it has {held}; say with {setting} which one it is")
+    raise ValueError(
+        f"{where}: has no column {names[0]}; it has {held}; say with {setting} which one it is"
+    )
 
 
 def _first(blocks: Iterator[Block], size: int) -> Iterator[Block]:
@@ -296,14 +340,18 @@ def _first(blocks: Iterator[Block], size: int) -> Iterator[Block]:
     left = size
     for block in blocks:
         if len(block.rows) >= left:
-            reasons = {row: reason for row, reason in block.reasons.items() if row < block.rows[left - 1]}
+            reasons = {
+                row: reason for row, reason in block.reasons.items() if row < block.rows[left - 1]
+            }
             yield Block(block.images[:left], block.rows[:left], reasons)
             return
         left -= len(block.rows)
         yield block
 
 
-def _watched(blocks: Iterator[Block], section: Data | Auxiliary, *, expected: int, name: str) -> Iterator[Block]:
+def _watched(
+    blocks: Iterator[Block], section: Data | Auxiliary, *, expected: int, name: str
+) -> Iterator[Block]:
     """Pass blocks on, stop at the first bad row unless these are skipped, and say how far it is."""
     began = spoke = time.monotonic()
     done = 0

@@ -26,7 +26,9 @@ class Texts:
     vocabulary: Vocabulary
     length: int
 
-    def encode_all(self, cells: Iterator[Cell], *, bad_labels: Mapping[int, str]) -> Iterator[Block]:
+    def encode_all(
+        self, cells: Iterator[Cell], *, bad_labels: Mapping[int, str]
+    ) -> Iterator[Block]:
         """Yield the rows in order, block by block, as token ids [n, length]; say which are bad, and why."""
         numbered = enumerate(cells)
         while rows := list(islice(numbered, BLOCK)):

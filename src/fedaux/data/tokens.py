@@ -44,17 +44,27 @@ def load_tokens(section: Data, texts: Texts, *, hold_out: HoldOut) -> LabelledDa
     tensors, classes = _open(section.path, texts, key="data.path", names=("texts", "labels"))
     for part in ("", "test_") if "test_texts" in tensors else ("",):
         ids, labels = tensors[f"{part}texts"], tensors.get(f"{part}labels", torch.zeros(0))
-        if labels.ndim != 1 or labels.dtype.is_floating_point or len(labels) != len(ids) or labels.min() < 0:
+        if (
+            labels.ndim != 1
+            or labels.dtype.is_floating_point
+            or len(labels) != len(ids)
+            or labels.min() < 0
+        ):
             raise ValueError(
                 f"data.path = {section.path}: tensor {part}labels should be {len(ids)} class numbers from 0 upwards, "
                 "one a text"
             )
     if "test_texts" not in tensors:
         test, train = hold_out(len(tensors["labels"]), fraction=section.test_fraction)
-        tensors["test_texts"], tensors["test_labels"] = tensors["texts"][test], tensors["labels"][test]
+        tensors["test_texts"], tensors["test_labels"] = (
+            tensors["texts"][test],
+            tensors["labels"][test],
+        )
         tensors["texts"], tensors["labels"] = tensors["texts"][train], tensors["labels"][train]
     count = int(max(tensors["labels"].max(), tensors["test_labels"].max())) + 1
-    names = tuple(classes) if len(classes) >= count else tuple(str(number) for number in range(count))
+    names = (
+        tuple(classes) if len(classes) >= count else tuple(str(number) for number in range(count))
+    )
     return LabelledData(
         images=tensors["texts"],
         labels=tensors["labels"].long(),
@@ -74,11 +84,15 @@ def carried_vocabulary(path: str | None, *, key: str) -> Vocabulary:
     assert path is not None, "checked before a run"
     found = inside_of(Path(path), key=key)
     if found is None:
-        raise ValueError(f"{key} = {path}: carries no tokenizer; `fedaux tokenise` writes such files")
+        raise ValueError(
+            f"{key} = {path}: carries no tokenizer; `fedaux tokenise` writes such files"
+        )
     return found
 
 
-def _open(path: str | None, texts: Texts, *, key: str, names: tuple[str, ...]) -> tuple[dict[str, Tensor], list[str]]:
+def _open(
+    path: str | None, texts: Texts, *, key: str, names: tuple[str, ...]
+) -> tuple[dict[str, Tensor], list[str]]:
     """Return tensors by name, texts cut to the length asked for, and names of classes where the file has them."""
     own = carried_vocabulary(path, key=key)
     assert path is not None
@@ -91,20 +105,29 @@ def _open(path: str | None, texts: Texts, *, key: str, names: tuple[str, ...]) -
         with safe_open(Path(path), framework="pt") as file:
             held = sorted(file.keys())
             if missing := [name for name in names if name not in held]:
-                raise ValueError(f"{key} = {path}: holds no tensor {', '.join(missing)}; it holds {', '.join(held)}")
+                raise ValueError(
+                    f"{key} = {path}: holds no tensor {', '.join(missing)}; it holds {', '.join(held)}"
+                )
             tensors = {name: file.get_tensor(name) for name in held}
             classes = json.loads((file.metadata() or {}).get("classes", "[]"))
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{key} = {path}: not a readable safetensors file ({error})") from error
     for name in [name for name in tensors if name.endswith("texts")]:
         ids = tensors[name]
-        if ids.dtype not in (torch.int16, torch.int32) or ids.ndim != 2 or len(ids) == 0 or ids.shape[1] == 0:
+        if (
+            ids.dtype not in (torch.int16, torch.int32)
+            or ids.ndim != 2
+            or len(ids) == 0
+            or ids.shape[1] == 0
+        ):
             kind = str(ids.dtype).removeprefix("torch.")
             raise ValueError(
                 f"{key} = {path}: tensor {name} is {kind} {list(ids.shape)}; should be int16 or int32 [texts, tokens]"
             )
         if ids.min() < 0 or ids.max() >= texts.vocabulary.size:
-            raise ValueError(f"{key} = {path}: tensor {name} should hold ids from 0 to {texts.vocabulary.size - 1}")
+            raise ValueError(
+                f"{key} = {path}: tensor {name} should hold ids from 0 to {texts.vocabulary.size - 1}"
+            )
         if ids.shape[1] > texts.length:
             raise ValueError(
                 f"{key} = {path}: tensor {name} has {ids.shape[1]} tokens a text, more than the {texts.length} that "

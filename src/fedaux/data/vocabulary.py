@@ -43,7 +43,9 @@ class Vocabulary:
     def tokens(self) -> dict[str, int]:
         """Ids by token, added tokens included."""
         table = json.loads(self.tokenizer)
-        return dict(table["model"]["vocab"]) | {added["content"]: added["id"] for added in table["added_tokens"]}
+        return dict(table["model"]["vocab"]) | {
+            added["content"]: added["id"] for added in table["added_tokens"]
+        }
 
     @property
     def size(self) -> int:
@@ -120,7 +122,9 @@ def of_file(path: Path, *, key: str = "text.vocabulary") -> Vocabulary:
     if path.suffix == ".safetensors":
         inside = inside_of(path, key=key)
         if inside is None:
-            raise ValueError(f"{key} = {path}: holds no tokenizer; files that fedaux writes for texts do")
+            raise ValueError(
+                f"{key} = {path}: holds no tokenizer; files that fedaux writes for texts do"
+            )
         return inside
     if path.suffix == ".txt":
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -146,13 +150,21 @@ def learned(texts: Iterable[str], *, size: int) -> Vocabulary:
     library would number them in an order that changes from run to run, and decide ties by their numbers.
     """
     library = _library()
-    tokenizer = library.Tokenizer.from_str(_word_pieces({token: number for number, token in enumerate(_MARKS)}))
+    tokenizer = library.Tokenizer.from_str(
+        _word_pieces({token: number for number, token in enumerate(_MARKS)})
+    )
     kept = [tokenizer.normalizer.normalize_str(text) for text in texts]
     counts = Counter(character for text in kept for character in text if not character.isspace())
-    alphabet = sorted(counts, key=lambda character: (-counts[character], character))[:MOST_CHARACTERS]
+    alphabet = sorted(counts, key=lambda character: (-counts[character], character))[
+        :MOST_CHARACTERS
+    ]
     first = [*_MARKS, *alphabet, *(f"##{character}" for character in alphabet)][:size]
     trainer = library.trainers.WordPieceTrainer(
-        vocab_size=size, special_tokens=first, limit_alphabet=len(alphabet), min_frequency=2, show_progress=False
+        vocab_size=size,
+        special_tokens=first,
+        limit_alphabet=len(alphabet),
+        min_frequency=2,
+        show_progress=False,
     )
     tokenizer.train_from_iterator(kept, trainer)
     # Made anew: to the library, what it was given first are marks, which it would look for in raw text.
@@ -167,11 +179,17 @@ def _word_pieces(tokens: dict[str, int], *, lowercase: bool = True) -> str:
     library = _library()
     missing = [mark for mark in (UNKNOWN, BEGIN, END) if mark not in tokens]
     if missing:
-        raise ValueError(f"the vocabulary has no token {', '.join(missing)}; should be one of the BERT family")
-    tokenizer = library.Tokenizer(library.models.WordPiece(tokens, unk_token=UNKNOWN, max_input_chars_per_word=100))
+        raise ValueError(
+            f"the vocabulary has no token {', '.join(missing)}; should be one of the BERT family"
+        )
+    tokenizer = library.Tokenizer(
+        library.models.WordPiece(tokens, unk_token=UNKNOWN, max_input_chars_per_word=100)
+    )
     tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = library.processors.BertProcessing((END, tokens[END]), (BEGIN, tokens[BEGIN]))
+    tokenizer.post_processor = library.processors.BertProcessing(
+        (END, tokens[END]), (BEGIN, tokens[BEGIN])
+    )
     tokenizer.decoder = library.decoders.WordPiece()
     tokenizer.add_special_tokens([mark for mark in _MARKS if mark in tokens])
     return str(tokenizer.to_str())

@@ -72,7 +72,9 @@ def subset(name: str, *, key: str = "subset") -> frozenset[str]:
     root = graph.position(ROOTS.get(name, name))
     if root is None:
         there_are = f"; there are {', '.join(ROOTS)}, and the id of any noun of WordNet 3.0, such as {ROOTS['dogs']}"
-        raise ValueError(f"{key} = {name}: no such subset{nearest(name, [*ROOTS, *ROOTS.values()]) or there_are}")
+        raise ValueError(
+            f"{key} = {name}: no such subset{nearest(name, [*ROOTS, *ROOTS.values()]) or there_are}"
+        )
     reached = np.zeros(len(graph.offsets), dtype=np.bool_)
     fresh = np.array([root])
     while len(fresh):  # a level a turn; a noun may have several parents, and counts once
@@ -82,14 +84,18 @@ def subset(name: str, *, key: str = "subset") -> frozenset[str]:
     return frozenset(f"n{offset:08d}" for offset in graph.offsets[reached])
 
 
-def rows_of(wnids: Sequence[str], members: Collection[str], *, key: str = "wnids") -> NDArray[np.int64]:
+def rows_of(
+    wnids: Sequence[str], members: Collection[str], *, key: str = "wnids"
+) -> NDArray[np.int64]:
     """Return the rows, ascending, whose id [N] is among the members.
 
     Raises ValueError naming the first row whose id is no noun of WordNet 3.0, such as a class's name: it would
     otherwise be left out without a word.
     """
     graph = nouns()
-    strange = {wnid for wnid in set(wnids) if not isinstance(wnid, str) or graph.position(wnid) is None}
+    strange = {
+        wnid for wnid in set(wnids) if not isinstance(wnid, str) or graph.position(wnid) is None
+    }
     if strange:
         row = next(row for row, wnid in enumerate(wnids) if wnid in strange)
         raise ValueError(
@@ -117,7 +123,9 @@ def rows_in_table(table: Table, name: str, *, key: str) -> NDArray[np.int64]:
     """
     members = subset(name, key=key)
     if table.wnids is None:
-        raise ValueError(f"{key} = {name}: {table.files[0]} has no column wnid with WordNet ids, such as n02099601")
+        raise ValueError(
+            f"{key} = {name}: {table.files[0]} has no column wnid with WordNet ids, such as n02099601"
+        )
     wnids = table.wnids()
     readable = np.array([row for row in range(table.size) if row not in table.bad], dtype=np.int64)
     return readable[_some_rows([wnids[row] for row in readable], members, key=f"{key} = {name}")]
@@ -134,7 +142,9 @@ def rows_in_folders(paths: Sequence[Path], name: str, *, key: str) -> NDArray[np
     for path in paths:
         found = (re.match(r"n\d{8}(?!\d)", folder.name) for folder in path.parents)
         if (match := next(filter(None, found), None)) is None:
-            raise ValueError(f"{key} = {name}: {path} is in no folder named by a WordNet id, such as n02099601")
+            raise ValueError(
+                f"{key} = {name}: {path} is in no folder named by a WordNet id, such as n02099601"
+            )
         wnids.append(match[0])
     return _some_rows(wnids, members, key=f"{key} = {name}")
 
@@ -142,7 +152,9 @@ def rows_in_folders(paths: Sequence[Path], name: str, *, key: str) -> NDArray[np
 def _some_rows(wnids: Sequence[str], members: Collection[str], *, key: str) -> NDArray[np.int64]:
     rows = rows_of(wnids, members, key=key)
     if len(rows) == 0:
-        raise ValueError(f"{key}: none of the {len(wnids)} images belongs to it; they are of {len(set(wnids))} classes")
+        raise ValueError(
+            f"{key}: none of the {len(wnids)} images belongs to it; they are of {len(set(wnids))} classes"
+        )
     return rows
 
 

@@ -80,6 +80,8 @@ class FastBackend:
         predict = FastPredictor(module, self.compute)
         return predict(weights, examples, batch_size=batch_size, rows=rows)
 
-    def distiller(self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str) -> FastDistiller:
+    def distiller(
+        self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str
+    ) -> FastDistiller:
         """Return the fastest way to distill one architecture."""
         return FastDistiller(model, inputs, section=section, compute=self.compute, key=key)

@@ -43,7 +43,9 @@ class BatchedTraining:
             compute=context.compute,
         )
 
-    def __call__(self, jobs: Sequence[ClientJob], weights: Weights) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
+    def __call__(
+        self, jobs: Sequence[ClientJob], weights: Weights
+    ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
         """Train each job from the given weights, large ones first, so that neighbours end
         together."""
         if self._steps is None and self._otherwise is None:
@@ -88,9 +90,15 @@ class BatchedTraining:
     ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
         section = self._context.section
         orders = [
-            torch.cat(list(epoch_orders(len(job.rows), epochs=section.epochs, generator=job.generator))) for job in wave
+            torch.cat(
+                list(epoch_orders(len(job.rows), epochs=section.epochs, generator=job.generator))
+            )
+            for job in wave
         ]
-        rows = [job.rows[order.to(job.rows.device, non_blocking=True)] for job, order in zip(wave, orders, strict=True)]
+        rows = [
+            job.rows[order.to(job.rows.device, non_blocking=True)]
+            for job, order in zip(wave, orders, strict=True)
+        ]
         steps.load(weights)
         steps.reset()
         for number, job in enumerate(wave):
@@ -98,7 +106,14 @@ class BatchedTraining:
                 steps.restore_optimizer(number, job.state)
         steps.start()
         steps.run(rows, epochs=section.epochs)
-        losses, trained = steps.total.tolist(), steps.weights(len(wave))  # one wait for the device a wave
+        losses, trained = (
+            steps.total.tolist(),
+            steps.weights(len(wave)),
+        )  # one wait for the device a wave
         for number, job in enumerate(wave):
             kept = steps.optimizer_state(number) if section.optimizer_state == "kept" else {}
-            yield job, trained[number], TrainResult(losses[number] / (section.epochs * len(job.rows)), kept)
+            yield (
+                job,
+                trained[number],
+                TrainResult(losses[number] / (section.epochs * len(job.rows)), kept),
+            )

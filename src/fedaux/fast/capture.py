@@ -100,7 +100,9 @@ class CapturedSteps(Steps):
         self.model.train()
         self.total.zero_()
         if self._anchors:
-            torch._foreach_copy_(self._anchors, [parameter.detach() for parameter in self.parameters])
+            torch._foreach_copy_(
+                self._anchors, [parameter.detach() for parameter in self.parameters]
+            )
 
     def begin(self, rows: Tensor) -> None:
         """Set the rows of the next steps, [n]."""
@@ -124,7 +126,11 @@ class CapturedSteps(Steps):
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         # Held here: graphs read it from its place in memory.
         offsets = self._offsets[size] = torch.arange(size, device=self._compute.device)
-        forward = self._forward_compiled if size == self._batch_size and self._compute.compile else self._forward
+        forward = (
+            self._forward_compiled
+            if size == self._batch_size and self._compute.compile
+            else self._forward
+        )
 
         def step() -> None:
             rows = self._buffer.index_select(0, self._position + offsets)
@@ -160,7 +166,9 @@ def loss_of_weights(
     for layer in layers_without_variance(own, batch_size=batch_size):
         layer.eval()
 
-    def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(
+        parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
+    ) -> Tensor:
         with compute.autocast():
             logits = functional_call(own, (parameters, buffers), (inputs,))
         return loss(logits.float(), targets)

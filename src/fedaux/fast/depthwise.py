@@ -49,16 +49,30 @@ if INSTALLED:
             for j in tl.static_range(3):
                 row = down * STRIDE + i - 1
                 column = across * STRIDE + j - 1
-                inside = (place < positions) & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
+                inside = (
+                    (place < positions)
+                    & (row >= 0)
+                    & (row < HEIGHT)
+                    & (column >= 0)
+                    & (column < WIDTH)
+                )
                 start = ((image * HEIGHT + row) * WIDTH + column) * CHANNELS
-                x = tl.load(inputs + start[:, None] + channel[None, :], mask=inside[:, None] & real[None, :], other=0.0)
+                x = tl.load(
+                    inputs + start[:, None] + channel[None, :],
+                    mask=inside[:, None] & real[None, :],
+                    other=0.0,
+                )
                 w = tl.load(weight + channel * 9 + i * 3 + j, mask=real, other=0.0)
                 total += x.to(tl.float32) * w.to(tl.float32)[None, :]
         if CUTS:
             total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
             total = tl.minimum(total, most, propagate_nan=tl.PropagateNan.ALL)
         goal = outputs + (place * CHANNELS)[:, None] + channel[None, :]
-        tl.store(goal, total.to(outputs.dtype.element_ty), mask=(place < positions)[:, None] & real[None, :])
+        tl.store(
+            goal,
+            total.to(outputs.dtype.element_ty),
+            mask=(place < positions)[:, None] & real[None, :],
+        )
 
     @triton.jit
     def _back_to_inputs(
@@ -83,12 +97,18 @@ if INSTALLED:
                 inside = (place < positions) & fits & (row < OUT_HEIGHT) & (column < OUT_WIDTH)
                 start = ((image * OUT_HEIGHT + row) * OUT_WIDTH + column) * CHANNELS
                 g = tl.load(
-                    gradient + start[:, None] + channel[None, :], mask=inside[:, None] & real[None, :], other=0.0
+                    gradient + start[:, None] + channel[None, :],
+                    mask=inside[:, None] & real[None, :],
+                    other=0.0,
                 )
                 w = tl.load(weight + channel * 9 + i * 3 + j, mask=real, other=0.0)
                 total += g.to(tl.float32) * w.to(tl.float32)[None, :]
         goal = outputs + (place * CHANNELS)[:, None] + channel[None, :]
-        tl.store(goal, total.to(outputs.dtype.element_ty), mask=(place < positions)[:, None] & real[None, :])
+        tl.store(
+            goal,
+            total.to(outputs.dtype.element_ty),
+            mask=(place < positions)[:, None] & real[None, :],
+        )
 
     @triton.jit
     def _back_to_weight(
@@ -114,22 +134,32 @@ if INSTALLED:
             down = (place // OUT_WIDTH) % OUT_HEIGHT
             image = place // (OUT_WIDTH * OUT_HEIGHT)
             here = (place < positions)[:, None] & real[None, :]
-            g = tl.load(gradient + (place * CHANNELS)[:, None] + channel[None, :], mask=here, other=0.0).to(tl.float32)
+            g = tl.load(
+                gradient + (place * CHANNELS)[:, None] + channel[None, :], mask=here, other=0.0
+            ).to(tl.float32)
             centre = ((image * HEIGHT + down * STRIDE) * WIDTH + across * STRIDE) * CHANNELS
             x = inputs + centre[:, None] + channel[None, :]
             above = (down > 0)[:, None] & here
             below = (down * STRIDE + 1 < HEIGHT)[:, None] & here
             left = (across > 0)[:, None]
             right = (across * STRIDE + 1 < WIDTH)[:, None]
-            s00 += g * tl.load(x - (WIDTH + 1) * CHANNELS, mask=above & left, other=0.0).to(tl.float32)
+            s00 += g * tl.load(x - (WIDTH + 1) * CHANNELS, mask=above & left, other=0.0).to(
+                tl.float32
+            )
             s01 += g * tl.load(x - WIDTH * CHANNELS, mask=above, other=0.0).to(tl.float32)
-            s02 += g * tl.load(x - (WIDTH - 1) * CHANNELS, mask=above & right, other=0.0).to(tl.float32)
+            s02 += g * tl.load(x - (WIDTH - 1) * CHANNELS, mask=above & right, other=0.0).to(
+                tl.float32
+            )
             s10 += g * tl.load(x - CHANNELS, mask=here & left, other=0.0).to(tl.float32)
             s11 += g * tl.load(x, mask=here, other=0.0).to(tl.float32)
             s12 += g * tl.load(x + CHANNELS, mask=here & right, other=0.0).to(tl.float32)
-            s20 += g * tl.load(x + (WIDTH - 1) * CHANNELS, mask=below & left, other=0.0).to(tl.float32)
+            s20 += g * tl.load(x + (WIDTH - 1) * CHANNELS, mask=below & left, other=0.0).to(
+                tl.float32
+            )
             s21 += g * tl.load(x + WIDTH * CHANNELS, mask=below, other=0.0).to(tl.float32)
-            s22 += g * tl.load(x + (WIDTH + 1) * CHANNELS, mask=below & right, other=0.0).to(tl.float32)
+            s22 += g * tl.load(x + (WIDTH + 1) * CHANNELS, mask=below & right, other=0.0).to(
+                tl.float32
+            )
         goal = parts + tl.program_id(0) * CHANNELS * 9 + channel * 9
         tl.store(goal, tl.sum(s00, axis=0), mask=real)
         tl.store(goal + 1, tl.sum(s01, axis=0), mask=real)
@@ -163,7 +193,9 @@ def _sizes(shape: torch.Size, stride: int) -> dict[str, int]:
 
 
 def _grid(positions: int, sizes: dict[str, int]) -> tuple[int, int]:
-    return triton.cdiv(positions, sizes["BLOCK"]), triton.cdiv(sizes["CHANNELS"], sizes["BLOCK_CHANNELS"])
+    return triton.cdiv(positions, sizes["BLOCK"]), triton.cdiv(
+        sizes["CHANNELS"], sizes["BLOCK_CHANNELS"]
+    )
 
 
 def _last(tensor: Tensor) -> Tensor:
@@ -171,7 +203,9 @@ def _last(tensor: Tensor) -> Tensor:
 
 
 def _made(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+    return torch.empty(
+        shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last
+    )
 
 
 def _out_shape(inputs: Tensor, stride: int) -> tuple[int, int, int, int]:
@@ -204,10 +238,14 @@ def prepare(device: torch.device) -> None:
 
 def takes(inputs: Tensor) -> bool:
     """Whether these kernels can convolve such inputs here."""
-    return inputs.is_cuda and _working.get(inputs.device, False) and 0 < inputs.numel() <= MOST_NUMBERS
+    return (
+        inputs.is_cuda and _working.get(inputs.device, False) and 0 < inputs.numel() <= MOST_NUMBERS
+    )
 
 
-def joined(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, most: float | None = None) -> Tensor:
+def joined(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int, most: float | None = None
+) -> Tensor:
     """Convolve, add a bias [C] and cut to between 0 and `most`, in one kernel; for predictions."""
     inputs, weight = _last(inputs), weight.contiguous()
     outputs = _made(_out_shape(inputs, stride), inputs)
@@ -240,7 +278,9 @@ def _(inputs: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 
 @torch.library.custom_op("fedaux::depthwise_backward", mutates_args=())
-def depthwise_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
+def depthwise_backward(
+    gradient: Tensor, inputs: Tensor, weight: Tensor, stride: int
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of inputs and weight; sums always have the same order."""
     gradient, inputs, weight = _last(gradient), _last(inputs), weight.contiguous()
     sizes = _sizes(inputs.shape, stride)
@@ -260,7 +300,9 @@ def depthwise_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, stride:
 
 @depthwise_backward.register_fake
 def _(gradient: Tensor, inputs: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    return _made(tuple(inputs.shape), inputs), torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    return _made(tuple(inputs.shape), inputs), torch.empty(
+        weight.shape, dtype=weight.dtype, device=weight.device
+    )
 
 
 def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:

@@ -25,7 +25,9 @@ from fedaux.models import SplitModel
 class FastDistiller:
     """Distills one model; on a GPU its steps are captured when it is first used."""
 
-    def __init__(self, model: nn.Module, inputs: Tensor, *, section: Distillation, compute: Compute, key: str) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Tensor, *, section: Distillation, compute: Compute, key: str
+    ) -> None:
         self._model = model
         self._inputs = inputs
         self._section = section
@@ -68,14 +70,25 @@ class FastDistiller:
 
 
 def prepared_steps(
-    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: str
+    model: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    section: Distillation,
+    compute: Compute,
+    key: str,
 ) -> PreparedStepping | None:
     """Return distillation steps as CUDA graphs, or None, with a warning, if that fails.
 
     The model's weights change; `distill` loads them again.
     """
     if section.clip is None and kernels.possible(
-        model, images, optimizer=section.optimizer, batch_size=section.batch_size, clients=1, compute=compute
+        model,
+        images,
+        optimizer=section.optimizer,
+        batch_size=section.batch_size,
+        clients=1,
+        compute=compute,
     ):
         made = attempt(
             lambda: _kernel_steps(model, images, targets, section=section, compute=compute),
@@ -114,7 +127,13 @@ def _kernel_steps(
 
 
 def _captured_steps(
-    model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute, key: str
+    model: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    *,
+    section: Distillation,
+    compute: Compute,
+    key: str,
 ) -> CapturedSteps:
     """Return captured steps whose learning rate is a tensor, so that `set_rate` reaches the
     graphs."""

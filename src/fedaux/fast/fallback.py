@@ -48,7 +48,9 @@ def _release_generator(device: torch.device) -> None:
     generator.graphsafe_set_state(generator.clone_state())
 
 
-def compiled(compute: Compute, key: Hashable, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+def compiled(
+    compute: Compute, key: Hashable, make: Callable[[], Callable[..., Any]]
+) -> Callable[..., Any]:
     """Return the function that `make` returns, compiled, once for each key.
 
     A function of a model's weights should hold a copy of the model: torch notes when a tensor it is

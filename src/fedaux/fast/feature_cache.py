@@ -57,7 +57,9 @@ class FeatureCache:
         """Register examples that are rows of a larger set, whose features serve all its parts."""
         self._parts.append((part, whole, rows))
 
-    def __call__(self, module: nn.Module, weights: Weights, examples: Tensor, *, rows: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, module: nn.Module, weights: Weights, examples: Tensor, *, rows: Tensor | None = None
+    ) -> Tensor:
         """Return the features [n, F] of examples, or of some rows of them."""
         for part, whole, own in self._parts:
             if part is examples:
@@ -88,7 +90,9 @@ class FeatureCache:
             "precision": str(compute.precision),
             "device": compute.device.type,
             "mean": None if compute.mean is None else compute.mean.flatten().tolist(),
-            "deviation": None if compute.deviation is None else compute.deviation.flatten().tolist(),
+            "deviation": None
+            if compute.deviation is None
+            else compute.deviation.flatten().tolist(),
             "torch": torch.__version__,
         } | ({"compile": True} if compute.compile else {})  # perhaps by kernels of our own
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:40]
@@ -119,7 +123,9 @@ class FeatureCache:
         batch_size = self._batch_size
         if examples.ndim == 4 and examples.device.type == "cpu":
             batch_size = PROCESSOR_BATCH
-            if self._compute.precision is not torch.float32:  # 1.1 times as fast; in single precision slower
+            if (
+                self._compute.precision is not torch.float32
+            ):  # 1.1 times as fast; in single precision slower
                 module = copy.deepcopy(module).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
                 examples = examples.contiguous(memory_format=torch.channels_last)
         predictors = [FastPredictor(module, self._compute) for _ in range(workers)]

@@ -22,7 +22,13 @@ from torch.nn import functional
 from fedaux.core.messages import Weights
 from fedaux.core.weights import copy_into
 from fedaux.fast import depthwise
-from fedaux.fast.convolutions import has_patches, image_matrix, make_plain, patches, pointwise_matrix
+from fedaux.fast.convolutions import (
+    has_patches,
+    image_matrix,
+    make_plain,
+    patches,
+    pointwise_matrix,
+)
 from fedaux.models.convolutional import DepthwiseConvolution, ImageConvolution, PointwiseConvolution
 
 CONVOLUTIONS = (nn.Conv2d, ImageConvolution, DepthwiseConvolution, PointwiseConvolution)
@@ -49,7 +55,9 @@ class FusedInference:
         module = copy.deepcopy(module).eval()
         make_plain(module)
         if any(isinstance(part, nn.Embedding) for part in module.modules()):
-            raise Untraceable("looks tokens up, whose numbers must not become floats, and has nothing to join")
+            raise Untraceable(
+                "looks tokens up, whose numbers must not become floats, and has nothing to join"
+            )
         try:
             self._graph = _Tracer().trace(module)
         except Exception as error:
@@ -82,7 +90,8 @@ class FusedInference:
         folded in."""
         folded = dict(weights)
         by_name = with_normalisation(
-            weights, {joined.convolution: self._normalisation(joined) for joined in self._joined.values()}
+            weights,
+            {joined.convolution: self._normalisation(joined) for joined in self._joined.values()},
         )
         offsets = {joined: by_name[joined.convolution][1] for joined in self._joined.values()}
         sums = {joined: offset for joined, offset in offsets.items() if not joined.gives_bias}
@@ -92,7 +101,9 @@ class FusedInference:
         for joined in self._joined.values():
             folded.pop(f"{joined.convolution}.bias", None)
         matrices = {
-            f"{joined.convolution}.weight": self._as_used(joined, by_name[joined.convolution][0], dtype)
+            f"{joined.convolution}.weight": self._as_used(
+                joined, by_name[joined.convolution][0], dtype
+            )
             for joined in self._joined.values()
         }
         biases = {f"{joined.convolution}.bias": bias for joined, bias in sums.items()}
@@ -112,7 +123,11 @@ class FusedInference:
             return weight
         if joined is self._first:
             return image_matrix(weight)
-        return pointwise_matrix(weight, groups=layer.groups) if isinstance(layer, PointwiseConvolution) else weight
+        return (
+            pointwise_matrix(weight, groups=layer.groups)
+            if isinstance(layer, PointwiseConvolution)
+            else weight
+        )
 
     def prepared(self, inputs: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Return inputs [N, ...] as calls take them: on a GPU in half precision as patches."""
@@ -145,17 +160,28 @@ class FusedInference:
         joined = _Joined(str(node.target), node.args[0])
         chain = [node]
         following = self._only_user(node)
-        if following is not None and self._is_module(following, nn.BatchNorm2d) and self._has_statistics(following):
+        if (
+            following is not None
+            and self._is_module(following, nn.BatchNorm2d)
+            and self._has_statistics(following)
+        ):
             joined.normalisation = str(following.target)
             chain.append(following)
             following = self._only_user(following)
         if following is not None and self._is_module(following, nn.ReLU, nn.ReLU6):
-            joined.relu, joined.most = True, 6.0 if self._is_module(following, nn.ReLU6) else math.inf
+            joined.relu, joined.most = (
+                True,
+                6.0 if self._is_module(following, nn.ReLU6) else math.inf,
+            )
             chain.append(following)
         elif following is not None and _is_addition(following):
             others = [argument for argument in following.args if argument is not chain[-1]]
             after = self._only_user(following)
-            ready = len(others) == 1 and isinstance(others[0], fx.Node) and self._place[others[0]] < self._place[node]
+            ready = (
+                len(others) == 1
+                and isinstance(others[0], fx.Node)
+                and self._place[others[0]] < self._place[node]
+            )
             if ready and after is not None and self._is_module(after, nn.ReLU):
                 joined.shortcut, joined.relu = others[0], True
                 chain += [following, after]
@@ -167,10 +193,18 @@ class FusedInference:
         """Return the convolution of images, if it is the only one to look at the input."""
         (start,) = (node for node in self._nodes if node.op == "placeholder")
         first = self._only_user(start)
-        if first is None or first not in self._joined or not self._is_module(first, ImageConvolution):
+        if (
+            first is None
+            or first not in self._joined
+            or not self._is_module(first, ImageConvolution)
+        ):
             return None
         layer = self._modules[str(first.target)]
-        return self._joined[first] if isinstance(layer, ImageConvolution) and has_patches(layer) else None
+        return (
+            self._joined[first]
+            if isinstance(layer, ImageConvolution) and has_patches(layer)
+            else None
+        )
 
     def _only_user(self, node: fx.Node) -> fx.Node | None:
         return next(iter(node.users)) if len(node.users) == 1 else None
@@ -179,7 +213,11 @@ class FusedInference:
         return node.op == "call_module" and type(self._modules[str(node.target)]) in kinds
 
     def _is_plain_convolution(self, node: fx.Node) -> bool:
-        return len(node.args) == 1 and not node.kwargs and self._modules[str(node.target)].padding_mode == "zeros"
+        return (
+            len(node.args) == 1
+            and not node.kwargs
+            and self._modules[str(node.target)].padding_mode == "zeros"
+        )
 
     def _has_statistics(self, node: fx.Node) -> bool:
         return self._modules[str(node.target)].running_var is not None
@@ -187,7 +225,10 @@ class FusedInference:
     def _convolve(self, joined: _Joined, folded: Weights, values: Mapping[fx.Node, Any]) -> Tensor:
         layer = self._modules[joined.convolution]
         assert isinstance(layer, nn.Conv2d)
-        weight, bias = folded[f"{joined.convolution}.weight"], folded.get(f"{joined.convolution}.bias")
+        weight, bias = (
+            folded[f"{joined.convolution}.weight"],
+            folded.get(f"{joined.convolution}.bias"),
+        )
         inputs = values[joined.inputs].to(weight.dtype)
         shortcut = None if joined.shortcut is None else values[joined.shortcut].to(weight.dtype)
         if weight.ndim == 2:
@@ -216,9 +257,15 @@ class FusedInference:
         if node.op == "call_method":
             return getattr(arguments[0], str(node.target))(*arguments[1:], **keywords)
         module, prefix = self._modules[str(node.target)], f"{node.target}."
-        own = {name.removeprefix(prefix): tensor for name, tensor in folded.items() if name.startswith(prefix)}
+        own = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in folded.items()
+            if name.startswith(prefix)
+        }
         # Weights are in single precision here; what is left is small: heads, group normalisation.
-        precise = tuple(value.float() if own and isinstance(value, Tensor) else value for value in arguments)
+        precise = tuple(
+            value.float() if own and isinstance(value, Tensor) else value for value in arguments
+        )
         return functional_call(module, own, precise, keywords)
 
     def _attribute(self, name: str, folded: Weights) -> Any:
@@ -255,7 +302,9 @@ def with_normalisation(
     offsets = {name: weights.get(f"{name}.bias") for name in layers}
     pairs = {name: pair for name, pair in layers.items() if pair is not None}
     if pairs:
-        means = list(torch._foreach_neg([weights[f"{path}.running_mean"] for path, _ in pairs.values()]))
+        means = list(
+            torch._foreach_neg([weights[f"{path}.running_mean"] for path, _ in pairs.values()])
+        )
         variances = [weights[f"{path}.running_var"] for path, _ in pairs.values()]
         gains = list(torch._foreach_add(variances, [layer.eps for _, layer in pairs.values()]))
         torch._foreach_sqrt_(gains)
@@ -263,7 +312,8 @@ def with_normalisation(
         affine = {place: path for place, (path, layer) in enumerate(pairs.values()) if layer.affine}
         if affine:
             torch._foreach_mul_(
-                [gains[place] for place in affine], [weights[f"{path}.weight"] for path in affine.values()]
+                [gains[place] for place in affine],
+                [weights[f"{path}.weight"] for path in affine.values()],
             )
         for mean, name in zip(means, pairs, strict=True):
             if (bias := offsets[name]) is not None:
@@ -271,13 +321,21 @@ def with_normalisation(
         torch._foreach_mul_(means, gains)
         if affine:
             torch._foreach_add_(
-                [means[place] for place in affine], [weights[f"{path}.bias"] for path in affine.values()]
+                [means[place] for place in affine],
+                [weights[f"{path}.bias"] for path in affine.values()],
             )
-        products = torch._foreach_mul([scaled[name] for name in pairs], [gain[:, None, None, None] for gain in gains])
+        products = torch._foreach_mul(
+            [scaled[name] for name in pairs], [gain[:, None, None, None] for gain in gains]
+        )
         scaled |= dict(zip(pairs, products, strict=True))
         offsets |= dict(zip(pairs, means, strict=True))
     return {
-        name: (weight, torch.zeros(len(weight), device=weight.device) if (bias := offsets[name]) is None else bias)
+        name: (
+            weight,
+            torch.zeros(len(weight), device=weight.device)
+            if (bias := offsets[name]) is None
+            else bias,
+        )
         for name, weight in scaled.items()
     }
 
@@ -285,7 +343,14 @@ def with_normalisation(
 def _out_shape(layer: nn.Conv2d, inputs: Tensor) -> torch.Size:
     """Return the shape of a convolution's output; its padding is in numbers."""
     assert not isinstance(layer.padding, str)
-    sizes = zip(inputs.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)
+    sizes = zip(
+        inputs.shape[2:],
+        layer.kernel_size,
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        strict=True,
+    )
     maps = [
         (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
         for size, kernel, stride, padding, dilation in sizes
@@ -296,7 +361,9 @@ def _out_shape(layer: nn.Conv2d, inputs: Tensor) -> torch.Size:
 def _in_type(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weights:
     """Return tensors in another type, those of convolutions with the channels last on a GPU."""
     cast = {
-        name: torch.empty(tensor.shape, dtype=dtype, device=tensor.device, memory_format=_layout(tensor))
+        name: torch.empty(
+            tensor.shape, dtype=dtype, device=tensor.device, memory_format=_layout(tensor)
+        )
         for name, tensor in tensors.items()
     }
     copy_into(list(cast.values()), list(tensors.values()))
@@ -331,4 +398,8 @@ def _finished(outputs: Tensor, shortcut: Tensor | None, joined: _Joined) -> Tens
 
 
 def _is_addition(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target in (operator.add, torch.add, operator.iadd) and not node.kwargs
+    return (
+        node.op == "call_function"
+        and node.target in (operator.add, torch.add, operator.iadd)
+        and not node.kwargs
+    )

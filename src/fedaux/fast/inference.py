@@ -44,7 +44,9 @@ class FastPredictor(PlainPredictor):
     def __init__(self, module: nn.Module, compute: Compute) -> None:
         super().__init__(module, compute)
         self._by_length = ByLength()
-        self._trims = any(getattr(part, "ignores_padding", False) for part in self._module.modules())
+        self._trims = any(
+            getattr(part, "ignores_padding", False) for part in self._module.modules()
+        )
         self._known = predictions.known(module) if kernels.available(compute) else None
         """The network that there are kernels of our own for, until they fail to run here."""
         self._by_kernels: Inference | None = None
@@ -61,13 +63,17 @@ class FastPredictor(PlainPredictor):
         return self._fused is not None
 
     @torch.no_grad()
-    def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
+    def many(
+        self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None
+    ) -> list[Tensor]:
         """Return the outputs [N, ...] of several models on the same inputs."""
         if len(inputs) > 0 and self.takes_many:
             return self._folded(models, inputs.split(batch_size or inference_batch(inputs.device)))
         return super().many(models, inputs, batch_size=batch_size)
 
-    def _outputs(self, weights: Weights, inputs: Tensor, batch_size: int, rows: Tensor | None) -> Tensor:
+    def _outputs(
+        self, weights: Weights, inputs: Tensor, batch_size: int, rows: Tensor | None
+    ) -> Tensor:
         if not self._trims:
             return super()._outputs(weights, inputs, batch_size, rows)
         forward = self._forward(weights, inputs)
@@ -96,7 +102,11 @@ class FastPredictor(PlainPredictor):
     def _tried(self) -> Inference | None:
         """Return kernels of our own after they have been compiled and have run once, or None."""
         assert self._known is not None
-        network, dtype, shape = StepInference(self._module), self._compute.precision, (1, self._known.channels)
+        network, dtype, shape = (
+            StepInference(self._module),
+            self._compute.precision,
+            (1, self._known.channels),
+        )
 
         def run() -> Inference:
             weights = self._module.state_dict()
@@ -134,14 +144,19 @@ class ThreadedPredictor(FastPredictor):
 
     def __init__(self, module: nn.Module, compute: Compute) -> None:
         super().__init__(module, compute)
-        self._workers = [self, *(FastPredictor(module, compute) for _ in range(compute.workers - 1))]
+        self._workers = [
+            self,
+            *(FastPredictor(module, compute) for _ in range(compute.workers - 1)),
+        ]
 
     @property
     def takes_many(self) -> bool:
         """Whether `many` is faster than one model after another: yes."""
         return True
 
-    def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
+    def many(
+        self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None
+    ) -> list[Tensor]:
         """Return the outputs [N, ...] of several models on the same inputs."""
         count = len(self._workers)
 
@@ -162,7 +177,9 @@ class LinearPredictor(FastPredictor):
         return True
 
     @torch.no_grad()
-    def many(self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None) -> list[Tensor]:
+    def many(
+        self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None
+    ) -> list[Tensor]:
         """Return [x W_1 + b_1, x W_2 + b_2, ...] for features x [N, F]."""
         products = inputs @ torch.cat([one["head.weight"] for one in models]).T
         if "head.bias" in models[0]:
@@ -190,13 +207,20 @@ class ByLength:
         self._plans: list[tuple[Tensor, int, list[tuple[Tensor, int]]]] = []
 
     def __call__(
-        self, forward: Callable[[Tensor], Tensor], texts: Tensor, *, batch_size: int, rows: Tensor | None
+        self,
+        forward: Callable[[Tensor], Tensor],
+        texts: Tensor,
+        *,
+        batch_size: int,
+        rows: Tensor | None,
     ) -> Tensor:
         """Return outputs [N, ...] on all texts or on some rows of them, in their order."""
         chosen = texts if rows is None else texts[rows]
         parts = self._parts(chosen, batch_size, again=rows is None and len(texts) > batch_size)
         outputs = torch.cat([forward(chosen[part, :width]).float() for part, width in parts])
-        return torch.empty_like(outputs).index_copy_(0, torch.cat([part for part, _ in parts]), outputs)
+        return torch.empty_like(outputs).index_copy_(
+            0, torch.cat([part for part, _ in parts]), outputs
+        )
 
     def _parts(self, texts: Tensor, batch_size: int, *, again: bool) -> list[tuple[Tensor, int]]:
         """Return the rows of each batch and its width; `again`: the same texts will come again."""

@@ -39,7 +39,8 @@ def can_stack(model: nn.Module) -> bool:
     """
     layers = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.Embedding)
     return (
-        [name for name, _ in model.named_parameters()] == list(model.state_dict())  # no buffers, nothing shared
+        [name for name, _ in model.named_parameters()]
+        == list(model.state_dict())  # no buffers, nothing shared
         and len({parameter.dtype for parameter in model.parameters()}) <= 1
         and all(parameter.requires_grad for parameter in model.parameters())
         and not any(isinstance(module, layers) for module in model.modules())
@@ -63,19 +64,27 @@ class StackedTraining:
 
     def __init__(self, context: TrainContext) -> None:
         self._context = context
-        self._shapes = {name: parameter.shape for name, parameter in context.model.named_parameters()}
+        self._shapes = {
+            name: parameter.shape for name, parameter in context.model.named_parameters()
+        }
         self._forwards: list[OfModels] = []
 
-    def __call__(self, jobs: Sequence[ClientJob], weights: Weights) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
+    def __call__(
+        self, jobs: Sequence[ClientJob], weights: Weights
+    ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
         """Train each job from the given weights, those of many steps first."""
         ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
         compute = self._context.compute
         # Dealt out in turn, so that stacks are of the same work.
-        count = min(len(ordered), max(compute.workers, math.ceil(len(ordered) / compute.clients_at_once)))
+        count = min(
+            len(ordered), max(compute.workers, math.ceil(len(ordered) / compute.clients_at_once))
+        )
         stacks = [ordered[begin::count] for begin in range(count)]
         while len(self._forwards) < count:  # each thread needs its own copy
             self._forwards.append(of_models(copy.deepcopy(self._context.model).train()))
-        done = compute.spread(lambda n: self._train(stacks[n], weights, self._forwards[n]), range(count))
+        done = compute.spread(
+            lambda n: self._train(stacks[n], weights, self._forwards[n]), range(count)
+        )
         for results in done:
             yield from results
 
@@ -86,14 +95,18 @@ class StackedTraining:
         batches = [list(_batches(job, section)) for job in jobs]
         anchor = torch.cat([weights[name].detach().flatten() for name in self._shapes])
         stack = anchor.expand(len(jobs), -1).clone()
-        optimizer = OPTIMIZERS[section.optimizer](stack, self._shapes, [job.state for job in jobs], section)
+        optimizer = OPTIMIZERS[section.optimizer](
+            stack, self._shapes, [job.state for job in jobs], section
+        )
         totals = torch.zeros(len(jobs))
         for number in range(len(batches[0])):
             # Sorted by size, so those that still have a batch are the first ones.
             active = sum(number < len(own) for own in batches)
             rows, present = _filled([own[number] for own in batches[:active]], section.batch_size)
             before = stack[:active].detach()
-            leaves = {name: part.requires_grad_() for name, part in _named(before, self._shapes).items()}
+            leaves = {
+                name: part.requires_grad_() for name, part in _named(before, self._shapes).items()
+            }
             inputs = context.compute.floats(context.inputs[rows.flatten()]).unflatten(0, rows.shape)
             with context.compute.autocast():
                 logits = forward(leaves, inputs).float()
@@ -102,11 +115,15 @@ class StackedTraining:
             ).view_as(present)
             sums = (losses * present).sum(dim=1)
             sizes = present.sum(dim=1)
-            gradients = torch.autograd.grad((sums / sizes).sum(), list(leaves.values()), allow_unused=True)
+            gradients = torch.autograd.grad(
+                (sums / sizes).sum(), list(leaves.values()), allow_unused=True
+            )
             totals[:active] += sums.detach()
             unused = [name for name, own in zip(leaves, gradients, strict=True) if own is None]
             left = {name: leaves[name].detach().clone() for name in unused}
-            gradient = torch.cat([_flat(own, of) for own, of in zip(gradients, leaves.values(), strict=True)], dim=1)
+            gradient = torch.cat(
+                [_flat(own, of) for own, of in zip(gradients, leaves.values(), strict=True)], dim=1
+            )
             if context.proximal > 0:
                 gradient.add_(before - anchor, alpha=context.proximal)
             optimizer.step(gradient, active)
@@ -130,7 +147,11 @@ class StackedAdam:
     """
 
     def __init__(
-        self, stack: Tensor, shapes: Mapping[str, torch.Size], states: Sequence[Mapping[str, Tensor]], section: Local
+        self,
+        stack: Tensor,
+        shapes: Mapping[str, torch.Size],
+        states: Sequence[Mapping[str, Tensor]],
+        section: Local,
     ) -> None:
         self._stack = stack
         self._shapes = shapes
@@ -170,12 +191,18 @@ class StackedSgd:
     """SGD with momentum on a stack of weights [K, P]: b = momentum b + g, theta -= rate * b."""
 
     def __init__(
-        self, stack: Tensor, shapes: Mapping[str, torch.Size], states: Sequence[Mapping[str, Tensor]], section: Local
+        self,
+        stack: Tensor,
+        shapes: Mapping[str, torch.Size],
+        states: Sequence[Mapping[str, Tensor]],
+        section: Local,
     ) -> None:
         self._stack = stack
         self._shapes = shapes
         self._section = section
-        self._momenta = _stacked(stack, shapes, states, "momentum_buffer") if section.momentum > 0 else None
+        self._momenta = (
+            _stacked(stack, shapes, states, "momentum_buffer") if section.momentum > 0 else None
+        )
 
     def step(self, gradient: Tensor, active: int) -> None:
         """Take a step with the gradients [active, P] of the first clients."""
@@ -190,14 +217,22 @@ class StackedSgd:
     def state(self, client: int) -> dict[str, Tensor]:
         """Return one client's tensors, named as torch's SGD names them."""
         named = {} if self._momenta is None else _named(self._momenta, self._shapes)
-        return {f"{name}/momentum_buffer": momentum[client].clone() for name, momentum in named.items()}
+        return {
+            f"{name}/momentum_buffer": momentum[client].clone() for name, momentum in named.items()
+        }
 
 
-OPTIMIZERS: dict[str, Callable[..., StackedAdam | StackedSgd]] = {"adam": StackedAdam, "sgd": StackedSgd}
+OPTIMIZERS: dict[str, Callable[..., StackedAdam | StackedSgd]] = {
+    "adam": StackedAdam,
+    "sgd": StackedSgd,
+}
 
 
 def _stacked(
-    stack: Tensor, shapes: Mapping[str, torch.Size], states: Sequence[Mapping[str, Tensor]], key: str
+    stack: Tensor,
+    shapes: Mapping[str, torch.Size],
+    states: Sequence[Mapping[str, Tensor]],
+    key: str,
 ) -> Tensor:
     """Return the clients' kept moments as a stack like their weights; zero without any."""
     moments = torch.zeros_like(stack)
@@ -211,7 +246,10 @@ def _stacked(
 def _named(stack: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Return a stack [K, P] tensor by tensor, [K, ...] each, where it lies."""
     parts = stack.split([shape.numel() for shape in shapes.values()], dim=1)
-    return {name: part.view(len(part), *shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+    return {
+        name: part.view(len(part), *shape)
+        for part, (name, shape) in zip(parts, shapes.items(), strict=True)
+    }
 
 
 def _flat(gradient: Tensor | None, of: Tensor) -> Tensor:
@@ -227,6 +265,8 @@ def _batches(job: ClientJob, section: Local) -> Iterator[Tensor]:
 def _filled(batches: Sequence[Tensor], batch_size: int) -> tuple[Tensor, Tensor]:
     """Return batches as one padded tensor [K, B], and which rows count [K, B]."""
     width = min(batch_size, max(len(batch) for batch in batches))
-    rows = torch.stack([functional.pad(batch, (0, width - len(batch)), value=int(batch[0])) for batch in batches])
+    rows = torch.stack(
+        [functional.pad(batch, (0, width - len(batch)), value=int(batch[0])) for batch in batches]
+    )
     sizes = torch.tensor([len(batch) for batch in batches])
     return rows, (torch.arange(width) < sizes[:, None]).float()

@@ -33,7 +33,9 @@ class StreamTraining:
         self._slots: list[CapturedSteps] = []
         self._plain: Training | None = None
 
-    def __call__(self, jobs: Sequence[ClientJob], weights: Weights) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
+    def __call__(
+        self, jobs: Sequence[ClientJob], weights: Weights
+    ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
         """Train each job from the given weights, large ones first, so that neighbours end
         together."""
         ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
@@ -42,7 +44,9 @@ class StreamTraining:
             wave = ordered[begin : begin + width]
             if self._plain is None and not self._prepared(wave):
                 self._plain = one_by_one(self._context)
-            yield from self._wave(wave, weights) if self._plain is None else self._plain(wave, weights)
+            yield from (
+                self._wave(wave, weights) if self._plain is None else self._plain(wave, weights)
+            )
 
     def _prepared(self, wave: Sequence[ClientJob]) -> bool:
         """Capture the steps that a wave needs; return whether it was possible."""
@@ -56,7 +60,9 @@ class StreamTraining:
             return True
 
         otherwise = f"{self._context.key}: steps cannot be captured, training is slower"
-        possible = attempt(capture, device=self._context.compute.device, otherwise=otherwise) is not None
+        possible = (
+            attempt(capture, device=self._context.compute.device, otherwise=otherwise) is not None
+        )
         if not possible:
             self._slots.clear()
         return possible
@@ -77,13 +83,20 @@ class StreamTraining:
             proximal=context.proximal,
         )
 
-    def _wave(self, wave: Sequence[ClientJob], weights: Weights) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
-        section, here = self._context.section, torch.cuda.current_stream(self._context.compute.device)
+    def _wave(
+        self, wave: Sequence[ClientJob], weights: Weights
+    ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
+        section, here = (
+            self._context.section,
+            torch.cuda.current_stream(self._context.compute.device),
+        )
         slots = self._slots[: len(wave)]
         orders = [
             [
                 job.rows[order.to(job.rows.device, non_blocking=True)]
-                for order in epoch_orders(len(job.rows), epochs=section.epochs, generator=job.generator)
+                for order in epoch_orders(
+                    len(job.rows), epochs=section.epochs, generator=job.generator
+                )
             ]
             for job in wave
         ]
@@ -96,15 +109,28 @@ class StreamTraining:
         for slot in slots:
             slot.stream.wait_stream(here)
         # In turn: otherwise the first client would have finished before the last one starts.
-        running = [_steps(slot, rows, batch_size=section.batch_size) for slot, rows in zip(slots, orders, strict=True)]
+        running = [
+            _steps(slot, rows, batch_size=section.batch_size)
+            for slot, rows in zip(slots, orders, strict=True)
+        ]
         while running:
             running = [steps for steps in running if next(steps, False)]
         for slot in slots:
             here.wait_stream(slot.stream)
-        losses = torch.stack([slot.total for slot in slots]).tolist()  # one wait for the device per wave
+        losses = torch.stack(
+            [slot.total for slot in slots]
+        ).tolist()  # one wait for the device per wave
         for slot, job, loss in zip(slots, wave, losses, strict=True):
-            kept = optimizer_state(slot.optimizer, slot.model) if section.optimizer_state == "kept" else {}
-            yield job, snapshot(slot.model), TrainResult(loss / (section.epochs * len(job.rows)), kept)
+            kept = (
+                optimizer_state(slot.optimizer, slot.model)
+                if section.optimizer_state == "kept"
+                else {}
+            )
+            yield (
+                job,
+                snapshot(slot.model),
+                TrainResult(loss / (section.epochs * len(job.rows)), kept),
+            )
 
 
 def _steps(slot: CapturedSteps, epochs: Sequence[Tensor], *, batch_size: int) -> Iterator[bool]:

@@ -21,7 +21,9 @@ def main() -> None:
         connection.connect(os.environ[VARIABLE])
         socket.send_fds(connection, [json.dumps(arguments).encode()], [1, 2])
     except (KeyError, OSError):
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "fedaux.federation.clientapp", *arguments])
+        os.execv(
+            sys.executable, [sys.executable, "-P", "-m", "fedaux.federation.clientapp", *arguments]
+        )
     code = connection.recv(1)
     sys.exit(code[0] if code else 1)
 

@@ -53,7 +53,9 @@ class NodeAudit:
         with seeding.initialisation(seed, part="audit node"):
             self._model: SplitModel = MODELS["mlp"](IMAGE_SHAPE, 2, width=WIDTH)
         self.mechanism = MECHANISMS[section.mechanism](section)
-        self.public: Public = self.mechanism.publish(self._features(_images(generator, NUM_NEGATIVES)))
+        self.public: Public = self.mechanism.publish(
+            self._features(_images(generator, NUM_NEGATIVES))
+        )
         for side in (0, 1):
             self._write(side)
 
@@ -151,13 +153,17 @@ class NodeAudit:
 def audit_node(section: Certainty, *, releases: int, seed: int, findings: Findings) -> list[PValue]:
     """Return p-values of the noise in a node's answers; adds to `findings` where answers and ledger disagree."""
     if find_spec("flwr") is None or find_spec("opendp") is None:
-        raise ValueError("the audit of a node needs Flower and OpenDP: pip install 'fedaux[flower,privacy]'")
+        raise ValueError(
+            "the audit of a node needs Flower and OpenDP: pip install 'fedaux[flower,privacy]'"
+        )
     with tempfile.TemporaryDirectory() as folder, _quiet():
         nodes = NodeAudit(section, Path(folder), seed=seed)
         centres = [nodes.noiseless(side) for side in (0, 1)]
         ratio = float((centres[0].vector - centres[1].vector).norm()) / centres[0].sensitivity
         if not ratio <= 1 + 1e-9:
-            findings.setdefault("a node's vector moves too far", f"{ratio:.3g} times the sensitivity")
+            findings.setdefault(
+                "a node's vector moves too far", f"{ratio:.3g} times the sensitivity"
+            )
         rows = []
         for number in range(releases):
             side = number % 2

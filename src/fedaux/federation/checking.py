@@ -41,9 +41,16 @@ def check_node(file: Path, *, recipe: str | None = None) -> tuple[list[Renderabl
     shape = " x ".join(map(str, declared_shape(config)))
     name = f", {config.name}" if config.name else ""
     heading = f"Client {config.number}{name}: {total} examples, images {shape}"
-    said: list[RenderableType] = [*warning_lines(config), heading, class_table(data, config), *policy_lines(config)]
+    said: list[RenderableType] = [
+        *warning_lines(config),
+        heading,
+        class_table(data, config),
+        *policy_lines(config),
+    ]
     if total > len(data.labels):
-        said.append(f"{total - len(data.labels)} rows cannot be read: they count as examples and contribute nothing.")
+        said.append(
+            f"{total - len(data.labels)} rows cannot be read: they count as examples and contribute nothing."
+        )
     if total == 0:
         said.append("Warning: there are no examples here; the node would have nothing to do.")
     if config.privacy.noise == "secure":
@@ -53,7 +60,9 @@ def check_node(file: Path, *, recipe: str | None = None) -> tuple[list[Renderabl
     experiment = load_experiment(find_recipe(recipe))
     if unknown := [name for name in experiment.method if name not in METHODS]:
         # Only what concerns a node: the server's files are elsewhere.
-        raise ConfigError([line for line in problems_of(experiment) if unknown[0] in line], origin=recipe)
+        raise ConfigError(
+            [line for line in problems_of(experiment) if unknown[0] in line], origin=recipe
+        )
     lines, refused = recipe_lines(config, experiment, num_examples=total)
     return [*said, "", f"{recipe} would ask:", *lines], not refused
 
@@ -67,7 +76,9 @@ def warning_lines(config: NodeConfig) -> list[str]:
             "hostile server can read private data out of them; the budget below covers the certainty scores alone."
         )
     if config.privacy.noise != "secure":
-        lines.append("NOT PRIVATE: privacy.noise = simulated is known to the server. For trials alone.")
+        lines.append(
+            "NOT PRIVATE: privacy.noise = simulated is known to the server. For trials alone."
+        )
     return lines
 
 
@@ -100,13 +111,17 @@ def policy_lines(config: NodeConfig) -> list[str]:
         f"({len(guard.entries())} releases, in {config.folder}).",
     ]
     if unprotected := [name for name in terms.mechanisms if name in UNPROTECTED_MECHANISMS]:
-        lines.append(f"NOT PRIVATE: privacy.mechanisms allows {_listed(unprotected)}, which no budget counts.")
+        lines.append(
+            f"NOT PRIVATE: privacy.mechanisms allows {_listed(unprotected)}, which no budget counts."
+        )
     if config.split is not None:
         lines.append("A trial: [split] gives this node a part of data that is not its own.")
     return lines
 
 
-def recipe_lines(config: NodeConfig, experiment: Experiment, *, num_examples: int) -> tuple[list[str], bool]:
+def recipe_lines(
+    config: NodeConfig, experiment: Experiment, *, num_examples: int
+) -> tuple[list[str], bool]:
     """Say what a recipe would cost this node, and what the node would refuse."""
     guard, terms = Guard(config), config.privacy
     section, seeds, rounds = experiment.certainty, len(experiment.seeds), experiment.rounds
@@ -133,7 +148,9 @@ def recipe_lines(config: NodeConfig, experiment: Experiment, *, num_examples: in
             if (problem := update_problem(experiment.local, steps=steps)) is not None:
                 raise Refusal(problem)
             noise = update_noise(config)
-            one = update_entry(experiment.local, num_examples=num_examples, client=config.number, noise=noise)
+            one = update_entry(
+                experiment.local, num_examples=num_examples, client=config.number, noise=noise
+            )
             asked += [one] * (rounds * cells)
         together = guard.spent([*guard.counted(), *asked]) if asked else 0.0
         if together > terms.epsilon * (1.0 + ROUNDING):
@@ -146,7 +163,10 @@ def recipe_lines(config: NodeConfig, experiment: Experiment, *, num_examples: in
             )
     except Refusal as refusal:
         return [*lines, f"REFUSED: {refusal}"], True
-    return [*lines, f"Within the budget: together ε = {together:.4g} at δ = {terms.delta:g}."], False
+    return [
+        *lines,
+        f"Within the budget: together ε = {together:.4g} at δ = {terms.delta:g}.",
+    ], False
 
 
 def _score_entry(experiment: Experiment, client: int, num_examples: int) -> LedgerEntry:

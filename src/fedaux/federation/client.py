@@ -51,7 +51,9 @@ def prepare(message: Message, context: Context) -> Message:
         from fedaux.federation import records, work
 
         terms, limit = _terms(message, config, PrepareTerms), _limit(config)
-        expected = records.expected_of(work.blank_model(terms, most_bytes=limit).features.state_dict())
+        expected = records.expected_of(
+            work.blank_model(terms, most_bytes=limit).features.state_dict()
+        )
         extractor = records.tensors(message.content.get("extractor"), expected)
         public = records.some_tensors(message.content.get("public"), most_bytes=limit)
         guard = _guard(config)
@@ -88,7 +90,11 @@ def train(message: Message, context: Context) -> Message:
         guard = _guard(config)
         with guard.alone():
             update = work.train(config, guard, terms, weights, extractor).update
-        said: dict[str, Any] = {"client": config.number, "num_examples": update.num_examples, "loss": update.loss}
+        said: dict[str, Any] = {
+            "client": config.number,
+            "num_examples": update.num_examples,
+            "loss": update.loss,
+        }
         if update.entry is not None:
             said["entry"] = update.entry.to_json()
         return RecordDict(
@@ -110,7 +116,9 @@ def node_of(context: Context) -> NodeConfig:
     return load_node(Path(given), partition=partition if isinstance(partition, int) else None)
 
 
-def _answered(message: Message, context: Context, answer: Callable[[NodeConfig], RecordDict]) -> Message:
+def _answered(
+    message: Message, context: Context, answer: Callable[[NodeConfig], RecordDict]
+) -> Message:
     """Return the answer or a refusal; nothing of an unforeseen error leaves but that there was one."""
     try:
         content = answer(node_of(context))

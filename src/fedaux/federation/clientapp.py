@@ -10,7 +10,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-REPLACED = ("install_from_fab", "get_project_dir", "get_load_client_app_fn", "install_app_dependencies")
+REPLACED = (
+    "install_from_fab",
+    "get_project_dir",
+    "get_load_client_app_fn",
+    "install_app_dependencies",
+)
 """All that Flower's process does with the app it was sent."""
 
 
@@ -20,7 +25,9 @@ def guard(runtime: Any) -> None:
     Raises RuntimeError where that process is not the one this was written for, rather than run what it would run.
     """
     if missing := [name for name in REPLACED if not hasattr(runtime, name)]:
-        raise RuntimeError(f"this version of Flower has no {', '.join(missing)}; fedaux needs flwr 1.41")
+        raise RuntimeError(
+            f"this version of Flower has no {', '.join(missing)}; fedaux needs flwr 1.41"
+        )
     runtime.install_from_fab = _nothing
     runtime.get_project_dir = _nothing
     runtime.install_app_dependencies = _nothing

@@ -17,7 +17,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Folder = Annotated[Path, typer.Argument(help="The folder of the federation, at the server.", metavar="DIR")]
+Folder = Annotated[
+    Path, typer.Argument(help="The folder of the federation, at the server.", metavar="DIR")
+]
 NodeFile = Annotated[Path, typer.Argument(help="The node's configuration.", metavar="NODE.toml")]
 
 
@@ -25,11 +27,18 @@ NodeFile = Annotated[Path, typer.Argument(help="The node's configuration.", meta
 def init(
     folder: Folder,
     recipe: Annotated[
-        str, typer.Option("--recipe", help="A TOML file, or the name of a recipe that ships with fedaux.")
+        str,
+        typer.Option(
+            "--recipe", help="A TOML file, or the name of a recipe that ships with fedaux."
+        ),
     ] = "demo",
     clients: Annotated[
         int | None,
-        typer.Option("--clients", help="How many nodes there are.", show_default="the recipe's number of clients"),
+        typer.Option(
+            "--clients",
+            help="How many nodes there are.",
+            show_default="the recipe's number of clients",
+        ),
     ] = None,
     trial: Annotated[
         bool,
@@ -41,7 +50,10 @@ def init(
     ] = False,
     port: Annotated[
         int,
-        typer.Option("--port", help="The port on which the server will listen; that of simulations is 100 further."),
+        typer.Option(
+            "--port",
+            help="The port on which the server will listen; that of simulations is 100 further.",
+        ),
     ] = 8000,
     plain_updates: Annotated[
         bool | None,
@@ -58,11 +70,18 @@ def init(
     if plain_updates is None and not trial and needs_plain_updates(recipe):
         plain_updates = _ask_for_plain_updates()
     files = write_folder(
-        folder, recipe=recipe, clients=clients, trial=trial, port=port, plain_updates=bool(plain_updates)
+        folder,
+        recipe=recipe,
+        clients=clients,
+        trial=trial,
+        port=port,
+        plain_updates=bool(plain_updates),
     )
     for file in files:
         typer.echo(folder / file.relative_to(folder.resolve()))
-    typer.echo(f"Next: fedaux federate certificates {folder} --host NAME, the server's name as nodes know it.")
+    typer.echo(
+        f"Next: fedaux federate certificates {folder} --host NAME, the server's name as nodes know it."
+    )
 
 
 def _ask_for_plain_updates() -> bool:
@@ -84,11 +103,20 @@ def certificates(
     folder: Folder,
     hosts: Annotated[
         list[str],
-        typer.Option("--host", help="Name or address of the server as nodes know it. May be repeated.", metavar="NAME"),
+        typer.Option(
+            "--host",
+            help="Name or address of the server as nodes know it. May be repeated.",
+            metavar="NAME",
+        ),
     ],
-    days: Annotated[int, typer.Option("--days", help="How long the server's certificate is valid.")] = 365,
+    days: Annotated[
+        int, typer.Option("--days", help="How long the server's certificate is valid.")
+    ] = 365,
     renew: Annotated[
-        bool, typer.Option("--renew", help="A new certificate for the server, from the authority that is there.")
+        bool,
+        typer.Option(
+            "--renew", help="A new certificate for the server, from the authority that is there."
+        ),
     ] = False,
 ) -> None:
     """Make the federation's own authority and the server's certificate.
@@ -104,7 +132,12 @@ def certificates(
 
 @app.command()
 def key(
-    path: Annotated[Path, typer.Argument(help="Where the private key goes; the public one beside it.", metavar="FILE")],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="Where the private key goes; the public one beside it.", metavar="FILE"
+        ),
+    ],
 ) -> None:
     """Make a node's key pair, on the node. The private key stays there; the server registers FILE.pub."""
     from fedaux.federation.keys import write_node_key
@@ -118,7 +151,10 @@ def link(
     folder: Folder,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "0.0.0.0",
     simulation: Annotated[
-        bool, typer.Option("--simulation", help="All nodes on this machine, by Flower's simulation engine (Ray).")
+        bool,
+        typer.Option(
+            "--simulation", help="All nodes on this machine, by Flower's simulation engine (Ray)."
+        ),
     ] = False,
 ) -> None:
     """Run the server: Flower's SuperLink with TLS and node authentication, until it is stopped.
@@ -148,14 +184,24 @@ def node(
     superlink: Annotated[str, typer.Option("--superlink", help="The server.", metavar="HOST:PORT")],
     certificate: Annotated[
         Path | None,
-        typer.Option("--root-certificates", help="The federation's ca.crt.", show_default="ca.crt beside the file"),
+        typer.Option(
+            "--root-certificates",
+            help="The federation's ca.crt.",
+            show_default="ca.crt beside the file",
+        ),
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option("--key", help="The node's private key.", show_default="node.key beside the file"),
+        typer.Option(
+            "--key", help="The node's private key.", show_default="node.key beside the file"
+        ),
     ] = None,
     port: Annotated[
-        int, typer.Option("--port", help="A port of this machine for the node's own processes; nobody else needs it.")
+        int,
+        typer.Option(
+            "--port",
+            help="A port of this machine for the node's own processes; nobody else needs it.",
+        ),
     ] = 9094,
 ) -> None:
     """Run a node: Flower's SuperNode, whose work is done by this installation of fedaux, until it is stopped.
@@ -185,7 +231,10 @@ def check(
     file: NodeFile,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", help="Also say what this recipe would ask of the node, and what it would refuse."),
+        typer.Option(
+            "--recipe",
+            help="Also say what this recipe would ask of the node, and what it would refuse.",
+        ),
     ] = None,
 ) -> None:
     """Check a node's configuration, read its data, and say what would leave this machine. No network is used.
@@ -204,8 +253,12 @@ def check(
 
 @app.command()
 def watch(
-    directory: Annotated[Path, typer.Argument(help="The run directory, at the server.", metavar="RUN_DIR")],
-    once: Annotated[bool, typer.Option("--once", help="Show the nodes as they are, and end.")] = False,
+    directory: Annotated[
+        Path, typer.Argument(help="The run directory, at the server.", metavar="RUN_DIR")
+    ],
+    once: Annotated[
+        bool, typer.Option("--once", help="Show the nodes as they are, and end.")
+    ] = False,
 ) -> None:
     """Show who is present, busy or missing, until the run ends."""
     from fedaux.federation.watch import watch as show

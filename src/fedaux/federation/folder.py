@@ -27,7 +27,15 @@ FEWEST = 3
 FURTHER = 100
 """How far from the server's port that of the simulation lies: both may run at once."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,38}")
-OF_THE_DATA = ("source", "image_size", "channels", "image_column", "label_column", "subset", "skip_bad")
+OF_THE_DATA = (
+    "source",
+    "image_size",
+    "channels",
+    "image_column",
+    "label_column",
+    "subset",
+    "skip_bad",
+)
 """What a node's data has in common with the recipe's."""
 
 
@@ -50,7 +58,9 @@ def write_folder(
     if not 1 <= port <= 65535 - FURTHER:
         raise ValueError(f"--port {port}: should be between 1 and {65535 - FURTHER}")
     if not NAME.fullmatch(folder.name):
-        raise ValueError(f"{folder.name}: names the Flower app; should be a letter, then letters, digits and hyphens")
+        raise ValueError(
+            f"{folder.name}: names the Flower app; should be a letter, then letters, digits and hyphens"
+        )
     if found := re.search(r'["\\\\$`\n]', str(folder)):
         raise ValueError(
             f"{folder}: {found.group()!r} in a path is more than shells and Flower bear; choose another place"
@@ -82,7 +92,12 @@ def write_folder(
     for client in range(count):
         own = paths[client] if client < len(paths) else None
         texts[f"nodes/node-{client}.toml"] = node_text(
-            experiment, client, trial=trial, path=own, declared=declared, plain_updates=trial or plain_updates
+            experiment,
+            client,
+            trial=trial,
+            path=own,
+            declared=declared,
+            plain_updates=trial or plain_updates,
         )
     texts["nodes/simulation.toml"] = _for_simulation(
         node_text(experiment, 0, trial=True, path=None, declared=declared, plain_updates=True)
@@ -103,7 +118,9 @@ def port_of(folder: Path, *, simulation: bool) -> int:
     file = folder / "flower" / "config.toml"
     try:
         connections = tomllib.loads(file.read_text(encoding="utf-8"))["superlink"]
-        address: str = connections["simulation" if simulation else connections["default"]]["address"]
+        address: str = connections["simulation" if simulation else connections["default"]][
+            "address"
+        ]
         return int(address.rpartition(":")[2])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -128,7 +145,9 @@ def declaration(experiment: ExperimentFields) -> Declaration:
     except (OSError, ValueError, AssertionError):
         return Declaration((), section.image_size, section.channels)
     channels, height, width = data.images.shape[1:]
-    return Declaration(data.classes, section.image_size or (height if height == width else None), channels)
+    return Declaration(
+        data.classes, section.image_size or (height if height == width else None), channels
+    )
 
 
 def node_text(
@@ -143,7 +162,9 @@ def node_text(
     """Return the configuration of one node, with what the recipe asks of it as its budget."""
     section = experiment.certainty
     # Methods of a seed ask for the same release, and get it once.
-    releases = len(experiment.seeds) if any(METHODS[name].scores for name in experiment.method) else 0
+    releases = (
+        len(experiment.seeds) if any(METHODS[name].scores for name in experiment.method) else 0
+    )
     data: dict[str, Any] = {key: getattr(experiment.data, key) for key in OF_THE_DATA}
     if trial:
         data |= {"path": experiment.data.path, "test": experiment.data.test}
@@ -155,11 +176,15 @@ def node_text(
     values = {
         "client": str(client),
         "classes": json.dumps(list(declared.classes), ensure_ascii=False),
-        "data": tomli_w.dumps({key: value for key, value in data.items() if value not in (None, False)}).rstrip(),
+        "data": tomli_w.dumps(
+            {key: value for key, value in data.items() if value not in (None, False)}
+        ).rstrip(),
         "epsilon": f"{float(max(1, releases) * section.epsilon):g}",
         "delta": f"{max(1, releases) * section.delta:.3g}",
         "accountant": "renyi" if protected else "gaussian",
-        "mechanisms": json.dumps([section.mechanism] if section.mechanism in {"mean", "paper"} else ["mean"]),
+        "mechanisms": json.dumps(
+            [section.mechanism] if section.mechanism in {"mean", "paper"} else ["mean"]
+        ),
         "noise": "simulated" if trial else "secure",
         "noise_comment": "# a trial: seeded by the server, which protects nobody. Never with private data"
         if trial
@@ -174,9 +199,7 @@ def _split_text(experiment: ExperimentFields) -> str:
     split, seed = experiment.split, experiment.seeds[0]
     table = {"num_clients": split.num_clients, "alpha": split.alpha, "seed": seed}
     lines = "\n".join(f"{key} = {value}" for key, value in table.items())
-    return (
-        f"\n[split] # a trial: the node takes its part of data that the simulator would split in the same way\n{lines}"
-    )
+    return f"\n[split] # a trial: the node takes its part of data that the simulator would split in the same way\n{lines}"
 
 
 def _for_simulation(text: str) -> str:
@@ -190,7 +213,9 @@ def _for_simulation(text: str) -> str:
     return "\n".join([heading, *lines]) + "\n"
 
 
-def _recipe(recipe: str, *, name: str, clients: int | None) -> tuple[dict[str, Any], ExperimentFields]:
+def _recipe(
+    recipe: str, *, name: str, clients: int | None
+) -> tuple[dict[str, Any], ExperimentFields]:
     """Return the raw recipe and its fields, with the number of clients it will have."""
     path = find_recipe(recipe)
     raw, problems = read_recipe(path)

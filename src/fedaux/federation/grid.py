@@ -53,7 +53,9 @@ class FlowerClients:
         """Return the clients whose nodes are connected and answer; waits where there are too few."""
         return self._members.present()
 
-    def release_scores(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
+    def release_scores(
+        self, clients: Sequence[int], request: ReleaseRequest
+    ) -> Iterator[ScoreRelease]:
         """Ask for certainty releases: h0 and the public map down, a vector and its price up."""
         self._reasons = {}
         contents: dict[int, RecordDict] = {}
@@ -81,7 +83,9 @@ class FlowerClients:
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         """Ask for local training: weights down, weights up."""
         self._reasons = {}
-        arrays = {name: records.arrays(own, wire=request.wire) for name, own in request.weights.items()}
+        arrays = {
+            name: records.arrays(own, wire=request.wire) for name, own in request.weights.items()
+        }
         frozen = {name: records.arrays(own) for name, own in request.extractors.items()}
         digests = {name: digest_of("h0", own) for name, own in request.extractors.items()}
         contents: dict[int, RecordDict] = {}
@@ -131,7 +135,9 @@ class FlowerClients:
             "client": client,
             "run": f"{self._members.token} {task.method.name} {task.seed}",
             "seed": seed,
-            "prototype": prototype.model_copy(update={"clients": None}),  # who else has it is nobody's business
+            "prototype": prototype.model_copy(
+                update={"clients": None}
+            ),  # who else has it is nobody's business
             "mode": task.experiment.mode,
             "image_shape": task.input_shape,
             "classes": self._classes,
@@ -158,7 +164,9 @@ class FlowerClients:
             if (node := nodes[client]) is None:
                 self._give_up(client, "not connected")
                 continue
-            message = Message(content, dst_node_id=node, message_type=kind, ttl=seconds, group_id=str(round))
+            message = Message(
+                content, dst_node_id=node, message_type=kind, ttl=seconds, group_id=str(round)
+            )
             pushed = list(self._members.grid.push_messages([message]))
             if pushed and pushed[0]:
                 pending[str(pushed[0])] = client
@@ -200,20 +208,30 @@ class FlowerClients:
         LOGGER.warning("client %d: %s", client, reason)
 
     def _certificate(
-        self, client: int, content: RecordDict, public: Mapping[str, Tensor], request: ReleaseRequest
+        self,
+        client: int,
+        content: RecordDict,
+        public: Mapping[str, Tensor],
+        request: ReleaseRequest,
     ) -> ScoreRelease:
         """Return a release that can be scored with. Raises Unusable."""
         said = said_by(client, content)
         entry = entry_in(said, client=client, purpose=SCORES)
         if entry.mechanism != request.certainty.mechanism:
-            raise Unusable(f"released through {records.reason_of(entry.mechanism)}, which was not asked for")
+            raise Unusable(
+                f"released through {records.reason_of(entry.mechanism)}, which was not asked for"
+            )
         width = release_width(self._task, self._task.prototype_of[client], dict(public))
-        vector = records.tensors(content.get("release"), {"vector": (torch.float64, (width,))})["vector"]
+        vector = records.tensors(content.get("release"), {"vector": (torch.float64, (width,))})[
+            "vector"
+        ]
         if (problem := problem_of_release(vector, width=width)) is not None:
             raise Unusable(problem)
         return ScoreRelease(client, vector.to(self._task.device), entry)
 
-    def _update(self, client: int, content: RecordDict, sent: Weights, request: TrainRequest) -> Update:
+    def _update(
+        self, client: int, content: RecordDict, sent: Weights, request: TrainRequest
+    ) -> Update:
         """Return an update whose tensors fit. Raises Unusable."""
         said = said_by(client, content)
         examples, loss = said.get("num_examples"), said.get("loss")
@@ -224,8 +242,16 @@ class FlowerClients:
         if request.local.privacy is not None:
             loss = None
         entry = entry_in(said, client=client, purpose=UPDATE) if "entry" in said else None
-        weights = records.tensors(content.get("weights"), records.expected_of(sent), wire=request.wire)
-        return Update(client, examples, {name: one.to(self._task.device) for name, one in weights.items()}, loss, entry)
+        weights = records.tensors(
+            content.get("weights"), records.expected_of(sent), wire=request.wire
+        )
+        return Update(
+            client,
+            examples,
+            {name: one.to(self._task.device) for name, one in weights.items()},
+            loss,
+            entry,
+        )
 
 
 def refusal_in(content: RecordDict) -> str:

@@ -19,7 +19,9 @@ ALWAYS = ("localhost", "127.0.0.1", "::1")
 AUTHORITY_DAYS = 3650
 
 
-def write_certificates(folder: Path, *, hosts: Sequence[str], days: int, renew: bool = False) -> list[Path]:
+def write_certificates(
+    folder: Path, *, hosts: Sequence[str], days: int, renew: bool = False
+) -> list[Path]:
     """Make the authority and the server's certificate; with `renew` only the latter anew, from the same authority.
 
     Raises ValueError where files would be overwritten, for names that are none, and without the extra.
@@ -33,9 +35,13 @@ def write_certificates(folder: Path, *, hosts: Sequence[str], days: int, renew: 
     if renew:
         for file in (authority_file, authority_key_file):
             if not file.is_file():
-                raise ValueError(f"{file}: there is no such file; --renew signs with the authority that is there")
+                raise ValueError(
+                    f"{file}: there is no such file; --renew signs with the authority that is there"
+                )
         authority = x509.load_pem_x509_certificate(authority_file.read_bytes())
-        authority_key = serialization.load_pem_private_key(authority_key_file.read_bytes(), password=None)
+        authority_key = serialization.load_pem_private_key(
+            authority_key_file.read_bytes(), password=None
+        )
         for name in SERVER:
             (folder / name).unlink(missing_ok=True)
     else:
@@ -43,7 +49,13 @@ def write_certificates(folder: Path, *, hosts: Sequence[str], days: int, renew: 
         authority_key = ec.generate_private_key(ec.SECP384R1())
         subject = _name(f"fedaux federation, {folder.resolve().parent.name}")
         authority = _certificate(
-            subject, subject, authority_key.public_key(), authority_key, days=AUTHORITY_DAYS, authority=True, names=()
+            subject,
+            subject,
+            authority_key.public_key(),
+            authority_key,
+            days=AUTHORITY_DAYS,
+            authority=True,
+            names=(),
         )
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _certificate(
@@ -73,9 +85,15 @@ def write_node_key(path: Path, *, comment: str = "") -> Path:
     refuse_existing([path, public])
     key = ec.generate_private_key(ec.SECP384R1())
     path.parent.mkdir(parents=True, exist_ok=True)
-    encoding, formats, plain = serialization.Encoding, serialization.PrivateFormat, serialization.NoEncryption()
+    encoding, formats, plain = (
+        serialization.Encoding,
+        serialization.PrivateFormat,
+        serialization.NoEncryption(),
+    )
     write_private(path, key.private_bytes(encoding.PEM, formats.OpenSSH, plain))
-    line = key.public_key().public_bytes(encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+    line = (
+        key.public_key().public_bytes(encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+    )
     public.write_text(f"{line} {comment}".rstrip() + "\n", encoding="utf-8")
     return public
 
@@ -114,9 +132,14 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))  # clocks differ
         .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
+        .add_extension(
+            x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True
+        )
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key()),
+            critical=False,
+        )
         .add_extension(
             x509.KeyUsage(
                 digital_signature=not authority,
@@ -147,7 +170,9 @@ def _general_name(host: str) -> Any:
     except ValueError:
         parts = host.split(".")
         if not all(part and part.isascii() and part.replace("-", "").isalnum() for part in parts):
-            raise ValueError(f"--host {host!r}: should be a host name or an address, without port or slashes") from None
+            raise ValueError(
+                f"--host {host!r}: should be a host name or an address, without port or slashes"
+            ) from None
         return x509.DNSName(host)
 
 
@@ -159,7 +184,9 @@ def _name(text: str) -> Any:
 def _pem(key: Any) -> bytes:
     *_, serialization = _cryptography()
     formats = serialization.PrivateFormat.PKCS8
-    pem: bytes = key.private_bytes(serialization.Encoding.PEM, formats, serialization.NoEncryption())
+    pem: bytes = key.private_bytes(
+        serialization.Encoding.PEM, formats, serialization.NoEncryption()
+    )
     return pem
 
 
@@ -170,5 +197,7 @@ def _cryptography() -> tuple[Any, Any, Any, Any]:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
-        raise ValueError("keys and certificates need the extra: pip install 'fedaux[flower]'") from error
+        raise ValueError(
+            "keys and certificates need the extra: pip install 'fedaux[flower]'"
+        ) from error
     return x509, hashes, ec, serialization

@@ -55,7 +55,9 @@ class Members:
     a client is written down: another one that claims the same client is turned away.
     """
 
-    def __init__(self, grid: Grid, directory: Path, *, section: Federation, num_clients: int, board: Board) -> None:
+    def __init__(
+        self, grid: Grid, directory: Path, *, section: Federation, num_clients: int, board: Board
+    ) -> None:
         self.grid = grid
         self.board = board
         self._section = section
@@ -63,7 +65,9 @@ class Members:
         self._file = directory / FILE
         stored: dict[str, Any] = read_json(self._file) if self._file.exists() else {}
         self.token: str = stored.get("run") or secrets.token_hex(16)
-        self._owner: dict[int, str] = {int(client): node for client, node in stored.get("nodes", {}).items()}
+        self._owner: dict[int, str] = {
+            int(client): node for client, node in stored.get("nodes", {}).items()
+        }
         self._client_of: dict[int, int] = {}
         """Of nodes that have said who they are and are trusted to answer."""
         self._names: dict[int, str] = {}
@@ -76,7 +80,11 @@ class Members:
 
     def present(self) -> Sequence[int]:
         """Return the clients that can be asked, rising. Raises ValueError where there are none for too long."""
-        wanted = 1 if self._begun else min(self._section.wait_for or self._num_clients, self._num_clients)
+        wanted = (
+            1
+            if self._begun
+            else min(self._section.wait_for or self._num_clients, self._num_clients)
+        )
         ends = time.monotonic() + self._section.wait_seconds
         while True:
             self._look()
@@ -85,7 +93,9 @@ class Members:
                 break
             time.sleep(WAIT_SECONDS)
         if not clients:
-            turned = "".join(f"; node {node}: {reason}" for node, reason in self._turned_away.items())
+            turned = "".join(
+                f"; node {node}: {reason}" for node, reason in self._turned_away.items()
+            )
             raise ValueError(
                 f"no client is there: {self._section.wait_seconds:g} s (federation.wait_seconds) have passed{turned}. "
                 "Finished rounds are safe; go on with resume=true"
@@ -109,7 +119,9 @@ class Members:
         self._connected = {info.node_id: key_of(info.public_key) for info in self.grid.get_nodes()}
         for node in [node for node in self._client_of if node not in self._connected]:
             self.board.gone([self._client_of.pop(node)])
-        self._turned_away = {node: why for node, why in self._turned_away.items() if node in self._connected}
+        self._turned_away = {
+            node: why for node, why in self._turned_away.items() if node in self._connected
+        }
         if self._greeted:
             for number, reply in pulled(self.grid, self._greeted).items():
                 node = self._greeted.pop(number)
@@ -123,7 +135,9 @@ class Members:
         known = {*self._client_of, *self._greeted.values(), *self._turned_away}
         for node in self._connected:
             if node not in known:
-                greeting = Message(RecordDict(), dst_node_id=node, message_type=HELLO, ttl=HELLO_SECONDS)
+                greeting = Message(
+                    RecordDict(), dst_node_id=node, message_type=HELLO, ttl=HELLO_SECONDS
+                )
                 (number,) = self.grid.push_messages([greeting])
                 if number:
                     self._greeted[str(number)] = node
@@ -147,7 +161,11 @@ class Members:
         key = self._connected[node]
         identity = key or f"node {node}"
         if self._section.nodes:
-            if not key or client >= len(self._section.nodes) or same_key(self._section.nodes[client]) != key:
+            if (
+                not key
+                or client >= len(self._section.nodes)
+                or same_key(self._section.nodes[client]) != key
+            ):
                 return f"federation.nodes gives client {client} to another key"
         elif self._owner.get(client, identity) != identity and self._section.authenticated:
             return f"client {client} belongs to another node"
@@ -185,7 +203,9 @@ def pulled(grid: Grid, pending: Mapping[str, int]) -> dict[str, Message | str]:
     """Return the answers that have come, by the message they answer: with content, or why there is none."""
     try:
         replies = list(grid.pull_messages(list(pending)))
-    except httpx.HTTPError as error:  # between this process and the SuperLink; the deadline says how long to try
+    except (
+        httpx.HTTPError
+    ) as error:  # between this process and the SuperLink; the deadline says how long to try
         LOGGER.warning("answers cannot be fetched now (%s)", error)
         return {}
     except Exception as error:

@@ -121,10 +121,14 @@ def load_node(path: Path, *, partition: int | None = None) -> NodeConfig:
     if config.data.clients:
         problems.append("data.clients: a node has data of its own alone; should be data.path")
     if not config.classes:
-        problems.append('classes: missing; the names of all classes of the federation, such as ["cat", "dog"]')
+        problems.append(
+            'classes: missing; the names of all classes of the federation, such as ["cat", "dog"]'
+        )
     elif len(set(config.classes)) < len(config.classes):
         problems.append(f"classes = {list(config.classes)}: should be different names")
-    if config.data.path is not None and config.split is None:  # others are not private, and have a shape of their own
+    if (
+        config.data.path is not None and config.split is None
+    ):  # others are not private, and have a shape of their own
         problems += [
             f"data.{key}: missing; should be {right}, so that no answer depends on the first image"
             for key, right in (("image_size", "a number of pixels"), ("channels", "1 or 3"))
@@ -140,12 +144,20 @@ def load_node(path: Path, *, partition: int | None = None) -> NodeConfig:
         problems.append(problem)
     if problem := DELTA.problem("privacy.delta", config.privacy.delta):
         problems.append(problem)
-    if config.split is not None and config.client is not None and config.client >= config.split.num_clients:
-        problems.append(f"client = {config.client}: there are {config.split.num_clients} parts, numbered from 0")
+    if (
+        config.split is not None
+        and config.client is not None
+        and config.client >= config.split.num_clients
+    ):
+        problems.append(
+            f"client = {config.client}: there are {config.split.num_clients} parts, numbered from 0"
+        )
     if problems:
         raise ConfigError(problems, origin=str(path))
     beside = path.resolve().parent
     own = config.data.path
     if own is not None and (beside / own).exists():  # a name on the hub is no path
-        config = config.model_copy(update={"data": config.data.model_copy(update={"path": str(beside / own)})})
+        config = config.model_copy(
+            update={"data": config.data.model_copy(update={"path": str(beside / own)})}
+        )
     return config.model_copy(update={"state": str(beside / config.state)})

@@ -56,7 +56,9 @@ class Guard:
 
         Updates always count: their own epsilon, stated at a delta of the server's choice, may be infinite.
         """
-        return [one for one in self.entries() if one.steps is not None or not math.isinf(one.epsilon)]
+        return [
+            one for one in self.entries() if one.steps is not None or not math.isinf(one.epsilon)
+        ]
 
     def spent(self, entries: Sequence[LedgerEntry]) -> float:
         """Return the epsilon of entries at the budget's delta, by the node's filter."""
@@ -68,21 +70,32 @@ class Guard:
         if section.mechanism not in self._terms.mechanisms:
             allowed = ", ".join(self._terms.mechanisms) or "nothing"
             raise Refusal(f"certainty.mechanism = {section.mechanism}: this node allows {allowed}")
-        if section.mechanism not in UNPROTECTED_MECHANISMS and section.epsilon > self._terms.epsilon:
-            raise Refusal(f"certainty.epsilon = {section.epsilon:g}: this node's budget is {self._terms.epsilon:g}")
+        if (
+            section.mechanism not in UNPROTECTED_MECHANISMS
+            and section.epsilon > self._terms.epsilon
+        ):
+            raise Refusal(
+                f"certainty.epsilon = {section.epsilon:g}: this node's budget is {self._terms.epsilon:g}"
+            )
         if (problem := release_problem(section)) is not None:
             raise Refusal(problem)
 
     def check_update(self, section: Local, entry: LedgerEntry | None) -> None:
         """Raise Refusal for an update that must not leave, before it is trained."""
         if section.privacy is None and not self._terms.plain_updates:
-            raise Refusal("updates without DP-SGD do not leave this node; the recipe needs local.privacy")
+            raise Refusal(
+                "updates without DP-SGD do not leave this node; the recipe needs local.privacy"
+            )
         if entry is not None:
             self.check_budget(entry)
 
     def check_budget(self, entry: LedgerEntry) -> None:
         """Raise Refusal where one more release would go beyond the budget."""
-        if entry.steps is None and math.isinf(entry.epsilon) and entry.mechanism in self._terms.mechanisms:
+        if (
+            entry.steps is None
+            and math.isinf(entry.epsilon)
+            and entry.mechanism in self._terms.mechanisms
+        ):
             return  # allowed by name, and beyond counting
         counted = self.counted()
         together, before = self.spent([*counted, entry]), self.spent(counted)
@@ -122,10 +135,20 @@ class Guard:
         if last is None or last["run"] != _digest_of_text(run):
             return {}
         held = load_file(self._folder / last["file"])
-        return {name.removeprefix("kept/"): tensor for name, tensor in held.items() if name.startswith("kept/")}
+        return {
+            name.removeprefix("kept/"): tensor
+            for name, tensor in held.items()
+            if name.startswith("kept/")
+        }
 
     def store_answer(
-        self, key: str, tensors: Mapping[str, Tensor], *, run: str, about: Mapping[str, Any], entry: LedgerEntry | None
+        self,
+        key: str,
+        tensors: Mapping[str, Tensor],
+        *,
+        run: str,
+        about: Mapping[str, Any],
+        entry: LedgerEntry | None,
     ) -> None:
         """Keep the last update, with what training keeps, and book it where it was private. Raises Refusal."""
         if entry is not None:

@@ -31,7 +31,13 @@ the user has set already, stands."""
 
 TASK = "flwr-clientapp"
 """The command by which Flower answers a message; at a node, fedaux takes its place."""
-REFUSED_TASKS = ("flwr-serverapp", "flwr-agentapp", "flwr-model", "flwr-connector", "flwr-simulation")
+REFUSED_TASKS = (
+    "flwr-serverapp",
+    "flwr-agentapp",
+    "flwr-model",
+    "flwr-connector",
+    "flwr-simulation",
+)
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -53,7 +59,11 @@ def require_secure_noise() -> None:
 
 def environment(home: Path, *, first: Sequence[Path] = ()) -> dict[str, str]:
     """Return the environment of a Flower process: quiet, with a home of its own, its commands found beside Python."""
-    folders = [*map(str, first), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    folders = [
+        *map(str, first),
+        str(Path(sys.executable).parent),
+        os.environ.get("PATH", os.defpath),
+    ]
     own = {"FLWR_HOME": str(home), "PATH": os.pathsep.join(folders)}
     return QUIET | dict(os.environ) | own
 
@@ -75,9 +85,18 @@ class FromOutsideFleetOnly:
         if scope["type"] == "lifespan" or from_this_machine(scope) or self._is_open(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            start = {"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]}
+            start = {
+                "type": "http.response.start",
+                "status": 403,
+                "headers": [(b"content-type", b"text/plain")],
+            }
             await send(start)
-            await send({"type": "http.response.body", "body": b"only the server's own machine may ask this\n"})
+            await send(
+                {
+                    "type": "http.response.body",
+                    "body": b"only the server's own machine may ask this\n",
+                }
+            )
         else:
             await send({"type": "websocket.close", "code": 1008})
 
@@ -125,17 +144,29 @@ def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> l
     if simulation:
         return [*place, "--insecure", "--simulation"]
     certificates = folder / "certificates"
-    names = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
+    names = {
+        "--ssl-ca-certfile": "ca.crt",
+        "--ssl-certfile": "server.pem",
+        "--ssl-keyfile": "server.key",
+    }
     for name in names.values():
         if not (certificates / name).is_file():
             raise ValueError(
                 f"{certificates / name}: there is no such file; fedaux federate certificates {folder} --host NAME"
             )
     paths = [part for option, name in names.items() for part in (option, str(certificates / name))]
-    return [*place, *paths, "--enable-supernode-auth", "--database", str(folder / "flower" / "link.db")]
+    return [
+        *place,
+        *paths,
+        "--enable-supernode-auth",
+        "--database",
+        str(folder / "flower" / "link.db"),
+    ]
 
 
-def node_command(file: Path, *, superlink: str, certificate: Path, key: Path, port: int) -> list[str]:
+def node_command(
+    file: Path, *, superlink: str, certificate: Path, key: Path, port: int
+) -> list[str]:
     """Return the command of a SuperNode that speaks for a node file. Raises ValueError for what is not there."""
     for option, path in (("--root-certificates", certificate), ("--key", key)):
         if not path.is_file():
@@ -168,7 +199,9 @@ def write_commands(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     scripts = {TASK: f'#!/bin/sh\nexec "{sys.executable}" -I -S "{asking.__file__}" "$@"\n'}
     refusal = "a fedaux node does the work of its own installation alone: refused"
-    scripts |= {name: f'#!/bin/sh\necho "{name}: {refusal}" >&2\nexit 1\n' for name in REFUSED_TASKS}
+    scripts |= {
+        name: f'#!/bin/sh\necho "{name}: {refusal}" >&2\nexit 1\n' for name in REFUSED_TASKS
+    }
     for name, text in scripts.items():
         temporary = folder / f".{name}.{os.getpid()}"
         temporary.write_text(text, encoding="utf-8")

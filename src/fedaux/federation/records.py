@@ -51,7 +51,10 @@ class Piece:
 
 def arrays(tensors: Mapping[str, Tensor], *, wire: str = "fp32") -> ArrayRecord:
     """Return tensors as a record, weights in the precision of the wire."""
-    sent = {name: shortened(tensor.detach(), wire=wire).cpu().contiguous() for name, tensor in tensors.items()}
+    sent = {
+        name: shortened(tensor.detach(), wire=wire).cpu().contiguous()
+        for name, tensor in tensors.items()
+    }
     for name, tensor in sent.items():
         if tensor.dtype not in DTYPES.values():
             raise TypeError(f"tensor {name} is {_words(tensor.dtype)}, which is not sent")
@@ -70,7 +73,9 @@ def tensors(record: object, expected: Expected, *, wire: str = "fp32") -> dict[s
         piece, sent = pieces[name], sent_as(dtype, wire)
         if piece.dtype is not sent or piece.shape != shape:
             shown = f"{_words(piece.dtype)} {list(piece.shape)[:8]}"
-            raise Unusable(f"tensor {_printable(name)} is {shown}, should be {_words(sent)} {list(shape)}")
+            raise Unusable(
+                f"tensor {_printable(name)} is {shown}, should be {_words(sent)} {list(shape)}"
+            )
     return {name: _tensor(pieces[name]).to(dtype) for name, (dtype, _) in expected.items()}
 
 
@@ -139,12 +144,22 @@ def _pieces(record: object) -> dict[str, Piece]:
 def _piece(name: str, entry: object, body: memoryview) -> Piece:
     given = entry if isinstance(entry, dict) else {}
     kind, shape, place = given.get("dtype"), given.get("shape"), given.get("data_offsets")
-    if not (isinstance(kind, str) and kind in DTYPES and _are_counts(shape) and _are_counts(place) and len(place) == 2):
-        raise Unusable(f"tensor {_printable(name)} is of type {_printable(str(kind))}, or has no shape")
+    if not (
+        isinstance(kind, str)
+        and kind in DTYPES
+        and _are_counts(shape)
+        and _are_counts(place)
+        and len(place) == 2
+    ):
+        raise Unusable(
+            f"tensor {_printable(name)} is of type {_printable(str(kind))}, or has no shape"
+        )
     begin, end = place
     if not begin <= end <= len(body) or end - begin != math.prod(shape) * DTYPES[kind].itemsize:
         wanted = f"{_words(DTYPES[kind])} {list(shape)[:8]}"
-        raise Unusable(f"tensor {_printable(name)} has {max(0, end - begin)} bytes, which is not {wanted}")
+        raise Unusable(
+            f"tensor {_printable(name)} has {max(0, end - begin)} bytes, which is not {wanted}"
+        )
     return Piece(DTYPES[kind], tuple(shape), body[begin:end])
 
 
@@ -163,4 +178,6 @@ def _words(dtype: torch.dtype) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[: LONGEST_REASON + 1])
+    return "".join(
+        letter if letter.isprintable() else "?" for letter in str(text)[: LONGEST_REASON + 1]
+    )

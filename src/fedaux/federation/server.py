@@ -48,9 +48,16 @@ def serve(grid: Grid, run_config: Mapping[str, Any], *, folder: Path | None = No
     """
     log_to_stdout()
     overrides = [one.strip() for one in str(run_config.get("set", "")).split(";") if one.strip()]
-    experiment = load_experiment(_recipe(str(run_config.get("recipe", "")), folder), overrides=overrides)
+    experiment = load_experiment(
+        _recipe(str(run_config.get("recipe", "")), folder), overrides=overrides
+    )
     out = str(run_config.get("out", "")) or None
-    return federate(experiment, grid, path=run_path(experiment, out), resume=bool(run_config.get("resume", False)))
+    return federate(
+        experiment,
+        grid,
+        path=run_path(experiment, out),
+        resume=bool(run_config.get("resume", False)),
+    )
 
 
 def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) -> Result:
@@ -68,7 +75,9 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
     def clients(task: Task) -> Clients:
         nonlocal members
         if members is None:  # now the run directory is there, and is ours
-            watching.board = NodeBoard(path, num_clients=experiment.split.num_clients, rounds=experiment.rounds)
+            watching.board = NodeBoard(
+                path, num_clients=experiment.split.num_clients, rounds=experiment.rounds
+            )
             members = Members(
                 grid,
                 path,
@@ -115,15 +124,31 @@ class Watching:
         if self.board is not None:
             self.board.round(row)
         accuracy = "" if row["accuracy"] is None else f", accuracy {100 * row['accuracy']:.1f} %"
-        dropped = "".join(f"; client {client}: {reason}" for client, reason in row["clients_dropped"].items())
-        absent = f"; not there: {', '.join(map(str, row['clients_absent']))}" if row["clients_absent"] else ""
+        dropped = "".join(
+            f"; client {client}: {reason}" for client, reason in row["clients_dropped"].items()
+        )
+        absent = (
+            f"; not there: {', '.join(map(str, row['clients_absent']))}"
+            if row["clients_absent"]
+            else ""
+        )
         answered = f"{len(row['clients_answered'])} of {len(row['clients_asked'])} clients answered"
-        LOGGER.info("%s, round %d: %s%s%s%s", row["method"], row["round"], answered, accuracy, dropped, absent)
+        LOGGER.info(
+            "%s, round %d: %s%s%s%s",
+            row["method"],
+            row["round"],
+            answered,
+            accuracy,
+            dropped,
+            absent,
+        )
 
 
 def _recipe(name: str, folder: Path | None) -> Path:
     if not name:
-        raise ValueError("recipe: missing in the run configuration; the path or the name of a recipe")
+        raise ValueError(
+            "recipe: missing in the run configuration; the path or the name of a recipe"
+        )
     for place in [] if folder is None else [folder, folder.parent]:
         if (place / name).is_file():
             return place / name

@@ -44,14 +44,21 @@ class NodeBoard:
                 row.pop("reason", None)
             row["last_seen"] = _now()
             # Flower's node ids have 64 bits, more than the numbers of JSON can hold everywhere.
-            row |= ({} if node_id is None else {"node": str(node_id)}) | ({"name": name} if name else {})
+            row |= ({} if node_id is None else {"node": str(node_id)}) | (
+                {"name": name} if name else {}
+            )
         self._write(urgent=new)
 
     def asked(self, clients: Iterable[int], *, what: str, round: int) -> None:
         """Something was asked of these clients: they are busy until they answer or are given up."""
         with self._lock:
             for client in clients:
-                self._clients[client] |= {"state": "busy", "doing": what, "round": round, "since": _now()}
+                self._clients[client] |= {
+                    "state": "busy",
+                    "doing": what,
+                    "round": round,
+                    "since": _now(),
+                }
                 self._clients[client].pop("reason", None)
         self._write(urgent=True)
 
@@ -82,7 +89,12 @@ class NodeBoard:
     def phase(self, task: Task, round: int, name: str) -> None:
         """Note what the server is doing."""
         with self._lock:
-            self._run |= {"method": task.method.name, "seed": task.seed, "round": round, "phase": name}
+            self._run |= {
+                "method": task.method.name,
+                "seed": task.seed,
+                "round": round,
+                "phase": name,
+            }
         self._write(urgent=True)
 
     def round(self, row: Mapping[str, Any]) -> None:
@@ -106,13 +118,18 @@ class NodeBoard:
         self._write(urgent=True)
 
     def _write(self, *, urgent: bool = False) -> None:
-        from fedaux.files import save_json  # which loads torch, and whoever only reads the file needs none
+        from fedaux.files import (
+            save_json,
+        )  # which loads torch, and whoever only reads the file needs none
 
         with self._lock:
             if not urgent and time.monotonic() - self._written < LEAST_SECONDS:
                 return
             clients = {str(client): dict(row) for client, row in self._clients.items()}
-            save_json(self._path, {"version": VERSION, "written": _now(), "run": dict(self._run), "clients": clients})
+            save_json(
+                self._path,
+                {"version": VERSION, "written": _now(), "run": dict(self._run), "clients": clients},
+            )
             self._written = time.monotonic()
 
 

@@ -28,7 +28,9 @@ def start(node: Path) -> dict[str, str]:
 
     It ends when the process that called this ends, whatever program that has become.
     """
-    folder = Path(tempfile.mkdtemp(prefix="fedaux-"))  # readable by its owner alone, and short as sockets need it
+    folder = Path(
+        tempfile.mkdtemp(prefix="fedaux-")
+    )  # readable by its owner alone, and short as sockets need it
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "node"))
     listener.listen(16)  # messages that come before everything is loaded wait

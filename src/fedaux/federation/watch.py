@@ -27,11 +27,15 @@ def read_status(directory: Path) -> dict[str, Any]:
     try:
         status: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{file}: there is no such file; a federation's server writes it when a run begins") from None
+        raise ValueError(
+            f"{file}: there is no such file; a federation's server writes it when a run begins"
+        ) from None
     except ValueError as error:
         raise ValueError(f"{file}: damaged, not readable as JSON ({error})") from error
     if status.get("version") != VERSION:
-        raise ValueError(f"{file}: is of version {status.get('version')}, this fedaux reads {VERSION}")
+        raise ValueError(
+            f"{file}: is of version {status.get('version')}, this fedaux reads {VERSION}"
+        )
     return status
 
 
@@ -43,11 +47,23 @@ def view(status: Mapping[str, Any], *, now: datetime) -> Group:
         table.add_column(column, justify="right" if column in {"client", "rounds"} else "left")
     for client, row in status["clients"].items():
         state = row["state"]
-        doing = f"{row['doing']} {row['round']}, {_ago(row['since'], now)}" if row.get("doing") else ""
+        doing = (
+            f"{row['doing']} {row['round']}, {_ago(row['since'], now)}" if row.get("doing") else ""
+        )
         seen = f"{_ago(row['last_seen'], now)} ago" if "last_seen" in row else "never"
         name, remark = (_printable(row.get(key, "")) for key in ("name", "reason"))
-        table.add_row(client, name, Text(state, COLOURS[state]), doing, seen, str(row["rounds_answered"]), remark)
-    count = {state: sum(row["state"] == state for row in status["clients"].values()) for state in COLOURS}
+        table.add_row(
+            client,
+            name,
+            Text(state, COLOURS[state]),
+            doing,
+            seen,
+            str(row["rounds_answered"]),
+            remark,
+        )
+    count = {
+        state: sum(row["state"] == state for row in status["clients"].values()) for state in COLOURS
+    }
     nodes = ", ".join(f"{number} {state}" for state, number in count.items() if number)
     return Group(Text(run_line(run, nodes, silent=_seconds(status["written"], now))), table)
 
@@ -56,7 +72,9 @@ def run_line(run: Mapping[str, Any], nodes: str, *, silent: float) -> str:
     """Say in a line how far the run is."""
     parts = [run["state"] + (f": {_printable(run['reason'])}" if run.get("reason") else "")]
     if "method" in run:
-        parts.append(f"{run['method']}, seed {run['seed']}, round {run['round']} of {run['rounds']}")
+        parts.append(
+            f"{run['method']}, seed {run['seed']}, round {run['round']} of {run['rounds']}"
+        )
     if run.get("phase"):
         parts.append(run["phase"])
     if run.get("accuracy") is not None:

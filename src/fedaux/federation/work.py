@@ -16,7 +16,14 @@ from fedaux.core.dpsgd import schedule, update_entry
 from fedaux.core.messages import ScoreRelease, Update, Weights
 from fedaux.core.plain_backend import PlainBackend
 from fedaux.core.task import head_alone
-from fedaux.data import SOURCES, LabelledData, count_labelled, load_labelled, load_rows, split_dirichlet
+from fedaux.data import (
+    SOURCES,
+    LabelledData,
+    count_labelled,
+    load_labelled,
+    load_rows,
+    split_dirichlet,
+)
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
 from fedaux.federation.policy import Guard, Refusal, digest_of
 from fedaux.federation.terms import PrepareTerms, Terms, TrainTerms
@@ -37,11 +44,20 @@ class Answer:
     """Whether it was stored and is sent again."""
 
 
-def prepare(config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: Weights, public: Public) -> ScoreRelease:
+def prepare(
+    config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: Weights, public: Public
+) -> ScoreRelease:
     """Release certainty for h0 and the public map, within the node's policy; a second time, the stored release."""
     guard.check_release(terms.certainty)
     check_declared(config, terms)
-    about = {"certainty", "prototype", "image_shape", "classes", "channel_mean", "channel_deviation"}
+    about = {
+        "certainty",
+        "prototype",
+        "image_shape",
+        "classes",
+        "channel_mean",
+        "channel_deviation",
+    }
     key = digest_of(terms.model_dump_json(include=about) + config.privacy.noise, extractor, public)
     if terms.mode == "linear":
         guard.keep_extractor(extractor)
@@ -64,7 +80,9 @@ def prepare(config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: We
     return ScoreRelease(config.number, vector, released.entry)
 
 
-def train(config: NodeConfig, guard: Guard, terms: TrainTerms, weights: Weights, extractor: Weights | None) -> Answer:
+def train(
+    config: NodeConfig, guard: Guard, terms: TrainTerms, weights: Weights, extractor: Weights | None
+) -> Answer:
     """Train one round within the node's policy; where an answer must not be made twice, the stored one is repeated."""
     check_declared(config, terms)
     if terms.mode == "linear":
@@ -78,16 +96,27 @@ def train(config: NodeConfig, guard: Guard, terms: TrainTerms, weights: Weights,
     key = digest_of(terms.model_dump_json(), weights) if once else ""
     if once and (stored := guard.stored_answer(key)) is not None:
         held, about = stored
-        repeated = {name.removeprefix("weights/"): one for name, one in held.items() if name.startswith("weights/")}
+        repeated = {
+            name.removeprefix("weights/"): one
+            for name, one in held.items()
+            if name.startswith("weights/")
+        }
         entry = None
         if terms.local.privacy is not None:
             entry = _update_entry(config, terms, about["num_examples"])
-        return Answer(Update(config.number, about["num_examples"], repeated, about["loss"], entry), repeated=True)
+        return Answer(
+            Update(config.number, about["num_examples"], repeated, about["loss"], entry),
+            repeated=True,
+        )
     compute = compute_of(config, terms)
     examples = own_examples(config, terms.classes)
     num_examples = len(examples.labels)
     private = terms.local.privacy is not None
-    if private and (problem := update_problem(terms.local, steps=schedule(terms.local, num_examples=num_examples)[1])):
+    if private and (
+        problem := update_problem(
+            terms.local, steps=schedule(terms.local, num_examples=num_examples)[1]
+        )
+    ):
         raise Refusal(problem)
     guard.check_update(terms.local, _update_entry(config, terms, num_examples) if private else None)
     model, backend = built(terms, compute), PlainBackend(compute)
@@ -106,11 +135,17 @@ def train(config: NodeConfig, guard: Guard, terms: TrainTerms, weights: Weights,
         )
     else:
         generator = seeding.generator(terms.seed, "local", round=terms.round, client=config.number)
-        state = placed(guard.kept(terms.run), compute) if terms.local.optimizer_state == "kept" else {}
-        update, trained = client.train(start, terms.local, proximal=terms.proximal, generator=generator, state=state)
+        state = (
+            placed(guard.kept(terms.run), compute) if terms.local.optimizer_state == "kept" else {}
+        )
+        update, trained = client.train(
+            start, terms.local, proximal=terms.proximal, generator=generator, state=state
+        )
         if all(bool(tensor.isfinite().all()) for tensor in trained.optimizer_state.values()):
             kept = trained.optimizer_state
-    update = Update(config.number, num_examples, placed(update.weights, Compute()), update.loss, update.entry)
+    update = Update(
+        config.number, num_examples, placed(update.weights, Compute()), update.loss, update.entry
+    )
     if once:
         tensors = {f"weights/{name}": tensor for name, tensor in update.weights.items()}
         tensors |= {f"kept/{name}": tensor for name, tensor in kept.items()}
@@ -210,7 +245,13 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
         generator=seeding.generator(split.seed, "split"),
     )
     rows = torch.from_numpy(parts[config.number])
-    own = LabelledData(data.images[rows], data.labels[rows], data.test_images[:0], data.test_labels[:0], data.classes)
+    own = LabelledData(
+        data.images[rows],
+        data.labels[rows],
+        data.test_images[:0],
+        data.test_labels[:0],
+        data.classes,
+    )
     return own, len(rows)
 
 
@@ -218,7 +259,9 @@ def compute_of(config: NodeConfig, terms: Terms) -> Compute:
     """Return how this node computes: the plain way, on its own device."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    engine = Engine(device=config.device, precision=terms.precision, compile=False, clients_at_once=1)
+    engine = Engine(
+        device=config.device, precision=terms.precision, compile=False, clients_at_once=1
+    )
     data = Data(channel_mean=terms.channel_mean, channel_deviation=terms.channel_deviation)
     return compute_for(engine, choose(config.device), data)
 
@@ -227,7 +270,9 @@ def built(terms: Terms, compute: Compute) -> SplitModel:
     """Return the model of the terms with initial weights."""
     section = terms.prototype
     with seeding.initialisation(terms.seed, part=section.name):
-        return compute.place(MODELS[section.model](terms.image_shape, len(terms.classes), **section.options))
+        return compute.place(
+            MODELS[section.model](terms.image_shape, len(terms.classes), **section.options)
+        )
 
 
 def choose(name: str) -> torch.device:
@@ -247,19 +292,27 @@ def blank_model(terms: Terms, *, most_bytes: int) -> SplitModel:
     section = terms.prototype
     if section.model not in MODELS:
         raise Refusal(f"prototypes.model = {section.model}: not known here")
-    if model_input(section.model) == "text":  # those of texts may name files, and names from the network are not used
+    if (
+        model_input(section.model) == "text"
+    ):  # those of texts may name files, and names from the network are not used
         raise Refusal(f"prototypes.model = {section.model}: nodes train models of images")
     known = model_options(section.model)
     wrong = [
-        name for name, value in section.options.items() if name not in known or type(value) is not type(known[name])
+        name
+        for name, value in section.options.items()
+        if name not in known or type(value) is not type(known[name])
     ]
     if wrong:
-        raise Refusal(f"prototypes.options.{wrong[0]}: {section.model} has no such option, or not of this kind")
+        raise Refusal(
+            f"prototypes.options.{wrong[0]}: {section.model} has no such option, or not of this kind"
+        )
     try:
         with torch.device("meta"):
             model = MODELS[section.model](terms.image_shape, len(terms.classes), **section.options)
     except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-        raise Refusal(f"prototypes.model = {section.model}: cannot be built with these options") from error
+        raise Refusal(
+            f"prototypes.model = {section.model}: cannot be built with these options"
+        ) from error
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     if size > most_bytes:
         raise Refusal(f"the model has {size} bytes; this node takes {most_bytes}")
@@ -272,4 +325,6 @@ def update_noise(config: NodeConfig) -> str:
 
 
 def _update_entry(config: NodeConfig, terms: TrainTerms, num_examples: int) -> LedgerEntry:
-    return update_entry(terms.local, num_examples=num_examples, client=config.number, noise=update_noise(config))
+    return update_entry(
+        terms.local, num_examples=num_examples, client=config.number, noise=update_noise(config)
+    )

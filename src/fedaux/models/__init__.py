@@ -44,4 +44,8 @@ def model_input(name: str) -> str | None:
 def model_options(name: str) -> dict[str, object]:
     """Return the options that a model takes, with their defaults."""
     parameters = inspect.signature(MODELS[name]).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }

@@ -43,9 +43,12 @@ class SelfAttention(nn.Module):
     def forward(self, hidden: Tensor, bias: Tensor) -> Tensor:
         """Map [N, L, H] to [N, L, H]; `bias` [N, 1, 1 or L, L] is added to how much position i attends to j."""
         query, key, value = (
-            part(hidden).unflatten(-1, (self._heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+            part(hidden).unflatten(-1, (self._heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
         )
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias.to(query.dtype))
+        attended = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=bias.to(query.dtype)
+        )
         return attended.transpose(1, 2).flatten(2)
 
 
@@ -68,7 +71,9 @@ class Layer(nn.Module):
 
     def __init__(self, width: int, *, heads: int, intermediate: int) -> None:
         super().__init__()
-        self.attention = nn.ModuleDict({"self": SelfAttention(width, heads=heads), "output": Output(width, width)})
+        self.attention = nn.ModuleDict(
+            {"self": SelfAttention(width, heads=heads), "output": Output(width, width)}
+        )
         self.intermediate = nn.ModuleDict({"dense": nn.Linear(width, intermediate)})
         self.output = Output(intermediate, width)
 
@@ -176,7 +181,9 @@ def bert(
         raise ValueError(f"pooling = {pooling!r}: should be {' or '.join(POOLINGS)}")
     given = None
     if checkpoint:
-        found = _shape_of(read_config(locate(checkpoint, key=CHECKPOINT), key=CHECKPOINT), where=checkpoint)
+        found = _shape_of(
+            read_config(locate(checkpoint, key=CHECKPOINT), key=CHECKPOINT), where=checkpoint
+        )
         layers, width, heads, intermediate, positions = (
             found[key] for key in ("layers", "width", "heads", "intermediate", "positions")
         )
@@ -185,7 +192,9 @@ def bert(
     if width % heads:
         raise ValueError(f"width = {width}: should be a multiple of heads, {heads}")
     if length > positions:
-        raise ValueError(f"texts of {length} tokens, and positions = {positions}; text.length should be at most that")
+        raise ValueError(
+            f"texts of {length} tokens, and positions = {positions}; text.length should be at most that"
+        )
     features = BertFeatures(
         vocabulary,
         layers=layers,
@@ -200,7 +209,12 @@ def bert(
 
 
 def tinybert(
-    text_shape: tuple[int, int], num_classes: int, *, pooling: str = "mean", causal: bool = False, checkpoint: str = ""
+    text_shape: tuple[int, int],
+    num_classes: int,
+    *,
+    pooling: str = "mean",
+    causal: bool = False,
+    checkpoint: str = "",
 ) -> SplitModel:
     """TinyBERT's shape (Jiao et al., 2020): 4 layers, 312 wide; with BERT's vocabulary 14 million parameters, 57 MB."""
     return bert(text_shape, num_classes, pooling=pooling, causal=causal, checkpoint=checkpoint)
@@ -229,8 +243,15 @@ def given_weights(checkpoint: str) -> dict[str, Tensor]:
     The embedding of the first token type, which all tokens have here, is added to those of the positions.
     """
     folder = locate(checkpoint, key=CHECKPOINT)
-    held = {_own_name(name): tensor.float() for name, tensor in read_weights(folder, key=CHECKPOINT).items()}
-    kept = {name: tensor for name, tensor in held.items() if name.startswith(("embeddings.", "encoder."))}
+    held = {
+        _own_name(name): tensor.float()
+        for name, tensor in read_weights(folder, key=CHECKPOINT).items()
+    }
+    kept = {
+        name: tensor
+        for name, tensor in held.items()
+        if name.startswith(("embeddings.", "encoder."))
+    }
     types = kept.pop("embeddings.token_type_embeddings.weight", None)
     kept.pop("embeddings.position_ids", None)  # a counter that older checkpoints carry
     positions = "embeddings.position_embeddings.weight"
@@ -255,9 +276,15 @@ def _shape_of(config: Mapping[str, Any], *, where: str) -> dict[str, int]:
     }
     for key, values in wanted.items():
         if config.get(key) not in values:
-            raise ValueError(f"{CHECKPOINT} = {where}: its {key} is {config.get(key)!r}, should be {values[0]!r}")
-    if not math.isclose(float(config.get("layer_norm_eps", LAYER_NORM_EPSILON)), LAYER_NORM_EPSILON):
-        raise ValueError(f"{CHECKPOINT} = {where}: its layer_norm_eps should be {LAYER_NORM_EPSILON}")
+            raise ValueError(
+                f"{CHECKPOINT} = {where}: its {key} is {config.get(key)!r}, should be {values[0]!r}"
+            )
+    if not math.isclose(
+        float(config.get("layer_norm_eps", LAYER_NORM_EPSILON)), LAYER_NORM_EPSILON
+    ):
+        raise ValueError(
+            f"{CHECKPOINT} = {where}: its layer_norm_eps should be {LAYER_NORM_EPSILON}"
+        )
     names = {
         "layers": "num_hidden_layers",
         "width": "hidden_size",
@@ -274,5 +301,7 @@ def _shape_of(config: Mapping[str, Any], *, where: str) -> dict[str, int]:
 
 def _enough(size: int, *, wanted: int, where: str) -> int:
     if wanted > size:
-        raise ValueError(f"{where} knows {size} tokens, and the vocabulary in use has {wanted}; should be its own")
+        raise ValueError(
+            f"{where} knows {size} tokens, and the vocabulary in use has {wanted}; should be its own"
+        )
     return size

@@ -25,6 +25,12 @@ def cnn(image_shape: tuple[int, int, int], num_classes: int, *, width: int = 32)
             nn.ReLU(),
         ]
         channels = out_channels
-    quarters = nn.AdaptiveAvgPool2d(2) if max(image_shape[1:]) > 8 or min(image_shape[1:]) < 5 else nn.Identity()
-    features = nn.Sequential(*layers, quarters, nn.Flatten())  # at 5 to 8 pixels a side, quarters are what is left
+    quarters = (
+        nn.AdaptiveAvgPool2d(2)
+        if max(image_shape[1:]) > 8 or min(image_shape[1:]) < 5
+        else nn.Identity()
+    )
+    features = nn.Sequential(
+        *layers, quarters, nn.Flatten()
+    )  # at 5 to 8 pixels a side, quarters are what is left
     return SplitModel(features, nn.Linear(4 * channels, num_classes), feature_width=4 * channels)

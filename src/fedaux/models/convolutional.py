@@ -23,7 +23,9 @@ class DepthwiseConvolution(nn.Conv2d):
     """A 3x3 convolution of each channel on its own; `fedaux.fast` looks for it."""
 
     def __init__(self, channels: int, *, stride: int = 1) -> None:
-        super().__init__(channels, channels, 3, stride=stride, padding=1, groups=channels, bias=False)
+        super().__init__(
+            channels, channels, 3, stride=stride, padding=1, groups=channels, bias=False
+        )
 
 
 class PointwiseConvolution(nn.Conv2d):

@@ -45,7 +45,13 @@ class InvertedResidual(nn.Module):
     """x + project(depthwise(expand(x))), the sum only where shapes agree; no nonlinearity after the projection."""
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, expansion: int, stride: int, norm: Normalisation
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        expansion: int,
+        stride: int,
+        norm: Normalisation,
     ) -> None:
         super().__init__()
         hidden = in_channels * expansion
@@ -66,7 +72,9 @@ class InvertedResidual(nn.Module):
         return inputs + output if self.adds else output
 
 
-def mobilenetv2(image_shape: tuple[int, int, int], num_classes: int, *, width: float = 0.5) -> SplitModel:
+def mobilenetv2(
+    image_shape: tuple[int, int, int], num_classes: int, *, width: float = 0.5
+) -> SplitModel:
     """MobileNetV2 with all channels multiplied by `width`, but the last layer's 1280 features only where width > 1.
 
     At half width and ten classes 0.7 million parameters, 2.8 MB in single precision. Raises ValueError where `width`
@@ -75,7 +83,9 @@ def mobilenetv2(image_shape: tuple[int, int, int], num_classes: int, *, width: f
     return _mobilenetv2(image_shape, num_classes, width=width, norm=nn.BatchNorm2d)
 
 
-def mobilenetv2_gn(image_shape: tuple[int, int, int], num_classes: int, *, width: float = 0.5) -> SplitModel:
+def mobilenetv2_gn(
+    image_shape: tuple[int, int, int], num_classes: int, *, width: float = 0.5
+) -> SplitModel:
     """MobileNetV2 with group normalisation: no example sees another, as differentially private training needs it."""
     return _mobilenetv2(image_shape, num_classes, width=width, norm=group_norm)
 
@@ -83,15 +93,25 @@ def mobilenetv2_gn(image_shape: tuple[int, int, int], num_classes: int, *, width
 def _mobilenetv2(
     image_shape: tuple[int, int, int], num_classes: int, *, width: float, norm: Normalisation
 ) -> SplitModel:
-    if isinstance(width, bool) or not isinstance(width, int | float) or not (math.isfinite(width) and width > 0):
-        raise ValueError(f"width = {width!r}: should be a positive number, such as 0.5 for half of the channels")
+    if (
+        isinstance(width, bool)
+        or not isinstance(width, int | float)
+        or not (math.isfinite(width) and width > 0)
+    ):
+        raise ValueError(
+            f"width = {width!r}: should be a positive number, such as 0.5 for half of the channels"
+        )
     channels = make_divisible(STEM * width)
     layers: list[nn.Module] = [_convolution(image_shape[0], channels, kernel=3, norm=norm)]
     for expansion, stage_channels, blocks, stage_stride in STAGES:
         out_channels = make_divisible(stage_channels * width)
         for index in range(blocks):
             stride = stage_stride if index == 0 else 1
-            layers.append(InvertedResidual(channels, out_channels, expansion=expansion, stride=stride, norm=norm))
+            layers.append(
+                InvertedResidual(
+                    channels, out_channels, expansion=expansion, stride=stride, norm=norm
+                )
+            )
             channels = out_channels
     feature_width = make_divisible(LAST * max(1.0, width))
     layers.append(_convolution(channels, feature_width, kernel=1, norm=norm))
@@ -100,7 +120,9 @@ def _mobilenetv2(
     return SplitModel(features, nn.Linear(feature_width, num_classes), feature_width=feature_width)
 
 
-def _convolution(in_channels: int, out_channels: int, *, kernel: int, norm: Normalisation) -> nn.Sequential:
+def _convolution(
+    in_channels: int, out_channels: int, *, kernel: int, norm: Normalisation
+) -> nn.Sequential:
     """Convolve, normalise and cut to between 0 and 6."""
     make = ImageConvolution if in_channels < MATRIX_MULTIPLE else nn.Conv2d
     return nn.Sequential(

@@ -16,7 +16,9 @@ WIDTHS = (64, 128, 256, 512)
 class BasicBlock(nn.Module):
     """relu(bn(conv(relu(bn(conv(x))))) + shortcut(x))."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, stride: int, norm: Normalisation) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, *, stride: int, norm: Normalisation
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
         self.bn1 = norm(out_channels)
@@ -72,6 +74,8 @@ def resnet8_gn(image_shape: tuple[int, int, int], num_classes: int) -> SplitMode
     return _resnet8(image_shape, num_classes, norm=group_norm)
 
 
-def _resnet8(image_shape: tuple[int, int, int], num_classes: int, *, norm: Normalisation) -> SplitModel:
+def _resnet8(
+    image_shape: tuple[int, int, int], num_classes: int, *, norm: Normalisation
+) -> SplitModel:
     features = ResNetFeatures(image_shape[0], norm=norm)
     return SplitModel(features, nn.Linear(WIDTHS[-1], num_classes), feature_width=WIDTHS[-1])

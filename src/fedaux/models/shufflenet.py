@@ -25,7 +25,9 @@ WIDTHS = (200, 400, 800)
 UNITS = (4, 8, 4)
 
 
-fx.wrap("channel_shuffle")  # one operation to whoever lists them: it looks at the layout of its input
+fx.wrap(
+    "channel_shuffle"
+)  # one operation to whoever lists them: it looks at the layout of its input
 
 
 def channel_shuffle(inputs: Tensor, *, groups: int) -> Tensor:
@@ -33,7 +35,13 @@ def channel_shuffle(inputs: Tensor, *, groups: int) -> Tensor:
     if inputs.is_contiguous():
         shuffled: Tensor = inputs.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
     else:  # copied with the channels last, so that a network in that memory format stays in it
-        shuffled = inputs.movedim(1, -1).unflatten(-1, (groups, -1)).transpose(-2, -1).flatten(-2).movedim(-1, 1)
+        shuffled = (
+            inputs.movedim(1, -1)
+            .unflatten(-1, (groups, -1))
+            .transpose(-2, -1)
+            .flatten(-2)
+            .movedim(-1, 1)
+        )
     return shuffled
 
 
@@ -45,7 +53,9 @@ class ShuffleUnit(nn.Module):
     unit behind the stem has too few channels for groups in its first convolution.
     """
 
-    def __init__(self, in_channels: int, out_channels: int, *, stride: int, norm: Normalisation) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, *, stride: int, norm: Normalisation
+    ) -> None:
         super().__init__()
         hidden = out_channels // 4
         residual = out_channels if stride == 1 else out_channels - in_channels
@@ -63,7 +73,11 @@ class ShuffleUnit(nn.Module):
         """Map [N, C, H, W] to [N, C', H', W']."""
         hidden = channel_shuffle(self.relu(self.bn1(self.conv1(inputs))), groups=GROUPS)
         residual = self.bn3(self.conv3(self.bn2(self.conv2(hidden))))
-        joined = inputs + residual if self.pool is None else torch.cat((self.pool(inputs), residual), dim=1)
+        joined = (
+            inputs + residual
+            if self.pool is None
+            else torch.cat((self.pool(inputs), residual), dim=1)
+        )
         output: Tensor = self.relu(joined)
         return output
 
@@ -99,12 +113,18 @@ def shufflenet_gn(image_shape: tuple[int, int, int], num_classes: int) -> SplitM
     return _shufflenet(image_shape, num_classes, norm=group_norm)
 
 
-def _shufflenet(image_shape: tuple[int, int, int], num_classes: int, *, norm: Normalisation) -> SplitModel:
+def _shufflenet(
+    image_shape: tuple[int, int, int], num_classes: int, *, norm: Normalisation
+) -> SplitModel:
     features = ShuffleNetFeatures(image_shape[0], norm=norm)
     return SplitModel(features, nn.Linear(WIDTHS[-1], num_classes), feature_width=WIDTHS[-1])
 
 
-def _stage(in_channels: int, out_channels: int, *, units: int, norm: Normalisation) -> nn.Sequential:
+def _stage(
+    in_channels: int, out_channels: int, *, units: int, norm: Normalisation
+) -> nn.Sequential:
     first = ShuffleUnit(in_channels, out_channels, stride=2, norm=norm)
-    others = [ShuffleUnit(out_channels, out_channels, stride=1, norm=norm) for _ in range(units - 1)]
+    others = [
+        ShuffleUnit(out_channels, out_channels, stride=1, norm=norm) for _ in range(units - 1)
+    ]
     return nn.Sequential(first, *others)

@@ -53,14 +53,23 @@ def split_model(module: nn.Module, *, head: str, example: Tensor) -> SplitModel:
     with torch.no_grad():
         features = whole(example)
         if features.ndim != 2:
-            raise ValueError(f"head = {head!r}: gets inputs of shape {list(features.shape)}, should be [N, F]")
+            raise ValueError(
+                f"head = {head!r}: gets inputs of shape {list(features.shape)}, should be [N, F]"
+            )
         if not torch.equal(head_module(features), expected):
-            raise ValueError(f"head = {head!r}: is not the last step, its output differs from the module's")
+            raise ValueError(
+                f"head = {head!r}: is not the last step, its output differs from the module's"
+            )
     model = SplitModel(whole, head_module, feature_width=features.shape[1])
     return model.train(module.training)
 
 
 def is_meddled_with(part: nn.Module) -> bool:
     """Say whether a part has hooks, or a way of computing that somebody gave to it alone; these could do anything."""
-    hooks = part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
+    hooks = (
+        part._forward_hooks,
+        part._forward_pre_hooks,
+        part._backward_hooks,
+        part._backward_pre_hooks,
+    )
     return "forward" in vars(part) or any(hooks)

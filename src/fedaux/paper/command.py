@@ -14,7 +14,15 @@ from fedaux.config_errors import nearest
 from fedaux.paper import datasets
 from fedaux.paper.document import Context, Outcome, Version, write
 from fedaux.paper.experiments import EXPERIMENTS, Reproduction
-from fedaux.paper.running import Request, check_available, locate_all, plan, public_settings, read_base, without_paths
+from fedaux.paper.running import (
+    Request,
+    check_available,
+    locate_all,
+    plan,
+    public_settings,
+    read_base,
+    without_paths,
+)
 from fedaux.paper.studies import STUDIES
 from fedaux.paper.study import RECIPES, quick_base
 from fedaux.paper.study_page import run_study, scope
@@ -46,28 +54,48 @@ def _listed() -> Iterator[list[str]]:
             missing = "; not in this version"
         grid = study.grid
         blocks, columns = ([value.label for value in axis.values] for axis in grid.axes())
-        run = scope({"methods": read_base(grid.path(), ())["method"], "blocks": blocks, "columns": columns})
-        yield [name, f"{study.shows} ({run}){missing}", datasets.titles(grid.data_sets()), study.quick_time]
+        run = scope(
+            {"methods": read_base(grid.path(), ())["method"], "blocks": blocks, "columns": columns}
+        )
+        yield [
+            name,
+            f"{study.shows} ({run}){missing}",
+            datasets.titles(grid.data_sets()),
+            study.quick_time,
+        ]
     for name, entry in EXPERIMENTS.items():
-        yield [name, entry.shows, datasets.titles(entry.data) or "comes with the package", entry.quick_time]
+        yield [
+            name,
+            entry.shows,
+            datasets.titles(entry.data) or "comes with the package",
+            entry.quick_time,
+        ]
 
 
 def size_line(name: str, request: Request) -> str:
     """Return how many runs and rounds a request for a study is, on the data that is there."""
     if name not in STUDIES:
-        raise ValueError(f"--list {name}: not a table of runs; without a name, --list names all experiments")
+        raise ValueError(
+            f"--list {name}: not a table of runs; without a name, --list names all experiments"
+        )
     cells = plan(STUDIES[name], request).cells
     return f"{name}: {len(cells)} runs, {sum(cell.rounds for cell in cells):,} rounds"
 
 
-def reproduce(name: str, request: Request, *, recipe: str | None = None, options: Sequence[str] = ()) -> Outcome:
+def reproduce(
+    name: str, request: Request, *, recipe: str | None = None, options: Sequence[str] = ()
+) -> Outcome:
     """Run a study or experiment by name. Raises ValueError for mistakes, before anything runs."""
     names = [*STUDIES, *EXPERIMENTS]
     if name not in names:
-        raise ValueError(f"{name}: no such experiment{nearest(name, names) or '; see fedaux reproduce --list'}")
+        raise ValueError(
+            f"{name}: no such experiment{nearest(name, names) or '; see fedaux reproduce --list'}"
+        )
     if name in STUDIES:
         if recipe is not None or options:
-            raise ValueError(f"--recipe and --with: {name} has its own recipe; --set, --only and --also change it")
+            raise ValueError(
+                f"--recipe and --with: {name} has its own recipe; --set, --only and --also change it"
+            )
         return run_study(STUDIES[name], request)
     if request.only or request.also:
         raise ValueError(f"--only and --also: {name} is not a table of runs")
@@ -76,11 +104,20 @@ def reproduce(name: str, request: Request, *, recipe: str | None = None, options
         raise ValueError(f"--cluster {cluster}: {name} is one run on this machine")
     arguments = read_options(name, entry, options)
     if not entry.data:
-        if recipe is not None or request.overrides or request.data_root is not None or request.seeds is not None:
-            raise ValueError(f"--recipe, --set, --data-root and --seeds: {name} is not based on a recipe")
+        if (
+            recipe is not None
+            or request.overrides
+            or request.data_root is not None
+            or request.seeds is not None
+        ):
+            raise ValueError(
+                f"--recipe, --set, --data-root and --seeds: {name} is not based on a recipe"
+            )
         return write(entry.run(**arguments), request.out, name)
     base, notes = base_of(name, entry, request, recipe)
-    version: Version = "own" if recipe else "quick" if request.quick or request.data_root is None else "paper"
+    version: Version = (
+        "own" if recipe else "quick" if request.quick or request.data_root is None else "paper"
+    )
     context = Context(request.out, base, version, request.sweeping)
     try:
         document = entry.run(context, **arguments)
@@ -92,21 +129,37 @@ def reproduce(name: str, request: Request, *, recipe: str | None = None, options
 
 def read_options(name: str, entry: Reproduction, options: Sequence[str]) -> dict[str, Any]:
     """Read --with KEY=VALUE as options of an experiment's `run`."""
-    known = {key: p.default for key, p in signature(entry.run).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    known = {
+        key: p.default
+        for key, p in signature(entry.run).parameters.items()
+        if p.kind is p.KEYWORD_ONLY
+    }
     arguments: dict[str, Any] = {}
     for option in options:
         key, equals, text = option.partition("=")
         if key not in known:
-            raise ValueError(f"--with {key}: {name} has no such option; it has {', '.join(known) or 'none'}")
+            raise ValueError(
+                f"--with {key}: {name} has no such option; it has {', '.join(known) or 'none'}"
+            )
         value, default = parse_value(text), known[key]
-        kind = (int, float) if isinstance(default, int | float) else list if isinstance(default, tuple) else object
+        kind = (
+            (int, float)
+            if isinstance(default, int | float)
+            else list
+            if isinstance(default, tuple)
+            else object
+        )
         if not equals or not isinstance(value, kind):
-            raise ValueError(f"--with {option}: should be a value like that of --with {key}={default}")
+            raise ValueError(
+                f"--with {option}: should be a value like that of --with {key}={default}"
+            )
         arguments[key] = value
     return arguments
 
 
-def base_of(name: str, entry: Reproduction, request: Request, recipe: str | None) -> tuple[Experiment, list[str]]:
+def base_of(
+    name: str, entry: Reproduction, request: Request, recipe: str | None
+) -> tuple[Experiment, list[str]]:
     """Return the base of an experiment, and which data sets replace others.
 
     It is a given recipe, the paper's recipe on --data-root, or the quick one, with --set and --seeds applied.
@@ -121,7 +174,9 @@ def base_of(name: str, entry: Reproduction, request: Request, recipe: str | None
     found, notes = locate_all(entry.data, request)
     raw = read_base(RECIPES / f"{name}.toml", overrides)
     private, *public = (found[key] for key in entry.data)
-    unread = datasets.Found("noise", "noise", None)  # a valid experiment has public data, even if nothing reads it
+    unread = datasets.Found(
+        "noise", "noise", None
+    )  # a valid experiment has public data, even if nothing reads it
     settings = private.settings("data") | public_settings(public[0] if public else unread, raw)
     (cell,) = cells_of(without_paths(raw), [settings])
     return cell.experiment, notes

@@ -20,7 +20,11 @@ def findings(numbers: Mapping[str, Any]) -> list[str]:
     if not rows:
         return ["Nothing is measured yet."]
     runs, finished = (sum(row[key] for row in numbers["rows"]) for key in ("runs", "finished"))
-    found = [] if runs == finished else [f"{finished} of {runs} runs are finished; the others are left out."]
+    found = (
+        []
+        if runs == finished
+        else [f"{finished} of {runs} runs are finished; the others are left out."]
+    )
     columns: dict[str, list[Row]] = {}
     for row in rows:
         columns.setdefault(_place(row), []).append(row)
@@ -44,7 +48,9 @@ def _leads(columns: Mapping[str, Sequence[Row]]) -> list[str]:
             compared += 1
             best, second = sorted(group, key=lambda row: -row["best"]["mean"])[:2]
             if best["method"] == OUR_METHOD:
-                ahead.append((best["best"]["mean"] - second["best"]["mean"], second["method"], place))
+                ahead.append(
+                    (best["best"]["mean"] - second["best"]["mean"], second["method"], place)
+                )
     if not compared:
         return []
     text = f"{OUR_METHOD} is best in {len(ahead)} of {compared} columns"
@@ -71,15 +77,21 @@ def _order(columns: Mapping[str, Sequence[Row]], study: str) -> list[str]:
             other.append(f"{place}: {leader} is {behind:.1f} points behind {best['method']}")
     if not same and not other:
         return []
-    text = f"The paper's best method is best here too, or within {CLOSE:g} point of it, in {same} of "
-    return [f"{text}{same + len(other)} columns" + (f"; not in {'; '.join(other)}." if other else ".")]
+    text = (
+        f"The paper's best method is best here too, or within {CLOSE:g} point of it, in {same} of "
+    )
+    return [
+        f"{text}{same + len(other)} columns" + (f"; not in {'; '.join(other)}." if other else ".")
+    ]
 
 
 def _differences(rows: Sequence[Row]) -> list[str]:
     """State how far the best rounds are from the published figures."""
     if not rows:
         return []
-    gaps = sorted(((row["best"]["mean"] - row["published"]["mean"], index) for index, row in enumerate(rows)))
+    gaps = sorted(
+        ((row["best"]["mean"] - row["published"]["mean"], index) for index, row in enumerate(rows))
+    )
     below, above = sum(gap < -CLOSE for gap, _ in gaps), sum(gap > CLOSE for gap, _ in gaps)
     found = [
         f"{len(rows) - below - above} of {len(rows)} figures are within {CLOSE:g} point of the published ones, "

@@ -28,14 +28,24 @@ class DataSet:
 
 DATA_SETS: dict[str, DataSet] = {
     "cifar10": DataSet(
-        "CIFAR-10", ("cifar10", "cifar-10-batches-bin"), (PARQUET, ("cifar10-binary", "data_batch_*.bin"))
+        "CIFAR-10",
+        ("cifar10", "cifar-10-batches-bin"),
+        (PARQUET, ("cifar10-binary", "data_batch_*.bin")),
     ),
-    "cifar100": DataSet("CIFAR-100", ("cifar100", "cifar-100-binary"), (PARQUET, ("cifar100-binary", "train.bin"))),
-    "stl10": DataSet("STL-10", ("stl10", "stl10_binary"), (UNLABELED, ("stl10-binary", "unlabeled_X.bin"))),
+    "cifar100": DataSet(
+        "CIFAR-100", ("cifar100", "cifar-100-binary"), (PARQUET, ("cifar100-binary", "train.bin"))
+    ),
+    "stl10": DataSet(
+        "STL-10", ("stl10", "stl10_binary"), (UNLABELED, ("stl10-binary", "unlabeled_X.bin"))
+    ),
     "svhn": DataSet("SVHN", ("svhn",), (PARQUET, ("svhn", "train_32x32.mat"))),
-    "imagenet32": DataSet("ImageNet", ("imagenet32", "imagenet"), (PARQUET, ("folder", "n[0-9]*/*"))),
+    "imagenet32": DataSet(
+        "ImageNet", ("imagenet32", "imagenet"), (PARQUET, ("folder", "n[0-9]*/*"))
+    ),
     "tinyimagenet32": DataSet(
-        "Tiny-ImageNet", ("tinyimagenet32", "tiny-imagenet", "tiny-imagenet-200"), (PARQUET, ("folder", "n[0-9]*/*"))
+        "Tiny-ImageNet",
+        ("tinyimagenet32", "tiny-imagenet", "tiny-imagenet-200"),
+        (PARQUET, ("folder", "n[0-9]*/*")),
     ),
     "noise": DataSet("noise", (), (), made=100_000),
     "ag_news": DataSet("AG News", ("ag_news",), text=True),
@@ -45,7 +55,11 @@ DATA_SETS: dict[str, DataSet] = {
 }
 STAND_INS = {"imagenet32": "tinyimagenet32", "bookcorpus": "book_sentences"}
 """Data sets that replace missing ones; the page states it."""
-EMBEDDED = {"digits": "handwritten digits (embedded)", "letters": "rendered letters (embedded)", "noise": "noise"}
+EMBEDDED = {
+    "digits": "handwritten digits (embedded)",
+    "letters": "rendered letters (embedded)",
+    "noise": "noise",
+}
 """Data that come with the package, or are generated."""
 
 
@@ -62,7 +76,10 @@ class Found:
         """Return the settings of `data` or `auxiliary` that read it; public images are resized to CIFAR's."""
         if self.path is None:
             return {f"{section}.source": self.source, f"{section}.size": DATA_SETS[self.name].made}
-        chosen: dict[str, Any] = {f"{section}.source": self.source, f"{section}.path": str(self.path)}
+        chosen: dict[str, Any] = {
+            f"{section}.source": self.source,
+            f"{section}.path": str(self.path),
+        }
         if section == "auxiliary" and not DATA_SETS[self.name].text:
             chosen["auxiliary.image_size"] = 32
         return chosen
@@ -100,7 +117,11 @@ def locate(root: Path | None, names: Iterable[str]) -> dict[str, Found]:
     wanted = list(dict.fromkeys(names))
     if root is None:
         texts = any(DATA_SETS[name].text for name in wanted)
-        way = "for --quick too: no texts are embedded" if texts else "or give --quick for embedded data"
+        way = (
+            "for --quick too: no texts are embedded"
+            if texts
+            else "or give --quick for embedded data"
+        )
         raise ValueError(f"--data-root: missing; {titles(wanted)} must lie below one folder, {way}")
     if not root.is_dir():
         raise ValueError(f"--data-root {root}: there is no such folder")
@@ -111,11 +132,17 @@ def locate(root: Path | None, names: Iterable[str]) -> dict[str, Found]:
         if place is not None:
             found[name] = place
         else:
-            missing.append(f"{DATA_SETS[name].title}: none of {', '.join(map(str, _looked_for(root, name)))}")
+            missing.append(
+                f"{DATA_SETS[name].title}: none of {', '.join(map(str, _looked_for(root, name)))}"
+            )
             if name == "stl10" and _find(root, "tinyimagenet32"):
                 missing[-1] += "; Tiny-ImageNet is there, and --aux tinyimagenet32 takes it instead"
     if missing:
-        raise Missing("\n".join([f"--data-root {root}: {len(missing)} of {len(wanted)} data sets missing", *missing]))
+        raise Missing(
+            "\n".join(
+                [f"--data-root {root}: {len(missing)} of {len(wanted)} data sets missing", *missing]
+            )
+        )
     return found
 
 
@@ -160,4 +187,7 @@ def _looked_for(root: Path, name: str) -> list[Path]:
     """Return the searched places: each form in the first folder, and the last form in the others."""
     first, *others = DATA_SETS[name].folders
     forms = [pattern for _, pattern in DATA_SETS[name].forms]
-    return [*(root / first / pattern for pattern in forms), *(root / other / forms[-1] for other in others)]
+    return [
+        *(root / first / pattern for pattern in forms),
+        *(root / other / forms[-1] for other in others),
+    ]

@@ -112,9 +112,17 @@ class Document:
                 text = part
             elif isinstance(part, Table):
                 first = not floats
-                said = [self.title, text, f"What differs from the paper: {'; '.join(notes)}" if first and notes else ""]
+                said = [
+                    self.title,
+                    text,
+                    f"What differs from the paper: {'; '.join(notes)}" if first and notes else "",
+                ]
                 name = label if first else f"{label}-{len(floats) + 1}"
-                floats.append(part.to_latex(label=name, text=" ".join(sentence(each) for each in said if each)))
+                floats.append(
+                    part.to_latex(
+                        label=name, text=" ".join(sentence(each) for each in said if each)
+                    )
+                )
                 text = ""
         return "\n".join([PACKAGES, *floats, ""]) if floats else ""
 
@@ -128,7 +136,9 @@ class Outcome:
     files: tuple[Path, ...]
 
 
-def write(document: Document, out: Path, name: str, *, version: Version = "own", notes: Sequence[str] = ()) -> Outcome:
+def write(
+    document: Document, out: Path, name: str, *, version: Version = "own", notes: Sequence[str] = ()
+) -> Outcome:
     """Write NAME.html, NAME.md, NAME.json, the tables as NAME.tex, and each figure as PNG and SVG into `out`.
 
     `notes` are what differs from the paper in what was run; every file but the figures states them.
@@ -146,7 +156,9 @@ def write(document: Document, out: Path, name: str, *, version: Version = "own",
             written.append(out / f"{figure}.{ending}")
             svg.save(drawing.figure, written[-1])
     markdown = document.to_markdown()
-    save_text(written[0], document.to_html())  # after the figures: drawing one again moves it slightly
+    save_text(
+        written[0], document.to_html()
+    )  # after the figures: drawing one again moves it slightly
     save_text(written[1], markdown)
     save_json(written[2], numbers)
     if tables := document.to_latex(f"tab:{name}", notes=notes):
@@ -188,4 +200,6 @@ def spread_text(value: Mapping[str, Any] | None, *, scale: float = 1) -> str:
     if value is None:
         return "–"
     deviation = value["deviation"]
-    return f"{scale * value['mean']:.1f}" + ("" if deviation is None else f" ± {scale * deviation:.1f}")
+    return f"{scale * value['mean']:.1f}" + (
+        "" if deviation is None else f" ± {scale * deviation:.1f}"
+    )

@@ -41,7 +41,9 @@ def photographs() -> NDArray[np.uint8]:
     for picture in load_sample_images().images:
         grey = np.asarray(picture, dtype=np.float64).mean(axis=2)
         grey = grey[: grey.shape[0] // 4 * 4, : grey.shape[1] // 4 * 4]
-        grey = grey.reshape(grey.shape[0] // 4, 4, grey.shape[1] // 4, 4).mean(axis=(1, 3))  # 8 pixels show something
+        grey = grey.reshape(grey.shape[0] // 4, 4, grey.shape[1] // 4, 4).mean(
+            axis=(1, 3)
+        )  # 8 pixels show something
         for row, column in zip(
             generator.integers(grey.shape[0] - 8, size=PUBLIC_SIZE // 2),
             generator.integers(grey.shape[1] - 8, size=PUBLIC_SIZE // 2),

@@ -32,7 +32,9 @@ MECHANISMS = ("mean", "release", "paper", "none")
 ALPHAS = (0.01, 0.04, 0.1, 0.16, 0.64, 2.56, 10.24)
 
 
-def run(context: Context, *, alphas: Sequence[float] = ALPHAS, mechanisms: Sequence[str] = MECHANISMS) -> Document:
+def run(
+    context: Context, *, alphas: Sequence[float] = ALPHAS, mechanisms: Sequence[str] = MECHANISMS
+) -> Document:
     """Measure the ensemble over heterogeneity: plain means, and each mechanism's weights on logits and probabilities.
 
     Seeds, clients and privacy are those of the context's experiment.
@@ -49,7 +51,9 @@ def run(context: Context, *, alphas: Sequence[float] = ALPHAS, mechanisms: Seque
             changed = Experiment(**_changed(experiment, "split", alpha=alpha))
             for row in _ensemble_rows(changed, data, auxiliary, seed, mechanisms, context.out):
                 rows.append({"alpha": alpha, "seed": seed} | row)
-                context.on_line(f"alpha {alpha:g}  seed {seed}  {row['weights']:<24} {100 * row['accuracy']:.1f} %")
+                context.on_line(
+                    f"alpha {alpha:g}  seed {seed}  {row['weights']:<24} {100 * row['accuracy']:.1f} %"
+                )
     values: dict[tuple[str, float], list[float]] = {}
     for row in rows:
         values.setdefault((row["weights"], row["alpha"]), []).append(row["accuracy"])
@@ -77,7 +81,12 @@ def _changed(experiment: Experiment, section: str, **changes: Any) -> dict[str, 
 
 
 def _ensemble_rows(
-    experiment: Experiment, data: LabelledData, auxiliary: Tensor, seed: int, mechanisms: Sequence[str], out: Path
+    experiment: Experiment,
+    data: LabelledData,
+    auxiliary: Tensor,
+    seed: int,
+    mechanisms: Sequence[str],
+    out: Path,
 ) -> list[dict[str, Any]]:
     parts = split_for(experiment, data, seed)
     logits: dict[int, Tensor] = {}
@@ -88,18 +97,28 @@ def _ensemble_rows(
         task = work.task("fedaux", seed)
         clients = SimulatedClients(task, data.images, data.labels, parts)
         began = time.perf_counter()
-        state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=NullCallback())
+        state, preparation = prepare(
+            task, clients, extractor=work.extractor(task), callback=NullCallback()
+        )
         if not logits:
             logits = _local_logits(task, clients, state)
-            equal = _ensemble(logits, {client: torch.zeros_like(output[:, 0]) for client, output in logits.items()})
+            equal = _ensemble(
+                logits,
+                {client: torch.zeros_like(output[:, 0]) for client, output in logits.items()},
+            )
             for name, teacher in (("logits", mean_teacher), ("probabilities", mixture_teacher)):
-                rows.append({"weights": f"plain {name}", "accuracy": _accuracy(teacher(equal), task)})
+                rows.append(
+                    {"weights": f"plain {name}", "accuracy": _accuracy(teacher(equal), task)}
+                )
         scorer = Scorer(task, preparation)
         projected = {
-            name: scorer.project(name, preparation.extractors[name], task.test_images) for name in preparation.public
+            name: scorer.project(name, preparation.extractors[name], task.test_images)
+            for name in preparation.public
         }
         chosen = sorted(logits)
-        scores = dict(zip(chosen, scorer.log_scores(state.releases, chosen, projected), strict=True))
+        scores = dict(
+            zip(chosen, scorer.log_scores(state.releases, chosen, projected), strict=True)
+        )
         for name, teacher in (("logits", certainty_teacher), ("probabilities", mixture_teacher)):
             rows.append(
                 {

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedaux.paper import ensemble, privacy_grid, qualitative, similar_images, split, toy_gaussians, toy_iris
+from fedaux.paper import (
+    ensemble,
+    privacy_grid,
+    qualitative,
+    similar_images,
+    split,
+    toy_gaussians,
+    toy_iris,
+)
 from fedaux.paper.document import Document
 
 
@@ -31,7 +39,9 @@ EXPERIMENTS: dict[str, Reproduction] = {
         ("cifar10", "stl10"),
         sweeps=True,
     ),
-    "split": Reproduction(split.run, "who holds which classes at four values of alpha", "5 seconds", ("cifar10",)),
+    "split": Reproduction(
+        split.run, "who holds which classes at four values of alpha", "5 seconds", ("cifar10",)
+    ),
     "toy-iris": Reproduction(
         toy_iris.run,
         "weighted ensembles on Iris: plain mean, density-weighted mean, every mechanism",
@@ -49,7 +59,10 @@ EXPERIMENTS: dict[str, Reproduction] = {
         ("cifar10", "imagenet32"),
     ),
     "qualitative": Reproduction(
-        qualitative.run, "operations, communication and privacy, counted in a run", "20 seconds", ("cifar10", "stl10")
+        qualitative.run,
+        "operations, communication and privacy, counted in a run",
+        "20 seconds",
+        ("cifar10", "stl10"),
     ),
     "ensemble": Reproduction(
         ensemble.run,

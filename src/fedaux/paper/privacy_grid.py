@@ -42,8 +42,16 @@ Row = Mapping[str, Any]
 Grids = Mapping[str, Mapping[str, Sequence[float]]]
 """For each mechanism, the values of its settings to combine."""
 GRIDS: Grids = {
-    "mean": {"epsilon": (0.1, 0.5, 2.0), "delta": (1e-6, 1e-4), "sharpness": (Certainty().sharpness, 1.0)},
-    "paper": {"epsilon": (0.1, 0.5, 2.0), "delta": (1e-6, 1e-4), "regularisation": (0.01, Certainty().regularisation)},
+    "mean": {
+        "epsilon": (0.1, 0.5, 2.0),
+        "delta": (1e-6, 1e-4),
+        "sharpness": (Certainty().sharpness, 1.0),
+    },
+    "paper": {
+        "epsilon": (0.1, 0.5, 2.0),
+        "delta": (1e-6, 1e-4),
+        "regularisation": (0.01, Certainty().regularisation),
+    },
 }
 PAPER_EPSILONS = {"epsilon": (0.01, 0.04, 0.1, 0.5, 1.0), "delta": (1e-6, 1e-4)}
 PAPER_GRIDS: Grids = {
@@ -81,7 +89,8 @@ def run(context: Context, *, grids: Grids | None = None, method: str = "fedaux")
     }
     table = {key: value for key, value in base.to_dict().items() if key != "output"}
     cells = [
-        replace(cell, name=name) for cell, name in zip(cells_of(table, list(points.values())), points, strict=True)
+        replace(cell, name=name)
+        for cell, name in zip(cells_of(table, list(points.values())), points, strict=True)
     ]
     folder = context.out / "cells"
     missing = without_result(sweep(cells, folder, name="privacy", resume=True, **context.sweeping))
@@ -115,7 +124,9 @@ def settings_of(base: Experiment, grids: Grids) -> Iterator[dict[str, Any]]:
     """Yield the settings of every run: without scores, then each mechanism's ceiling and grid."""
     unknown = sorted(set(grids) - set(MECHANISMS))
     if unknown:
-        raise ValueError(f"grids: no mechanism {', '.join(unknown)}; there are {', '.join(MECHANISMS)}")
+        raise ValueError(
+            f"grids: no mechanism {', '.join(unknown)}; there are {', '.join(MECHANISMS)}"
+        )
     yield {}
     for mechanism, axes in grids.items():
         others = {key: values for key, values in axes.items() if key not in ("epsilon", "delta")}
@@ -123,7 +134,8 @@ def settings_of(base: Experiment, grids: Grids) -> Iterator[dict[str, Any]]:
         deltas = axes.get("delta", [base.certainty.delta])
         for values in product(*others.values()):
             fixed = {"mechanism": mechanism} | {
-                key: int(value) if key in WHOLE else value for key, value in zip(others, values, strict=True)
+                key: int(value) if key in WHOLE else value
+                for key, value in zip(others, values, strict=True)
             }
             yield fixed | {"epsilon": ALMOST_NO_NOISE, "delta": deltas[0]}
             for delta, epsilon in product(deltas, epsilons):
@@ -133,7 +145,9 @@ def settings_of(base: Experiment, grids: Grids) -> Iterator[dict[str, Any]]:
 def run_name(settings: Mapping[str, Any], seed: int) -> str:
     """Return the name of a run's directory."""
     own = [f"{key}{value:g}" for key, value in settings.items() if key != "mechanism"]
-    return "-".join([settings.get("mechanism", "without-scores"), *own, f"seed{seed}"]).replace("+", "")
+    return "-".join([settings.get("mechanism", "without-scores"), *own, f"seed{seed}"]).replace(
+        "+", ""
+    )
 
 
 def describe(numbers: Mapping[str, Any]) -> Document:
@@ -147,12 +161,22 @@ def describe(numbers: Mapping[str, Any]) -> Document:
     tables = [
         Table(
             [mechanism, *map(_epsilon_name, epsilons)],
-            [[name, *("" if row is None else _accuracy_text(row) for row in line)] for name, line in lines.items()],
+            [
+                [name, *("" if row is None else _accuracy_text(row) for row in line)]
+                for name, line in lines.items()
+            ],
         )
         for mechanism, epsilons, lines in by_mechanism(rows)
     ]
-    parts: list[str | Items | Table] = [Items(findings(numbers)), text, *tables, *unfinished(numbers["unfinished"])]
-    return Document(f"accuracy over (ε, δ), {numbers['method']}", numbers, parts, {"privacy": drawn(rows)})
+    parts: list[str | Items | Table] = [
+        Items(findings(numbers)),
+        text,
+        *tables,
+        *unfinished(numbers["unfinished"]),
+    ]
+    return Document(
+        f"accuracy over (ε, δ), {numbers['method']}", numbers, parts, {"privacy": drawn(rows)}
+    )
 
 
 def findings(numbers: Mapping[str, Any]) -> list[str]:
@@ -164,17 +188,27 @@ def findings(numbers: Mapping[str, Any]) -> list[str]:
         found.append(f"{finished} of {len(rows)} settings are finished; the others are left out.")
     mode = numbers["base"]["mode"]
     if mode != "full":
-        return [*found, f"Here mode = {mode!r}; the paper's figures are of whole networks, so they are not shown."]
+        return [
+            *found,
+            f"Here mode = {mode!r}; the paper's figures are of whole networks, so they are not shown.",
+        ]
     claims = published.tables()["claims"]
     printed = {noise: float(claims[f"privacy, λ = 0.01, {noise}"]["value"]) for noise in PUBLISHED}
     if numbers["version"] != "paper":
         values = " and ".join(f"{value:g} at {noise}" for noise, value in printed.items())
         setting = "10 rounds, 40 clients, ResNet-8, CIFAR-10, STL-10, λ = 0.01"
-        return [*found, f"The paper states {values} ({setting}). Data and settings differ here: do not compare."]
+        return [
+            *found,
+            f"The paper states {values} ({setting}). Data and settings differ here: do not compare.",
+        ]
     for row, (noise, value) in product(rows, printed.items()):
         settings = row["settings"]
         wanted = PUBLISHED[noise] | {"regularisation": 0.01}
-        if row["best"] and settings and all(settings.get(key) == value_ for key, value_ in wanted.items()):
+        if (
+            row["best"]
+            and settings
+            and all(settings.get(key) == value_ for key, value_ in wanted.items())
+        ):
             best = 100 * row["best"]["mean"]
             gap = f"{abs(best - value):.1f} points {'below' if best < value else 'above'}"
             close = f"within {CLOSE:g} point" if abs(best - value) <= CLOSE else gap
@@ -185,7 +219,9 @@ def findings(numbers: Mapping[str, Any]) -> list[str]:
     return found or ["No finished run has the settings of the paper's figures."]
 
 
-def by_mechanism(rows: Sequence[Row]) -> Iterator[tuple[str, list[float], dict[str, list[Row | None]]]]:
+def by_mechanism(
+    rows: Sequence[Row],
+) -> Iterator[tuple[str, list[float], dict[str, list[Row | None]]]]:
     """Yield each mechanism with its epsilons and its lines, {name of own settings and delta: a row per epsilon}.
 
     Without noise delta does not matter: the lines of all deltas end in one ceiling.
@@ -193,7 +229,9 @@ def by_mechanism(rows: Sequence[Row]) -> Iterator[tuple[str, list[float], dict[s
     for mechanism in dict.fromkeys(row["settings"]["mechanism"] for row in rows[1:]):
         listed = [row for row in rows[1:] if row["settings"]["mechanism"] == mechanism]
         epsilons = sorted({row["settings"]["epsilon"] for row in listed})
-        at = {(_own(row), row["settings"]["delta"], row["settings"]["epsilon"]): row for row in listed}
+        at = {
+            (_own(row), row["settings"]["delta"], row["settings"]["epsilon"]): row for row in listed
+        }
         ceilings = {own: row for (own, _, epsilon), row in at.items() if epsilon == ALMOST_NO_NOISE}
         yield (
             mechanism,
@@ -210,8 +248,14 @@ def by_mechanism(rows: Sequence[Row]) -> Iterator[tuple[str, list[float], dict[s
 
 def _own(row: Row) -> str:
     """Return the settings of a mechanism besides epsilon and delta."""
-    own = {key: value for key, value in row["settings"].items() if key not in ("mechanism", "epsilon", "delta")}
-    return ", ".join(f"{'λ' if key == 'regularisation' else key} {value:g}" for key, value in own.items())
+    own = {
+        key: value
+        for key, value in row["settings"].items()
+        if key not in ("mechanism", "epsilon", "delta")
+    }
+    return ", ".join(
+        f"{'λ' if key == 'regularisation' else key} {value:g}" for key, value in own.items()
+    )
 
 
 def _line_name(own: str, delta: float) -> str:
@@ -226,7 +270,11 @@ def _epsilon_name(epsilon: float) -> str:
 
 def _accuracy_text(row: Row) -> str:
     """Return last round / maximum of a setting in %."""
-    return "–" if row["last"] is None else " / ".join(spread_text(row[key], scale=100) for key in ("last", "best"))
+    return (
+        "–"
+        if row["last"] is None
+        else " / ".join(spread_text(row[key], scale=100) for key in ("last", "best"))
+    )
 
 
 def drawn(rows: Sequence[Row]) -> Drawing:
@@ -256,7 +304,9 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure = new_figure(40 + 220 * max(1, len(mechanisms)), 300)
     panels = figure.subplots(1, max(1, len(mechanisms)), squeeze=False, sharey=True)[0]
     for axes, (mechanism, epsilons, lines) in zip(panels, mechanisms, strict=False):
-        own, deltas = (list(dict.fromkeys(name.rpartition("δ = ")[side] for name in lines)) for side in (0, 2))
+        own, deltas = (
+            list(dict.fromkeys(name.rpartition("δ = ")[side] for name in lines)) for side in (0, 2)
+        )
         for name, line in lines.items():
             setting, _, delta = name.rpartition("δ = ")
             known = [(place, row["last"]) for place, row in enumerate(line) if row and row["last"]]
@@ -278,9 +328,15 @@ def draw(rows: Sequence[Row]) -> Figure:
         if floor := rows[0]["last"]:
             height = 100 * floor["mean"]
             axes.axhline(height, color=GREY, linewidth=1.2, linestyle=":")
-            place: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+            place: Any = {
+                "xycoords": ("axes fraction", "data"),
+                "textcoords": "offset points",
+                "ha": "right",
+            }
             axes.annotate("without scores", (0.99, height), (0, -11), fontsize=9, **place)
-        names = [_epsilon_name(epsilon).removeprefix("ε = ").replace(" ", "\n") for epsilon in epsilons]
+        names = [
+            _epsilon_name(epsilon).removeprefix("ε = ").replace(" ", "\n") for epsilon in epsilons
+        ]
         axes.set_xticks(range(len(names)), names)
         axes.set_title(mechanism)
         axes.set_xlabel("ε")

@@ -27,7 +27,9 @@ class Printed:
 @lru_cache(maxsize=1)
 def tables() -> dict[str, Any]:
     """Return the whole file."""
-    return tomllib.loads(files("fedaux.paper").joinpath("published.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(
+        files("fedaux.paper").joinpath("published.toml").read_text(encoding="utf-8")
+    )
 
 
 def where(study: str) -> str:

@@ -42,9 +42,18 @@ def run(context: Context) -> Document:
         "rounds": experiment.rounds,
         "clients": experiment.split.num_clients,
         "model": experiment.prototypes[0].model,
-        "model_bytes": stored_bytes(first / read_json(first / "state.json")["checkpoint"])["weights"],
-        "columns": [column for method in experiment.method for column in count(experiment, method, path, shape=shape)],
-        "printed": {key: float(published.tables()["claims"][f"qualitative, {key}"]["value"]) for key in PRINTED},
+        "model_bytes": stored_bytes(first / read_json(first / "state.json")["checkpoint"])[
+            "weights"
+        ],
+        "columns": [
+            column
+            for method in experiment.method
+            for column in count(experiment, method, path, shape=shape)
+        ],
+        "printed": {
+            key: float(published.tables()["claims"][f"qualitative, {key}"]["value"])
+            for key in PRINTED
+        },
     }
     text = (
         f"{datasets.describe(experiment)} Counted in a run of {experiment.rounds} rounds with "
@@ -52,11 +61,15 @@ def run(context: Context) -> Document:
         "of forward passes, a training step counted as three."
     )
     return Document(
-        "what methods compute, send and reveal", numbers, [text, column_table(numbers["columns"]), *remarks(numbers)]
+        "what methods compute, send and reveal",
+        numbers,
+        [text, column_table(numbers["columns"]), *remarks(numbers)],
     )
 
 
-def count(experiment: Experiment, method: str, path: Path, *, shape: tuple[int, ...]) -> list[dict[str, Any]]:
+def count(
+    experiment: Experiment, method: str, path: Path, *, shape: tuple[int, ...]
+) -> list[dict[str, Any]]:
     """Return what a method did before the first round, if anything, and in a round, on average.
 
     `shape` is that of the public images [N, C, H, W].
@@ -73,7 +86,11 @@ def count(experiment: Experiment, method: str, path: Path, *, shape: tuple[int, 
     columns = []
     if row.scores:
         entries = [entry for entry in header["ledger"] if entry["purpose"] == SCORES]
-        views = 0 if experiment.pretraining.checkpoint is not None else experiment.pretraining.epochs * 2 * public
+        views = (
+            0
+            if experiment.pretraining.checkpoint is not None
+            else experiment.pretraining.epochs * 2 * public
+        )
         columns.append(
             {
                 "method": method,
@@ -85,10 +102,16 @@ def count(experiment: Experiment, method: str, path: Path, *, shape: tuple[int, 
                     "flops": features * (TRAINING_PASSES * views + public),
                 },
                 "participants": len(entries),
-                **{key: header["preparation"][key] / max(1, len(entries)) for key in ("bytes_up", "bytes_down")},
+                **{
+                    key: header["preparation"][key] / max(1, len(entries))
+                    for key in ("bytes_up", "bytes_down")
+                },
                 "sent": stored_bytes(cell / header["prepared"]),
                 "negatives": negatives,
-                **{key: entries[0][key] if entries else None for key in ("epsilon", "delta", "mechanism")},
+                **{
+                    key: entries[0][key] if entries else None
+                    for key in ("epsilon", "delta", "mechanism")
+                },
                 "assumes": "public data",
             }
         )
@@ -106,7 +129,9 @@ def count(experiment: Experiment, method: str, path: Path, *, shape: tuple[int, 
                 "models averaged": participants,
                 "predictions of teachers": participants * distill if distilled else 0,
                 "distillation examples": distill * epochs if distilled else 0,
-                "flops": whole * distill * (participants + TRAINING_PASSES * epochs) if distilled else 0,
+                "flops": whole * distill * (participants + TRAINING_PASSES * epochs)
+                if distilled
+                else 0,
             },
             "participants": participants,
             **{
@@ -120,7 +145,9 @@ def count(experiment: Experiment, method: str, path: Path, *, shape: tuple[int, 
     return columns
 
 
-def forward_flops(experiment: Experiment, *, shape: tuple[int, ...], num_classes: int) -> tuple[int, int]:
+def forward_flops(
+    experiment: Experiment, *, shape: tuple[int, ...], num_classes: int
+) -> tuple[int, int]:
     """Return the operations of one example's forward pass: through the whole model, and through its features."""
     prototype = experiment.prototypes[0]
     model = MODELS[prototype.model](shape, num_classes, **prototype.options).eval()
@@ -145,10 +172,23 @@ def stored_bytes(file: Path) -> Counter[str]:
 
 def column_table(columns: list[dict[str, Any]]) -> Table:
     """Return one row per topic, and one column per method and phase."""
-    described = [_preparation(column) if column["phase"] == "preparation" else _round(column) for column in columns]
-    topics = ("operations, clients", "operations, server", "client → server", "server → client", "privacy", "assumes")
+    described = [
+        _preparation(column) if column["phase"] == "preparation" else _round(column)
+        for column in columns
+    ]
+    topics = (
+        "operations, clients",
+        "operations, server",
+        "client → server",
+        "server → client",
+        "privacy",
+        "assumes",
+    )
     sent = [
-        [f"{megabytes(column[key])} per client, {column['participants']:.0f} clients" for column in columns]
+        [
+            f"{megabytes(column[key])} per client, {column['participants']:.0f} clients"
+            for column in columns
+        ]
         for key in ("bytes_up", "bytes_down")
     ]
     clients, server, privacy = zip(*described, strict=True)
@@ -216,4 +256,10 @@ def flops(number: float) -> str:
 
 def megabytes(size: float) -> str:
     """Return a number of bytes with a unit."""
-    return f"{size / 1e6:.2f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB" if size >= 1e3 else f"{size:.0f} bytes"
+    return (
+        f"{size / 1e6:.2f} MB"
+        if size >= 1e5
+        else f"{size / 1e3:.1f} kB"
+        if size >= 1e3
+        else f"{size:.0f} bytes"
+    )

@@ -84,7 +84,11 @@ def plan(study: Study, request: Request) -> Plan:
     places: dict[str, Place] = {}
     seen: dict[str, str] = {}
     mus: dict[tuple[str, float], set[float]] = {}
-    listed = [(block, column, method, column.changes) for block, column in grid.points() for method in methods]
+    listed = [
+        (block, column, method, column.changes)
+        for block, column in grid.points()
+        for method in methods
+    ]
     if study.central and only is None:
         last = grid.columns.values[-1]
         listed += [(block, last, CENTRAL, ALONE) for block in grid.blocks.values if block.central]
@@ -96,26 +100,48 @@ def plan(study: Study, request: Request) -> Plan:
         for mu in tuned.values():
             mus.setdefault((method, mu), set()).add(settings["split.alpha"])
         for seed in seeds:
-            point = {"method": [trained], "seeds": [seed]} | settings | data[grid.data_of(block, column)]
+            point = (
+                {"method": [trained], "seeds": [seed]}
+                | settings
+                | data[grid.data_of(block, column)]
+            )
             name = _name(grid, block, column, method, seed, tuned)
             # Settings that a method does not read make no new run: FedAVG has no distillation to tune.
             if seen.setdefault(json.dumps(point, sort_keys=True), name) == name:
                 points[name] = point
-                places[name] = Place(block.label, "" if method == CENTRAL else column.label, method, settings)
+                places[name] = Place(
+                    block.label, "" if method == CENTRAL else column.label, method, settings
+                )
     if mus:
-        stated = [f"{name} {mu:g} at α = {', '.join(f'{a:g}' for a in sorted(at))}" for (name, mu), at in mus.items()]
+        stated = [
+            f"{name} {mu:g} at α = {', '.join(f'{a:g}' for a in sorted(at))}"
+            for (name, mu), at in mus.items()
+        ]
         notes.append(f"{TUNED}: {'; '.join(stated)}")
     values = list(points.values())
-    varied = {key for point in values for key in point if any(other.get(key) != point[key] for other in values)}
+    varied = {
+        key
+        for point in values
+        for key in point
+        if any(other.get(key) != point[key] for other in values)
+    }
     cells = [
         replace(
-            cell, name=name, settings={key: cell.settings[key] for key in point if key in varied | {"method", "seeds"}}
+            cell,
+            name=name,
+            settings={
+                key: cell.settings[key] for key in point if key in varied | {"method", "seeds"}
+            },
         )
-        for cell, (name, point) in zip(cells_of(without_paths(raw), values), points.items(), strict=True)
+        for cell, (name, point) in zip(
+            cells_of(without_paths(raw), values), points.items(), strict=True
+        )
     ]
     printed_mode, mode = (table.get("mode", "full") for table in (read_base(grid.path(), ()), raw))
     if mode != printed_mode:
-        notes.append(f"the paper's figures are of mode = {printed_mode!r}, so they are not shown beside these")
+        notes.append(
+            f"the paper's figures are of mode = {printed_mode!r}, so they are not shown beside these"
+        )
     return Plan(cells, places, tuple(notes), grid, tuple(methods), comparable=mode == printed_mode)
 
 
@@ -154,30 +180,47 @@ def find_data(
 ) -> tuple[dict[tuple[str, str], dict[str, Any]], list[str]]:
     """Return the settings that read each pair of data sets of a grid, and which sets replace others."""
     pairs = list(dict.fromkeys(grid.data_of(block, column) for block, column in grid.points()))
-    texts = any(datasets.DATA_SETS[name].text for pair in pairs for name in pair if name in datasets.DATA_SETS)
+    texts = any(
+        datasets.DATA_SETS[name].text
+        for pair in pairs
+        for name in pair
+        if name in datasets.DATA_SETS
+    )
     if request.quick and not texts:
         if request.auxiliary is not None:
-            raise ValueError(f"--aux {request.auxiliary}: quick versions have public data of their own")
+            raise ValueError(
+                f"--aux {request.auxiliary}: quick versions have public data of their own"
+            )
         folder = request.out / "data"
         return {
-            (data, public): embedded.settings(data, "data", folder) | embedded.settings(public, "auxiliary", folder)
+            (data, public): embedded.settings(data, "data", folder)
+            | embedded.settings(public, "auxiliary", folder)
             for data, public in pairs
         }, []
     try:
         found, notes = locate_all([name for pair in pairs for name in pair], request)
     except datasets.Missing as error:
         raise ValueError(f"{error}{_what_is_left(grid, request)}") from None
-    return {pair: found[pair[0]].settings("data") | public_settings(found[pair[1]], raw) for pair in pairs}, notes
+    return {
+        pair: found[pair[0]].settings("data") | public_settings(found[pair[1]], raw)
+        for pair in pairs
+    }, notes
 
 
 def public_settings(found: datasets.Found, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that read public data; generated data have the recipe's size, if it states one."""
     settings = found.settings("auxiliary")
     size = (raw.get("auxiliary") or {}).get("size")
-    return settings if size is None or "auxiliary.size" not in settings else settings | {"auxiliary.size": size}
+    return (
+        settings
+        if size is None or "auxiliary.size" not in settings
+        else settings | {"auxiliary.size": size}
+    )
 
 
-def locate_all(names: Sequence[str], request: Request) -> tuple[dict[str, datasets.Found], list[str]]:
+def locate_all(
+    names: Sequence[str], request: Request
+) -> tuple[dict[str, datasets.Found], list[str]]:
     """Find data sets below --data-root, with --aux in place of STL-10; return them and which replace others."""
     replacement = request.auxiliary or "stl10"
     if replacement not in datasets.DATA_SETS:
@@ -207,11 +250,15 @@ def _what_is_left(grid: Grid, request: Request) -> str:
 
 def _refuse_axes(grid: Grid, overrides: Sequence[str]) -> None:
     """Raise ValueError if --set would change what the study varies."""
-    varied = {key: axis.name for axis in grid.axes() for value in axis.values for key in value.changes}
+    varied = {
+        key: axis.name for axis in grid.axes() for value in axis.values for key in value.changes
+    }
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key in varied:
-            raise ValueError(f"--set {override}: the study varies {key}; choose values with --only {varied[key]}=...")
+            raise ValueError(
+                f"--set {override}: the study varies {key}; choose values with --only {varied[key]}=..."
+            )
         if key in ("method", "seeds"):
             option = "--only method=... or --also ..." if key == "method" else "--seeds N"
             raise ValueError(f"--set {override}: should be {option}")
@@ -222,7 +269,9 @@ def _refuse_same_columns(grid: Grid, data: Mapping[tuple[str, str], Mapping[str,
     block = grid.blocks.values[0]
     seen: dict[str, str] = {}
     for column in grid.columns.values:
-        settings = json.dumps({**column.changes, **data[grid.data_of(block, column)]}, sort_keys=True)
+        settings = json.dumps(
+            {**column.changes, **data[grid.data_of(block, column)]}, sort_keys=True
+        )
         if (first := seen.setdefault(settings, column.key)) != column.key:
             raise ValueError(
                 f"--only {grid.columns.name}=...: {first} and {column.key} read the same data; should be one of them"
@@ -237,13 +286,19 @@ def _tuned(method: str, settings: Mapping[str, Any]) -> dict[str, float]:
     return {} if mu is None else {"local.proximal": mu}
 
 
-def _name(grid: Grid, block: Value, column: Value, method: str, seed: int, tuned: Mapping[str, float]) -> str:
+def _name(
+    grid: Grid, block: Value, column: Value, method: str, seed: int, tuned: Mapping[str, float]
+) -> str:
     """Return the name of a run's folder, which depends on no other run. A mu other than the default is part of it."""
     parts = [] if grid.blocks.name == "table" else [f"{grid.blocks.name}={block.key}"]
     if method != CENTRAL:
         read = relevant(method, column.changes)
         whole = read == dict(column.changes)
-        parts += [f"{grid.columns.name}={column.key}"] if whole else [f"{key}={value:g}" for key, value in read.items()]
+        parts += (
+            [f"{grid.columns.name}={column.key}"]
+            if whole
+            else [f"{key}={value:g}" for key, value in read.items()]
+        )
     mu = [f"mu={mu:g}" for mu in tuned.values() if mu != Local().proximal]
     return ",".join([*parts, f"method={method}", *mu, f"seed={seed}"])
 
@@ -268,14 +323,18 @@ def measure(study: Study, prepared: Plan, folder: Path) -> list[dict[str, Any]]:
     records = complete_records(folder)
     rows = []
     for (block, column, method, settings), names in groups.items():
-        printed = published.printed(study.name, block, column, method) if prepared.comparable else None
+        printed = (
+            published.printed(study.name, block, column, method) if prepared.comparable else None
+        )
         finished = [name for name in names if name in records]
         row: dict[str, Any] = {
             "block": block,
             "column": column,
             "method": method,
             "settings": json.loads(settings),
-            "published": None if printed is None else {"text": printed.spaced, "mean": printed.mean},
+            "published": None
+            if printed is None
+            else {"text": printed.spaced, "mean": printed.mean},
             "runs": len(names),
             "finished": len(finished),
             "best": spread(100 * records[name]["accuracy_max"] for name in finished),

@@ -35,7 +35,9 @@ def silent(client: int) -> Noise:
 
 def drawn(seed: int, *, draw: int) -> Callable[[int], Noise]:
     """Return the noise of each client in one of several draws."""
-    return lambda client: SimulatedNoise(seeding.generator(seed, "certainty noise", client=client, round=draw))
+    return lambda client: SimulatedNoise(
+        seeding.generator(seed, "certainty noise", client=client, round=draw)
+    )
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class Toy:
     clients: Sequence[Tensor]
     negatives: Tensor
 
-    def log_scores(self, section: Certainty, points: Tensor, *, noise: Callable[[int], Noise] = silent) -> Tensor:
+    def log_scores(
+        self, section: Certainty, points: Tensor, *, noise: Callable[[int], Noise] = silent
+    ) -> Tensor:
         """Return log s_i(x) [K, N] of points [N, F] under h0(x) = (1, x)."""
         mechanism = MECHANISMS[section.mechanism](section)
         public = mechanism.publish(homogeneous(self.negatives))
@@ -56,13 +60,16 @@ class Toy:
         ]
         # A mechanism must not correct for noise that was left out.
         sigmas = [
-            0.0 if source.kind == "none" else release.sigma for release, source in zip(releases, sources, strict=True)
+            0.0 if source.kind == "none" else release.sigma
+            for release, source in zip(releases, sources, strict=True)
         ]
         vectors = torch.stack([release.vector for release in releases])
         projected = mechanism.project(homogeneous(points), public)
         return mechanism.log_scores(vectors, torch.tensor(sigmas).to(vectors), public, projected)
 
-    def variants(self, changes: Sequence[Mapping[str, Any]], points: Tensor) -> Iterator[tuple[str, Certainty]]:
+    def variants(
+        self, changes: Sequence[Mapping[str, Any]], points: Tensor
+    ) -> Iterator[tuple[str, Certainty]]:
         """Yield every mechanism under every change of settings that changes its weights, with a name for each."""
         for name in MECHANISMS:
             seen: list[Tensor] = []
@@ -71,7 +78,10 @@ class Toy:
                 weights = torch.softmax(self.log_scores(section, points), dim=0)
                 if not any(torch.equal(weights, other) for other in seen):
                     seen.append(weights)
-                    yield ", ".join([name, *(f"{key} {value:g}" for key, value in change.items())]), section
+                    yield (
+                        ", ".join([name, *(f"{key} {value:g}" for key, value in change.items())]),
+                        section,
+                    )
 
     def measure(
         self,
@@ -131,7 +141,10 @@ def homogeneous(points: Tensor) -> Tensor:
 
 def square_grid(low: Iterable[float], high: Iterable[float], side: int) -> Tensor:
     """Return the points [side * side, 2] of a grid over a box, row by row."""
-    axes = [torch.linspace(float(a), float(b), side, dtype=torch.float64) for a, b in zip(low, high, strict=True)]
+    axes = [
+        torch.linspace(float(a), float(b), side, dtype=torch.float64)
+        for a, b in zip(low, high, strict=True)
+    ]
     across, up = torch.meshgrid(*axes, indexing="xy")
     return torch.stack([across.flatten(), up.flatten()], dim=1)
 
@@ -150,6 +163,9 @@ def epsilon_table(
         lines.setdefault(tuple(row[key] for key in headers), {})[float(row["epsilon"])] = text(row)
     return Table(
         [*headers.values(), *map(epsilon_text, epsilons)],
-        [[*key, *(cells.get(epsilon, "–") for epsilon in epsilons)] for key, cells in lines.items()],
+        [
+            [*key, *(cells.get(epsilon, "–") for epsilon in epsilons)]
+            for key, cells in lines.items()
+        ],
         caption,
     )

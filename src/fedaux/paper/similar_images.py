@@ -56,12 +56,16 @@ class Shown:
         return {
             "top_images": self.top.tolist(),
             "neighbours": self.neighbours.tolist(),
-            "similarities": [[round(value, 6) for value in row] for row in self.similarities.tolist()],
+            "similarities": [
+                [round(value, 6) for value in row] for row in self.similarities.tolist()
+            ],
             "mean_similarity_to_nearest": float(self.similarities[:, 0].mean()),
         }
 
 
-def run(context: Context, *, num_clients: int = 4, num_images: int = 5, num_neighbours: int = 4) -> Document:
+def run(
+    context: Context, *, num_clients: int = 4, num_images: int = 5, num_neighbours: int = 4
+) -> Document:
     """Draw the highest-scored public images beside their nearest private neighbours, with and without noise.
 
     The clients are the first that hold `num_neighbours` examples, with the first seed.
@@ -77,22 +81,37 @@ def run(context: Context, *, num_clients: int = 4, num_images: int = 5, num_neig
     work = Work(experiment, RunDirectory(context.out, experiment), data, auxiliary, NullCallback())
     task = work.task("fedaux", seed)
     parts = [torch.from_numpy(part).to(device) for part in split_for(experiment, data, seed)]
-    chosen = [client for client, part in enumerate(parts) if len(part) >= num_neighbours][:num_clients]
+    chosen = [client for client, part in enumerate(parts) if len(part) >= num_neighbours][
+        :num_clients
+    ]
     if not chosen:
-        raise ValueError(f"split.num_clients = {len(parts)}: no client holds {num_neighbours} examples to show")
+        raise ValueError(
+            f"split.num_clients = {len(parts)}: no client holds {num_neighbours} examples to show"
+        )
     section = experiment.certainty
     mechanism = MECHANISMS[section.mechanism](section)
     found: dict[bool, list[Shown]] = {False: [], True: []}
     epsilon = 0.0
     for prototype, model in build_models(task).items():
-        extractor, predictor = work.extractor(task)(prototype, model), task.backend.predictor(model.features)
+        extractor, predictor = (
+            work.extractor(task)(prototype, model),
+            task.backend.predictor(model.features),
+        )
         # As in a run, a client is scored among all that share its prototype: `mean` depends on how they differ.
-        members = [client for client, part in enumerate(parts) if len(part) and task.prototype_of[client] == prototype]
+        members = [
+            client
+            for client, part in enumerate(parts)
+            if len(part) and task.prototype_of[client] == prototype
+        ]
         if not members:
             continue
         negatives, distill, *features = (
             predictor(extractor, images, batch_size=experiment.evaluation.batch_size)
-            for images in (task.negatives, task.distill_images, *(data.images[parts[client]] for client in members))
+            for images in (
+                task.negatives,
+                task.distill_images,
+                *(data.images[parts[client]] for client in members),
+            )
         )
         public = mechanism.publish(negatives)
         projected = mechanism.project(distill, public)
@@ -110,7 +129,9 @@ def run(context: Context, *, num_clients: int = 4, num_images: int = 5, num_neig
             ]
             epsilon = max(epsilon, *(release.epsilon for release in releases))
             vectors = torch.stack([release.vector for release in releases])
-            sigmas = torch.tensor([release.sigma if noisy else 0.0 for release in releases]).to(vectors)
+            sigmas = torch.tensor([release.sigma if noisy else 0.0 for release in releases]).to(
+                vectors
+            )
             scores = mechanism.log_scores(vectors, sigmas, public, projected)
             for client, own, row in zip(members, features, scores, strict=True):
                 if client in chosen:
@@ -120,7 +141,11 @@ def run(context: Context, *, num_clients: int = 4, num_images: int = 5, num_neig
                     held = torch.bincount(data.labels[parts[client]], minlength=len(data.classes))
                     main_class = data.classes[int(held.argmax())]
                     neighbours = parts[client][near]
-                    shown.append(Shown(client, main_class, top, neighbours, similarities, float(closest.mean())))
+                    shown.append(
+                        Shown(
+                            client, main_class, top, neighbours, similarities, float(closest.mean())
+                        )
+                    )
     for shown in found.values():
         shown.sort(key=lambda entry: entry.client)
     numbers: dict[str, Any] = {
@@ -163,14 +188,24 @@ def run(context: Context, *, num_clients: int = 4, num_images: int = 5, num_neig
 
 def nearest(queries: Tensor, features: Tensor, *, count: int) -> tuple[Tensor, Tensor]:
     """Return indices and cosine similarities [Q, count] of the features [n, F] nearest to queries [Q, F]."""
-    similarities = functional.normalize(queries.double(), dim=1) @ functional.normalize(features.double(), dim=1).T
+    similarities = (
+        functional.normalize(queries.double(), dim=1)
+        @ functional.normalize(features.double(), dim=1).T
+    )
     values, indices = similarities.topk(count, dim=1)
     return indices, values
 
 
 def neighbour_table(shown: Sequence[Shown]) -> Table:
     """Return one line per pair of a public image and a private one that a figure shows, by their indices."""
-    headers = ("client", "main class", "public image", "rank of neighbour", "private image", "cosine similarity")
+    headers = (
+        "client",
+        "main class",
+        "public image",
+        "rank of neighbour",
+        "private image",
+        "cosine similarity",
+    )
     rows = [
         [entry.client, entry.main_class, public, rank + 1, private, round(similarity, 6)]
         for entry in shown
@@ -188,13 +223,26 @@ def client_table(clients: Sequence[Mapping[str, Any]]) -> Table:
         [
             row["client"],
             row["main_class"],
-            *(f"{row[key]['mean_similarity_to_nearest']:.3f}" for key in ("without_noise", "with_noise")),
+            *(
+                f"{row[key]['mean_similarity_to_nearest']:.3f}"
+                for key in ("without_noise", "with_noise")
+            ),
             f"{row['mean_similarity_to_nearest_of_all_public']:.3f}",
             f"{row['top_images_in_both']} of {len(row['without_noise']['top_images'])}",
         ]
         for row in clients
     ]
-    return Table(["client", "main class", "top, no noise", "top, with noise", "all public images", "top in both"], rows)
+    return Table(
+        [
+            "client",
+            "main class",
+            "top, no noise",
+            "top, with noise",
+            "all public images",
+            "top in both",
+        ],
+        rows,
+    )
 
 
 @matplotlib.rc_context(STYLE)
@@ -212,16 +260,22 @@ def draw(shown: Sequence[Shown], public: Tensor, private: Tensor, *, title: str)
     for index, entry in enumerate(shown):
         left = gap + index * block
         for row in range(rows):
-            for column, image in enumerate([public[entry.top[row]], *private[entry.neighbours[row]]]):
+            for column, image in enumerate(
+                [public[entry.top[row]], *private[entry.neighbours[row]]]
+            ):
                 x = left + column * tile + (gap if column else 0)
                 y = height - 44 - (row + 1) * tile
-                axes = figure.add_axes((x / width, y / height, (tile - 2) / width, (tile - 2) / height))
+                axes = figure.add_axes(
+                    (x / width, y / height, (tile - 2) / width, (tile - 2) / height)
+                )
                 picture = shrink_images(image.cpu().numpy(), side=64).transpose(1, 2, 0)
                 picture = np.broadcast_to(picture, (*picture.shape[:2], 3))
                 axes.imshow(picture, interpolation="none", gid=SMOOTH)
                 axes.set_axis_off()
         write(left + tile / 2, 40, "public", ha="center", fontsize=8)
-        write(left + tile + gap + columns * tile / 2, 40, "nearest private", ha="center", fontsize=8)
+        write(
+            left + tile + gap + columns * tile / 2, 40, "nearest private", ha="center", fontsize=8
+        )
         write(left, 26, f"client {entry.client}, mostly class {entry.main_class}", fontsize=9.5)
     write(gap, 11, f"Highest certainty, {title}", fontsize=10.5)
     write(gap, height - 8, WARNING, fontsize=9)

@@ -27,8 +27,13 @@ def run(context: Context, *, alphas: Sequence[float] = ALPHAS) -> Document:
     tables: dict[str, np.ndarray] = {}
     for alpha in alphas:
         changed = experiment.split.model_copy(update={"alpha": alpha})
-        tables[f"{alpha:g}"] = split_table(experiment.model_copy(update={"split": changed}), data, seed)
-    rows = [{"alpha": alpha, **describe_split(table)} for alpha, table in zip(alphas, tables.values(), strict=True)]
+        tables[f"{alpha:g}"] = split_table(
+            experiment.model_copy(update={"split": changed}), data, seed
+        )
+    rows = [
+        {"alpha": alpha, **describe_split(table)}
+        for alpha, table in zip(alphas, tables.values(), strict=True)
+    ]
     numbers = {
         "seed": seed,
         "classes": list(data.classes),
@@ -61,7 +66,10 @@ def run(context: Context, *, alphas: Sequence[float] = ALPHAS) -> Document:
         numbers,
         [
             f"{private}. Means over clients, seed {seed}.",
-            Table(["α", "share of a client's main class", "classes held", "examples per client"], lines),
+            Table(
+                ["α", "share of a client's main class", "classes held", "examples per client"],
+                lines,
+            ),
         ],
         {"split": figure},
     )

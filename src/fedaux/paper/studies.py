@@ -18,7 +18,9 @@ def alphas(*values: float) -> Axis:
 
 def participation(*values: float) -> Axis:
     """Return the participation rate as an axis."""
-    return Axis("C", tuple(Value(f"{c:g}", f"C = {c:g}", {"participation_rate": c}) for c in values))
+    return Axis(
+        "C", tuple(Value(f"{c:g}", f"C = {c:g}", {"participation_rate": c}) for c in values)
+    )
 
 
 def one(label: str) -> Axis:
@@ -35,15 +37,24 @@ def network(label: str, models: dict[str, dict[str, Any]], *, clients: int) -> V
 
 def public(key: str, label: str, auxiliary: str, **changes: Any) -> Value:
     """Return a set of public data."""
-    return Value(key, label, {f"auxiliary.{name}": value for name, value in changes.items()}, auxiliary=auxiliary)
+    return Value(
+        key,
+        label,
+        {f"auxiliary.{name}": value for name, value in changes.items()},
+        auxiliary=auxiliary,
+    )
 
 
-def rates(local: tuple[float, ...], distillation: tuple[float, ...], proximal: tuple[float, ...]) -> Axis:
+def rates(
+    local: tuple[float, ...], distillation: tuple[float, ...], proximal: tuple[float, ...]
+) -> Axis:
     """Return every combination of the three settings that the paper searches."""
     values = []
     for a, b, c in product(local, distillation, proximal):
         changes = {"local.learning_rate": a, "distillation.learning_rate": b, "local.proximal": c}
-        values.append(Value(f"{a:g}/{b:g}/{c:g}", f"local {a:g}, distillation {b:g}, μ {c:g}", changes))
+        values.append(
+            Value(f"{a:g}/{b:g}/{c:g}", f"local {a:g}, distillation {b:g}, μ {c:g}", changes)
+        )
     return Axis("rates", tuple(values))
 
 
@@ -102,8 +113,12 @@ TEXTS = Axis(
     "data",
     (Value("ag_news", "AG News", data="ag_news"), Value("amazon", "Amazon", data="amazon")),
 )
-DIGITS = "handwritten digits, letters as public data, 10 clients, a small network, one seed, ε = 0.5"
-ALPHAS_OF_FIGURE = "the figure's values of α are not in the text; those of the CIFAR-100 table are taken"
+DIGITS = (
+    "handwritten digits, letters as public data, 10 clients, a small network, one seed, ε = 0.5"
+)
+ALPHAS_OF_FIGURE = (
+    "the figure's values of α are not in the text; those of the CIFAR-100 table are taken"
+)
 
 
 def quick(recipe: str, blocks: Axis, columns: Axis, cut: str) -> Grid:
@@ -167,7 +182,9 @@ _STUDIES = (
         ),
         quick_time="1 minute",
         figure="lines",
-        left_open=("the table names neither clients nor participation: 20 clients at C = 0.4, as Table 1",),
+        left_open=(
+            "the table names neither clients nor participation: 20 clients at C = 0.4, as Table 1",
+        ),
     ),
     Study(
         "nlp",

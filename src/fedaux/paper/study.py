@@ -83,11 +83,17 @@ class Grid:
 
     def points(self) -> Iterator[tuple[Value, Value]]:
         """Yield block and column; runs that share public data are adjacent."""
-        yield from sorted(product(self.blocks.values, self.columns.values), key=lambda pair: self.data_of(*pair)[1])
+        yield from sorted(
+            product(self.blocks.values, self.columns.values),
+            key=lambda pair: self.data_of(*pair)[1],
+        )
 
     def data_of(self, block: Value, column: Value) -> tuple[str, str]:
         """Return the data sets of the clients and of the server."""
-        return block.data or column.data or self.data, block.auxiliary or column.auxiliary or self.auxiliary
+        return (
+            block.data or column.data or self.data,
+            block.auxiliary or column.auxiliary or self.auxiliary,
+        )
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,9 @@ def narrowed(grid: Grid, only: Sequence[str]) -> tuple[Grid, tuple[str, ...] | N
         ]
         axes = {axis.name: axis for axis in grid.axes()}
         if not equals or not wanted or name not in (*axes, "method"):
-            raise ValueError(f"--only {text}: should be KEY=VALUE with one of {', '.join([*axes, 'method'])}")
+            raise ValueError(
+                f"--only {text}: should be KEY=VALUE with one of {', '.join([*axes, 'method'])}"
+            )
         if name == "method":
             methods = _known_methods(wanted, option="--only method=")
         elif grid.blocks.name == name:
@@ -131,13 +139,17 @@ def narrowed(grid: Grid, only: Sequence[str]) -> tuple[Grid, tuple[str, ...] | N
     return grid, methods
 
 
-def chosen_methods(recipe: Sequence[str], only: Sequence[str] | None, also: Sequence[str]) -> list[str]:
+def chosen_methods(
+    recipe: Sequence[str], only: Sequence[str] | None, also: Sequence[str]
+) -> list[str]:
     """Return the recipe's methods that `--only` leaves, and those that `--also` adds."""
     if only is None:
         only = recipe
     for name in only:
         if name not in recipe:
-            raise ValueError(f"--only method={name}: not one of {', '.join(recipe)}; --also {name} adds it")
+            raise ValueError(
+                f"--only method={name}: not one of {', '.join(recipe)}; --also {name} adds it"
+            )
     kept = [name for name in recipe if name in only]
     return list(dict.fromkeys([*kept, *_known_methods(also, option="--also ")]))
 
@@ -150,5 +162,7 @@ def relevant(method: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 def _known_methods(names: Sequence[str], *, option: str) -> tuple[str, ...]:
     for name in names:
         if name not in METHODS:
-            raise ValueError(f"{option}{name}: no such method{nearest(name, METHODS)}; see fedaux methods")
+            raise ValueError(
+                f"{option}{name}: no such method{nearest(name, METHODS)}; see fedaux methods"
+            )
     return tuple(names)

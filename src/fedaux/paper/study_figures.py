@@ -57,7 +57,9 @@ def _panels(
         for axes in line[len(some) :]:
             axes.set_visible(False)
     found = zip(grid, places, strict=True)
-    return figure, {(block, column): axes for line, (block, some) in found for axes, column in zip(line, some)}  # noqa: B905
+    return figure, {
+        (block, column): axes for line, (block, some) in found for axes, column in zip(line, some)
+    }  # noqa: B905
 
 
 def _legend(figure: Figure, handles: Mapping[str, Any], *, columns: int) -> None:
@@ -72,7 +74,14 @@ def _edges(axes: Axes) -> tuple[bool, bool]:
 
 
 def _mark(marker: str, colour: str, *, hollow: bool = False) -> Line2D:
-    return Line2D([], [], linestyle="none", marker=marker, color=colour, fillstyle="none" if hollow else "full")
+    return Line2D(
+        [],
+        [],
+        linestyle="none",
+        marker=marker,
+        color=colour,
+        fillstyle="none" if hollow else "full",
+    )
 
 
 def _line_style(style: Style, *, heavy: bool) -> dict[str, Any]:
@@ -96,9 +105,17 @@ def dots(numbers: Numbers) -> Figure:
     methods, several = numbers["methods"], numbers["rounds"] > 1
     size = (150, 34 + 17 * len(methods))
     figure, panels = _panels(
-        numbers["blocks"], numbers["columns"], across=4, panel=size, margin=(110, 34), sharey=True, sharex="row"
+        numbers["blocks"],
+        numbers["columns"],
+        across=4,
+        panel=size,
+        margin=(110, 34),
+        sharey=True,
+        sharex="row",
     )
-    handles = {"best round": _mark("o", BLUE)} | ({"last round": _mark("|", BLUE)} if several else {})
+    handles = {"best round": _mark("o", BLUE)} | (
+        {"last round": _mark("|", BLUE)} if several else {}
+    )
     if printed := _shows_published(numbers):
         handles["published"] = _mark("D", ORANGE, hollow=True)
     for (block, column), axes in panels.items():
@@ -107,10 +124,19 @@ def dots(numbers: Numbers) -> Figure:
                 continue
             height = methods.index(row["method"])
             if printed and row["published"]:
-                axes.plot(row["published"]["mean"], height, "D", color=ORANGE, fillstyle="none", markersize=6)
+                axes.plot(
+                    row["published"]["mean"],
+                    height,
+                    "D",
+                    color=ORANGE,
+                    fillstyle="none",
+                    markersize=6,
+                )
             if best := row["best"]:
                 deviation = best["deviation"] or None
-                axes.errorbar(best["mean"], height, xerr=deviation, fmt="o", color=BLUE, markersize=4.5)
+                axes.errorbar(
+                    best["mean"], height, xerr=deviation, fmt="o", color=BLUE, markersize=4.5
+                )
                 if several:
                     axes.plot(row["last"]["mean"], height, "|", color=BLUE, markersize=8)
         axes.set_title(f"{block}, {column}", fontsize=9.5)
@@ -128,14 +154,20 @@ def lines(numbers: Numbers) -> Figure:
     """Draw one panel per block: the best round of each method over the columns, and the published figures."""
     blocks, columns = numbers["blocks"], numbers["columns"]
     size = (max(390 / len(blocks), 250), 300)
-    figure, panels = _panels([""], blocks, across=len(blocks), panel=size, margin=(30, 0), sharey=True)
+    figure, panels = _panels(
+        [""], blocks, across=len(blocks), panel=size, margin=(30, 0), sharey=True
+    )
     styles = method_styles(numbers["methods"])
     handles: dict[str, Any] = {}
     for (_, block), axes in panels.items():
         rows = [row for row in numbers["rows"] if row["block"] == block]
         for method, style in styles.items():
             line = [(columns.index(row["column"]), row) for row in rows if row["method"] == method]
-            known = [(place, row["best"]["mean"], row["best"]["deviation"] or 0) for place, row in line if row["best"]]
+            known = [
+                (place, row["best"]["mean"], row["best"]["deviation"] or 0)
+                for place, row in line
+                if row["best"]
+            ]
             if known:
                 x, y, error = zip(*sorted(known), strict=True)
                 look = _line_style(style, heavy=method == "fedaux")
@@ -162,7 +194,9 @@ def lines(numbers: Numbers) -> Figure:
 def curves(numbers: Numbers) -> Figure:
     """Draw one panel per block and column: accuracy over the rounds, with a band from the worst to the best seed."""
     blocks, columns = numbers["blocks"], numbers["columns"]
-    figure, panels = _panels(blocks, columns, across=3, panel=(215, 165), margin=(40, 46), sharex=True, sharey="row")
+    figure, panels = _panels(
+        blocks, columns, across=3, panel=(215, 165), margin=(40, 46), sharex=True, sharey="row"
+    )
     styles = method_styles(numbers["methods"])
     handles: dict[str, Any] = {}
     for (block, column), axes in panels.items():
@@ -172,7 +206,9 @@ def curves(numbers: Numbers) -> Figure:
                 rounds, mean, low, high = np.array(row["curve"]).T
                 look = _line_style(styles[method], heavy=method == "fedaux")
                 axes.fill_between(rounds, low, high, color=look["color"], alpha=0.16, linewidth=0)
-                (handles[method],) = axes.plot(rounds, mean, markevery=max(1, len(rounds) // 8), **look)
+                (handles[method],) = axes.plot(
+                    rounds, mean, markevery=max(1, len(rounds) // 8), **look
+                )
         axes.set_title(f"{block}, {column}" if len(blocks) > 1 else column)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         first, last = _edges(axes)
@@ -191,16 +227,25 @@ def curves(numbers: Numbers) -> Figure:
 @matplotlib.rc_context(STYLE)
 def heat(numbers: Numbers) -> Figure:
     """Draw one panel per method and block: accuracy over the local rate and the other setting of the method."""
-    figure, panels = _panels(numbers["blocks"], numbers["methods"], across=4, panel=(150, 132), margin=(70, 20))
+    figure, panels = _panels(
+        numbers["blocks"], numbers["methods"], across=4, panel=(150, 132), margin=(70, 20)
+    )
     for (block, method), axes in panels.items():
-        rows = [row for row in numbers["rows"] if (row["block"], row["method"]) == (block, method) and row["best"]]
+        rows = [
+            row
+            for row in numbers["rows"]
+            if (row["block"], row["method"]) == (block, method) and row["best"]
+        ]
         other, label = other_setting(method)
         local = sorted({row["settings"]["local.learning_rate"] for row in rows}, reverse=True)
         across = sorted({row["settings"].get(other, 0.0) for row in rows}, reverse=True)
         picture = np.full((max(1, len(local)), max(1, len(across))), np.nan)
         for row in rows:
             settings = row["settings"]
-            place = local.index(settings["local.learning_rate"]), across.index(settings.get(other, 0.0))
+            place = (
+                local.index(settings["local.learning_rate"]),
+                across.index(settings.get(other, 0.0)),
+            )
             picture[place] = row["best"]["mean"]
         axes.imshow(picture, cmap=FADE, vmin=0, vmax=100, aspect="auto")
         for (up, right), value in np.ndenumerate(picture):
@@ -209,7 +254,9 @@ def heat(numbers: Numbers) -> Figure:
         first, _ = _edges(axes)
         axes.set_title(shorten(method), fontsize=9.5)
         axes.set_yticks(range(len(local)), [f"{rate:g}" if first else "" for rate in local])
-        axes.set_xticks(range(len(across)), [f"{value:g}" if other else "" for value in across], fontsize=8)
+        axes.set_xticks(
+            range(len(across)), [f"{value:g}" if other else "" for value in across], fontsize=8
+        )
         axes.set_xlabel(label, fontsize=9)
         axes.set_ylabel(f"{block}\nlocal rate" if first else "")
         axes.tick_params(length=0)
@@ -241,7 +288,9 @@ def drawn(kind: str, numbers: Numbers) -> Drawing:
         published=", and the published figure" if _shows_published(numbers) else "",
         last=", last round" if numbers["rounds"] > 1 else "",
         deviation=" with its standard deviation over seeds" if len(seeds) > 1 else seed,
-        band=", means over seeds, bands from the worst to the best seed" if len(seeds) > 1 else seed,
+        band=", means over seeds, bands from the worst to the best seed"
+        if len(seeds) > 1
+        else seed,
     )
     return Drawing(FIGURES[kind](numbers), caption, figure_table(kind, numbers))
 
@@ -251,16 +300,32 @@ def figure_table(kind: str, numbers: Numbers) -> Table:
     place = ("block", "column", "method")
     rows = numbers["rows"]
     if kind == "curves":
-        points = [[row[key] for key in place] + point for row in rows for point in row.get("curve", [])]
+        points = [
+            [row[key] for key in place] + point for row in rows for point in row.get("curve", [])
+        ]
         return Table((*place, "round", "mean", "least", "largest"), points)
-    settings = list(dict.fromkeys(key for row in rows for key in row["settings"])) if kind == "heat" else []
-    shown = [(key, part) for key in ("best", "last") for part in ("mean", "deviation")] + [("published", "mean")]
+    settings = (
+        list(dict.fromkeys(key for row in rows for key in row["settings"]))
+        if kind == "heat"
+        else []
+    )
+    shown = [(key, part) for key in ("best", "last") for part in ("mean", "deviation")] + [
+        ("published", "mean")
+    ]
 
     def value(row: Mapping[str, Any], key: str, part: str) -> Any:
-        hidden = row[key] is None or row[key][part] is None or (key == "published" and numbers["quick"])
+        hidden = (
+            row[key] is None or row[key][part] is None or (key == "published" and numbers["quick"])
+        )
         return "" if hidden else row[key][part]
 
-    header = ("best round", "deviation of best round", "last round", "deviation of last round", "published")
+    header = (
+        "best round",
+        "deviation of best round",
+        "last round",
+        "deviation of last round",
+        "published",
+    )
     return Table(
         (*place, *settings, *header),
         [

@@ -42,10 +42,14 @@ def run_study(study: Study, request: Request) -> Outcome:
     swept = sweep(prepared.cells, request.cells, name=study.name, resume=True, **request.sweeping)
     numbers = gather(study, prepared, request, without_result(swept))
     version: Version = "quick" if request.quick else "paper"
-    return write(describe(study, numbers), request.out, study.name, version=version, notes=numbers["notes"])
+    return write(
+        describe(study, numbers), request.out, study.name, version=version, notes=numbers["notes"]
+    )
 
 
-def gather(study: Study, prepared: Plan, request: Request, unfinished_runs: Sequence[str]) -> dict[str, Any]:
+def gather(
+    study: Study, prepared: Plan, request: Request, unfinished_runs: Sequence[str]
+) -> dict[str, Any]:
     """Return everything that tables and figures are made from."""
     first = prepared.cells[0].experiment
     return {
@@ -54,14 +58,20 @@ def gather(study: Study, prepared: Plan, request: Request, unfinished_runs: Sequ
         "where": published.where(study.name),
         "cut": prepared.grid.cut if request.quick else "",
         "left_open": [] if request.quick else list(study.left_open),
-        "notes": [*prepared.notes, *(f"changed for all runs: `{override}`" for override in request.overrides)],
+        "notes": [
+            *prepared.notes,
+            *(f"changed for all runs: `{override}`" for override in request.overrides),
+        ],
         "unfinished": list(unfinished_runs),
         "blocks": [value.label for value in prepared.grid.blocks.values],
         "columns": [value.label for value in prepared.grid.columns.values],
         "methods": list(prepared.methods),
         "rounds": first.rounds,
         "seeds": sorted({seed for cell in prepared.cells for seed in cell.experiment.seeds}),
-        "privacy": {"mechanism": first.certainty.mechanism, **first.certainty.model_dump(include={"epsilon", "delta"})},
+        "privacy": {
+            "mechanism": first.certainty.mechanism,
+            **first.certainty.model_dump(include={"epsilon", "delta"}),
+        },
         "rows": measure(study, prepared, request.cells),
     }
 
@@ -119,7 +129,9 @@ def block_tables(numbers: Mapping[str, Any]) -> list[Table]:
         del kinds[LAST]
     tables = []
     for block in numbers["blocks"]:
-        rows = [row for row in numbers["rows"] if row["block"] == block and row["method"] != CENTRAL]
+        rows = [
+            row for row in numbers["rows"] if row["block"] == block and row["method"] != CENTRAL
+        ]
         at = {(row["method"], row["column"]): row for row in rows}
         lines: list[list[str]] = []
         for method in numbers["methods"]:
@@ -129,7 +141,9 @@ def block_tables(numbers: Mapping[str, Any]) -> list[Table]:
                     lines.append([method, kind, *(_cell(row, key, rows) for row in cells)])
             gaps = [difference(row) for row in cells]
             if not quick and any(gap is not None for gap in gaps):
-                lines.append([method, APART, *("–" if gap is None else f"{gap:+.1f}" for gap in gaps)])
+                lines.append(
+                    [method, APART, *("–" if gap is None else f"{gap:+.1f}" for gap in gaps)]
+                )
         tables.append(Table(["method", "figure", *columns], lines, block))
     central = [row for row in numbers["rows"] if row["method"] == CENTRAL and row["best"]]
     if central:
@@ -147,7 +161,11 @@ def _cell(row: Mapping[str, Any] | None, key: str, rows: Sequence[Mapping[str, A
     if row is None or row[key] is None:
         return "–"
     text = row[key]["text"] if key == "published" else spread_text(row[key])
-    peers = [other[key]["mean"] for other in rows if other["column"] == row["column"] and other[key] is not None]
+    peers = [
+        other[key]["mean"]
+        for other in rows
+        if other["column"] == row["column"] and other[key] is not None
+    ]
     return f"**{text}**" if len(peers) > 1 and row[key]["mean"] >= max(peers) else text
 
 
@@ -172,7 +190,9 @@ def best_combinations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             {
                 **max(group, key=lambda row: row["best"]["mean"] if row["best"] else 0),
                 "column": BEST_COMBINATION,
-                "published": None if accuracy is None else {"text": f"{accuracy:.2f}", "mean": accuracy},
+                "published": None
+                if accuracy is None
+                else {"text": f"{accuracy:.2f}", "mean": accuracy},
                 "published_settings": settings,
                 "runs": sum(row["runs"] for row in group),
                 "finished": sum(row["finished"] for row in group),
@@ -192,7 +212,9 @@ def combination_tables(numbers: Mapping[str, Any]) -> list[Table]:
                 settings = ["–" if cell == "-" else cell for cell in row["published_settings"]]
                 lines.append([row["method"], PUBLISHED, *settings, row["published"]["text"]])
             if row["best"]:
-                settings = [f"{row['settings'][key]:g}" if key in row["settings"] else "–" for key in RATES]
+                settings = [
+                    f"{row['settings'][key]:g}" if key in row["settings"] else "–" for key in RATES
+                ]
                 lines.append([row["method"], BEST, *settings, spread_text(row["best"])])
                 lines.append([row["method"], LAST, *settings, spread_text(row["last"])])
         headers = ["method", "figure", "local rate", "distillation rate", "μ", "accuracy"]

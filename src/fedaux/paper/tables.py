@@ -28,7 +28,10 @@ class Table:
     def grouped(self) -> list[list[str]]:
         """The rows as text, with a name in the first column only where it changes."""
         names = [None, *(row[0] for row in self.cells)]
-        return [["" if row[0] == name else row[0], *row[1:]] for name, row in zip(names, self.cells, strict=False)]
+        return [
+            ["" if row[0] == name else row[0], *row[1:]]
+            for name, row in zip(names, self.cells, strict=False)
+        ]
 
     def is_text(self, column: int) -> bool:
         """Whether a column holds words, which align left; numbers align right."""
@@ -48,14 +51,19 @@ class Table:
         """Return the table in a box that scrolls, below its caption."""
         columns = range(len(self.headers))
         looks = [
-            ' class="text wrap"' if self.wraps(column) else ' class="text"' if self.is_text(column) else ""
+            ' class="text wrap"'
+            if self.wraps(column)
+            else ' class="text"'
+            if self.is_text(column)
+            else ""
             for column in columns
         ]
 
         def line(cells: Sequence[object], *, header: bool = False) -> str:
             tags = ["th" if header or column == 0 else "td" for column in columns]
             return "".join(
-                f"<{tag}{look}>{to_html(str(cell))}</{tag}>" for tag, look, cell in zip(tags, looks, cells, strict=True)
+                f"<{tag}{look}>{to_html(str(cell))}</{tag}>"
+                for tag, look, cell in zip(tags, looks, cells, strict=True)
             )
 
         body = "\n".join(f"<tr>{line(row)}</tr>" for row in self.grouped)
@@ -128,7 +136,9 @@ def to_latex(text: str) -> str:
     """Return a line of text in LaTeX."""
     marks = {"bold": "\\textbf{%s}", "code": "\\texttt{%s}", "plain": "%s"}
     signs = re.compile("|".join(map(re.escape, SIGNS)))
-    return "".join(marks[kind] % signs.sub(lambda sign: SIGNS[sign[0]], piece) for kind, piece in _inline(text))
+    return "".join(
+        marks[kind] % signs.sub(lambda sign: SIGNS[sign[0]], piece) for kind, piece in _inline(text)
+    )
 
 
 def sentence(text: str) -> str:
@@ -139,7 +149,9 @@ def sentence(text: str) -> str:
 
 def _latex_row(cells: Sequence[object]) -> str:
     line = " & ".join(to_latex(str(cell)) for cell in cells) + " \\\\"
-    return f"{{}}{line}" if line.startswith(("[", "*")) else line  # otherwise an argument of the \\ before it
+    return (
+        f"{{}}{line}" if line.startswith(("[", "*")) else line
+    )  # otherwise an argument of the \\ before it
 
 
 def _inline(text: str) -> Iterator[tuple[str, str]]:

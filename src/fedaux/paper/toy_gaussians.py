@@ -45,7 +45,12 @@ CASES = {
     "slanted clients, wide public data (τ = 3 σ)": ("slanted", SPREAD),
 }
 """Shape of the clients and spread of the public data; the first is drawn, and measured for every n."""
-CHANGES: tuple[Mapping[str, float], ...] = ({}, {"sharpness": 1.0}, {"sharpness": SPREAD**2}, {"regularisation": 0.001})
+CHANGES: tuple[Mapping[str, float], ...] = (
+    {},
+    {"sharpness": 1.0},
+    {"sharpness": SPREAD**2},
+    {"regularisation": 0.001},
+)
 NUM_NEGATIVES = 2000
 NUM_POINTS = 2000
 SHARPNESSES = np.logspace(-2, 2, 81)
@@ -83,7 +88,14 @@ class Gaussians(Toy):
         """Return the sharpness with the smallest mean error, for log scores at sharpness 1 under several noises."""
         truth = self.true_weights(self.points)
         curve = [
-            float(np.mean([float((torch.softmax(value * log, dim=0) - truth).abs().mean()) for log in logs]))
+            float(
+                np.mean(
+                    [
+                        float((torch.softmax(value * log, dim=0) - truth).abs().mean())
+                        for log in logs
+                    ]
+                )
+            )
             for value in SHARPNESSES
         ]
         best = int(np.argmin(curve))
@@ -124,7 +136,9 @@ def run(
             for dimension in dimensions
             for spread in (1.0, 1.5, 3.0)
         ],
-        "calibration_with_noise": calibrate_noisy(seed=seed, sizes=sizes, epsilons=epsilons, draws=draws),
+        "calibration_with_noise": calibrate_noisy(
+            seed=seed, sizes=sizes, epsilons=epsilons, draws=draws
+        ),
     }
     caption = (
         f"Mean error of the weights over ε, {middle} examples per client (left), and of mean over its sharpness "
@@ -132,12 +146,18 @@ def run(
     )
     figures = {
         "toy-gaussians": draw_weights(build(middle, seed=seed), seed=seed),
-        "toy-gaussians-errors": Drawing(draw_errors(numbers, size=middle), caption, error_table(numbers, size=middle)),
+        "toy-gaussians-errors": Drawing(
+            draw_errors(numbers, size=middle), caption, error_table(numbers, size=middle)
+        ),
     }
-    return Document("three Gaussians, certainty and distribution weights", numbers, describe(numbers), figures)
+    return Document(
+        "three Gaussians, certainty and distribution weights", numbers, describe(numbers), figures
+    )
 
 
-def build(size: int, *, seed: int, shape: str = "round", dimension: int = 2, spread: float = SPREAD) -> Gaussians:
+def build(
+    size: int, *, seed: int, shape: str = "round", dimension: int = 2, spread: float = SPREAD
+) -> Gaussians:
     """Draw three clients of `size` examples, the negatives N(0, spread^2 I), and points of the clients' mixture.
 
     `round` gives every client the identity as covariance; `slanted` gives each an ellipse of its own.
@@ -152,20 +172,34 @@ def build(size: int, *, seed: int, shape: str = "round", dimension: int = 2, spr
             covariances[index, :2, :2] = turn @ np.diag([1.7, 0.3]) @ turn.T
 
     def draw(generator: np.random.Generator, client: int, count: int) -> Tensor:
-        return torch.from_numpy(generator.multivariate_normal(means[client], covariances[client], size=count))
+        return torch.from_numpy(
+            generator.multivariate_normal(means[client], covariances[client], size=count)
+        )
 
-    clients = [draw(seeding.generator(seed, "toy gaussians", client=client), client, size) for client in range(3)]
-    public = seeding.generator(seed, "toy gaussians", part="negatives").normal(0, spread, (NUM_NEGATIVES, dimension))
+    clients = [
+        draw(seeding.generator(seed, "toy gaussians", client=client), client, size)
+        for client in range(3)
+    ]
+    public = seeding.generator(seed, "toy gaussians", part="negatives").normal(
+        0, spread, (NUM_NEGATIVES, dimension)
+    )
     judge = seeding.generator(seed, "toy gaussians", part="points")
     points = torch.cat([draw(judge, client, NUM_POINTS // 3) for client in range(3)])
     return Gaussians(clients, torch.from_numpy(public), means, covariances, points)
 
 
 def measure(
-    toy: Gaussians, changes: Sequence[Mapping[str, float]], *, seed: int, epsilons: Sequence[float], draws: int
+    toy: Gaussians,
+    changes: Sequence[Mapping[str, float]],
+    *,
+    seed: int,
+    epsilons: Sequence[float],
+    draws: int,
 ) -> list[dict[str, Any]]:
     """Return the error of every mechanism, setting and epsilon."""
-    return toy.measure(changes, toy.points, judge=toy.error, seed=seed, epsilons=epsilons, draws=draws)
+    return toy.measure(
+        changes, toy.points, judge=toy.error, seed=seed, epsilons=epsilons, draws=draws
+    )
 
 
 def unit_scores(toy: Gaussians, *, clipped: bool) -> tuple[Tensor, float]:
@@ -196,7 +230,9 @@ def calibrate(*, dimension: int, spread: float, seed: int, size: int = 5000) -> 
     return found
 
 
-def calibrate_noisy(*, seed: int, sizes: Sequence[int], epsilons: Sequence[float], draws: int) -> list[dict[str, Any]]:
+def calibrate_noisy(
+    *, seed: int, sizes: Sequence[int], epsilons: Sequence[float], draws: int
+) -> list[dict[str, Any]]:
     """Return the best sharpness of `mean` for each number of examples and epsilon, and without noise."""
     rows = []
     for size in sizes:
@@ -205,7 +241,9 @@ def calibrate_noisy(*, seed: int, sizes: Sequence[int], epsilons: Sequence[float
             quiet = math.isinf(epsilon)
             section = Certainty(mechanism="mean", sharpness=1.0, epsilon=1.0 if quiet else epsilon)
             noises = [silent] if quiet else [drawn(seed, draw=draw) for draw in range(2 * draws)]
-            found = toy.best_sharpness([toy.log_scores(section, toy.points, noise=noise) for noise in noises])
+            found = toy.best_sharpness(
+                [toy.log_scores(section, toy.points, noise=noise) for noise in noises]
+            )
             del found["curve"]
             rows.append({"examples": size, "epsilon": "inf" if quiet else epsilon} | found)
     return rows
@@ -228,7 +266,15 @@ def describe(numbers: Mapping[str, Any]) -> list[str | Table]:
         for case, reference in numbers["error_of_equal_weights"].items()
     ]
     calibration = Table(
-        ["dimensions", "τ / σ", "clipped", "τ² / σ²", "best unclipped", "best clipped", "clipped, at τ² / σ²"],
+        [
+            "dimensions",
+            "τ / σ",
+            "clipped",
+            "τ² / σ²",
+            "best unclipped",
+            "best clipped",
+            "clipped, at τ² / σ²",
+        ],
         [
             [
                 row["dimension"],
@@ -250,7 +296,9 @@ def describe(numbers: Mapping[str, Any]) -> list[str | Table]:
         "variance of the negatives over that of a client where τ = 3 σ.",
         *tables,
         calibration,
-        epsilon_table(numbers["calibration_with_noise"], {"examples": "n"}, text=best, caption=title),
+        epsilon_table(
+            numbers["calibration_with_noise"], {"examples": "n"}, text=best, caption=title
+        ),
     ]
 
 
@@ -262,11 +310,16 @@ def error_table(numbers: Mapping[str, Any], *, size: int) -> Table:
     """Return the numbers of `draw_errors`: over epsilon, then over the sharpness."""
     header = ("weights from", "epsilon", "spread of public data", "clipped", "sharpness", "error")
     listed = _drawn_errors(numbers, size)
-    rows: list[list[object]] = [[row["setting"], row["epsilon"], SPREAD, "", "", row["mean"]] for row in listed]
+    rows: list[list[object]] = [
+        [row["setting"], row["epsilon"], SPREAD, "", "", row["mean"]] for row in listed
+    ]
     for row in numbers["calibration_without_noise"]:
         for key in ("unclipped", "clipped") if row["dimension"] == 2 else ():
             curve = zip(SHARPNESSES.tolist(), row[key]["curve"], strict=True)
-            rows += [["mean", "inf", row["spread"], key == "clipped", round(x, 6), round(y, 6)] for x, y in curve]
+            rows += [
+                ["mean", "inf", row["spread"], key == "clipped", round(x, 6), round(y, 6)]
+                for x, y in curve
+            ]
     return Table(header, rows)
 
 
@@ -279,12 +332,16 @@ def draw_weights(toy: Gaussians, *, seed: int) -> Drawing:
     reach, side = 5.0, 80
     grid = square_grid((-reach, -reach), (reach, reach), side)
     line = grid[:side, 0]
-    density = np.exp(-0.5 * ((grid.numpy()[None] - toy.means[:, None]) ** 2).sum(axis=2)).sum(axis=0)
+    density = np.exp(-0.5 * ((grid.numpy()[None] - toy.means[:, None]) ** 2).sum(axis=2)).sum(
+        axis=0
+    )
     columns = [("true weights\n\n", toy.true_weights(grid))]
     for setting, section, noise, distance in _defaults_and_best(toy, seed=seed):
         name, _, change = setting.partition(", ")
         kept = promise(section)
-        price = {"no noise": kept, "proved": f"ε = {FIGURE_EPSILON:g}"}.get(kept, f"ε = {FIGURE_EPSILON:g}, {kept}")
+        price = {"no noise": kept, "proved": f"ε = {FIGURE_EPSILON:g}"}.get(
+            kept, f"ε = {FIGURE_EPSILON:g}, {kept}"
+        )
         title = f"{name}\n{change or 'defaults'}\n{price}: {distance:.2f}"
         columns.append((title, torch.softmax(toy.log_scores(section, grid, noise=noise), dim=0)))
     figure = new_figure((len(columns) + 1) * 100, 3 * 92 + 76)
@@ -296,8 +353,17 @@ def draw_weights(toy: Gaussians, *, seed: int) -> Drawing:
         for axes, (title, weights) in zip(others, columns, strict=True):
             picture = weights[client].view(side, side).numpy()
             extent = (-reach, reach, -reach, reach)
-            axes.imshow(picture, cmap=FADE, vmin=0, vmax=1, origin="lower", extent=extent, gid=SMOOTH)
-            axes.contour(line, line, density.reshape(side, side), levels=[0.1], colors="#555555", linewidths=0.8)
+            axes.imshow(
+                picture, cmap=FADE, vmin=0, vmax=1, origin="lower", extent=extent, gid=SMOOTH
+            )
+            axes.contour(
+                line,
+                line,
+                density.reshape(side, side),
+                levels=[0.1],
+                colors="#555555",
+                linewidths=0.8,
+            )
             axes.set_title(title if client == 0 else "", fontsize=8.5)
     panels[0, 0].set_title("data (200)\nand public data\n", fontsize=8.5)
     for axes in panels.flat:
@@ -322,7 +388,9 @@ def draw_weights(toy: Gaussians, *, seed: int) -> Drawing:
     return Drawing(figure, caption, Table(headers, numbers))
 
 
-def _defaults_and_best(toy: Gaussians, *, seed: int) -> list[tuple[str, Certainty, Callable[[int], Noise], float]]:
+def _defaults_and_best(
+    toy: Gaussians, *, seed: int
+) -> list[tuple[str, Certainty, Callable[[int], Noise], float]]:
     """Return each mechanism with its defaults and with its best settings, with one draw of noise, and its error."""
     found: dict[str, list[tuple[str, Certainty, Callable[[int], Noise], float]]] = {}
     for setting, variant in toy.variants(CHANGES, toy.points):
@@ -347,7 +415,10 @@ def draw_errors(numbers: Mapping[str, Any], *, size: int) -> Figure:
     mechanisms = list(dict.fromkeys(row["mechanism"] for row in listed))
     seen: list[str] = []
     for setting in dict.fromkeys(row["setting"] for row in listed if row["promise"] != "no noise"):
-        rows = sorted((row for row in listed if row["setting"] == setting), key=lambda row: float(row["epsilon"]))
+        rows = sorted(
+            (row for row in listed if row["setting"] == setting),
+            key=lambda row: float(row["epsilon"]),
+        )
         mechanism = rows[0]["mechanism"]
         look = mechanisms.index(mechanism)
         left.plot(
@@ -361,11 +432,20 @@ def draw_errors(numbers: Mapping[str, Any], *, size: int) -> Figure:
             label=setting + ("" if rows[0]["promise"] == "proved" else " (ε claimed)"),
         )
         seen.append(mechanism)
-    for index, row in enumerate(row for row in numbers["calibration_without_noise"] if row["dimension"] == 2):
-        for key, dash, suffix in (("unclipped", DASHES[1], ", not clipped"), ("clipped", DASHES[0], "")):
+    for index, row in enumerate(
+        row for row in numbers["calibration_without_noise"] if row["dimension"] == 2
+    ):
+        for key, dash, suffix in (
+            ("unclipped", DASHES[1], ", not clipped"),
+            ("clipped", DASHES[0], ""),
+        ):
             label = f"τ/σ = {row['spread']:g}{suffix}"
-            right.plot(SHARPNESSES, row[key]["curve"], color=COLOURS[index], ls=dash, lw=1.6, label=label)
-        right.plot([row["predicted"]], [0], marker="|", markersize=14, color=COLOURS[index], clip_on=False)
+            right.plot(
+                SHARPNESSES, row[key]["curve"], color=COLOURS[index], ls=dash, lw=1.6, label=label
+            )
+        right.plot(
+            [row["predicted"]], [0], marker="|", markersize=14, color=COLOURS[index], clip_on=False
+        )
     equal, default = numbers["error_of_equal_weights"][MAIN], Certainty().sharpness
     for axes in (left, right):
         axes.axhline(equal, color=GREY, linewidth=1, linestyle=":")
@@ -373,7 +453,9 @@ def draw_errors(numbers: Mapping[str, Any], *, size: int) -> Figure:
         axes.legend(frameon=False, fontsize=8.5, loc="best", handlelength=3.2, handleheight=0.8)
     note: Any = {"textcoords": "offset points", "fontsize": 9}
     left.annotate("equal weights", (len(epsilons) - 1, equal), (0, 3), ha="right", **note)
-    left.set_xticks(range(len(epsilons)), [epsilon_text(epsilon).removeprefix("ε = ") for epsilon in epsilons])
+    left.set_xticks(
+        range(len(epsilons)), [epsilon_text(epsilon).removeprefix("ε = ") for epsilon in epsilons]
+    )
     left.set_xlabel(f"ε, {size} examples per client")
     left.set_ylabel("mean error of the weights")
     left.set_ylim(bottom=0)

@@ -91,7 +91,9 @@ def pretrained(
     settings = h0_settings(wanted)
     stem = f"{wanted.prototype.name}-{settings_digest(settings)}"
     if wanted.section.kind == "none":
-        card = make_card(replace(wanted, images=wanted.images[:0]), settings=settings, losses=[], seconds=0.0)
+        card = make_card(
+            replace(wanted, images=wanted.images[:0]), settings=settings, losses=[], seconds=0.0
+        )
         return H0(snapshot(wanted.model.features), card, stem, stored=False)
     name = f"{stem}.safetensors"
 
@@ -100,9 +102,13 @@ def pretrained(
             return None
         try:
             weights = fitting_weights(folder / name, wanted.model, key="pretrained features")
-            card = stored_card(folder / name) if folder == shared else read_card(folder / name) or {}
+            card = (
+                stored_card(folder / name) if folder == shared else read_card(folder / name) or {}
+            )
         except ValueError as error:
-            raise ValueError(f"{error}; remove that file, nothing is lost but the time to make it again") from error
+            raise ValueError(
+                f"{error}; remove that file, nothing is lost but the time to make it again"
+            ) from error
         return H0(weights, card, stem, stored=True)
 
     def trained(folder: Path | None) -> H0:
@@ -117,14 +123,24 @@ def pretrained(
                 "begun starts anew in another directory"
             ) from error
         weights = snapshot(wanted.model.features)
-        card = make_card(wanted, settings=settings, losses=training.losses, seconds=training.seconds)
+        card = make_card(
+            wanted, settings=settings, losses=training.losses, seconds=training.seconds
+        )
         if folder is not None:
             try:
-                save_h0(folder / name, weights, card, beside=folder == shared, vocabulary=wanted.vocabulary)
+                save_h0(
+                    folder / name,
+                    weights,
+                    card,
+                    beside=folder == shared,
+                    vocabulary=wanted.vocabulary,
+                )
             except OSError as error:
                 if folder != shared:
                     raise
-                warnings.warn(f"{folder}: h0 cannot be kept there, going on with it ({error})", stacklevel=2)
+                warnings.warn(
+                    f"{folder}: h0 cannot be kept there, going on with it ({error})", stacklevel=2
+                )
                 return H0(weights, card, stem, stored=False)
         if progress is not None:
             progress.unlink(missing_ok=True)
@@ -138,7 +154,9 @@ def pretrained(
     with alone(shared, stem):
         result = found(shared) or trained(shared)
     if store is not None:
-        save_h0(store / name, result.weights, result.card, beside=False, vocabulary=wanted.vocabulary)
+        save_h0(
+            store / name, result.weights, result.card, beside=False, vocabulary=wanted.vocabulary
+        )
     return result
 
 
@@ -169,7 +187,9 @@ def _training(wanted: Wanted) -> Training:
         wanted.images,
         feature_width=wanted.model.feature_width,
         section=wanted.section,
-        generator=seeding.torch_generator(wanted.seed, "pretraining", device=device, part=prototype.name),
+        generator=seeding.torch_generator(
+            wanted.seed, "pretraining", device=device, part=prototype.name
+        ),
         compute=wanted.compute,
         key=(prototype.model, tuple(sorted(prototype.options.items()))),
         vocabulary=wanted.vocabulary,

@@ -56,7 +56,9 @@ def barlow_twins(projections: Tensor, *, redundancy: float) -> Tensor:
 
 
 LOSSES: dict[str, Callable[[Tensor, Pretraining], Tensor]] = {
-    "contrastive": lambda projections, section: nt_xent(projections, temperature=section.temperature),
+    "contrastive": lambda projections, section: nt_xent(
+        projections, temperature=section.temperature
+    ),
     "barlow": lambda projections, section: barlow_twins(projections, redundancy=section.redundancy),
 }
 """The loss of projections [2N, D] by `pretraining.kind`."""
@@ -102,4 +104,6 @@ def _standardised(outputs: Tensor) -> Tensor:
 
 def _refuse_no_pairs(projections: Tensor) -> None:
     if projections.ndim != 2 or len(projections) < 2 or len(projections) % 2:
-        raise ValueError(f"projections must be [2N, D], two views of N >= 1 images, got {list(projections.shape)}")
+        raise ValueError(
+            f"projections must be [2N, D], two views of N >= 1 images, got {list(projections.shape)}"
+        )

@@ -40,7 +40,9 @@ class LanguageHead(nn.Module):
 
     def forward(self, hidden: Tensor, embeddings: Tensor) -> Tensor:
         """Map [K, H] and embeddings [V, H] to logits [K, V]."""
-        return functional.linear(self.norm(functional.gelu(self.dense(hidden))), embeddings, self.bias)
+        return functional.linear(
+            self.norm(functional.gelu(self.dense(hidden))), embeddings, self.bias
+        )
 
 
 class LanguageModel(nn.Module):
@@ -49,7 +51,9 @@ class LanguageModel(nn.Module):
     def __init__(self, features: Any, *, generator: torch.Generator) -> None:
         super().__init__()
         self.features = features
-        self.head = LanguageHead(features.words.embedding_dim, features.words.num_embeddings, generator=generator)
+        self.head = LanguageHead(
+            features.words.embedding_dim, features.words.num_embeddings, generator=generator
+        )
 
     def forward(self, ids: Tensor, places: Tensor) -> Tensor:
         """Return logits [K, V] at places [K] of token ids [N, L], counted through all texts."""
@@ -74,7 +78,9 @@ class Guessing(ABC):
         vocabulary: Vocabulary,
     ) -> None:
         if inputs.dtype != torch.int32 or inputs.ndim != 2:
-            raise ValueError(f"texts must be token ids, int32 [N, L], got {inputs.dtype} {list(inputs.shape)}")
+            raise ValueError(
+                f"texts must be token ids, int32 [N, L], got {inputs.dtype} {list(inputs.shape)}"
+            )
         self.model: nn.Module = LanguageModel(features, generator=generator)
         self._compute = compute
         self._vocabulary = vocabulary
@@ -89,7 +95,11 @@ class Guessing(ABC):
         return torch.rand(3, size, self._length, generator=generator, device=generator.device)
 
     def loss(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, numbers: Tensor
+        self,
+        parameters: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        inputs: Tensor,
+        numbers: Tensor,
     ) -> Tensor:
         """Return the mean cross-entropy at the places to guess of token ids [B, L]."""
         seen, places, targets, counts = self.question(inputs, numbers)
@@ -133,7 +143,9 @@ class MaskedTokens(Guessing):
         targets = tokens.index_select(0, places)
         how, which = (row.flatten().index_select(0, places) for row in numbers[1:])
         others = (which * self._vocabulary.size).to(ids.dtype)
-        shown = torch.where(how < SWAPPED_UNTIL, others, targets).masked_fill(how < HIDDEN_UNTIL, self._mask)
+        shown = torch.where(how < SWAPPED_UNTIL, others, targets).masked_fill(
+            how < HIDDEN_UNTIL, self._mask
+        )
         shown = torch.where(counts > 0, shown, targets)
         return tokens.scatter(0, places, shown).view_as(ids), places, targets.long(), counts
 

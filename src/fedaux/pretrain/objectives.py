@@ -51,7 +51,9 @@ class Projected(nn.Module):
         """Return projections [N, D]; raise ValueError where features are not [N, feature_width]."""
         embedded = self.features(inputs)
         if embedded.shape != (len(inputs), self._width):
-            raise ValueError(f"features should return [{len(inputs)}, {self._width}], got {list(embedded.shape)}")
+            raise ValueError(
+                f"features should return [{len(inputs)}, {self._width}], got {list(embedded.shape)}"
+            )
         projections: Tensor = self.head(embedded)
         return projections
 
@@ -118,13 +120,28 @@ def objective_of(
     """Return the objective of `section.kind`, which is not `auto` any more; heads are drawn from `generator`."""
     if section.kind in LOSSES:
         return TwoViews(
-            features, inputs, feature_width=feature_width, section=section, generator=generator, compute=compute
+            features,
+            inputs,
+            feature_width=feature_width,
+            section=section,
+            generator=generator,
+            compute=compute,
         )
     if vocabulary is None:
-        raise ValueError(f"pretraining.kind = {section.kind!r}: is for texts, and there is no table [text]")
-    language: dict[str, Callable[..., Objective]] = {"masked": MaskedTokens, "next-token": NextToken}
+        raise ValueError(
+            f"pretraining.kind = {section.kind!r}: is for texts, and there is no table [text]"
+        )
+    language: dict[str, Callable[..., Objective]] = {
+        "masked": MaskedTokens,
+        "next-token": NextToken,
+    }
     return language[section.kind](
-        features, inputs, section=section, generator=generator, compute=compute, vocabulary=vocabulary
+        features,
+        inputs,
+        section=section,
+        generator=generator,
+        compute=compute,
+        vocabulary=vocabulary,
     )
 
 
@@ -136,14 +153,22 @@ def resolved(section: Pretraining, features: nn.Module, *, texts: bool, given: b
         language = "next-token" if causal else "masked"
         kind = "none" if given else language if texts else "contrastive"
     if kind in LOSSES and texts:
-        raise ValueError(f"pretraining.kind = {kind!r}: is for images; for texts there are masked and next-token")
+        raise ValueError(
+            f"pretraining.kind = {kind!r}: is for images; for texts there are masked and next-token"
+        )
     if kind in ("masked", "next-token"):
         if not texts:
-            raise ValueError(f"pretraining.kind = {kind!r}: is for texts, and there is no table [text]")
+            raise ValueError(
+                f"pretraining.kind = {kind!r}: is for texts, and there is no table [text]"
+            )
         if not hasattr(features, "tokens"):
             raise ValueError(f"pretraining.kind = {kind!r}: needs a model of the BERT family")
         if causal != (kind == "next-token"):
-            reason = "gaps are filled from both sides" if causal else "the next token must not be seen"
+            reason = (
+                "gaps are filled from both sides" if causal else "the next token must not be seen"
+            )
             right = "false" if causal else "true"
-            raise ValueError(f"pretraining.kind = {kind!r}: prototypes.options.causal should be {right}, for {reason}")
+            raise ValueError(
+                f"pretraining.kind = {kind!r}: prototypes.options.causal should be {right}, for {reason}"
+            )
     return section.model_copy(update={"kind": kind})

@@ -73,16 +73,27 @@ def linear_accuracy(
     shown = [
         accuracy_of(outputs, labels[held])
         for outputs in softmax_outputs(
-            features[rest], labels[rest], features[held], num_classes=num_classes, strengths=strengths
+            features[rest],
+            labels[rest],
+            features[held],
+            num_classes=num_classes,
+            strengths=strengths,
         )
     ]
     best = max(zip(shown, strengths, strict=True))[1]
-    (outputs,) = softmax_outputs(features, labels, test_features, num_classes=num_classes, strengths=[best])
+    (outputs,) = softmax_outputs(
+        features, labels, test_features, num_classes=num_classes, strengths=[best]
+    )
     return accuracy_of(outputs, test_labels), best
 
 
 def softmax_outputs(
-    features: Tensor, labels: Tensor, queries: Tensor, *, num_classes: int, strengths: Sequence[float]
+    features: Tensor,
+    labels: Tensor,
+    queries: Tensor,
+    *,
+    num_classes: int,
+    strengths: Sequence[float],
 ) -> list[Tensor]:
     """Return, for each strength s, the logits [M, C] on queries [M, F] of multinomial logistic regression.
 
@@ -93,23 +104,41 @@ def softmax_outputs(
     mean, deviation = inputs.mean(dim=0), inputs.std(dim=0, correction=0)
     scale = torch.where(deviation > 1e-12, 1 / deviation.clamp_min(1e-12), 0.0)
     inputs, asked = (inputs - mean) * scale, (queries.double() - mean) * scale
-    weight = torch.zeros(inputs.shape[1], num_classes, dtype=torch.float64, device=inputs.device, requires_grad=True)
+    weight = torch.zeros(
+        inputs.shape[1], num_classes, dtype=torch.float64, device=inputs.device, requires_grad=True
+    )
     bias = torch.zeros(num_classes, dtype=torch.float64, device=inputs.device, requires_grad=True)
-    return [_fitted(weight, bias, inputs, labels, strength=strength, queries=asked) for strength in strengths]
+    return [
+        _fitted(weight, bias, inputs, labels, strength=strength, queries=asked)
+        for strength in strengths
+    ]
 
 
 @torch.enable_grad()
 def _fitted(
-    weight: Tensor, bias: Tensor, inputs: Tensor, labels: Tensor, *, strength: float, queries: Tensor
+    weight: Tensor,
+    bias: Tensor,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    strength: float,
+    queries: Tensor,
 ) -> Tensor:
     """Go on with a fit, in place, until it is done for this strength; return its logits on queries."""
     optimizer = torch.optim.LBFGS(
-        [weight, bias], max_iter=STEPS, history_size=20, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+        [weight, bias],
+        max_iter=STEPS,
+        history_size=20,
+        tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
     )
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        value = functional.cross_entropy(inputs @ weight + bias, labels) + strength / 2 * weight.square().sum()
+        value = (
+            functional.cross_entropy(inputs @ weight + bias, labels)
+            + strength / 2 * weight.square().sum()
+        )
         value.backward()
         return value.detach()
 

@@ -30,9 +30,16 @@ from fedaux.models import MODELS, SplitModel, model_options
 PROCEDURE = 2
 """Raised whenever the same settings come to give another h0."""
 CARD_FORMAT = 1
-MAKE_ONE = "should be what `fedaux pretrain` makes of this recipe when pretraining.checkpoint is left out"
+MAKE_ONE = (
+    "should be what `fedaux pretrain` makes of this recipe when pretraining.checkpoint is left out"
+)
 """What to do about a checkpoint that does not fit."""
-TOLD = {"epochs": (int,), "seconds": (int, float), "loss": (int, float, type(None)), "probe": (dict, type(None))}
+TOLD = {
+    "epochs": (int,),
+    "seconds": (int, float),
+    "loss": (int, float, type(None)),
+    "probe": (dict, type(None)),
+}
 """What cards in the shared store are asked for, and what it may be."""
 
 Card = dict[str, Any]
@@ -54,7 +61,10 @@ def shared_store(kind: Literal["pretrained", "features"] = "pretrained") -> Path
             raise PermissionError("not writable")
     except OSError as error:
         what = "h0 is" if kind == "pretrained" else "features are"
-        warnings.warn(f"FEDAUX_CACHE: {folder} cannot be used, {what} not shared between runs ({error})", stacklevel=2)
+        warnings.warn(
+            f"FEDAUX_CACHE: {folder} cannot be used, {what} not shared between runs ({error})",
+            stacklevel=2,
+        )
         return None
     return folder
 
@@ -92,7 +102,9 @@ def h0_settings(wanted: Wanted) -> dict[str, Any]:
             "seed": wanted.seed,
             "prototype": prototype.name,
             "device": wanted.images.device.type,
-            "precision": str(torch.float32 if compute is None else compute.precision).removeprefix("torch."),
+            "precision": str(torch.float32 if compute is None else compute.precision).removeprefix(
+                "torch."
+            ),
         }
         | {key: value.flatten().tolist() for key, value in channels.items() if value is not None}
         | words
@@ -104,7 +116,9 @@ def settings_digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def make_card(wanted: Wanted, *, settings: Mapping[str, Any], losses: list[float], seconds: float) -> Card:
+def make_card(
+    wanted: Wanted, *, settings: Mapping[str, Any], losses: list[float], seconds: float
+) -> Card:
     """Return the card of an h0 that has just been trained; nobody has probed it yet."""
     import fedaux  # whose version it is, and which imports this
 
@@ -140,7 +154,12 @@ def make_card(wanted: Wanted, *, settings: Mapping[str, Any], losses: list[float
 
 
 def save_h0(
-    path: Path, weights: Weights, card: Card, *, beside: bool = True, vocabulary: Vocabulary | None = None
+    path: Path,
+    weights: Weights,
+    card: Card,
+    *,
+    beside: bool = True,
+    vocabulary: Vocabulary | None = None,
 ) -> None:
     """Write weights with their card inside, and beside them as PATH.json unless the folder should hold weights only.
 
@@ -156,7 +175,11 @@ def save_several(
     path: Path, parts: Mapping[str, tuple[Weights, Card]], *, vocabulary: Vocabulary | None = None
 ) -> None:
     """Write the h0 of several prototypes into one file, tensors named PROTOTYPE/TENSOR."""
-    tensors = {f"{name}/{key}": tensor for name, (weights, _) in parts.items() for key, tensor in weights.items()}
+    tensors = {
+        f"{name}/{key}": tensor
+        for name, (weights, _) in parts.items()
+        for key, tensor in weights.items()
+    }
     cards = {name: card for name, (_, card) in parts.items()}
     save_h0(path, tensors, {"format": CARD_FORMAT, "prototypes": cards}, vocabulary=vocabulary)
 
@@ -180,16 +203,22 @@ def read_card(path: Path) -> Card | None:
         except ValueError as error:
             raise ValueError(f"{path}: its card is damaged ({error})") from error
     if not isinstance(card, dict):
-        raise ValueError(f"{beside if beside.is_file() else path}: the card should be a table, is {card!r:.60}")
+        raise ValueError(
+            f"{beside if beside.is_file() else path}: the card should be a table, is {card!r:.60}"
+        )
     return card
 
 
 def stored_card(path: Path) -> Card:
     """Return the card of a file in the shared store; raise ValueError where it does not tell what is asked."""
     card = read_card(path) or {}
-    if wrong := [key for key, kinds in TOLD.items() if key not in card or not isinstance(card[key], kinds)]:
+    if wrong := [
+        key for key, kinds in TOLD.items() if key not in card or not isinstance(card[key], kinds)
+    ]:
         beside = path.with_suffix(".json")
-        raise ValueError(f"{beside if beside.is_file() else path}: damaged, its card does not tell {', '.join(wrong)}")
+        raise ValueError(
+            f"{beside if beside.is_file() else path}: damaged, its card does not tell {', '.join(wrong)}"
+        )
     return card
 
 
@@ -237,9 +266,19 @@ def fitting_weights(
                 )
             card = several[prototype.name]
             prefix = f"{prototype.name}/"
-            loaded = {name.removeprefix(prefix): value for name, value in loaded.items() if name.startswith(prefix)}
+            loaded = {
+                name.removeprefix(prefix): value
+                for name, value in loaded.items()
+                if name.startswith(prefix)
+            }
         assert card is not None
-        _refuse_other_card(card, f"{key} = {path}", prototype=prototype, image_shape=image_shape, vocabulary=vocabulary)
+        _refuse_other_card(
+            card,
+            f"{key} = {path}",
+            prototype=prototype,
+            image_shape=image_shape,
+            vocabulary=vocabulary,
+        )
     try:
         return fitted(loaded, model, where=f"{key} = {path}")
     except ValueError as error:
@@ -284,8 +323,13 @@ def _refuse_other_card(
             f"or prototypes.model {model}"
         )
     defaults = model_options(model) if model in MODELS else {}
-    options, own = defaults | dict(card.get("options", prototype.options)), defaults | prototype.options
-    different = sorted(name for name in options.keys() | own.keys() if options.get(name) != own.get(name))
+    options, own = (
+        defaults | dict(card.get("options", prototype.options)),
+        defaults | prototype.options,
+    )
+    different = sorted(
+        name for name in options.keys() | own.keys() if options.get(name) != own.get(name)
+    )
     if different:
         said = ", ".join(f"{name} = {options.get(name)}" for name in different)
         found = ", ".join(f"{name} = {own.get(name)}" for name in different)
@@ -316,7 +360,9 @@ def alone(folder: Path, name: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            warnings.warn(f"{path}: another process pretrains the same; waiting for it", stacklevel=3)
+            warnings.warn(
+                f"{path}: another process pretrains the same; waiting for it", stacklevel=3
+            )
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
             pass  # a file system without locks: files are replaced in one step, so at worst the work is done twice

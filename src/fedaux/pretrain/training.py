@@ -32,7 +32,10 @@ from fedaux.pretrain.objectives import Objective, objective_of, resolved
 
 SAVE_SECONDS = 30.0
 """Progress is saved at the end of the first epoch after so many seconds."""
-OPTIMIZERS: dict[str, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+OPTIMIZERS: dict[str, type[torch.optim.Adam]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,9 @@ class Training:
         self._key = ("pretraining", key, section.model_dump_json(), shape, self._objective.key)
 
         # Graphs read all of these from where they lie.
-        self._order = torch.zeros(self._batches * self._batch_size, dtype=torch.int64, device=device)
+        self._order = torch.zeros(
+            self._batches * self._batch_size, dtype=torch.int64, device=device
+        )
         self._offsets = torch.arange(self._batch_size, device=device)
         self._position = torch.zeros((), dtype=torch.int64, device=device)
         self._total = torch.zeros((), device=device)
@@ -126,7 +131,9 @@ class Training:
             for step in range(section.epochs * self._batches)
         ]
         self._taken = 0
-        self._device_rates: DeviceRates | None = DeviceRates(self._rates, device) if device.type == "cuda" else None
+        self._device_rates: DeviceRates | None = (
+            DeviceRates(self._rates, device) if device.type == "cuda" else None
+        )
         self._optimizer = self._make_optimizer()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._prepared = not self._compute.captures
@@ -141,7 +148,9 @@ class Training:
         self._model.train()
         if not self._prepared:
             self._prepare()
-        order = torch.randperm(len(self._images), generator=self._generator, device=self._images.device)
+        order = torch.randperm(
+            len(self._images), generator=self._generator, device=self._images.device
+        )
         self._order.copy_(order[: len(self._order)])
         self._position.zero_()
         # Summed on the device: reading the loss every step would make it wait.
@@ -166,7 +175,8 @@ class Training:
         """Return copies of everything that the following epochs depend on."""
         weights = {f"model/{name}": tensor for name, tensor in snapshot(self._model).items()}
         moments = {
-            f"optimizer/{name}": tensor for name, tensor in optimizer_state(self._optimizer, self._model).items()
+            f"optimizer/{name}": tensor
+            for name, tensor in optimizer_state(self._optimizer, self._model).items()
         }
         return weights | moments | {"generator": self._generator.get_state()}
 
@@ -174,7 +184,11 @@ class Training:
         """Go on from a state after so many epochs as there are losses."""
 
         def part(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+            return {
+                name.removeprefix(prefix): tensor
+                for name, tensor in state.items()
+                if name.startswith(prefix)
+            }
 
         self._model.load_state_dict(part("model/"))
         reset(self._optimizer)
@@ -183,7 +197,9 @@ class Training:
         for name, value in part("optimizer/").items():
             like = parameters[name.rpartition("/")[0]]
             # Moments lie in memory as their weights do: fused optimizers walk through both side by side.
-            moments[name] = torch.empty_like(like).copy_(value) if value.shape == like.shape else value
+            moments[name] = (
+                torch.empty_like(like).copy_(value) if value.shape == like.shape else value
+            )
         restore_optimizer(self._optimizer, self._model, moments)
         self._generator.set_state(state["generator"].cpu())
         self.losses = list(losses)
@@ -198,12 +214,21 @@ class Training:
         if section.weight_decay > 0:
             groups = [
                 {"params": [parameter for parameter in parameters if parameter.ndim > 1]},
-                {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
+                {
+                    "params": [parameter for parameter in parameters if parameter.ndim <= 1],
+                    "weight_decay": 0.0,
+                },
             ]
         make = OPTIMIZERS[section.optimizer]
         if self._device_rates is None:
             return make(groups, lr=section.learning_rate, weight_decay=section.weight_decay)
-        return make(groups, lr=self._device_rates.rate, weight_decay=section.weight_decay, fused=True, capturable=True)
+        return make(
+            groups,
+            lr=self._device_rates.rate,
+            weight_decay=section.weight_decay,
+            fused=True,
+            capturable=True,
+        )
 
     def _step(self) -> None:
         """Take a step on the next batch of the epoch's order."""
@@ -344,7 +369,9 @@ class Finished:
     def save(self, progress: Path) -> int:
         """Write it to a file that training can go on from; return after how many epochs that is."""
         said = {"losses": self.losses, "seconds": self.seconds}
-        save_tensors(progress, self.state, metadata={key: json.dumps(value) for key, value in said.items()})
+        save_tensors(
+            progress, self.state, metadata={key: json.dumps(value) for key, value in said.items()}
+        )
         return len(self.losses)
 
 
@@ -357,4 +384,6 @@ def _continue(training: Training, progress: Path) -> None:
         training.load(state, losses=said["losses"])
         training.seconds = float(said["seconds"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{progress}: damaged, pretraining cannot go on from it ({error}); remove it") from error
+        raise ValueError(
+            f"{progress}: damaged, pretraining cannot go on from it ({error}); remove it"
+        ) from error

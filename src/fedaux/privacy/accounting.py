@@ -90,16 +90,24 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
         for row in ledger["entries"]:
             if row["method"] == method:
                 fields = {key: value for key, value in row.items() if key not in {"method", "seed"}}
-                cells.setdefault((row["seed"], row["client"]), []).append(LedgerEntry.from_json(fields))
+                cells.setdefault((row["seed"], row["client"]), []).append(
+                    LedgerEntry.from_json(fields)
+                )
         entries = [entry for cell in cells.values() for entry in cell]
         sizes = interval(entry.num_examples for entry in entries)
         kinds = " and ".join(sorted({entry.noise for entry in entries}))
-        about = f"({sizes} examples a client, {kinds} noise). Neighbours are {ledger['neighbours']}."
+        about = (
+            f"({sizes} examples a client, {kinds} noise). Neighbours are {ledger['neighbours']}."
+        )
         scores = [entry for entry in entries if entry.steps is None]
         updates = [entry for entry in entries if entry.steps is not None]
         for epsilon, delta in sorted({(entry.epsilon, entry.delta) for entry in scores}):
             if math.isinf(epsilon):
-                names = " and ".join(sorted({f"`{entry.mechanism}`" for entry in scores if math.isinf(entry.epsilon)}))
+                names = " and ".join(
+                    sorted(
+                        {f"`{entry.mechanism}`" for entry in scores if math.isinf(entry.epsilon)}
+                    )
+                )
                 lines.append(
                     f"NOT PRIVATE: each client of {method} released a vector for certainty scores through {names}, "
                     f"which has no finite ε {about}"
@@ -110,7 +118,9 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
                 f"(ε, δ) = {privacy_budget(epsilon, delta)} {about}"
             )
         if updates:
-            sent = interval(sum(entry.steps is not None for entry in cell) for cell in cells.values())
+            sent = interval(
+                sum(entry.steps is not None for entry in cell) for cell in cells.values()
+            )
             epsilon, delta = max(map(total_cost, cells.values()))
             lines.append(
                 f"Privacy: each client of {method} sent {sent} model updates, trained with DP-SGD, at "
@@ -156,5 +166,7 @@ def _losses(query: Query, interval: float) -> Any:
         query.noise_multiplier,
         value_discretization_interval=interval,
         sampling_prob=query.sampling_probability if sampled else 1.0,
-        neighboring_relation=NeighboringRelation.REPLACE_ONE if sampled else NeighboringRelation.ADD_OR_REMOVE_ONE,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE
+        if sampled
+        else NeighboringRelation.ADD_OR_REMOVE_ONE,
     )

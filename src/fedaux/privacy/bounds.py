@@ -37,7 +37,9 @@ class Bound:
         """Return what is wrong with a value; None if it lies in the range."""
         if self.low <= value <= self.high:  # NaN does not
             return None
-        return f"{name} = {value:g}: should be between {self.low:g} and {self.high:g}; {self.reason}"
+        return (
+            f"{name} = {value:g}: should be between {self.low:g} and {self.high:g}; {self.reason}"
+        )
 
 
 EPSILON = Bound(1e-3, 100.0, "outside, noise is beyond the sampler's range or protects nothing")
@@ -65,7 +67,9 @@ def update_problem(section: Local, *, steps: int) -> str | None:
     if section.privacy is None:
         return None
     return _first(
-        NOISE_MULTIPLIER.problem("local.privacy.noise_multiplier", section.privacy.noise_multiplier),
+        NOISE_MULTIPLIER.problem(
+            "local.privacy.noise_multiplier", section.privacy.noise_multiplier
+        ),
         CLIP.problem("local.privacy.clip", section.privacy.clip),
         DELTA.problem("local.privacy.delta", section.privacy.delta),
         BATCH.problem("local.batch_size", section.batch_size),
@@ -85,7 +89,9 @@ def require_exact_regression(num_rows: int, *, width: int, regularisation: float
     """Raise ValueError for a regression whose rounding error the proof of secure noise does not cover."""
     square, linear = math.sqrt(width), width / math.sqrt(regularisation)
     if num_rows**2 * square + num_rows * linear > MOST_REGRESSION_ERROR:
-        most = math.floor((math.sqrt(linear**2 + 4 * square * MOST_REGRESSION_ERROR) - linear) / (2 * square))
+        most = math.floor(
+            (math.sqrt(linear**2 + 4 * square * MOST_REGRESSION_ERROR) - linear) / (2 * square)
+        )
         raise ValueError(
             f"certainty.mechanism = paper: {num_rows} examples and negatives with {width} features; "
             f"the proof of secure noise covers {most}; use mechanism mean or fewer negatives"

@@ -45,7 +45,9 @@ def _refined(tail: int, scale: float) -> int:
 
     extra = int.from_bytes(os.urandom(EXTRA_BITS // 8), "little")
     with mpmath.workprec(4 * EXTRA_BITS):
-        probability = (mpmath.mpf(tail) + (mpmath.mpf(extra) + 0.5) / mpmath.mpf(2) ** EXTRA_BITS) / 2**63
+        probability = (
+            mpmath.mpf(tail) + (mpmath.mpf(extra) + 0.5) / mpmath.mpf(2) ** EXTRA_BITS
+        ) / 2**63
         return int(mpmath.nint(mpmath.mpf(scale) * mpmath.sqrt(2) * mpmath.erfinv(1 - probability)))
 
 
@@ -82,7 +84,9 @@ class SimulatedDraws:
 
     def integers(self, like: Tensor, *, scale: float) -> Tensor:
         """Return round(scale * Z) in the shape of a tensor and on its device, as doubles."""
-        noise = torch.randn(like.shape, dtype=torch.float64, device=like.device, generator=self._noise)
+        noise = torch.randn(
+            like.shape, dtype=torch.float64, device=like.device, generator=self._noise
+        )
         return (scale * noise).round()
 
 

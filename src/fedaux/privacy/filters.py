@@ -48,7 +48,9 @@ def renyi_epsilon(entries: Sequence[LedgerEntry], *, epsilon: float, delta: floa
 
     def converted(order: float) -> float:
         divergence = math.fsum(_divergence_of(entry, order) for entry in entries)
-        return divergence + math.log1p(-1 / order) - (math.log(share) + math.log(order)) / (order - 1)
+        return (
+            divergence + math.log1p(-1 / order) - (math.log(share) + math.log(order)) / (order - 1)
+        )
 
     return max(0.0, min(map(converted, orders)))
 
@@ -75,7 +77,9 @@ def _divergence_of(entry: LedgerEntry, order: float) -> float:
     if query.sampling_probability is None:
         return order / (2.0 * query.noise_multiplier**2)
     assert entry.steps is not None, "a sampling probability comes with steps"
-    return entry.steps * sampled_divergence(query.noise_multiplier, query.sampling_probability, order)
+    return entry.steps * sampled_divergence(
+        query.noise_multiplier, query.sampling_probability, order
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -49,7 +49,9 @@ class LedgerEntry:
     @staticmethod
     def from_json(fields: dict[str, Any]) -> LedgerEntry:
         """Read what `to_json` wrote."""
-        return LedgerEntry(**(fields | {key: float(fields[key]) for key in ("epsilon", "sensitivity")}))
+        return LedgerEntry(
+            **(fields | {key: float(fields[key]) for key in ("epsilon", "sensitivity")})
+        )
 
 
 def entry_of(release: Release, *, client: int, num_examples: int, purpose: str) -> LedgerEntry:

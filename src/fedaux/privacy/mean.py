@@ -21,7 +21,15 @@ from torch import Tensor
 
 from fedaux.config import Certainty
 from fedaux.privacy.gaussian import noise_multiplier
-from fedaux.privacy.mechanism import Mechanism, Noise, Public, Release, integer_mean, require_shapes, within_unit_ball
+from fedaux.privacy.mechanism import (
+    Mechanism,
+    Noise,
+    Public,
+    Release,
+    integer_mean,
+    require_shapes,
+    within_unit_ball,
+)
 
 
 def sensitivity_of(num_examples: int) -> float:
@@ -61,7 +69,9 @@ class PrivateMean:
         whitening = (directions / variances.clamp_min(1e-30).sqrt()).flip(1)[:, :keep]
         bound = ((features - centre) @ whitening).norm(dim=1).median()
         if not bound > 1e-6:  # of whitened features, whose norm is about the root of their number
-            raise ValueError("more than half of the negatives' features are the same: no public scale to clip at")
+            raise ValueError(
+                "more than half of the negatives' features are the same: no public scale to clip at"
+            )
         # Single precision halves the message; whatever the rounded map is, it is public and norms stay clipped.
         public = {"centre": centre.float(), "whitening": whitening.float(), "bound": bound.float()}
         return public | {"mean": self.project(features, public).mean(dim=0).float()}
@@ -80,10 +90,14 @@ class PrivateMean:
         """Return u(x) [N, k], each of norm at most 1, whatever the features are."""
         width = features.shape[1]
         require_shapes(public, {"centre": (width,), "whitening": (width, None), "bound": ()})
-        whitened = (features.double() - public["centre"]) @ public["whitening"].double() / public["bound"]
+        whitened = (
+            (features.double() - public["centre"]) @ public["whitening"].double() / public["bound"]
+        )
         return within_unit_ball(whitened)
 
-    def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
+    def log_scores(
+        self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor
+    ) -> Tensor:
         """Return log s_i(x) [K, N]."""
         shifts = without_noise(vectors - public["mean"], sigmas)
         ratio = shifts @ (projected - public["mean"]).T - shifts.square().sum(dim=1)[:, None] / 2

@@ -56,7 +56,9 @@ class SimulatedNoise:
 
     def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
         """Return vector [k] + N(0, sigma^2 I), drawn in double precision."""
-        return vector + torch.from_numpy(self._generator.normal(0.0, sigma, len(vector))).to(vector.device)
+        return vector + torch.from_numpy(self._generator.normal(0.0, sigma, len(vector))).to(
+            vector.device
+        )
 
 
 class Mechanism(Protocol):
@@ -74,7 +76,9 @@ class Mechanism(Protocol):
         """Prepare public features [N, F] for scoring, once (server)."""
         ...
 
-    def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
+    def log_scores(
+        self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor
+    ) -> Tensor:
         """Return log s_i(x) [K, N] of released vectors [K, D] with noise sigmas [K] on projected features (server)."""
         ...
 
@@ -87,7 +91,11 @@ def require_shapes(public: Public, expected: Mapping[str, tuple[int | None, ...]
     """
     for name, shape in expected.items():
         held = tuple(public[name].shape) if name in public else None
-        if held is None or len(held) != len(shape) or any(w not in (None, h) for h, w in zip(held, shape, strict=True)):
+        if (
+            held is None
+            or len(held) != len(shape)
+            or any(w not in (None, h) for h, w in zip(held, shape, strict=True))
+        ):
             raise ValueError(f"the public map's tensor {name} is missing or has the wrong shape")
 
 

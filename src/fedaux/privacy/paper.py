@@ -49,14 +49,21 @@ class PaperRegression:
             raise ValueError("a client without examples has nothing to release")
         require_shapes(public, {"negatives": (None, features.shape[1])})
         # Negatives are cut too: of norm 1 at most, they leave every client's regression with the same good condition.
-        positives, negatives = self.project(features, public), within_unit_ball(public["negatives"].double())
+        positives, negatives = (
+            self.project(features, public),
+            within_unit_ball(public["negatives"].double()),
+        )
         require_size(len(positives), width=positives.shape[1])
         if noise.kind == "secure":
             require_exact_regression(
-                len(positives) + len(negatives), width=positives.shape[1], regularisation=self._regularisation
+                len(positives) + len(negatives),
+                width=positives.shape[1],
+                regularisation=self._regularisation,
             )
         weights = solve(positives, negatives, regularisation=self._regularisation)
-        sensitivity = sensitivity_of(len(positives), len(negatives), regularisation=self._regularisation)
+        sensitivity = sensitivity_of(
+            len(positives), len(negatives), regularisation=self._regularisation
+        )
         sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
         vector = noise.perturb(weights, sensitivity=sensitivity, sigma=sigma)
         return Release(vector, "paper", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
@@ -66,14 +73,20 @@ class PaperRegression:
         require_shapes(public, {"bound": ()})
         return within_unit_ball(features.double() / public["bound"])
 
-    def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
+    def log_scores(
+        self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor
+    ) -> Tensor:
         """Return log s_i(x) = log(1 / (1 + exp(-<w_i, u(x)>)) + xi) [K, N]."""
         return torch.log(torch.sigmoid(vectors @ projected.T) + SCORE_FLOOR)
 
 
-def objective(weights: Tensor, positives: Tensor, negatives: Tensor, *, regularisation: float) -> Tensor:
+def objective(
+    weights: Tensor, positives: Tensor, negatives: Tensor, *, regularisation: float
+) -> Tensor:
     """Return J(w) for features [n, F] and [M, F] (Eq. 5)."""
-    return _penalised_loss(weights, torch.cat([positives, -negatives]), torch.full_like(weights, regularisation))
+    return _penalised_loss(
+        weights, torch.cat([positives, -negatives]), torch.full_like(weights, regularisation)
+    )
 
 
 def solve(positives: Tensor, negatives: Tensor, *, regularisation: float) -> Tensor:
@@ -91,7 +104,11 @@ def minimise(inputs: Tensor, penalties: Tensor, *, tolerance: float) -> Tensor:
     Raises ValueError where rounding ends this above `tolerance`.
     """
     # A Newton step costs N F^2: with many features L-BFGS, at N F a step, comes near at less cost.
-    weights = _approach(inputs, penalties) if inputs.shape[1] > NEWTON_FEATURES else torch.zeros_like(inputs[0])
+    weights = (
+        _approach(inputs, penalties)
+        if inputs.shape[1] > NEWTON_FEATURES
+        else torch.zeros_like(inputs[0])
+    )
     gradient, misfit = _gradient(weights, inputs, penalties)
     for _ in range(100):
         norm = float(gradient.norm())
@@ -120,7 +137,11 @@ def _approach(inputs: Tensor, penalties: Tensor) -> Tensor:
     """Return a point near the minimum. L-BFGS comes no nearer than the square root of the loss's precision."""
     weights = torch.zeros_like(inputs[0], requires_grad=True)
     optimizer = torch.optim.LBFGS(
-        [weights], max_iter=200, tolerance_grad=1e-5, tolerance_change=0.0, line_search_fn="strong_wolfe"
+        [weights],
+        max_iter=200,
+        tolerance_grad=1e-5,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
@@ -134,7 +155,9 @@ def _approach(inputs: Tensor, penalties: Tensor) -> Tensor:
 
 
 def _penalised_loss(weights: Tensor, inputs: Tensor, penalties: Tensor) -> Tensor:
-    return functional.softplus(-(inputs @ weights)).mean() + 0.5 * (penalties * weights.square()).sum()
+    return (
+        functional.softplus(-(inputs @ weights)).mean() + 0.5 * (penalties * weights.square()).sum()
+    )
 
 
 def _gradient(weights: Tensor, inputs: Tensor, penalties: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,8 +41,12 @@ class ReleasedRegression:
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
         negatives = public["negatives"].double()
-        solution, largest = regress(features.double(), negatives, regularisation=self._regularisation)
-        claimed = claimed_sensitivity(len(features) + len(negatives), regularisation=self._regularisation)
+        solution, largest = regress(
+            features.double(), negatives, regularisation=self._regularisation
+        )
+        claimed = claimed_sensitivity(
+            len(features) + len(negatives), regularisation=self._regularisation
+        )
         sigma = claimed * classical_multiplier(epsilon=self._epsilon, delta=self._delta)
         vector = noise.perturb(solution, sensitivity=math.inf, sigma=sigma)
         vector[:-1] /= largest
@@ -52,20 +56,28 @@ class ReleasedRegression:
         """Return the features with a column of ones [N, F + 1]."""
         return _with_ones(features.double())
 
-    def log_scores(self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor) -> Tensor:
+    def log_scores(
+        self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor
+    ) -> Tensor:
         """Return log s_i(x) = log(1 / (1 + exp(-<w_i, h(x)> / r_i - b_i)) + xi) [K, N]."""
         return torch.log(torch.sigmoid(vectors @ projected.T) + SCORE_FLOOR)
 
 
-def regress(positives: Tensor, negatives: Tensor, *, regularisation: float) -> tuple[Tensor, Tensor]:
+def regress(
+    positives: Tensor, negatives: Tensor, *, regularisation: float
+) -> tuple[Tensor, Tensor]:
     """Return (w, b) [F + 1] and r [] of features [n, F] and [M, F] in double precision."""
     largest = torch.cat([positives, negatives]).norm(dim=1).amax().clamp_min(1e-12)
     if not bool(largest.isfinite()):
         raise ValueError("the client's features are not finite")
     inputs = torch.cat([_with_ones(positives / largest), -_with_ones(negatives / largest)])
-    penalties = torch.full_like(inputs[0], regularisation / len(inputs))  # of the mean, which `minimise` looks at
+    penalties = torch.full_like(
+        inputs[0], regularisation / len(inputs)
+    )  # of the mean, which `minimise` looks at
     penalties[-1] = 0.0
-    return minimise(inputs, penalties, tolerance=max(1e-13, 1e-6 * regularisation / len(inputs))), largest
+    return minimise(
+        inputs, penalties, tolerance=max(1e-13, 1e-6 * regularisation / len(inputs))
+    ), largest
 
 
 def claimed_sensitivity(num_examples: int, *, regularisation: float) -> float:

@@ -50,11 +50,15 @@ class SecureNoise:
         if not bool(torch.isfinite(vector).all()):
             raise ValueError("the vector to release holds NaN or infinity")
         if len(vector) > MOST_COMPONENTS:
-            raise ValueError(f"a release of {len(vector)} numbers: should be at most {MOST_COMPONENTS}")
+            raise ValueError(
+                f"a release of {len(vector)} numbers: should be at most {MOST_COMPONENTS}"
+            )
         spacing = lattice_spacing(sensitivity, size=len(vector))
         scale = enlarged_sigma(sigma, sensitivity=sensitivity, size=len(vector)) / spacing
         if scale < LEAST_SCALE:
-            raise ValueError(f"sigma = {sigma} is too little noise at sensitivity {sensitivity}: the proof needs more")
+            raise ValueError(
+                f"sigma = {sigma} is too little noise at sensitivity {sensitivity}: the proof needs more"
+            )
         if not scale <= MOST_SCALE:
             raise ValueError(
                 f"sigma = {sigma} at sensitivity {sensitivity}: the sampler would clip so much noise; "
@@ -98,7 +102,9 @@ def noise_for(*, deployment: bool, generator: np.random.Generator | None = None)
             )
         return SecureNoise()
     if generator is None:
-        raise ValueError("a simulation needs a seeded generator for its noise, or it cannot be repeated")
+        raise ValueError(
+            "a simulation needs a seeded generator for its noise, or it cannot be repeated"
+        )
     return SimulatedNoise(generator)
 
 

@@ -15,5 +15,7 @@ def write_report(directory: Path) -> Path:
     from fedaux.report.results import read_runs
 
     path = Path(directory) / "report.html"
-    save_text(path, render(read_runs(directory)))  # a reader sees the old page or the new one, never half of it
+    save_text(
+        path, render(read_runs(directory))
+    )  # a reader sees the old page or the new one, never half of it
     return path

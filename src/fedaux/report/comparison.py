@@ -20,20 +20,31 @@ NOTHING = -1.0  # the epsilon of methods that release nothing through a privacy 
 def effect_of_settings(runs: Runs) -> str:
     """Return the section on the swept keys: heat maps for the two with the largest effect, lines for one."""
     wide = [key for key in runs.keys if len(runs.values[key]) > 1]
-    if not wide or (wide == ["certainty.epsilon"] and against_privacy(runs)):  # the budget has a figure of its own
+    if not wide or (
+        wide == ["certainty.epsilon"] and against_privacy(runs)
+    ):  # the budget has a figure of its own
         return ""
     if len(wide) == 1:
         return _one_key(runs, wide[0])
-    row_key, column_key = sorted(sorted(wide, key=lambda key: -_effect(runs, key))[:2], key=wide.index)
+    row_key, column_key = sorted(
+        sorted(wide, key=lambda key: -_effect(runs, key))[:2], key=wide.index
+    )
     if len(runs.values[row_key]) > len(runs.values[column_key]):
         row_key, column_key = column_key, row_key
     rows, columns = (list(map(setting_text, runs.values[key])) for key in (row_key, column_key))
     found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for row in runs.rows:
-        found[row["method"], setting_text(row[row_key]), setting_text(row[column_key])].append(row["accuracy_mean"])
+        found[row["method"], setting_text(row[row_key]), setting_text(row[column_key])].append(
+            row["accuracy_mean"]
+        )
     means = {place: sum(values) / len(values) for place, values in found.items()}
     panels = [
-        (method, np.array([[means.get((method, one, other), math.nan) for other in columns] for one in rows]))
+        (
+            method,
+            np.array(
+                [[means.get((method, one, other), math.nan) for other in columns] for one in rows]
+            ),
+        )
         for method in runs.methods
     ]
     labels = runs.short[row_key], runs.short[column_key]
@@ -46,17 +57,23 @@ def effect_of_settings(runs: Runs) -> str:
     data = [(*place, f"{mean:.6g}", len(found[place])) for place, mean in means.items()]
     headers = ("method", row_key, column_key, "accuracy", "settings")
     title = f"Effect of {labels[0]} and {labels[1]}"
-    return html.section("settings", title, html.picture_of(figure, "settings", caption, headers, data))
+    return html.section(
+        "settings", title, html.picture_of(figure, "settings", caption, headers, data)
+    )
 
 
 def _one_key(runs: Runs, key: str) -> str:
     texts, name = list(map(setting_text, runs.values[key])), runs.short[key]
     costs = {row["key"]: float(texts.index(setting_text(row[key]))) for row in runs.rows}
     marks, settings, headers, data = _marks(runs, costs, key, apart=(key,))
-    figure = figures.against_values(marks, xlabel=name, names=dict(enumerate(texts)), settings=settings)
+    figure = figures.against_values(
+        marks, xlabel=name, names=dict(enumerate(texts)), settings=settings
+    )
     deviation = ", mean and standard deviation over seeds," if runs.several_seeds else ""
     caption = f"Test accuracy in the last round{deviation} against {name}."
-    return html.section("settings", f"Effect of {name}", html.picture_of(figure, "settings", caption, headers, data))
+    return html.section(
+        "settings", f"Effect of {name}", html.picture_of(figure, "settings", caption, headers, data)
+    )
 
 
 def _effect(runs: Runs, key: str) -> float:
@@ -71,15 +88,21 @@ def _effect(runs: Runs, key: str) -> float:
 def against_privacy(runs: Runs) -> str:
     """Return accuracy against epsilon, if there are several runs and budgets."""
     costs = {row["key"]: as_number(row["epsilon"], missing=NOTHING) for row in runs.rows}
-    names = {cost: "nothing\nreleased" if cost == NOTHING else short(cost) for cost in sorted(set(costs.values()))}
+    names = {
+        cost: "nothing\nreleased" if cost == NOTHING else short(cost)
+        for cost in sorted(set(costs.values()))
+    }
     if runs.only or len(set(names.values())) < 2:
         return ""
-    apart = tuple(key for key in runs.keys if key.startswith(("certainty.epsilon", "local.privacy.")))
+    apart = tuple(
+        key for key in runs.keys if key.startswith(("certainty.epsilon", "local.privacy."))
+    )
     marks, settings, headers, data = _marks(runs, costs, "epsilon", apart=apart)
     caption = (
         f"Test accuracy in the last round{', with the standard deviation over seeds,' if runs.several_seeds else ''} "
         "against the ε of the client that spent most, from the ledgers. Points that differ only in their budget are "
-        f"joined.{_told_apart(settings)}" + (" Methods stand side by side at each ε." if len(runs.methods) > 1 else "")
+        f"joined.{_told_apart(settings)}"
+        + (" Methods stand side by side at each ε." if len(runs.methods) > 1 else "")
     )
     xlabel = "ε of the client that spent most"
     figure = figures.against_values(marks, xlabel=xlabel, names=names, settings=settings)
@@ -89,7 +112,9 @@ def against_privacy(runs: Runs) -> str:
 def against_bytes(runs: Runs) -> str:
     """Return accuracy against the bytes of a run, or that all sent the same."""
     costs = {
-        row["key"]: (row["bytes_up"] + row["bytes_down"]) / 1e6 for row in runs.rows if row["bytes_up"] is not None
+        row["key"]: (row["bytes_up"] + row["bytes_down"]) / 1e6
+        for row in runs.rows
+        if row["bytes_up"] is not None
     }
     if len(costs) < 2 or min(costs.values()) <= 0:
         return ""
@@ -101,7 +126,9 @@ def against_bytes(runs: Runs) -> str:
         "Test accuracy in the last round against the data sent in both directions, including the preparation. The "
         f"dotted line joins the results that nothing cheaper beats.{_told_apart(settings)}"
     )
-    return html.picture_of(figures.against_bytes(marks, settings=settings), "bytes", caption, headers, data)
+    return html.picture_of(
+        figures.against_bytes(marks, settings=settings), "bytes", caption, headers, data
+    )
 
 
 def _told_apart(settings: Sequence[str]) -> str:
@@ -123,12 +150,29 @@ def _marks(
     shown = [key for key in runs.keys if key not in apart]
     marks, data = [], []
     for row in rows:
-        price, numbers = costs[row["key"]], (row["accuracy_mean"], row["accuracy_std"], row["accuracy_max_mean"])
+        price, numbers = (
+            costs[row["key"]],
+            (row["accuracy_mean"], row["accuracy_std"], row["accuracy_max_mean"]),
+        )
         rest = {key: value for key, value in settings_of(row).items() if key in shown}
         line = group_key({"method": row["method"]} | rest)
         marks.append(Mark(row["method"], price, *numbers[:2], line, runs.setting(row, shown)))
-        written = setting_text(row[cost]) if cost in runs.keys else "" if price == NOTHING else f"{price:.6g}"
+        written = (
+            setting_text(row[cost])
+            if cost in runs.keys
+            else ""
+            if price == NOTHING
+            else f"{price:.6g}"
+        )
         texts = (f"{number:.6g}" for number in numbers)
         data.append((row["method"], runs.setting(row), written, *texts, row["seeds_done"]))
-    headers = ("method", "setting", cost, "accuracy_mean", "accuracy_std", "accuracy_max_mean", "seeds")
+    headers = (
+        "method",
+        "setting",
+        cost,
+        "accuracy_mean",
+        "accuracy_std",
+        "accuracy_max_mean",
+        "seeds",
+    )
     return marks, runs.settings_in_order(shown, rows), headers, data

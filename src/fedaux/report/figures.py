@@ -30,7 +30,13 @@ METHOD_STYLES = {
     "fedbe": ("#CC79A7", "^"),
     "fedaux": ("#D55E00", "o"),
 }
-OTHER_STYLES = (("#E69F00", "P"), ("#CC79A7", "X"), ("#56B4E9", "<"), ("#009E73", ">"), ("#0072B2", "p"))
+OTHER_STYLES = (
+    ("#E69F00", "P"),
+    ("#CC79A7", "X"),
+    ("#56B4E9", "<"),
+    ("#009E73", ">"),
+    ("#0072B2", "p"),
+)
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
 BLUE = "#2A86C8"  # between the palette's two blues: seen on white and on black
 
@@ -126,7 +132,9 @@ def shorten(name: object, *, length: int = 14) -> str:
 
 
 @matplotlib.rc_context(STYLE)
-def labelled_lines(curves: Mapping[str, Sequence[Point]], *, styles: Mapping[str, Style] | None = None) -> Figure:
+def labelled_lines(
+    curves: Mapping[str, Sequence[Point]], *, styles: Mapping[str, Style] | None = None
+) -> Figure:
     """Draw learning curves with bands, each with its name and last value at its end.
 
     Without ``styles``, the names are those of methods.
@@ -157,10 +165,13 @@ def draw_line(axes: Axes, points: Sequence[Point], style: Style, *, heavy: bool 
     """Draw one line with its band, in percent, on axes with a light grid."""
     places = [point.round for point in points]
     means, lows, highs = (
-        100 * np.array([getattr(point, name) for point in points]) for name in ("mean", "low", "high")
+        100 * np.array([getattr(point, name) for point in points])
+        for name in ("mean", "low", "high")
     )
     axes.fill_between(places, lows, highs, color=style.colour, alpha=0.16, linewidth=0)
-    (line,) = axes.plot(places, means, color=style.colour, linestyle=style.dashes, linewidth=2.2 if heavy else 1.6)
+    (line,) = axes.plot(
+        places, means, color=style.colour, linestyle=style.dashes, linewidth=2.2 if heavy else 1.6
+    )
     line.set(marker=style.marker, markersize=4.5, markevery=max(1, len(places) // 10))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
     _accuracy_axis(axes)
@@ -184,7 +195,12 @@ def _label_curves(
     ends = [100 * points[-1].mean for points in curves.values()]
     placed = spread_labels([(value - low) / (high - low) for value in ends], gap=gap)
     for (method, points), value, position in zip(curves.items(), ends, placed, strict=True):
-        leader = {"arrowstyle": "-", "color": styles[method].colour, "linewidth": 0.9, "relpos": (0, 0.5)}
+        leader = {
+            "arrowstyle": "-",
+            "color": styles[method].colour,
+            "linewidth": 0.9,
+            "relpos": (0, 0.5),
+        }
         axes.annotate(
             labels[method],
             xy=(points[-1].round, value),
@@ -224,7 +240,11 @@ def curve_panels(panels: Sequence[tuple[str, Mapping[str, Sequence[Point]]]]) ->
 
 @matplotlib.rc_context(STYLE)
 def heat_maps(
-    panels: Sequence[tuple[str, Array]], *, rows: Sequence[str], columns: Sequence[str], labels: tuple[str, str]
+    panels: Sequence[tuple[str, Array]],
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    labels: tuple[str, str],
 ) -> Figure:
     """Draw accuracy [rows, columns] over two settings, one panel per method, in one scale; NaN is drawn as a dash."""
     across = min(2, len(panels)) if len(columns) <= 5 else 1
@@ -245,7 +265,9 @@ def heat_maps(
         for (row, column), value in np.ndenumerate(panel):
             text = "–" if math.isnan(value) else f"{100 * value:.1f}"
             weight = "bold" if value == best else "normal"
-            axes.annotate(text, (column, row), ha="center", va="center", fontsize=9.5, fontweight=weight)
+            axes.annotate(
+                text, (column, row), ha="center", va="center", fontsize=9.5, fontweight=weight
+            )
     for axes in grid[len(panels) :]:
         axes.remove()
     figure.supylabel(labels[0], fontsize=10.5)
@@ -263,9 +285,13 @@ def against_values(
     """
     figure, axes, styles, sizes = _scatter(marks, xlabel=xlabel, settings=settings)
     places = {cost: place for place, cost in enumerate(names)}
-    beside = {method: 0.5 * ((place + 0.5) / len(styles) - 0.5) for place, method in enumerate(styles)}
+    beside = {
+        method: 0.5 * ((place + 0.5) / len(styles) - 0.5) for place, method in enumerate(styles)
+    }
     for line in dict.fromkeys(mark.line for mark in marks):
-        joined = sorted((mark for mark in marks if mark.line == line), key=lambda mark: places[mark.cost])
+        joined = sorted(
+            (mark for mark in marks if mark.line == line), key=lambda mark: places[mark.cost]
+        )
         where = [places[mark.cost] + beside[mark.method] for mark in joined]
         _draw_marks(axes, where, joined, styles[joined[0].method], sizes, join=len(set(where)) > 1)
     step = max(1, -(-len(names) // 8))
@@ -277,7 +303,9 @@ def against_values(
 @matplotlib.rc_context(STYLE)
 def against_bytes(marks: Sequence[Mark], *, settings: Sequence[str] = ()) -> Figure:
     """Draw accuracy against megabytes per run; the dotted line joins the :func:`frontier`."""
-    figure, axes, styles, sizes = _scatter(marks, xlabel="megabytes sent per run, up and down", settings=settings)
+    figure, axes, styles, sizes = _scatter(
+        marks, xlabel="megabytes sent per run, up and down", settings=settings
+    )
     costs = [mark.cost for mark in marks]
     if min(costs) > 0 and max(costs) / min(costs) > 8:
         axes.set_xscale("log")
@@ -285,9 +313,13 @@ def against_bytes(marks: Sequence[Mark], *, settings: Sequence[str] = ()) -> Fig
         axes.minorticks_off()
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"))
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:,.3g}" if value < 1000 else f"{value:,.0f}")
+    )
     best = frontier(marks)
-    (stairs,) = axes.step([mark.cost for mark in best], [100 * mark.accuracy for mark in best], where="post")
+    (stairs,) = axes.step(
+        [mark.cost for mark in best], [100 * mark.accuracy for mark in best], where="post"
+    )
     stairs.set(color="#777777", linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     for mark in marks:
         _draw_marks(axes, [mark.cost], [mark], styles[mark.method], sizes, join=False)
@@ -307,7 +339,10 @@ def mark_sizes(settings: Sequence[str]) -> dict[str, float]:
     """Return the size of a mark by its setting; empty for one setting, or more than sizes can tell apart."""
     if not 2 <= len(settings) <= MOST_SIZES:
         return {}
-    return {setting: float(size) for setting, size in zip(settings, np.linspace(4, 11, len(settings)), strict=True)}
+    return {
+        setting: float(size)
+        for setting, size in zip(settings, np.linspace(4, 11, len(settings)), strict=True)
+    }
 
 
 def _scatter(
@@ -315,7 +350,9 @@ def _scatter(
 ) -> tuple[Figure, Axes, dict[str, Style], dict[str, float]]:
     """Return a figure with axes and legends, the looks of the methods and the sizes of the settings."""
     styles, sizes = _styles(mark.method for mark in marks), mark_sizes(settings)
-    figure = _figure(WIDTH, 270 + _legend_height(styles) + _legend_height(sizes), layout="constrained")
+    figure = _figure(
+        WIDTH, 270 + _legend_height(styles) + _legend_height(sizes), layout="constrained"
+    )
     axes = figure.add_subplot()
     axes.set_xlabel(xlabel)
     axes.set_ylabel("test accuracy, %")
@@ -353,7 +390,12 @@ def _draw_marks(
 def _look(style: Style, size: float, *, filled: bool = False) -> dict[str, Any]:
     """Return colour and marker; markers of dashed lines are hollow unless ``filled``."""
     face = style.colour if filled or style.dashes == "-" else "none"
-    return {"color": style.colour, "marker": style.marker, "markersize": size, "markerfacecolor": face}
+    return {
+        "color": style.colour,
+        "marker": style.marker,
+        "markersize": size,
+        "markerfacecolor": face,
+    }
 
 
 def _styles(methods: Iterable[str]) -> dict[str, Style]:
@@ -373,7 +415,11 @@ def _legend_height(names: Mapping[str, object]) -> float:
 
 
 def _legend(
-    figure: Figure, styles: Mapping[str, Style], *, lines: bool = True, sizes: Mapping[str, float] | None = None
+    figure: Figure,
+    styles: Mapping[str, Style],
+    *,
+    lines: bool = True,
+    sizes: Mapping[str, float] | None = None,
 ) -> None:
     """Put names beside their looks: methods above the axes, and below them the settings that ``sizes`` stand for."""
     handles = []
@@ -382,7 +428,9 @@ def _legend(
         line: Any = style.dashes if lines else "none"
         handles.append(Line2D([], [], linestyle=line, label=shorten(name, length=22), **look))
     where: Any = "outside lower left" if sizes else "outside upper left"
-    figure.legend(handles=handles, loc=where, ncols=_legend_columns(styles), frameon=False, fontsize=9.5)
+    figure.legend(
+        handles=handles, loc=where, ncols=_legend_columns(styles), frameon=False, fontsize=9.5
+    )
 
 
 @matplotlib.rc_context(STYLE)
@@ -408,7 +456,9 @@ def split_bubbles(panels: Sequence[tuple[str, npt.ArrayLike]], classes: Sequence
     largest = max((table.max() for table in tables if table.size), default=1) or 1
     for axes, (title, _), table in zip(grid.flat, panels, tables, strict=False):
         clients, labels = np.nonzero(table)
-        diameters = np.maximum(0.94 * np.sqrt(table[clients, labels] / largest), 0.14)  # one is still seen
+        diameters = np.maximum(
+            0.94 * np.sqrt(table[clients, labels] / largest), 0.14
+        )  # one is still seen
         places, flat = np.column_stack([clients, labels]), np.zeros_like(diameters)
         bubbles = EllipseCollection(
             diameters, diameters, flat, units="x", offsets=places, offset_transform=axes.transData
@@ -432,7 +482,10 @@ def split_bubbles(panels: Sequence[tuple[str, npt.ArrayLike]], classes: Sequence
 
 @matplotlib.rc_context(STYLE)
 def score_matrix(
-    weights_by_class: npt.ArrayLike, table: npt.ArrayLike, classes: Sequence[object], clients: Sequence[object]
+    weights_by_class: npt.ArrayLike,
+    table: npt.ArrayLike,
+    classes: Sequence[object],
+    clients: Sequence[object],
 ) -> Figure:
     """Draw what each client holds beside the weight of its scores on test examples of each class.
 
@@ -440,7 +493,11 @@ def score_matrix(
     """
     weights = np.asarray(weights_by_class, dtype=np.float64)
     shares = class_shares(table)
-    if weights.shape != shares.shape or len(clients) != len(weights) or len(classes) != weights.shape[1]:
+    if (
+        weights.shape != shares.shape
+        or len(clients) != len(weights)
+        or len(classes) != weights.shape[1]
+    ):
         raise ValueError(
             f"weights {weights.shape}, table {shares.shape}, {len(clients)} clients and {len(classes)} "
             "classes do not fit together: weights and table must both be [clients, classes]"
@@ -452,13 +509,22 @@ def score_matrix(
     steep = 6 * max(map(len, names), default=1) > column - 2
     left = 24 + 6 * max(map(len, rows), default=1)
     below = 26 + (6 * max(map(len, names), default=1) if steep else 10)
-    figure = _figure(left + 2 * column * len(names) + 22, row * len(order) + below + 66, layout="constrained")
-    grid = figure.subplot_mosaic([["held", "weight"], ["scale", "."]], height_ratios=[row * max(len(order), 1), 9])
+    figure = _figure(
+        left + 2 * column * len(names) + 22, row * len(order) + below + 66, layout="constrained"
+    )
+    grid = figure.subplot_mosaic(
+        [["held", "weight"], ["scale", "."]], height_ratios=[row * max(len(order), 1), 9]
+    )
     largest = max(float(weights.max(initial=0)), float(shares.max(initial=0))) or 1.0
-    panels = {"held": (shares, "share of the class held"), "weight": (weights, "weight on its test examples")}
+    panels = {
+        "held": (shares, "share of the class held"),
+        "weight": (weights, "weight on its test examples"),
+    }
     for key, (values, title) in panels.items():
         axes = grid[key]
-        axes.imshow(values[order], cmap=FADE, vmin=0, vmax=largest, aspect="auto", interpolation="none")
+        axes.imshow(
+            values[order], cmap=FADE, vmin=0, vmax=largest, aspect="auto", interpolation="none"
+        )
         axes.set_title(title)
         axes.set_xlabel("class")
         _name_ticks(axes, "x", names, room=column, rotation=90 if steep else 0)
@@ -473,14 +539,20 @@ def score_matrix(
     scale.xaxis.set_major_locator(MaxNLocator(nbins=4))
     scale.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     scale.spines[:].set_alpha(0.5)
-    label = scale.annotate("share, weight", (largest, 0.5), (8, 0), textcoords="offset points", va="center", fontsize=9)
+    label = scale.annotate(
+        "share, weight", (largest, 0.5), (8, 0), textcoords="offset points", va="center", fontsize=9
+    )
     label.set_in_layout(False)
     return figure
 
 
 @matplotlib.rc_context(STYLE)
 def top_images(
-    images: npt.ArrayLike, *, table: npt.ArrayLike, classes: Sequence[object], clients: Sequence[object]
+    images: npt.ArrayLike,
+    *,
+    table: npt.ArrayLike,
+    classes: Sequence[object],
+    clients: Sequence[object],
 ) -> Figure:
     """Draw the auxiliary images that each client scores highest, one row per client, named by its main class.
 
@@ -516,7 +588,9 @@ def shrink_images(images: Array, *, side: int) -> Array:
     *lead, height, width = images.shape
     factor = max(1, -(-max(height, width) // side))
     rows, columns = height // factor, width // factor
-    blocks = images[..., : rows * factor, : columns * factor].reshape(*lead, rows, factor, columns, factor)
+    blocks = images[..., : rows * factor, : columns * factor].reshape(
+        *lead, rows, factor, columns, factor
+    )
     return np.asarray(blocks.mean(axis=(-3, -1)).round(), dtype=np.uint8)
 
 
@@ -525,7 +599,9 @@ def _figure(width: float, height: float, *, layout: Literal["constrained"] | Non
     return Figure(figsize=(width / 72, height / 72), layout=layout)
 
 
-def _name_ticks(axes: Axes, which: str, names: Sequence[object], *, room: float, rotation: float = 0) -> None:
+def _name_ticks(
+    axes: Axes, which: str, names: Sequence[object], *, room: float, rotation: float = 0
+) -> None:
     """Name the positions 0, 1, ... of an axis, leaving names out where there is no room for all."""
     step = max(1, math.ceil(9.5 / room))
     ticks = range(0, len(names), step)
@@ -547,7 +623,9 @@ def _mosaic(images: Array) -> Array:
     """Images [rows, columns, C, H, W] as one picture [.., .., 4] with clear gaps of 2 pixels."""
     rows, columns, channels, height, width = images.shape
     mosaic = np.zeros((rows, height + 2, columns, width + 2, 4), dtype=np.uint8)
-    colours = np.broadcast_to(images, (rows, columns, 3, height, width)) if channels == 1 else images
+    colours = (
+        np.broadcast_to(images, (rows, columns, 3, height, width)) if channels == 1 else images
+    )
     mosaic[:, :height, :, :width, :3] = colours.transpose(0, 3, 1, 4, 2)
     mosaic[:, :height, :, :width, 3] = 255
     return mosaic.reshape(rows * (height + 2), columns * (width + 2), 4)

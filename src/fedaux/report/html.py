@@ -56,7 +56,9 @@ font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 
 def section(key: str, title: str, body: str) -> str:
     """Return a section of the page; links and screen readers find its heading by ``key``."""
-    return f'<section aria-labelledby="{key}">\n<h2 id="{key}">{escape(title)}</h2>\n{body}</section>'
+    return (
+        f'<section aria-labelledby="{key}">\n<h2 id="{key}">{escape(title)}</h2>\n{body}</section>'
+    )
 
 
 def note(text: str, *, raw: bool = False) -> str:
@@ -64,7 +66,9 @@ def note(text: str, *, raw: bool = False) -> str:
     return f"<p>{text if raw else escape(text)}</p>\n"
 
 
-def picture(svg: str, caption: str, name: str, header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+def picture(
+    svg: str, caption: str, name: str, header: Sequence[object], rows: Iterable[Sequence[object]]
+) -> str:
     """Return a figure with its caption and a link that saves its numbers."""
     return (
         f'<figure>\n<div class="scroll">{svg}</div>\n<figcaption>{escape(caption)} '
@@ -83,11 +87,17 @@ def picture_of(
     name: str | None = None,
 ) -> str:
     """Return :func:`picture` of a figure; screen readers are told ``label``, the file is called ``name``."""
-    return picture(as_svg(figure, prefix=key, label=label or caption), caption, name or key, headers, data)
+    return picture(
+        as_svg(figure, prefix=key, label=label or caption), caption, name or key, headers, data
+    )
 
 
 def download(
-    name: str, header: Sequence[object], rows: Iterable[Sequence[object]], *, text: str = "Save the numbers (CSV)"
+    name: str,
+    header: Sequence[object],
+    rows: Iterable[Sequence[object]],
+    *,
+    text: str = "Save the numbers (CSV)",
 ) -> str:
     """Return a link that saves numbers as CSV; they are inside the page."""
     link = f"data:text/csv;charset=utf-8,{quote(to_csv(header, rows))}"

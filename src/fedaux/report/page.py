@@ -34,7 +34,14 @@ from fedaux.report.tables import Table, to_html
 MOST_PANELS = MOST_COLUMNS = 8
 MOST_SETTINGS, MOST_ROWS, TOP_TEXTS = 6, 12, 3
 RESULTS = (
-    *("method", "accuracy_mean", "accuracy_std", "accuracy_max_mean", "accuracy_max_std", "seeds_done"),
+    *(
+        "method",
+        "accuracy_mean",
+        "accuracy_std",
+        "accuracy_max_mean",
+        "accuracy_max_std",
+        "seeds_done",
+    ),
     *("epsilon", "delta", "seconds", "bytes_up", "bytes_down"),
 )
 CURVE = ("accuracy_mean", "accuracy_min", "accuracy_max", "seeds")
@@ -63,10 +70,14 @@ def finding(runs: Runs) -> str:
         return f"{top}."
     if len(settings) > 1 and runs.ranks and len(runs.methods) > 1:
         leader = runs.methods[0]
-        winners = {runs.setting(row): row["method"] for row in reversed(runs.rows)}  # the best comes last, and stays
+        winners = {
+            runs.setting(row): row["method"] for row in reversed(runs.rows)
+        }  # the best comes last, and stays
         wins = sum(winner == leader for winner in winners.values())
         rank = f"mean rank {runs.ranks[leader]:.2f} of {len(runs.methods)}"
-        return f"{leader} is best in {wins} of {len(settings)} settings ({rank}). The highest: {top}."
+        return (
+            f"{leader} is best in {wins} of {len(settings)} settings ({rank}). The highest: {top}."
+        )
     return f"{top}. The lowest, {spread(worst)} %, was {worst['method']} at {runs.setting(worst)}."
 
 
@@ -77,7 +88,10 @@ def _finding_at_one_setting(runs: Runs) -> str:
     complete = all(run.complete for run in runs.runs.values())
     text = f"{reached} the last round" if complete else f"So far {reached} its last recorded round"
     if rivals:
-        rival, others = rivals[0], "the best other method" if len(rivals) > 1 else "the only other method"
+        rival, others = (
+            rivals[0],
+            "the best other method" if len(rivals) > 1 else "the only other method",
+        )
         points = 100 * (hero["accuracy_mean"] - rival["accuracy_mean"])
         ahead = f"{abs(points):.1f} points {'above' if points > 0 else 'below'}"
         text += f", {'level with' if abs(points) < 0.05 else ahead} {rival['method']}, {others}"
@@ -89,7 +103,9 @@ def _finding_at_one_setting(runs: Runs) -> str:
     what = "All that a client sent is" if _protected(runs) else "The certainty scores are"
     if math.isinf(hero["epsilon"]):
         return f"{text}. {what} not differentially private."
-    return f"{text}. {what} {privacy_budget(hero['epsilon'], hero['delta'])}-differentially private."
+    return (
+        f"{text}. {what} {privacy_budget(hero['epsilon'], hero['delta'])}-differentially private."
+    )
 
 
 def _header(runs: Runs) -> str:
@@ -110,9 +126,14 @@ def _header(runs: Runs) -> str:
     ]
     for key, values in runs.values.items():
         name = runs.short[key]
-        facts.append(f"{name if name in key else f'{name} ({key})'}: {', '.join(map(setting_text, values))}")
+        facts.append(
+            f"{name if name in key else f'{name} ({key})'}: {', '.join(map(setting_text, values))}"
+        )
     for key, methods in runs.tuned.items():
-        facts += [f"{key} of {name}: {', '.join(map(setting_text, values))}" for name, values in methods.items()]
+        facts += [
+            f"{key} of {name}: {', '.join(map(setting_text, values))}"
+            for name, values in methods.items()
+        ]
     kind = "fedaux run" if runs.only else "fedaux runs compared"
     return (
         f'<header>\n<p class="kind">{kind}</p>\n<h1>{escape(runs.name)}</h1>\n'
@@ -127,7 +148,9 @@ def _fact(pattern: str, value: object) -> str | None:
 
 def _notice(runs: Runs) -> str:
     """Return what is missing, if anything is."""
-    unfinished = [name for name, run in runs.runs.items() if not run.complete and name not in runs.failed]
+    unfinished = [
+        name for name, run in runs.runs.items() if not run.complete and name not in runs.failed
+    ]
     failed = ", ".join(list(runs.failed)[:3]) + (", ..." if len(runs.failed) > 3 else "")
     missing = [
         *([f"{len(runs.failed)} failed ({failed})"] if runs.failed else []),
@@ -137,7 +160,11 @@ def _notice(runs: Runs) -> str:
     if not missing:
         return ""
     title = "This run is not finished." if runs.only else "Some runs are missing or not finished."
-    text = _missing_rounds(runs.only) if runs.only else f"Of {len(runs.planned)}: {', '.join(missing)}."
+    text = (
+        _missing_rounds(runs.only)
+        if runs.only
+        else f"Of {len(runs.planned)}: {', '.join(missing)}."
+    )
     return f'<p class="notice"><strong>{title}</strong> {escape(text)} The numbers below are preliminary.</p>\n'
 
 
@@ -147,8 +174,12 @@ def _missing_rounds(run: Run) -> str:
         return "Every round is recorded, but the summary is missing or not final."
     if len(behind) > 1 and len(set(behind.values())) == 1:
         done, planned = next(iter(behind.values()))
-        return f"Rounds recorded over all seeds: {done} of {planned} for each of {', '.join(behind)}."
-    rounds = ", ".join(f"{method} {done} of {planned}" for method, (done, planned) in behind.items())
+        return (
+            f"Rounds recorded over all seeds: {done} of {planned} for each of {', '.join(behind)}."
+        )
+    rounds = ", ".join(
+        f"{method} {done} of {planned}" for method, (done, planned) in behind.items()
+    )
     return f"Rounds recorded over all seeds: {rounds}."
 
 
@@ -191,7 +222,9 @@ def _by_setting(runs: Runs, measure: str, caption: str) -> Table:
     grid = [[runs.find(method, setting) for setting in settings] for method in runs.methods]
     bold = set()
     for column in range(len(settings)):
-        means = [-math.inf if (row := line[column]) is None else row[f"{measure}_mean"] for line in grid]
+        means = [
+            -math.inf if (row := line[column]) is None else row[f"{measure}_mean"] for line in grid
+        ]
         bold |= {(number, column + 1) for number, mean in enumerate(means) if mean == max(means)}
     rows = [
         (
@@ -200,9 +233,15 @@ def _by_setting(runs: Runs, measure: str, caption: str) -> Table:
         )
         for method, line in zip(runs.methods, grid, strict=True)
     ]
-    headers = ("method", *(setting.replace(", ", "\n") for setting in settings), *(["mean\nrank"] if ranked_ else []))
+    headers = (
+        "method",
+        *(setting.replace(", ", "\n") for setting in settings),
+        *(["mean\nrank"] if ranked_ else []),
+    )
     over = ", mean ± standard deviation over seeds" if runs.several_seeds else ""
-    return Table(headers, rows, caption=f"{caption}{over}; the best of each setting is bold.", bold=bold)
+    return Table(
+        headers, rows, caption=f"{caption}{over}; the best of each setting is bold.", bold=bold
+    )
 
 
 def _prototypes(run: Run | None) -> str:
@@ -211,18 +250,24 @@ def _prototypes(run: Run | None) -> str:
     for row in sorted(run.metrics if run else [], key=lambda row: int(row["round"])):
         if row.get("accuracy_by_prototype"):
             last[str(row["method"])][int(row["seed"])] = row["accuracy_by_prototype"]
-    names = sorted({name for seeds in last.values() for accuracies in seeds.values() for name in accuracies})
+    names = sorted(
+        {name for seeds in last.values() for accuracies in seeds.values() for name in accuracies}
+    )
     if len(names) < 2:
         return ""
 
     def mean(seeds: Mapping[int, Record], name: str) -> str:
-        known = [value for row in seeds.values() if math.isfinite(value := as_number(row.get(name)))]
+        known = [
+            value for row in seeds.values() if math.isfinite(value := as_number(row.get(name)))
+        ]
         return mean_and_deviation(over_seeds(known)[0])
 
     rows = [(method, *(mean(seeds, name) for name in names)) for method, seeds in last.items()]
     return to_html(
         Table(
-            ("method", *names), rows, caption="Test accuracy of each prototype in the last round, %, mean over seeds."
+            ("method", *names),
+            rows,
+            caption="Test accuracy of each prototype in the last round, %, mean over seeds.",
         )
     )
 
@@ -231,8 +276,17 @@ def _curves(runs: Runs) -> str:
     curves, title = runs.curves(), "Learning curves"
     if not curves:
         return html.section("curves", title, html.note("No round has been evaluated yet."))
-    counts = {point.seeds for methods in curves.values() for points in methods.values() for point in points}
-    bands = "mean over seeds; the band spans the lowest and the highest seed" if counts != {1} else "one seed"
+    counts = {
+        point.seeds
+        for methods in curves.values()
+        for points in methods.values()
+        for point in points
+    }
+    bands = (
+        "mean over seeds; the band spans the lowest and the highest seed"
+        if counts != {1}
+        else "one seed"
+    )
     bands += "; unfinished seeds count as far as they got" if len(counts) > 1 else ""
     drawn = len(curves)
     if len(curves) == 1:
@@ -253,7 +307,9 @@ def _curves(runs: Runs) -> str:
         drawn = len(picks)
     if drawn < len(curves):
         which = "The best " if len(runs.methods) == 1 else ""
-        caption += f" {which}{drawn} of {len(curves)} settings are drawn; the saved numbers include all."
+        caption += (
+            f" {which}{drawn} of {len(curves)} settings are drawn; the saved numbers include all."
+        )
     data = [
         (method, *([setting] if runs.keys else []), point.round, *_numbers(point))
         for setting, methods in curves.items()
@@ -261,9 +317,14 @@ def _curves(runs: Runs) -> str:
         for point in points
     ]
     headers = ("method", *(["setting"] if runs.keys else []), "round", *CURVE)
-    ends = "; ".join(f"{name} {mean_and_deviation(p[-1].mean)} %" for name, p in next(iter(curves.values())).items())
+    ends = "; ".join(
+        f"{name} {mean_and_deviation(p[-1].mean)} %"
+        for name, p in next(iter(curves.values())).items()
+    )
     label = f"{caption} At the end: {ends}." if len(curves) == 1 else caption
-    return html.section("curves", title, html.picture_of(figure, "curves", caption, headers, data, label=label))
+    return html.section(
+        "curves", title, html.picture_of(figure, "curves", caption, headers, data, label=label)
+    )
 
 
 def _split(runs: Runs) -> str:
@@ -271,8 +332,12 @@ def _split(runs: Runs) -> str:
         return ""
     title, tables = "Data of the clients", run.split.get("tables", {})
     if not tables:
-        return html.section("split", title, html.note("The split of the data has not been written yet."))
-    seed = run.scores.seed if run.scores and run.scores.seed in tables else min(tables, key=_natural)
+        return html.section(
+            "split", title, html.note("The split of the data has not been written yet.")
+        )
+    seed = (
+        run.scores.seed if run.scores and run.scores.seed in tables else min(tables, key=_natural)
+    )
     table, classes = np.asarray(tables[seed]), run.split["classes"]
     alpha = run.split.get("alpha")  # clients with data of their own were not split
     how = f"α = {short(alpha)}" if alpha is not None else "as the clients brought them"
@@ -284,7 +349,9 @@ def _split(runs: Runs) -> str:
     data = [(client, *counts) for client, counts in enumerate(table.tolist())]
     figure = figures.split_bubbles([("", table)], classes)
     label = f"Split of the data: {len(table)} clients, {len(classes)} classes, {how}, seed {seed}."
-    body = html.picture_of(figure, "split", caption, ("client", *classes), data, label=label, name=f"split_seed_{seed}")
+    body = html.picture_of(
+        figure, "split", caption, ("client", *classes), data, label=label, name=f"split_seed_{seed}"
+    )
     return html.section("split", title, body)
 
 
@@ -294,7 +361,11 @@ def _scores(runs: Runs) -> str:
     title, split = "Certainty scores", runs.only.split
     tables, classes = split.get("tables", {}), split.get("classes", [])
     if scores.seed not in tables:
-        return html.section("scores", title, html.note(f"The split of seed {scores.seed} to compare with is missing."))
+        return html.section(
+            "scores",
+            title,
+            html.note(f"The split of seed {scores.seed} to compare with is missing."),
+        )
     table = np.asarray(tables[scores.seed])[scores.clients]
     shares, held = figures.class_shares(table), table.sum(axis=0) > 0
     overlap, equal = (
@@ -326,21 +397,29 @@ def _highest_scores(scores: Scores, table: Array, classes: Sequence[object]) -> 
     picks = np.linspace(0, len(holders) - 1, min(MOST_ROWS, len(holders))).round().astype(int)
     shown, body = [holders[pick] for pick in picks], ""  # through all main classes
     clients = [scores.clients[row] for row in shown]
-    some = f" {len(shown)} of the {len(holders)} clients with data are shown." if len(shown) < len(holders) else ""
+    some = (
+        f" {len(shown)} of the {len(holders)} clients with data are shown."
+        if len(shown) < len(holders)
+        else ""
+    )
     if scores.images is not None and scores.images.size and shown:
         count = scores.images.shape[1]
         caption = (
             f"The {count} auxiliary images that each client scores highest, beside the class it holds most of. If the "
             f"scores work, the images resemble that class.{some}"
         )
-        figure = figures.top_images(scores.images[shown], table=table[shown], classes=classes, clients=clients)
+        figure = figures.top_images(
+            scores.images[shown], table=table[shown], classes=classes, clients=clients
+        )
         data = [
             (client, classes[int(counts.argmax())], int(counts.max()), int(counts.sum()))
             for client, counts in zip(clients, table[shown], strict=True)
         ]
         headers = ("client", "main_class", "examples_of_it", "examples")
         label = f"The {count} auxiliary images that each of {len(shown)} clients scores highest."
-        body += html.picture_of(figure, "images", caption, headers, data, label=label, name="main_classes")
+        body += html.picture_of(
+            figure, "images", caption, headers, data, label=label, name="main_classes"
+        )
     if scores.texts and shown:
         rows = [
             (
@@ -350,9 +429,7 @@ def _highest_scores(scores: Scores, table: Array, classes: Sequence[object]) -> 
             )
             for row in shown
         ]
-        caption = (
-            f"The {TOP_TEXTS} public texts that each client scores highest, beside the class it holds most of.{some}"
-        )
+        caption = f"The {TOP_TEXTS} public texts that each client scores highest, beside the class it holds most of.{some}"
         body += to_html(Table(("client", "main class", "texts"), rows, "lll", caption))
     return body
 
@@ -362,16 +439,28 @@ def _privacy(runs: Runs) -> str:
     if not ledgers:
         note = html.note("No ledger was written, so nothing is known about privacy.")
         return html.section("privacy", "Privacy", note) if runs.runs else ""
-    entries = [{"run": name, **entry} for name, ledger in ledgers.items() for entry in ledger.get("entries", [])]
+    entries = [
+        {"run": name, **entry}
+        for name, ledger in ledgers.items()
+        for entry in ledger.get("entries", [])
+    ]
     groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for entry in entries:
-        release = "{}, for {}, noise {}".format(*(entry.get(key, "–") for key in ("mechanism", "purpose", "noise")))
+        release = "{}, for {}, noise {}".format(
+            *(entry.get(key, "–") for key in ("mechanism", "purpose", "noise"))
+        )
         groups[str(entry.get("method")), release].append(entry)
     rows = [
         (
             *(method, release, len({entry.get("client") for entry in group_})),
-            interval((entry.get("epsilon") for entry in group_), form=lambda value: short(value, digits=4)),
-            *(interval(e.get(key) for e in group_) for key in ("delta", "num_examples", "sensitivity", "sigma")),
+            interval(
+                (entry.get("epsilon") for entry in group_),
+                form=lambda value: short(value, digits=4),
+            ),
+            *(
+                interval(e.get(key) for e in group_)
+                for key in ("delta", "num_examples", "sensitivity", "sigma")
+            ),
         )
         for (method, release), group_ in groups.items()
     ]
@@ -379,19 +468,35 @@ def _privacy(runs: Runs) -> str:
     for sentence in _different(ledgers, "unprotected"):
         body += html.note(f"<strong>Not protected:</strong> {escape(sentence)}", raw=True)
     if rows:
-        headers = ("method", "release", "clients", "ε", "δ", "examples\nper client", "sensitivity", "noise σ")
-        caption = (
-            f"What clients released through a privacy mechanism, over all seeds{'' if runs.only else ' and runs'}."
+        headers = (
+            "method",
+            "release",
+            "clients",
+            "ε",
+            "δ",
+            "examples\nper client",
+            "sensitivity",
+            "noise σ",
         )
+        caption = f"What clients released through a privacy mechanism, over all seeds{'' if runs.only else ' and runs'}."
         body += to_html(Table(headers, rows, "llrrrrrr", caption))
-    notes = [f"(ε, δ) holds for each release, between {text}." for text in _different(ledgers, "neighbours")]
+    notes = [
+        f"(ε, δ) holds for each release, between {text}."
+        for text in _different(ledgers, "neighbours")
+    ]
     if not rows:
         notes.insert(0, "No client released anything through a privacy mechanism.")
-    repeats = Counter(tuple(map(entry.get, ("run", "method", "seed", "client"))) for entry in entries)
+    repeats = Counter(
+        tuple(map(entry.get, ("run", "method", "seed", "client"))) for entry in entries
+    )
     if (most := max(repeats.values(), default=0)) > 1:
-        notes.append(f"A client released up to {most} times in one run; the costs of its releases add up.")
+        notes.append(
+            f"A client released up to {most} times in one run; the costs of its releases add up."
+        )
     if len({(entry["run"], entry.get("seed")) for entry in entries}) > 1:
-        notes.append("Each seed is a separate run: repeating a run on the same private data adds to the cost.")
+        notes.append(
+            "Each seed is a separate run: repeating a run on the same private data adds to the cost."
+        )
     if any(math.isinf(as_number(entry.get("epsilon"))) for entry in entries):
         notes.append("ε = ∞ means no differential privacy: the release may reveal single examples.")
     if any(entry.get("noise") == "simulated" for entry in entries):
@@ -416,19 +521,32 @@ def _bytes_table(runs: Runs, run: Run) -> str:
     rows = []
     for method, lines in _rounds(runs, run).items():
         asked, answered = (
-            sum(len(line.get(key) or []) for line in lines) for key in ("clients_asked", "clients_answered")
+            sum(len(line.get(key) or []) for line in lines)
+            for key in ("clients_asked", "clients_answered")
         )
-        reasons = Counter(str(reason) for line in lines for reason in (line.get("clients_dropped") or {}).values())
-        up, down = (sum(as_number(line.get(key), missing=0) for line in lines) for key in ("bytes_up", "bytes_down"))
+        reasons = Counter(
+            str(reason) for line in lines for reason in (line.get("clients_dropped") or {}).values()
+        )
+        up, down = (
+            sum(as_number(line.get(key), missing=0) for line in lines)
+            for key in ("bytes_up", "bytes_down")
+        )
         sent = (totals[method]["bytes_up"], totals[method]["bytes_down"])
         each = (up / answered if answered else None, down / asked if asked else None)
         dropped = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common()) or "0"
-        rows.append((method, *map(megabytes, (*sent, *each)), f"{asked:,}", f"{answered:,}", dropped))
+        rows.append(
+            (method, *map(megabytes, (*sent, *each)), f"{asked:,}", f"{answered:,}", dropped)
+        )
     if not rows:
         return html.note("No round has been recorded yet.")
     headers = (
         *("method", "MB up\nper run", "MB down\nper run", "MB up\nper client\nand round"),
-        *("MB down\nper client\nand round", "clients\nasked", "clients\nanswered", "clients\ndropped"),
+        *(
+            "MB down\nper client\nand round",
+            "clients\nasked",
+            "clients\nanswered",
+            "clients\ndropped",
+        ),
     )
     caption = "Data sent to the server (up) and to the clients (down)."
     return to_html(Table(headers, rows, "lrrrrrrl", caption)) + html.note(
@@ -440,16 +558,25 @@ def _bytes_table(runs: Runs, run: Run) -> str:
 
 def _time(runs: Runs) -> str:
     run = runs.only
-    phases = list(dict.fromkeys(phase for row in run.metrics for phase in row.get("seconds") or {})) if run else []
+    phases = (
+        list(dict.fromkeys(phase for row in run.metrics for phase in row.get("seconds") or {}))
+        if run
+        else []
+    )
     if not phases or run is None:
         return ""
     rows = []
     for method, lines in _rounds(runs, run).items():
         seconds = [line.get("seconds") or {} for line in lines]
-        spent = [sum(as_number(row.get(phase), missing=0) for row in seconds) / len(lines) for phase in phases]
+        spent = [
+            sum(as_number(row.get(phase), missing=0) for row in seconds) / len(lines)
+            for phase in phases
+        ]
         rows.append((method, *map(short, (*spent, sum(spent)))))
     caption = "Seconds per round by phase, mean over rounds and seeds, without the preparation."
-    return html.section("time", "Time", to_html(Table(("method", *phases, "total"), rows, caption=caption)))
+    return html.section(
+        "time", "Time", to_html(Table(("method", *phases, "total"), rows, caption=caption))
+    )
 
 
 def _runs(runs: Runs) -> str:
@@ -464,9 +591,15 @@ def _runs(runs: Runs) -> str:
         if run is not None:
             links[number] = f"{quote(name)}/report.html"
         rows.append((name, state, run.environment.get("device", "–") if run is not None else "–"))
-    table = to_html(Table(("run", "state", "device"), rows, "lll", "Each run has a page of its own.", links=links))
+    table = to_html(
+        Table(
+            ("run", "state", "device"), rows, "lll", "Each run has a page of its own.", links=links
+        )
+    )
     return html.section(
-        "runs", "Runs", table if len(rows) <= MOST_ROWS else html.folded(f"All {len(rows)} runs", table)
+        "runs",
+        "Runs",
+        table if len(rows) <= MOST_ROWS else html.folded(f"All {len(rows)} runs", table),
     )
 
 
@@ -474,14 +607,24 @@ def _configuration(runs: Runs) -> str:
     if not runs.runs:
         return ""
     if runs.only is None:
-        settings = {key: value for key, value in _common(runs).items() if not key.startswith("output.")}
+        settings = {
+            key: value for key, value in _common(runs).items() if not key.startswith("output.")
+        }
         text, title, versions = tomli_w.dumps(settings), "Settings that all runs share", ""
     else:
-        text, title, rows = runs.only.config_text, "Resolved configuration", list(runs.only.environment.items())
+        text, title, rows = (
+            runs.only.config_text,
+            "Resolved configuration",
+            list(runs.only.environment.items()),
+        )
         if digest := runs.only.summary.get("config_sha256"):
             rows.append(("config SHA-256", digest))
         versions = to_html(Table(("", ""), rows, "ll", "Versions and machine."))
-    return html.section("configuration", "Configuration", html.folded(title, f"<pre>{escape(text)}</pre>") + versions)
+    return html.section(
+        "configuration",
+        "Configuration",
+        html.folded(title, f"<pre>{escape(text)}</pre>") + versions,
+    )
 
 
 def _numbers(point: Point) -> tuple[object, ...]:
@@ -499,7 +642,11 @@ def _rounds(runs: Runs, run: Run) -> dict[str, list[Row]]:
 def _common(runs: Runs) -> dict[str, Any]:
     """Return the settings that all runs share."""
     first, *others = [flatten(run.config) for run in runs.runs.values()] or [{}]
-    return {key: value for key, value in first.items() if all(_plain(o.get(key)) == _plain(value) for o in others)}
+    return {
+        key: value
+        for key, value in first.items()
+        if all(_plain(o.get(key)) == _plain(value) for o in others)
+    }
 
 
 def _protected(runs: Runs) -> bool:

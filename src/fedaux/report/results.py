@@ -79,19 +79,26 @@ class Runs:
     def records(self) -> list[Row]:
         """One record per run, method and seed, in the order of the runs."""
         return [
-            record for name, run in self.runs.items() for record in _records(name, run, self.settings.get(name, {}))
+            record
+            for name, run in self.runs.items()
+            for record in _records(name, run, self.settings.get(name, {}))
         ]
 
     @cached_property
     def rows(self) -> list[Row]:
         """One row per method and setting (:func:`group`), best last round first, without those not evaluated yet."""
-        return [dict(row) for row in ranked(group(self.records)) if row["accuracy_mean"] is not None]
+        return [
+            dict(row) for row in ranked(group(self.records)) if row["accuracy_mean"] is not None
+        ]
 
     @cached_property
     def short(self) -> dict[str, str]:
         """A symbol or the last word of each key, if that is enough to tell it from the others."""
         ends = [SYMBOLS.get(key, key.rpartition(".")[2]) for key in self.keys]
-        return {key: end if ends.count(end) == 1 else key for key, end in zip(self.keys, ends, strict=True)}
+        return {
+            key: end if ends.count(end) == 1 else key
+            for key, end in zip(self.keys, ends, strict=True)
+        }
 
     @cached_property
     def values(self) -> dict[str, list[Any]]:
@@ -112,19 +119,26 @@ class Runs:
     def methods(self) -> list[str]:
         """Methods by their mean rank, otherwise by their best accuracy."""
         return sorted(
-            dict.fromkeys(row["method"] for row in self.rows), key=lambda name: self.ranks.get(name, math.inf)
+            dict.fromkeys(row["method"] for row in self.rows),
+            key=lambda name: self.ranks.get(name, math.inf),
         )
 
     def setting(self, row: Mapping[str, Any], keys: Sequence[str] | None = None) -> str:
         """Return the values of swept keys (by default all) of a row, as "α = 0.1, C = 0.4"."""
         return ", ".join(
-            f"{self.short[key]} = {setting_text(row[key])}" for key in (self.keys if keys is None else keys)
+            f"{self.short[key]} = {setting_text(row[key])}"
+            for key in (self.keys if keys is None else keys)
         )
 
-    def settings_in_order(self, keys: Sequence[str] | None = None, rows: Iterable[Row] | None = None) -> list[str]:
+    def settings_in_order(
+        self, keys: Sequence[str] | None = None, rows: Iterable[Row] | None = None
+    ) -> list[str]:
         """Return the different settings of rows (by default all), in the order of the keys' values."""
         shown = self.keys if keys is None else keys
-        places = {key: {setting_text(value): place for place, value in enumerate(self.values[key])} for key in shown}
+        places = {
+            key: {setting_text(value): place for place, value in enumerate(self.values[key])}
+            for key in shown
+        }
         found = {
             self.setting(row, shown): tuple(places[key][setting_text(row[key])] for key in shown)
             for row in (self.rows if rows is None else rows)
@@ -133,7 +147,10 @@ class Runs:
 
     def find(self, method: str, setting: str) -> Row | None:
         """Return the row of a method at a setting."""
-        return next((row for row in self.rows if row["method"] == method and self.setting(row) == setting), None)
+        return next(
+            (row for row in self.rows if row["method"] == method and self.setting(row) == setting),
+            None,
+        )
 
     def curves(self) -> dict[str, dict[str, list[Point]]]:
         """Return the learning curve of each method at each setting, over the seeds of all runs that have it."""
@@ -160,27 +177,38 @@ def read_runs(directory: Path) -> Runs:
     if not sweep.is_file():
         runs = {child.name: read_run(child) for child in present}
         keys, settings = differences({name: run.config for name, run in runs.items()})
-        return _compared(Runs(directory.resolve().name, runs, True, keys, settings=settings), planned=settings)
+        return _compared(
+            Runs(directory.resolve().name, runs, True, keys, settings=settings), planned=settings
+        )
     plan, there = _read_plan(sweep), {child.name for child in present}
     given = {str(cell["name"]): cell["settings"] for cell in plan["cells"]}
     runs = {name: read_run(directory / name) for name in given if name in there}
     keys = tuple(key for key in map(str, plan["keys"]) if key not in NOT_SETTINGS)
     settings = {
-        name: {key: given[name].get(key, _value(run.config, key)) for key in keys} for name, run in runs.items()
+        name: {key: given[name].get(key, _value(run.config, key)) for key in keys}
+        for name, run in runs.items()
     }
-    failed = {str(cell["name"]): str(cell["failed"]) for cell in plan["cells"] if cell.get("failed")}
+    failed = {
+        str(cell["name"]): str(cell["failed"]) for cell in plan["cells"] if cell.get("failed")
+    }
     waiting = tuple(name for name in given if name not in there and name not in failed)
-    found = Runs(str(plan["name"]), runs, True, keys, settings=settings, failed=failed, waiting=waiting)
+    found = Runs(
+        str(plan["name"]), runs, True, keys, settings=settings, failed=failed, waiting=waiting
+    )
     return _compared(found, planned=given | settings)
 
 
 def _compared(found: Runs, *, planned: Mapping[str, Mapping[str, Any]]) -> Runs:
     """Take the keys that are tuned for methods out of the settings; `planned` includes cells without a run."""
-    all_methods = list(dict.fromkeys(method for run in found.runs.values() for method in methods_of(run.config)))
+    all_methods = list(
+        dict.fromkeys(method for run in found.runs.values() for method in methods_of(run.config))
+    )
     cells = [
         (method, values)
         for cell, values in planned.items()
-        for method in (methods_of(found.runs[cell].config if cell in found.runs else values) or all_methods)
+        for method in (
+            methods_of(found.runs[cell].config if cell in found.runs else values) or all_methods
+        )
     ]
     tuned = tuned_keys(found.keys, cells)
     kept = tuple(key for key in found.keys if key not in tuned)
@@ -212,7 +240,9 @@ def group(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def group_key(record: Mapping[str, Any]) -> str:
     """Return what the records of one method and setting have in common, as text."""
-    return json.dumps({"method": record["method"]} | settings_of(record), sort_keys=True, default=str)
+    return json.dumps(
+        {"method": record["method"]} | settings_of(record), sort_keys=True, default=str
+    )
 
 
 def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,7 +250,9 @@ def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in FIELDS}
 
 
-def differences(configs: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
+def differences(
+    configs: Mapping[str, Mapping[str, Any]],
+) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
     """Return the keys in which configurations differ, and what each has for them; method and seeds aside."""
     flat = {name: flatten(config) for name, config in configs.items()}
     keys = dict.fromkeys(key for table in flat.values() for key in table)
@@ -231,10 +263,14 @@ def differences(configs: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, ..
         and not key.startswith(NOT_SECTIONS)
         and len({json.dumps(table.get(key), default=str) for table in flat.values()}) > 1
     )
-    return differing, {name: {key: table.get(key) for key in differing} for name, table in flat.items()}
+    return differing, {
+        name: {key: table.get(key) for key in differing} for name, table in flat.items()
+    }
 
 
-def tuned_keys(keys: Sequence[str], cells: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, dict[str, list[Any]]]:
+def tuned_keys(
+    keys: Sequence[str], cells: Sequence[tuple[str, Mapping[str, Any]]]
+) -> dict[str, dict[str, list[Any]]]:
     """Return the keys that are tuned for methods, rather than swept over, and the values of each such method.
 
     `cells` are methods with what they have for the keys. A key is tuned where some methods do not look at it and never
@@ -290,7 +326,11 @@ def results_table(
     columns.pop(without, None)
     headers = ("method", *names.values(), *columns)
     lines = [
-        (row["method"], *(setting_text(row[key]) for key in names), *(write(row) for write in columns.values()))
+        (
+            row["method"],
+            *(setting_text(row[key]) for key in names),
+            *(write(row) for write in columns.values()),
+        )
         for row in rows
     ]
     means = [as_number(row["accuracy_mean"], missing=-1) for row in rows]
@@ -301,7 +341,9 @@ def results_table(
 
 def spread(row: Mapping[str, Any], measure: str = "accuracy") -> str:
     """Return mean ± standard deviation over seeds in percent, the mean alone for one seed."""
-    return mean_and_deviation(row[f"{measure}_mean"], row[f"{measure}_std"] if row["seeds_done"] > 1 else None)
+    return mean_and_deviation(
+        row[f"{measure}_mean"], row[f"{measure}_std"] if row["seeds_done"] > 1 else None
+    )
 
 
 def mean_ranks(rows: Sequence[Row], setting: Callable[[Row], str]) -> dict[str, float]:
@@ -325,20 +367,26 @@ def mean_ranks(rows: Sequence[Row], setting: Callable[[Row], str]) -> dict[str, 
 def _ordered(values: Iterable[Any]) -> list[Any]:
     """Different values, numbers in their order and before words, words in the order they come."""
     unique = list({setting_text(value): value for value in values}.values())
-    numbers = [value for value in unique if isinstance(value, int | float) and not isinstance(value, bool)]
+    numbers = [
+        value for value in unique if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
     return [*sorted(numbers), *(value for value in unique if value not in numbers)]
 
 
 def _children(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
-    return sorted(child for child in directory.iterdir() if all((child / name).is_file() for name in REQUIRED))
+    return sorted(
+        child for child in directory.iterdir() if all((child / name).is_file() for name in REQUIRED)
+    )
 
 
 def _read_plan(file: Path) -> dict[str, Any]:
     try:
         plan: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(plan["keys"], list) or not all(isinstance(cell["settings"], dict) for cell in plan["cells"]):
+        if not isinstance(plan["keys"], list) or not all(
+            isinstance(cell["settings"], dict) for cell in plan["cells"]
+        ):
             raise TypeError("keys should be a list, the settings of each cell a table")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} does not describe a sweep: {error!r}") from error
@@ -388,7 +436,9 @@ def _row(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for measure in MEASURES:
         values = [member[measure] for member in members if member[measure] is not None]
         row[f"{measure}_mean"], row[f"{measure}_std"] = over_seeds(values)
-    spent = [(member["epsilon"], member["delta"]) for member in members if member["epsilon"] is not None]
+    spent = [
+        (member["epsilon"], member["delta"]) for member in members if member["epsilon"] is not None
+    ]
     row["epsilon"], row["delta"] = max(spent, default=(None, None))
     for cost in ("bytes_up", "bytes_down", "seconds"):
         known = [member[cost] for member in members if member[cost] is not None]

@@ -14,7 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-REQUIRED = ("config.toml", "environment.json")  # written before the first round; all else may still be missing
+REQUIRED = (
+    "config.toml",
+    "environment.json",
+)  # written before the first round; all else may still be missing
 Array = npt.NDArray[Any]
 Record = Mapping[str, Any]
 Row = dict[str, Any]
@@ -69,7 +72,9 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether the summary says so and no planned round is missing."""
-        return bool(self.summary.get("complete")) and all(done >= all_ for done, all_ in self.progress.values())
+        return bool(self.summary.get("complete")) and all(
+            done >= all_ for done, all_ in self.progress.values()
+        )
 
     @property
     def updates_protected(self) -> bool:
@@ -82,7 +87,9 @@ def read_run(directory: Path) -> Run:
     directory = Path(directory)
     missing = [name for name in REQUIRED if not (directory / name).is_file()]
     if missing:
-        raise ValueError(f"{directory} is not a run directory, nor a folder of them: {' and '.join(missing)} missing")
+        raise ValueError(
+            f"{directory} is not a run directory, nor a folder of them: {' and '.join(missing)} missing"
+        )
     text = (directory / "config.toml").read_text(encoding="utf-8", errors="replace")
     try:
         config = tomllib.loads(text)
@@ -149,7 +156,9 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):
                 break
-            raise ValueError(f"{path}, line {number}, is not a round of a run: {error!r}") from error
+            raise ValueError(
+                f"{path}, line {number}, is not a round of a run: {error!r}"
+            ) from error
     return list(rounds.values())
 
 

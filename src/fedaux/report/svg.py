@@ -51,7 +51,9 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure on white, as PNG, SVG or PDF by the ending of ``path``; the same figure, the same bytes."""
     kind = path.suffix.lower()
     if kind not in UNDATED:
-        raise ValueError(f"cannot save a figure as {path.name!r}: the name must end in .png, .svg or .pdf")
+        raise ValueError(
+            f"cannot save a figure as {path.name!r}: the name must end in .png, .svg or .pdf"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": path.stem}):
         figure.savefig(path, format=kind[1:], dpi=200, facecolor="white", metadata=UNDATED[kind])
@@ -65,11 +67,15 @@ def as_svg(figure: Figure, *, prefix: str, label: str) -> str:
     """
     buffer = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": prefix}):
-        figure.savefig(buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
+        figure.savefig(
+            buffer, format="svg", facecolor="none", metadata={"Date": None, "Creator": None}
+        )
     root = ET.fromstring(buffer.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.tag.endswith(("}metadata", "}style")):  # a style element would reach the whole page
+            if child.tag.endswith(
+                ("}metadata", "}style")
+            ):  # a style element would reach the whole page
                 parent.remove(child)
     for element in root.iter():
         if element.get("id") == SMOOTH:

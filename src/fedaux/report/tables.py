@@ -36,7 +36,9 @@ class Table:
     def __post_init__(self) -> None:
         widths = {len(row) for row in self.rows} | ({len(self.align)} if self.align else set())
         if widths - {len(self.headers)}:
-            raise ValueError(f"{len(self.headers)} headers for rows or alignment of {sorted(widths)} columns")
+            raise ValueError(
+                f"{len(self.headers)} headers for rows or alignment of {sorted(widths)} columns"
+            )
 
     def left(self, column: int) -> bool:
         """Return whether a column is aligned to the left, as text is."""
@@ -59,7 +61,9 @@ def to_terminal(table: Table) -> TerminalTable:
     from rich.table import Table as TerminalTable
     from rich.text import Text
 
-    shown = TerminalTable(title=Text(table.caption), title_justify="left", show_header=any(table.headers))
+    shown = TerminalTable(
+        title=Text(table.caption), title_justify="left", show_header=any(table.headers)
+    )
     shown.box, shown.padding, shown.show_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
     for column, name in enumerate(table.headers):
         fixed = column in table.unbroken
@@ -67,7 +71,9 @@ def to_terminal(table: Table) -> TerminalTable:
             Text(name),
             justify="left" if table.left(column) else "right",
             no_wrap=fixed or table.left(column),
-            min_width=max((len(str(row[column])) for row in table.rows), default=0) if fixed else None,
+            min_width=max((len(str(row[column])) for row in table.rows), default=0)
+            if fixed
+            else None,
         )
     for row in table.cells():
         shown.add_row(*(Text(text, style="bold" if bold else "") for text, bold in row))
@@ -82,7 +88,9 @@ def to_markdown(table: Table) -> str:
         return f"| {' | '.join(written)} |\n"
 
     rule = ("---" if table.left(column) else "---:" for column in range(len(table.headers)))
-    rows = ((f"**{text}**" if bold and text else text for text, bold in row) for row in table.cells())
+    rows = (
+        (f"**{text}**" if bold and text else text for text, bold in row) for row in table.cells()
+    )
     return "".join([line(table.headers), line(rule), *map(line, rows)])
 
 
@@ -93,7 +101,10 @@ def to_html(table: Table) -> str:
         wrap = " wrap" if column and len(text) > LONG else ""
         return f' class="text{wrap}"' if table.left(column) else ""
 
-    names = (f'<th scope="col"{kind(column)}>{escape(name)}</th>' for column, name in enumerate(table.headers))
+    names = (
+        f'<th scope="col"{kind(column)}>{escape(name)}</th>'
+        for column, name in enumerate(table.headers)
+    )
     head = f"<thead><tr>{''.join(names)}</tr></thead>\n" if any(table.headers) else ""
     lines = []
     for number, ((name, _), *others) in enumerate(table.cells()):
@@ -107,7 +118,9 @@ def to_html(table: Table) -> str:
             + "</td>"
             for column, (text, bold) in enumerate(others, start=1)
         )
-        lines.append(f'<tr{" class=best" if best else ""}><th scope="row"{kind(0)}>{first}</th>{cells}</tr>')
+        lines.append(
+            f'<tr{" class=best" if best else ""}><th scope="row"{kind(0)}>{first}</th>{cells}</tr>'
+        )
     caption, body = escape(table.caption), "\n".join(lines)
     return (
         f'<p class="caption">{caption}</p>\n<div class="scroll" role="region" tabindex="0" aria-label="{caption}">\n'

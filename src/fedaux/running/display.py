@@ -76,7 +76,10 @@ class Display:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._live.stop()
         signal.signal(signal.SIGINT, self._previous_handler)
@@ -132,8 +135,16 @@ def _percent(accuracy: float | None, *, width: int) -> str:
 def result_table(summary: Mapping[str, Any]) -> TerminalTable:
     """Return the final table: accuracy over seeds and its cost, one row per method."""
     seeds: Sequence[int] = summary["seeds"]
-    over = f"mean ± standard deviation over {len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-    covered = "everything sent" if any(row["updates_protected"] for row in summary["rows"]) else "the certainty scores"
+    over = (
+        f"mean ± standard deviation over {len(seeds)} seeds"
+        if len(seeds) > 1
+        else f"seed {seeds[0]}"
+    )
+    covered = (
+        "everything sent"
+        if any(row["updates_protected"] for row in summary["rows"])
+        else "the certainty scores"
+    )
     caption = f"{summary['name']}: test accuracy in %, {over}; (ε, δ) covers {covered}"
     return to_terminal(results_table(summary["rows"], caption=caption, without="seeds"))
 
@@ -142,23 +153,33 @@ def split_table(table: NDArray[np.int64], classes: Sequence[str], *, how: str) -
     """Return the client-by-class table of a split."""
     headers = ("client", *classes, "all")
     rows = [
-        *((client, *(count or "·" for count in counts), counts.sum()) for client, counts in enumerate(table)),
+        *(
+            (client, *(count or "·" for count in counts), counts.sum())
+            for client, counts in enumerate(table)
+        ),
         ("all", *table.sum(axis=0), table.sum()),
     ]
     bold = bold_row(len(table), headers)
-    return to_terminal(Table(headers, rows, "r" * len(headers), f"Examples by client and class ({how})", bold))
+    return to_terminal(
+        Table(headers, rows, "r" * len(headers), f"Examples by client and class ({how})", bold)
+    )
 
 
 def dropped_lines(directory: Path) -> list[str]:
     """Say which share of the clients' answers could not be used, and why, where there was any."""
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     lines = []
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
         reasons = [reason for row in own for reason in row["clients_dropped"].values()]
         if reasons:
             asked = sum(len(row["clients_asked"]) for row in own)
-            lines.append(f"Warning: {len(reasons)} of {asked} answers to {method} were dropped, first: {reasons[0]}")
+            lines.append(
+                f"Warning: {len(reasons)} of {asked} answers to {method} were dropped, first: {reasons[0]}"
+            )
         if kept := sum(row["model_kept"] for row in own):
             lines.append(
                 f"Warning: in {kept} of {len(own)} rounds of {method} no answer was of use; the model stayed as it was"
@@ -177,7 +198,11 @@ def h0_lines(directory: Path, checkpoint: str | None) -> list[str]:
     """Say what `fedaux pretrain` has once measured of the h0 that a run began from, where it has."""
     from fedaux.pretrain.store import probe_line, read_card
 
-    files = sorted((directory / "pretrained").glob("*.safetensors")) if checkpoint is None else [Path(checkpoint)]
+    files = (
+        sorted((directory / "pretrained").glob("*.safetensors"))
+        if checkpoint is None
+        else [Path(checkpoint)]
+    )
     cards = [read_card(file) or {} for file in files]
     several = [one for card in cards for one in (card.get("prototypes") or {"": card}).values()]
     return [line for card in several if (line := probe_line(card)) is not None]

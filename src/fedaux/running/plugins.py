@@ -88,7 +88,11 @@ def check_same(directory: Path) -> None:
     """Raise ValueError where a run was made with a plugin that is not loaded, or whose content has changed since."""
     file = directory / "environment.json"
     used: dict[str, str] = read_json(file).get("plugins", {}) if file.is_file() else {}
-    missing = [f"{path} (SHA-256 {digest[:12]}...)" for path, digest in used.items() if digest not in loaded().values()]
+    missing = [
+        f"{path} (SHA-256 {digest[:12]}...)"
+        for path, digest in used.items()
+        if digest not in loaded().values()
+    ]
     if missing:
         raise ValueError(
             f"{directory} was started with the plugin {', '.join(missing)}, which is not loaded or has changed since; "
@@ -106,10 +110,14 @@ def _execute(content: bytes, module: ModuleType, *, path: str) -> None:
             line, said = error.lineno, error.msg
         else:
             frames = traceback.extract_tb(error.__traceback__)
-            line = next((frame.lineno for frame in reversed(frames) if frame.filename == file), None)
+            line = next(
+                (frame.lineno for frame in reversed(frames) if frame.filename == file), None
+            )
             said = str(error)
         reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
-        raise ValueError(f"plugin {path}{f':{line}' if line else ''}: fails with {reason}") from error
+        raise ValueError(
+            f"plugin {path}{f':{line}' if line else ''}: fails with {reason}"
+        ) from error
 
 
 def _copy() -> Rows:
@@ -133,7 +141,9 @@ def _problems(others: Rows) -> list[str]:
     ]
     for registry, rows in _added(others).items():
         for name, row in rows.items():
-            problems += [f"{registry}[{name!r}]{problem}" for problem in CHECKS[registry](name, row)]
+            problems += [
+                f"{registry}[{name!r}]{problem}" for problem in CHECKS[registry](name, row)
+            ]
     return problems
 
 

@@ -30,7 +30,9 @@ DO_WITHOUT = "; --set data.source=none does without labelled data"
 """What `fedaux pretrain` adds to what is wrong with labelled data."""
 
 
-def problems_of(experiment: ExperimentFields, *, federated: bool = False, unlabelled: bool = False) -> list[str]:
+def problems_of(
+    experiment: ExperimentFields, *, federated: bool = False, unlabelled: bool = False
+) -> list[str]:
     """Return a line for each unknown name, missing file and impossible size.
 
     `federated`: clients bring their data; `unlabelled`: it can do without labelled data.
@@ -65,7 +67,9 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False, unlabe
     elif known("data.source", experiment.data.source, labelled) and federated:
         problems += _missing_test(experiment.data)
         if experiment.text is not None:
-            problems.append("text: nodes of a federation hold images so far; texts are for the simulator")
+            problems.append(
+                "text: nodes of a federation hold images so far; texts are for the simulator"
+            )
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
             problems += _size_problems(experiment)
@@ -74,7 +78,9 @@ def problems_of(experiment: ExperimentFields, *, federated: bool = False, unlabe
     if unlabelled:
         problems[so_far:] = [line + DO_WITHOUT for line in problems[so_far:]]
     if known("auxiliary.source", experiment.auxiliary.source, public):
-        problems += _missing_file("auxiliary", experiment.auxiliary.source, experiment.auxiliary.path)
+        problems += _missing_file(
+            "auxiliary", experiment.auxiliary.source, experiment.auxiliary.path
+        )
         if SOURCES[experiment.auxiliary.source].is_made and experiment.auxiliary.size is None:
             problems.append(size_missing(experiment.auxiliary.source))
     problems += _split_problems(experiment) + _wordnet_problems(experiment)
@@ -106,7 +112,9 @@ def _option_problem(default: object, value: object) -> str | None:
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "should be true or false"
     if isinstance(default, int):
-        return None if type(value) is int and value >= 1 else "should be a whole number of at least 1"
+        return (
+            None if type(value) is int and value >= 1 else "should be a whole number of at least 1"
+        )
     return "should be a text" if isinstance(default, str) and not isinstance(value, str) else None
 
 
@@ -117,17 +125,22 @@ def _text_problems(experiment: ExperimentFields) -> list[str]:
     for prototype in experiment.prototypes:
         wanted = model_input(prototype.model) if prototype.model in MODELS else None
         if wanted == "image" and texts:
-            line = (
-                "is for images, and the table [text] says that the data are texts; tinybert, minilm and bert read them"
-            )
+            line = "is for images, and the table [text] says that the data are texts; tinybert, minilm and bert read them"
             problems.append(f"prototypes.model = {prototype.model!r}: {line}")
         elif wanted == "text" and not texts:
-            problems.append(f"prototypes.model = {prototype.model!r}: is for texts; add the table [text]")
+            problems.append(
+                f"prototypes.model = {prototype.model!r}: is for texts; add the table [text]"
+            )
     if texts:
-        for key, name in (("data", experiment.data.source), ("auxiliary", experiment.auxiliary.source)):
+        for key, name in (
+            ("data", experiment.data.source),
+            ("auxiliary", experiment.auxiliary.source),
+        ):
             if name in SOURCES and not SOURCES[name].holds_texts:
                 able = ", ".join(source for source, row in SOURCES.items() if row.holds_texts)
-                problems.append(f"{key}.source = {name!r}: holds no texts; those that can are {able}")
+                problems.append(
+                    f"{key}.source = {name!r}: holds no texts; those that can are {able}"
+                )
     return problems
 
 
@@ -136,7 +149,9 @@ def _split_problems(experiment: ExperimentFields) -> list[str]:
     return [
         f"{key}.split = {section.split!r}: the source {section.source} takes none; those that do are {able}"
         for key, section in (("data", experiment.data), ("auxiliary", experiment.auxiliary))
-        if section.split is not None and section.source in SOURCES and not SOURCES[section.source].takes_split
+        if section.split is not None
+        and section.source in SOURCES
+        and not SOURCES[section.source].takes_split
     ]
 
 
@@ -145,7 +160,9 @@ def _wordnet_problems(experiment: ExperimentFields) -> list[str]:
     if name is None:
         return []
     if source not in WORDNET_ROWS:
-        return [f"auxiliary.wordnet = {name!r}: {source} has no WordNet ids; {', '.join(WORDNET_ROWS)} can have them"]
+        return [
+            f"auxiliary.wordnet = {name!r}: {source} has no WordNet ids; {', '.join(WORDNET_ROWS)} can have them"
+        ]
     try:
         wordnet.subset(name, key="auxiliary.wordnet")
     except ValueError as error:
@@ -156,22 +173,34 @@ def _wordnet_problems(experiment: ExperimentFields) -> list[str]:
 def _contradictions(experiment: ExperimentFields) -> list[str]:
     """Return a line for each pair of settings that cannot go together."""
     problems: list[str] = []
-    scratch = [name for name in experiment.method if name in METHODS and METHODS[name].start != "pretrained"]
+    scratch = [
+        name
+        for name in experiment.method
+        if name in METHODS and METHODS[name].start != "pretrained"
+    ]
     if experiment.mode == "linear" and scratch:
         problems.append(
             f"mode = 'linear': {', '.join(scratch)} should be a method that starts from h0; a head on random "
             "features is no fair comparison"
         )
     if experiment.distillation.stopping is not None and experiment.data.server_validation == 0:
-        problems.append("distillation.stopping: measures on labelled data at the server; set data.server_validation")
+        problems.append(
+            "distillation.stopping: measures on labelled data at the server; set data.server_validation"
+        )
     if experiment.data.given and experiment.data.clients and experiment.data.server_validation > 0:
-        problems.append("data.server_validation: would take examples out of the clients' own folders; should be 0")
+        problems.append(
+            "data.server_validation: would take examples out of the clients' own folders; should be 0"
+        )
     if experiment.local.privacy is not None and experiment.local.optimizer_state == "kept":
-        problems.append("local.optimizer_state = 'kept': not together with local.privacy; should be 'reset'")
+        problems.append(
+            "local.optimizer_state = 'kept': not together with local.privacy; should be 'reset'"
+        )
     return problems
 
 
-def check(experiment: ExperimentFields, *, federated: bool = False, unlabelled: bool = False) -> None:
+def check(
+    experiment: ExperimentFields, *, federated: bool = False, unlabelled: bool = False
+) -> None:
     """Raise ConfigError with everything `problems_of` finds."""
     if problems := problems_of(experiment, federated=federated, unlabelled=unlabelled):
         raise ConfigError(problems)
@@ -183,8 +212,14 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
         _check_shapes(data, tuple(auxiliary.shape))
     problems: list[str] = []
     if len(data.test_labels) == 0:
-        few = "clients of one example each have none to hold out" if data.clients else "there is nothing to hold out"
-        problems.append(f"data: no test examples; {few}, so data.test should name a file or folder with some")
+        few = (
+            "clients of one example each have none to hold out"
+            if data.clients
+            else "there is nothing to hold out"
+        )
+        problems.append(
+            f"data: no test examples; {few}, so data.test should name a file or folder with some"
+        )
     problems += _channel_problems(experiment.data, data.images) if data.vocabulary is None else []
     try:
         _, public = split_auxiliary(
@@ -192,20 +227,28 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
             negatives_fraction=experiment.auxiliary.negatives_fraction,
             generator=seeding.generator(0, "check"),
         )
-        if experiment.distillation.averaging is not None and any(METHODS[name].teacher for name in experiment.method):
+        if experiment.distillation.averaging is not None and any(
+            METHODS[name].teacher for name in experiment.method
+        ):
             total = number_of_steps(len(public), section=experiment.distillation)
             check_averaging(experiment.distillation.averaging, total=total)
     except ValueError as error:
         problems.append(str(error))
-    problems += _model_problems(experiment, data.images, num_classes=len(data.classes), vocabulary=data.vocabulary)
+    problems += _model_problems(
+        experiment, data.images, num_classes=len(data.classes), vocabulary=data.vocabulary
+    )
     if problems:
         raise ConfigError(problems)
 
 
-def check_public(experiment: ExperimentFields, auxiliary: Tensor, vocabulary: Vocabulary | None) -> None:
+def check_public(
+    experiment: ExperimentFields, auxiliary: Tensor, vocabulary: Vocabulary | None
+) -> None:
     """Raise ConfigError for what public data alone can tell: models and numbers of channels that do not fit."""
     problems = _channel_problems(experiment.data, auxiliary) if vocabulary is None else []
-    problems += _model_problems(experiment, auxiliary, num_classes=ANY_CLASSES, vocabulary=vocabulary)
+    problems += _model_problems(
+        experiment, auxiliary, num_classes=ANY_CLASSES, vocabulary=vocabulary
+    )
     if problems:
         raise ConfigError(problems)
 
@@ -220,7 +263,11 @@ def _channel_problems(section: Data, images: Tensor) -> list[str]:
 
 
 def _model_problems(
-    experiment: ExperimentFields, examples: Tensor, *, num_classes: int, vocabulary: Vocabulary | None
+    experiment: ExperimentFields,
+    examples: Tensor,
+    *,
+    num_classes: int,
+    vocabulary: Vocabulary | None,
 ) -> list[str]:
     """Return a line for each prototype that cannot be built for such examples, trained, or begun as h0."""
     problems: list[str] = []
@@ -231,7 +278,9 @@ def _model_problems(
             with seeding.initialisation(0, part=prototype.name):
                 model = MODELS[prototype.model](shape, num_classes, **prototype.options)
         except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-            problems.append(f"prototypes.options = {prototype.options}: {prototype.model} cannot be built ({error})")
+            problems.append(
+                f"prototypes.options = {prototype.options}: {prototype.model} cannot be built ({error})"
+            )
             continue
         try:
             if prototype.model not in SHIPPED:
@@ -240,7 +289,12 @@ def _model_problems(
                 check_ready([model])
             if pretrained and experiment.pretraining.checkpoint is None:
                 given = model.given is not None
-                resolved(experiment.pretraining, model.features, texts=vocabulary is not None, given=given)
+                resolved(
+                    experiment.pretraining,
+                    model.features,
+                    texts=vocabulary is not None,
+                    given=given,
+                )
                 _check_words(prototype, vocabulary)
             elif pretrained and experiment.pretraining.checkpoint is not None:
                 fitting_weights(
@@ -256,7 +310,9 @@ def _model_problems(
     return problems
 
 
-def _check_outputs(model: SplitModel, prototype: Prototype, examples: Tensor, *, num_classes: int) -> None:
+def _check_outputs(
+    model: SplitModel, prototype: Prototype, examples: Tensor, *, num_classes: int
+) -> None:
     """Raise ValueError where somebody's own model does not return features and logits of the widths it should."""
     example = torch.zeros(2, *examples.shape[1:], dtype=examples.dtype)
     model.eval()
@@ -284,7 +340,10 @@ def _check_words(prototype: Prototype, vocabulary: Vocabulary | None) -> None:
         return
     key = "prototypes.options.checkpoint"
     folder = locate(checkpoint, key=key)
-    if read_tokenizer(folder) is not None and of_folder(folder, key=key).tokens != vocabulary.tokens:
+    if (
+        read_tokenizer(folder) is not None
+        and of_folder(folder, key=key).tokens != vocabulary.tokens
+    ):
         raise ValueError(
             f"text.vocabulary: that of {vocabulary.origin} is in use, and {prototype.name} begins with {checkpoint}, "
             "which was trained with another; should be its own"
@@ -302,12 +361,18 @@ def _check_shapes(data: LabelledData, auxiliary_shape: tuple[int, ...]) -> None:
             ]
         )
     if tuple(data.test_images.shape[1:]) != shape:
-        raise ConfigError([f"data: test images are {list(data.test_images.shape[1:])}, the others {list(shape)}"])
+        raise ConfigError(
+            [f"data: test images are {list(data.test_images.shape[1:])}, the others {list(shape)}"]
+        )
 
 
 def _missing_file(key: str, source: str, path: str | None) -> list[str]:
     if not SOURCES[source].needs_path:
-        return [f"{key}.path = {path!r}: the source {source} takes no path"] if path is not None else []
+        return (
+            [f"{key}.path = {path!r}: the source {source} takes no path"]
+            if path is not None
+            else []
+        )
     if path is None:
         return [f"{key}.path: missing; the source {source} needs one"]
     return _not_there(f"{key}.path", source, path)
@@ -315,7 +380,11 @@ def _missing_file(key: str, source: str, path: str | None) -> list[str]:
 
 def _not_there(key: str, source: str, path: str) -> list[str]:
     on_disk = SOURCES[source].path_on_disk
-    return [f"{key} = {path!r}: there is no such file or folder"] if on_disk and not Path(path).exists() else []
+    return (
+        [f"{key} = {path!r}: there is no such file or folder"]
+        if on_disk and not Path(path).exists()
+        else []
+    )
 
 
 def _missing_data(section: Data) -> list[str]:
@@ -331,7 +400,9 @@ def _missing_data(section: Data) -> list[str]:
     if not source.needs_path:
         problems.append(f"data.clients: the source {section.source} reads no files")
     if section.path is not None:
-        problems.append(f"data.path = {section.path!r}: should not be given together with data.clients")
+        problems.append(
+            f"data.path = {section.path!r}: should not be given together with data.clients"
+        )
     for path in section.clients:
         problems += _not_there("data.clients", section.source, path)
     return problems
@@ -340,11 +411,15 @@ def _missing_data(section: Data) -> list[str]:
 def _missing_test(section: Data) -> list[str]:
     """Return what is wrong with the test data of a server whose clients have the rest."""
     if section.clients:
-        return ["data.clients: in a federation each node names its own data; should be data.test alone"]
+        return [
+            "data.clients: in a federation each node names its own data; should be data.test alone"
+        ]
     if not SOURCES[section.source].needs_path or section.path is not None:
         return _missing_data(section)
     if section.test is None:
-        return [f"data.test: missing; the server needs test data of its own, of the source {section.source}"]
+        return [
+            f"data.test: missing; the server needs test data of its own, of the source {section.source}"
+        ]
     return _not_there("data.test", section.source, section.test)
 
 
@@ -356,10 +431,16 @@ def _size_problems(experiment: ExperimentFields) -> list[str]:
     except ValueError as error:
         return [str(error)]
     if examples < 1:
-        return [f"data.test_fraction = {experiment.data.test_fraction}: leaves no training examples"]
+        return [
+            f"data.test_fraction = {experiment.data.test_fraction}: leaves no training examples"
+        ]
     if held >= examples:
-        return [f"data.server_validation = {held}: leaves none of the {examples} training examples to the clients"]
+        return [
+            f"data.server_validation = {held}: leaves none of the {examples} training examples to the clients"
+        ]
     examples -= held
     if clients > examples:
-        return [f"split.num_clients = {clients}: more clients than the {examples} training examples"]
+        return [
+            f"split.num_clients = {clients}: more clients than the {examples} training examples"
+        ]
     return []

@@ -46,7 +46,12 @@ class Outcome:
 
 
 def pretrain_prototypes(
-    experiment: Experiment, *, seed: int, watch: Watch, probing: bool = True, shared: Path | None = None
+    experiment: Experiment,
+    *,
+    seed: int,
+    watch: Watch,
+    probing: bool = True,
+    shared: Path | None = None,
 ) -> list[Outcome]:
     """Return h0 of every prototype for a seed, from the shared store or newly trained, with probes in the cards.
 
@@ -112,7 +117,11 @@ def about_data(section: Data, data: LabelledData) -> dict[str, Any]:
     """Return what a card says about how a probe was measured, and on which labelled data."""
     labels = torch.cat([data.labels, data.test_labels])
     parts = {"digest": data.images, "test_digest": data.test_images, "label_digest": labels}
-    counts = {"examples": len(data.labels), "test_examples": len(data.test_labels), "classes": len(data.classes)}
+    counts = {
+        "examples": len(data.labels),
+        "test_examples": len(data.test_labels),
+        "classes": len(data.classes),
+    }
     digests = {key: content_digest(part) for key, part in parts.items()}
     return {"by": "softmax regression", "data": {"source": section.source, **counts, **digests}}
 
@@ -136,25 +145,42 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcome], *, half: bool = Fals
     """
     words = outcomes[0].vocabulary
     parts = {
-        one.prototype: ({name: _halved(t) if half else t for name, t in one.h0.weights.items()}, one.h0.card)
+        one.prototype: (
+            {name: _halved(t) if half else t for name, t in one.h0.weights.items()},
+            one.h0.card,
+        )
         for one in outcomes
     }
     if len(outcomes) == 1:
         save_h0(path, *parts[outcomes[0].prototype], vocabulary=words)
     else:
         save_several(path, parts, vocabulary=words)
-    if (card := path.with_suffix(".json")).exists():  # safetensors makes files for the user alone; this is to be shared
+    if (
+        card := path.with_suffix(".json")
+    ).exists():  # safetensors makes files for the user alone; this is to be shared
         path.chmod(card.stat().st_mode & 0o777)
 
 
-def unwritten(error: OSError, path: Path, outcomes: Sequence[Outcome], *, shared: Path | None) -> OSError:
+def unwritten(
+    error: OSError, path: Path, outcomes: Sequence[Outcome], *, shared: Path | None
+) -> OSError:
     """Return an error of the same kind that names the option and says where h0 lies all the same."""
-    files = [] if shared is None else [shared / f"{outcome.h0.stem}.safetensors" for outcome in outcomes]
+    files = (
+        []
+        if shared is None
+        else [shared / f"{outcome.h0.stem}.safetensors" for outcome in outcomes]
+    )
     if stored := ", ".join(str(file) for file in files if file.exists()):
         left = f"h0 lies in the store ({stored}): the same command with another --out takes it from there"
     else:
-        left = "h0 is kept nowhere else" if shared else "without a store (FEDAUX_CACHE) h0 is kept nowhere else"
-    return OSError(error.errno, f"could not be written ({error.strerror or error}); {left}", f"--out {path}")
+        left = (
+            "h0 is kept nowhere else"
+            if shared
+            else "without a store (FEDAUX_CACHE) h0 is kept nowhere else"
+        )
+    return OSError(
+        error.errno, f"could not be written ({error.strerror or error}); {left}", f"--out {path}"
+    )
 
 
 def _halved(tensor: Tensor) -> Tensor:
@@ -163,14 +189,19 @@ def _halved(tensor: Tensor) -> Tensor:
 
 def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> Table:
     """Return the table for people."""
-    table = Table(title=f"{name}: pretrained features, seed {seed}; test accuracy in %", title_justify="left")
+    table = Table(
+        title=f"{name}: pretrained features, seed {seed}; test accuracy in %", title_justify="left"
+    )
     table.add_column("prototype")
     for column in ("epochs", "seconds", "loss", "linear probe", "20 neighbours"):
         table.add_column(column, justify="right")
     for outcome in outcomes:
         card = outcome.h0.card
         measured = card["probe"] or {}
-        accuracies = [f"{100 * measured[key]:.1f}" if key in measured else "–" for key in ("linear", "neighbours")]
+        accuracies = [
+            f"{100 * measured[key]:.1f}" if key in measured else "–"
+            for key in ("linear", "neighbours")
+        ]
         seconds = f"{card['seconds']:.1f}" + (" (stored)" if outcome.h0.stored else "")
         loss = "–" if card["loss"] is None else f"{card['loss']:.3f}"
         table.add_row(outcome.prototype, str(card["epochs"]), seconds, loss, *accuracies)
@@ -206,7 +237,11 @@ class Watch:
         self._spoke = 0.0
         self.name = ""
         """Of the prototype whose turn it is; nothing before the first."""
-        columns = MofNCompleteColumn(), TextColumn("epochs  {task.fields[said]}"), TimeElapsedColumn()
+        columns = (
+            MofNCompleteColumn(),
+            TextColumn("epochs  {task.fields[said]}"),
+            TimeElapsedColumn(),
+        )
         self._live = live_bar(console, *columns)
         self._bar = self._live.add_task("starting", total=1, said="")
 
@@ -215,7 +250,10 @@ class Watch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._live.stop()
 
@@ -229,7 +267,9 @@ class Watch:
         said = f"loss {passed.loss:.3f}  ETA {passed.seconds_left:.0f} s"
         self._live.update(self._bar, completed=passed.epoch, said=said)
         last = passed.epoch == passed.epochs
-        if not self._console.is_terminal and (last or time.monotonic() - self._spoke >= QUIET_SECONDS):
+        if not self._console.is_terminal and (
+            last or time.monotonic() - self._spoke >= QUIET_SECONDS
+        ):
             self._spoke = time.monotonic()
             self.say(f"{self.name}: epoch {passed}")
 

@@ -85,8 +85,12 @@ class PrivacyPlan:
 
     def warnings(self) -> list[str]:
         """Name the clients whose noise drowns their signal, and the size that would do."""
-        clients = [client for group in self.groups for client in group.clients if client.scores is not None]
-        drowned = [c for c in clients if c.scores is not None and c.scores.noise_share > NOISE_LIMIT]
+        clients = [
+            client for group in self.groups for client in group.clients if client.scores is not None
+        ]
+        drowned = [
+            c for c in clients if c.scores is not None and c.scores.noise_share > NOISE_LIMIT
+        ]
         by_need: dict[int | None, list[ClientPlan]] = {}
         for client in drowned:
             assert client.scores is not None
@@ -99,7 +103,9 @@ class PrivacyPlan:
         shares = [member.scores.noise_share for member in members if member.scores is not None]
         knobs = {"mean": "raise certainty.epsilon or lower certainty.components"}
         advice = knobs.get(section.mechanism, "raise certainty.epsilon or certainty.regularisation")
-        remedy = f"it takes {needed} examples" if needed is not None else "no number of examples will do"
+        remedy = (
+            f"it takes {needed} examples" if needed is not None else "no number of examples will do"
+        )
         return (
             f"Warning: {_listed([member.client for member in members])} with {interval(sizes)} examples: the noise on "
             f"the certainty scores is {interval(shares)} times the largest signal there can be. For {NOISE_LIMIT:g} at "
@@ -109,22 +115,36 @@ class PrivacyPlan:
     def sentences(self) -> list[str]:
         """Say in words what the tables rest on."""
         lines = [f"Neighbours are {NEIGHBOURS}."]
-        scored = [client.scores for group in self.groups for client in group.clients if client.scores is not None]
+        scored = [
+            client.scores
+            for group in self.groups
+            for client in group.clients
+            if client.scores is not None
+        ]
         if any(math.isinf(scores.cost[0]) for scores in scored):
-            lines.insert(0, f"NOT PRIVATE: certainty scores through `{self.certainty.mechanism}` have no finite ε.")
+            lines.insert(
+                0,
+                f"NOT PRIVATE: certainty scores through `{self.certainty.mechanism}` have no finite ε.",
+            )
         if self.empty_clients:
-            lines.append(f"Without examples, and so without a part in this: {_listed(self.empty_clients)}.")
+            lines.append(
+                f"Without examples, and so without a part in this: {_listed(self.empty_clients)}."
+            )
         if self.protected_updates:
             lines.append(
                 f"A client is expected in {self.expected_rounds} of {self.rounds} rounds, and in all of them at worst; "
                 "scores and updates are composed by privacy loss distributions."
             )
-        lines.append(f"Not protected: {UNPROTECTED_BESIDES_UPDATES if self.protected_updates else UNPROTECTED}")
+        lines.append(
+            f"Not protected: {UNPROTECTED_BESIDES_UPDATES if self.protected_updates else UNPROTECTED}"
+        )
         return [*lines, *self.warnings(), *self._hints()]
 
     def _hints(self) -> list[str]:
         """Say how many components would suit the noise, where there are many more or fewer."""
-        sizes = [client.num_examples for group in self.groups if group.scores for client in group.clients]
+        sizes = [
+            client.num_examples for group in self.groups if group.scores for client in group.clients
+        ]
         section = self.certainty
         if section.mechanism != "mean" or not sizes:
             return []
@@ -145,19 +165,27 @@ class PrivacyPlan:
 
     def _table(self, group: MethodsPlan) -> Table:
         table = Table(title=f"{', '.join(group.methods)}: (ε, δ) by client", title_justify="left")
-        updates = ("one update", "all, expected", "all, at worst") if self.protected_updates else ("updates",)
+        updates = (
+            ("one update", "all, expected", "all, at worst")
+            if self.protected_updates
+            else ("updates",)
+        )
         for column in ("client", "n_i", "scores", "noise / signal", *updates):
             table.add_column(column, justify="right")
         for client in group.clients:
             scores = client.scores
             spent = [
-                privacy_budget(*cost) for cost in (client.update, client.expected, client.worst) if cost is not None
+                privacy_budget(*cost)
+                for cost in (client.update, client.expected, client.worst)
+                if cost is not None
             ]
             table.add_row(
                 str(client.client),
                 str(client.num_examples),
                 "–" if scores is None else privacy_budget(*scores.cost),
-                "–" if scores is None or math.isinf(scores.cost[0]) else f"{scores.noise_share:.2g}",
+                "–"
+                if scores is None or math.isinf(scores.cost[0])
+                else f"{scores.noise_share:.2g}",
                 *(spent if self.protected_updates else ["not protected"]),
             )
         return table
@@ -175,7 +203,9 @@ def privacy_plan(
     Raises ValueError where sizes and population disagree, and, with `local.privacy`, where dp-accounting is missing.
     """
     if len(sizes) != experiment.split.num_clients:
-        raise ValueError(f"{len(sizes)} sizes: split.num_clients = {experiment.split.num_clients} of them are needed")
+        raise ValueError(
+            f"{len(sizes)} sizes: split.num_clients = {experiment.split.num_clients} of them are needed"
+        )
     present = [client for client, size in enumerate(sizes) if size > 0]
     share = min(1.0, clients_per_round(experiment) / max(1, len(present)))
     expected_rounds = math.ceil(share * experiment.rounds - 1e-9)
@@ -189,7 +219,9 @@ def privacy_plan(
                     experiment,
                     client,
                     sizes[client],
-                    scores=_score_plan(experiment.certainty, sizes[client], widths[client], num_negatives)
+                    scores=_score_plan(
+                        experiment.certainty, sizes[client], widths[client], num_negatives
+                    )
                     if scores
                     else None,
                     expected_rounds=expected_rounds,
@@ -200,12 +232,23 @@ def privacy_plan(
     empty = tuple(client for client, size in enumerate(sizes) if size == 0)
     protected = experiment.local.privacy is not None
     return PrivacyPlan(
-        experiment.certainty, protected, experiment.rounds, expected_rounds, empty, tuple(groups), max(widths)
+        experiment.certainty,
+        protected,
+        experiment.rounds,
+        expected_rounds,
+        empty,
+        tuple(groups),
+        max(widths),
     )
 
 
 def _client_plan(
-    experiment: ExperimentFields, client: int, size: int, *, scores: ScorePlan | None, expected_rounds: int
+    experiment: ExperimentFields,
+    client: int,
+    size: int,
+    *,
+    scores: ScorePlan | None,
+    expected_rounds: int,
 ) -> ClientPlan:
     privacy = experiment.local.privacy
     if privacy is None:
@@ -224,7 +267,9 @@ def _client_plan(
         return composed_epsilon(counts, delta=delta), delta
 
     update = composed_epsilon({query: steps}, delta=privacy.delta), privacy.delta
-    return ClientPlan(client, size, scores, update, together(expected_rounds), together(experiment.rounds))
+    return ClientPlan(
+        client, size, scores, update, together(expected_rounds), together(experiment.rounds)
+    )
 
 
 def _score_plan(section: Certainty, size: int, feature_width: int, num_negatives: int) -> ScorePlan:
@@ -236,10 +281,14 @@ def _score_plan(section: Certainty, size: int, feature_width: int, num_negatives
     elif section.mechanism == "paper":
         # At the optimum lambda |w| is a mean of vectors of norm at most 1, and J(w) <= J(0) = log 2.
         dimensions = feature_width
-        signal = min(1.0 / section.regularisation, math.sqrt(2.0 * math.log(2.0) / section.regularisation))
+        signal = min(
+            1.0 / section.regularisation, math.sqrt(2.0 * math.log(2.0) / section.regularisation)
+        )
 
         def sensitivity(num_examples: int) -> float:
-            return paper.sensitivity_of(num_examples, num_negatives, regularisation=section.regularisation)
+            return paper.sensitivity_of(
+                num_examples, num_negatives, regularisation=section.regularisation
+            )
     else:
         return ScorePlan((math.inf, section.delta), 0.0, 1)
     multiplier = noise_multiplier(epsilon=section.epsilon, delta=section.delta)
@@ -269,7 +318,9 @@ def _feature_widths(experiment: ExperimentFields, input_shape: tuple[int, ...]) 
     widths = {}
     for prototype in experiment.prototypes:
         with seeding.initialisation(0, part=prototype.name):
-            widths[prototype.name] = MODELS[prototype.model](input_shape, 2, **prototype.options).feature_width
+            widths[prototype.name] = MODELS[prototype.model](
+                input_shape, 2, **prototype.options
+            ).feature_width
     return [widths[name] for name in assign_prototypes(experiment)]
 
 

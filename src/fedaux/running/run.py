@@ -74,7 +74,11 @@ def load_inputs(experiment: Experiment) -> Inputs:
     """Load the data of an experiment onto its device."""
     device = prepare_device(experiment)
     data, auxiliary = load_both(experiment)
-    return Inputs(data.to(device), auxiliary.to(device), compute_for(experiment.engine, device, experiment.data))
+    return Inputs(
+        data.to(device),
+        auxiliary.to(device),
+        compute_for(experiment.engine, device, experiment.data),
+    )
 
 
 def run(
@@ -106,7 +110,9 @@ def run(
 
 def simulated(experiment: Experiment, data: LabelledData) -> Callable[[Task], Clients]:
     """Return what makes the simulated clients of a task."""
-    return lambda task: SimulatedClients(task, data.images, data.labels, split_for(experiment, data, task.seed))
+    return lambda task: SimulatedClients(
+        task, data.images, data.labels, split_for(experiment, data, task.seed)
+    )
 
 
 def prepare_device(experiment: Experiment) -> torch.device:
@@ -152,7 +158,9 @@ def carry_out(
                     work.finish(method, seed)
                 except torch.cuda.OutOfMemoryError as error:
                     said = out_of_memory(experiment, f"{method}, seed {seed}")
-                    raise ValueError(f"{said}; the first can be changed when going on with --resume") from error
+                    raise ValueError(
+                        f"{said}; the first can be changed when going on with --resume"
+                    ) from error
         directory.write_metrics()
         summary = write_summary(directory)
         write_report(path)
@@ -185,7 +193,11 @@ class Work:
         """Bring one method and seed from wherever it stands to its last round."""
         directory, rounds = self._directory, self._experiment.rounds
         progress = directory.load(method, seed, device=str(self._auxiliary.device))
-        if progress is not None and progress.state.round >= rounds and not self._lacks_scores(method, seed):
+        if (
+            progress is not None
+            and progress.state.round >= rounds
+            and not self._lacks_scores(method, seed)
+        ):
             return
         task = self.task(method, seed)
         clients = self._clients(task)
@@ -206,13 +218,17 @@ class Work:
         while progress.state.round < rounds:
             state, row = federation.play_round(progress.state)
             released = state.releases.keys() != progress.state.releases.keys()
-            progress = Progress(state, progress.preparation, [*progress.rows, row], clients.client_states())
+            progress = Progress(
+                state, progress.preparation, [*progress.rows, row], clients.client_states()
+            )
             directory.save(method, seed, progress)
             directory.append_metrics(row)
             if released:
                 directory.write_ledger()
         if self._lacks_scores(method, seed) and progress.state.releases:
-            tensors, metadata = describe_scores(federation, progress.state, vocabulary=self._data.vocabulary)
+            tensors, metadata = describe_scores(
+                federation, progress.state, vocabulary=self._data.vocabulary
+            )
             save_tensors(directory.path / "scores.safetensors", tensors, metadata=metadata)
         write_summary(directory)
 
@@ -276,7 +292,14 @@ class Work:
         """Return the public map that was made first in this run: methods of a seed share it, and so their releases."""
         file = self._directory.path / "public" / f"seed{seed}.safetensors"
         if not file.exists():
-            save_tensors(file, {f"{name}/{key}": tensor for name, own in public.items() for key, tensor in own.items()})
+            save_tensors(
+                file,
+                {
+                    f"{name}/{key}": tensor
+                    for name, own in public.items()
+                    for key, tensor in own.items()
+                },
+            )
         stored = load_file(file, device=str(self._auxiliary.device))
         return {name: {key: stored[f"{name}/{key}"] for key in own} for name, own in public.items()}
 
@@ -311,7 +334,11 @@ def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
     """Return the client-by-class table of every seed, for split.json."""
     tables = {str(seed): split_table(experiment, data, seed).tolist() for seed in experiment.seeds}
     # Data that clients brought was not drawn at any concentration.
-    drawn = {"alpha": experiment.split.alpha} if data.clients is None else {"clients": list(experiment.data.clients)}
+    drawn = (
+        {"alpha": experiment.split.alpha}
+        if data.clients is None
+        else {"clients": list(experiment.data.clients)}
+    )
     return {"classes": list(data.classes), **drawn, "tables": tables}
 
 
@@ -358,7 +385,9 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"engine.device = {name}: torch finds no CUDA device here; use auto or cpu")
+        raise ValueError(
+            f"engine.device = {name}: torch finds no CUDA device here; use auto or cpu"
+        )
     return torch.device(name)
 
 

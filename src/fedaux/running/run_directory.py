@@ -27,7 +27,13 @@ from fedaux.config import ConfigError, Experiment
 from fedaux.core.messages import ClientState, ScoreRelease
 from fedaux.core.task import Preparation, State
 from fedaux.files import read_json, save_json, save_tensors, save_text
-from fedaux.privacy.ledger import NEIGHBOURS, UNPROTECTED, UNPROTECTED_BESIDES_UPDATES, UPDATE, LedgerEntry
+from fedaux.privacy.ledger import (
+    NEIGHBOURS,
+    UNPROTECTED,
+    UNPROTECTED_BESIDES_UPDATES,
+    UPDATE,
+    LedgerEntry,
+)
 from fedaux.recipes import flatten, load_experiment
 
 
@@ -65,7 +71,9 @@ class RunDirectory:
                 )
             refuse_other_experiment(path, load_experiment(recipe), experiment)
         elif path.exists() and any(item.name != ".lock" for item in path.iterdir()):
-            raise ValueError(f"{path} is not empty and holds no run; choose another directory with --out")
+            raise ValueError(
+                f"{path} is not empty and holds no run; choose another directory with --out"
+            )
         path.mkdir(parents=True, exist_ok=True)
         directory = cls(path, experiment)
         directory._lock = locked(path)
@@ -101,7 +109,11 @@ class RunDirectory:
         if not (cell / "state.json").exists():
             return None
         header = read_json(cell / "state.json")
-        prepared = _nested(load_file(cell / header["prepared"], device=device)) if header["prepared"] else {}
+        prepared = (
+            _nested(load_file(cell / header["prepared"], device=device))
+            if header["prepared"]
+            else {}
+        )
         tensors = _nested(load_file(cell / header["checkpoint"], device=device))
         entries = [LedgerEntry.from_json(entry) for entry in header["ledger"]]
         vectors = tensors.get("vector", {}).get("client", {})
@@ -121,7 +133,9 @@ class RunDirectory:
             for kind in STAMPED
         )
         state = State(header["round"], tensors["weights"], releases, spent, memory)
-        preparation = Preparation(prepared.get("extractor", {}), prepared.get("public", {}), **header["preparation"])
+        preparation = Preparation(
+            prepared.get("extractor", {}), prepared.get("public", {}), **header["preparation"]
+        )
         return Progress(state, preparation, header["rows"], kept)
 
     def save(self, method: str, seed: int, progress: Progress) -> None:
@@ -132,9 +146,15 @@ class RunDirectory:
             save_tensors(cell / "prepared.safetensors", prepared)
         checkpoint = f"round-{state.round:05d}.safetensors"
         vectors = {str(client): released.vector for client, released in state.releases.items()}
-        save_tensors(cell / checkpoint, _flat("weights", state.weights) | _flat("vector", {"client": vectors}))
+        save_tensors(
+            cell / checkpoint,
+            _flat("weights", state.weights) | _flat("vector", {"client": vectors}),
+        )
         stamped = dict(zip(STAMPED, (state.memory, progress.kept), strict=True))
-        for kind, clients in stamped.items():  # a client's tensors are written once, in the round they are from
+        for (
+            kind,
+            clients,
+        ) in stamped.items():  # a client's tensors are written once, in the round they are from
             for client, one in clients.items():
                 if not (file := _stamped_file(cell, kind, client, one.round)).exists():
                     save_tensors(file, one.tensors)
@@ -150,16 +170,25 @@ class RunDirectory:
                 "bytes_down": preparation.bytes_down,
             },
             "ledger": [
-                entry.to_json() for entry in (*(released.entry for released in state.releases.values()), *state.ledger)
+                entry.to_json()
+                for entry in (
+                    *(released.entry for released in state.releases.values()),
+                    *state.ledger,
+                )
             ],
             "rows": list(progress.rows),
-        } | {kind: {str(client): one.round for client, one in clients.items()} for kind, clients in stamped.items()}
+        } | {
+            kind: {str(client): one.round for client, one in clients.items()}
+            for kind, clients in stamped.items()
+        }
         save_json(cell / "state.json", header)
         for old in cell.glob("round-*.safetensors"):
             if old.name != checkpoint:
                 old.unlink()
         for kind, clients in stamped.items():
-            current = {_stamped_file(cell, kind, client, one.round) for client, one in clients.items()}
+            current = {
+                _stamped_file(cell, kind, client, one.round) for client, one in clients.items()
+            }
             for file in (cell / kind).glob("client-*.safetensors"):
                 if file not in current:
                     file.unlink()
@@ -203,7 +232,11 @@ def _stamped_file(cell: Path, kind: str, client: int, number: int) -> Path:
 
 
 def _flat(kind: str, groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {f"{kind}/{group}/{name}": tensor for group, table in groups.items() for name, tensor in table.items()}
+    return {
+        f"{kind}/{group}/{name}": tensor
+        for group, table in groups.items()
+        for name, tensor in table.items()
+    }
 
 
 def _nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, dict[str, Tensor]]]:
@@ -231,6 +264,9 @@ def refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -
     different = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     if different:
         raise ConfigError(
-            [f"{key} = {new.get(key)!r}: the run was started with {old.get(key)!r}" for key in different],
+            [
+                f"{key} = {new.get(key)!r}: the run was started with {old.get(key)!r}"
+                for key in different
+            ],
             origin=f"{path} holds a run of another experiment and cannot be resumed",
         )

@@ -23,7 +23,9 @@ def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> d
     for method in experiment.method:
         cells = [header for header in headers if header["method"] == method and header["rows"]]
         if cells:
-            rows.append({"method": method} | _row(cells, protected=experiment.local.privacy is not None))
+            rows.append(
+                {"method": method} | _row(cells, protected=experiment.local.privacy is not None)
+            )
     finished = sum(header["round"] >= experiment.rounds for header in headers)
     return {
         "name": experiment.name,
@@ -36,7 +38,9 @@ def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> d
 
 
 def _row(cells: Sequence[Mapping[str, Any]], *, protected: bool) -> dict[str, Any]:
-    measured = [[row["accuracy"] for row in cell["rows"] if row["accuracy"] is not None] for cell in cells]
+    measured = [
+        [row["accuracy"] for row in cell["rows"] if row["accuracy"] is not None] for cell in cells
+    ]
     last = over_seeds([accuracies[-1] for accuracies in measured if accuracies])
     best = over_seeds([max(accuracies) for accuracies in measured if accuracies])
     entries = [[LedgerEntry.from_json(entry) for entry in cell["ledger"]] for cell in cells]
@@ -50,7 +54,9 @@ def _row(cells: Sequence[Mapping[str, Any]], *, protected: bool) -> dict[str, An
         "accuracy_max_std": best[1],
         "epsilon": None if spent is None else "inf" if math.isinf(spent[0]) else spent[0],
         "delta": None if spent is None else spent[1],
-        "mechanism": next((entry.mechanism for cell in entries for entry in cell if entry.purpose == SCORES), None),
+        "mechanism": next(
+            (entry.mechanism for cell in entries for entry in cell if entry.purpose == SCORES), None
+        ),
         "updates_protected": protected,
         "seconds": statistics.fmean(_seconds(cell) for cell in cells),
         "bytes_up": _mean_of_total(cells, "bytes_up"),
@@ -64,4 +70,8 @@ def _seconds(cell: Mapping[str, Any]) -> float:
 
 
 def _mean_of_total(cells: Sequence[Mapping[str, Any]], key: str) -> int:
-    return round(statistics.fmean(cell["preparation"][key] + sum(row[key] for row in cell["rows"]) for cell in cells))
+    return round(
+        statistics.fmean(
+            cell["preparation"][key] + sum(row[key] for row in cell["rows"]) for cell in cells
+        )
+    )

@@ -27,7 +27,9 @@ FOLDER = "tensorboard"
 def check(experiment: ExperimentFields) -> None:
     """Raise ValueError where event files are wanted and TensorBoard is not installed."""
     if experiment.output.tensorboard and find_spec("tensorboard") is None:
-        raise ValueError("output.tensorboard = true: needs TensorBoard, pip install 'fedaux[tensorboard]'")
+        raise ValueError(
+            "output.tensorboard = true: needs TensorBoard, pip install 'fedaux[tensorboard]'"
+        )
 
 
 @contextmanager
@@ -81,7 +83,9 @@ class Board:
         """Return the writer of one method and seed; the first time with new files, which hold what its cell holds."""
         if (method, seed) in self._writers:
             return self._writers[method, seed]
-        from torch.utils.tensorboard import SummaryWriter  # imports for seconds, and only where it is wanted
+        from torch.utils.tensorboard import (
+            SummaryWriter,
+        )  # imports for seconds, and only where it is wanted
 
         state = self._directory.cell(method, seed) / "state.json"
         folder = self._directory.path / FOLDER / state.parent.name
@@ -114,7 +118,10 @@ def round_points(row: Mapping[str, Any]) -> dict[str, float]:
         "test/accuracy": row["accuracy"],
         "test/loss": row["loss"],
         "test/accuracy_ensemble": row["accuracy_ensemble"],
-        **{f"test/accuracy_of_{name}": accuracy for name, accuracy in row["accuracy_by_prototype"].items()},
+        **{
+            f"test/accuracy_of_{name}": accuracy
+            for name, accuracy in row["accuracy_by_prototype"].items()
+        },
         "local/loss": row["local_loss"],
         "clients/asked": len(row["clients_asked"]),
         "clients/answered": len(row["clients_answered"]),
@@ -127,7 +134,9 @@ def round_points(row: Mapping[str, Any]) -> dict[str, float]:
     return {tag: value for tag, value in points.items() if value is not None}
 
 
-def _write(writer: SummaryWriter, points: Mapping[str, float], *, step: int, time: float | None = None) -> None:
+def _write(
+    writer: SummaryWriter, points: Mapping[str, float], *, step: int, time: float | None = None
+) -> None:
     for tag, value in points.items():
         writer.add_scalar(tag, value, step, walltime=time)
 

@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from fedaux.sweep.grid import Cell, axes_of, cells_of, expand
     from fedaux.sweep.runner import Callback, Outcome, sweep
 
-__all__ = ["Callback", "Cell", "Outcome", "axes_of", "cells_of", "expand", "group", "read_records", "sweep"]
+__all__ = [
+    "Callback",
+    "Cell",
+    "Outcome",
+    "axes_of",
+    "cells_of",
+    "expand",
+    "group",
+    "read_records",
+    "sweep",
+]
 
 _HOMES = {
     **dict.fromkeys(("Cell", "axes_of", "cells_of", "expand"), "fedaux.sweep.grid"),

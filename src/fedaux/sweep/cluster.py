@@ -79,7 +79,9 @@ def shares(nodes: Sequence[Node], *, jobs: int | None) -> list[Share]:
         places = _in_turn(nodes, lambda node: node.processors)
         number = jobs or len({node.id for node in places})
         if number > len(places):
-            raise ValueError(f"jobs = {number}: should be at most {len(places)}, the processors of the cluster")
+            raise ValueError(
+                f"jobs = {number}: should be at most {len(places)}, the processors of the cluster"
+            )
     chosen = places[:number]
     part = 1 / math.ceil(number / gpus) if gpus else 0.0
     return [Share(node, part, sum(other.id == node.id for other in chosen)) for node in chosen]
@@ -102,7 +104,12 @@ def seats(address: str, *, root: Path, jobs: int | None, most: int) -> Iterator[
     try:
         nodes = [_node(row) for row in ray.nodes() if row["Alive"]]
         listed = shares(nodes, jobs=jobs)[:most]
-        _check(ray, list({share.node.id: share.node for share in listed}.values()), root=root, address=address)
+        _check(
+            ray,
+            list({share.node.id: share.node for share in listed}.values()),
+            root=root,
+            address=address,
+        )
         yield [Distant(ray, share, root) for share in listed]
     finally:
         if own:
@@ -125,7 +132,9 @@ def _join(ray: Any, address: str) -> None:
             warnings.simplefilter("ignore")
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ValueError(f"cluster = {address!r}: no Ray cluster could be joined there ({error})") from error
+        raise ValueError(
+            f"cluster = {address!r}: no Ray cluster could be joined there ({error})"
+        ) from error
 
 
 def _node(row: Mapping[str, Any]) -> Node:
@@ -143,14 +152,18 @@ def _on(node: Node) -> Any:
 def _check(ray: Any, nodes: Sequence[Node], *, root: Path, address: str) -> None:
     """Raise ValueError naming every node that does not see or cannot write the folder, or runs another fedaux."""
 
-    def look(path: str, reply: str, program: str, seconds: float) -> dict[str, Any]:  # goes there as it stands
+    def look(
+        path: str, reply: str, program: str, seconds: float
+    ) -> dict[str, Any]:  # goes there as it stands
         import subprocess
         import sys
         import time
         from pathlib import Path
 
         until = time.monotonic() + seconds
-        while not Path(path).exists() and time.monotonic() < until:  # a network's file system may be late
+        while (
+            not Path(path).exists() and time.monotonic() < until
+        ):  # a network's file system may be late
             time.sleep(0.2)
         seen, refused = Path(path).exists(), ""
         if seen:
@@ -159,11 +172,23 @@ def _check(ray: Any, nodes: Sequence[Node], *, root: Path, address: str) -> None
             except OSError as error:
                 refused = str(error.strerror)
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        return {"seen": seen, "refused": refused, "out": done.stdout, "error": done.stderr, "python": sys.executable}
+        return {
+            "seen": seen,
+            "refused": refused,
+            "out": done.stdout,
+            "error": done.stderr,
+            "python": sys.executable,
+        }
 
-    own = json.loads(subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True).stdout)
+    own = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
+        ).stdout
+    )
     token = root / f".token-{secrets.token_hex(8)}"
-    replies = {node.id: token.with_name(f"{token.name}-{number}") for number, node in enumerate(nodes)}
+    replies = {
+        node.id: token.with_name(f"{token.name}-{number}") for number, node in enumerate(nodes)
+    }
     problems = []
     token.touch()
     try:
@@ -180,7 +205,10 @@ def _check(ray: Any, nodes: Sequence[Node], *, root: Path, address: str) -> None
             except ray.exceptions.RayError as error:
                 problems.append(f"node {node.name}: does not answer ({type(error).__name__})")
                 continue
-            problems += [f"node {node.name}: {line}" for line in _problems(answer, replies[node.id], root, own)]
+            problems += [
+                f"node {node.name}: {line}"
+                for line in _problems(answer, replies[node.id], root, own)
+            ]
     finally:
         for file in (token, *replies.values()):
             file.unlink(missing_ok=True)
@@ -188,7 +216,9 @@ def _check(ray: Any, nodes: Sequence[Node], *, root: Path, address: str) -> None
         raise ValueError("\n".join([f"cluster = {address!r}: cannot be used", *problems]))
 
 
-def _problems(answer: Mapping[str, Any], reply: Path, root: Path, own: Mapping[str, str]) -> Iterator[str]:
+def _problems(
+    answer: Mapping[str, Any], reply: Path, root: Path, own: Mapping[str, str]
+) -> Iterator[str]:
     if not answer["seen"]:
         yield f"does not see {root}; all machines must share the sweep's folder under one path (--out)"
     elif answer["refused"]:
@@ -220,7 +250,11 @@ class Host:
     """The actor: a worker's process on the actor's node, from afar."""
 
     def __init__(self, log: str, environment: Mapping[str, str | None], folder: str) -> None:
-        chosen = {key: value for key, value in (dict(os.environ) | dict(environment)).items() if value is not None}
+        chosen = {
+            key: value
+            for key, value in (dict(os.environ) | dict(environment)).items()
+            if value is not None
+        }
         here = Path(folder) if Path(folder).is_dir() else None
         self._process = OwnProcess(log=Path(log), environment=chosen, folder=here)
         self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -268,13 +302,20 @@ class Distant:
         """Start a worker on the node. Raises NoPlace where the node is gone or stays busy; then it is given up."""
         node, gpu = self._share.node, self._share.gpu
         # Ray gives every actor threads by its share of processors; torch shall have those of a worker of ours.
-        given = {key: value for key, value in os.environ.items() if key.startswith(("FEDAUX_", "OMP_"))}
+        given = {
+            key: value for key, value in os.environ.items() if key.startswith(("FEDAUX_", "OMP_"))
+        }
         cores: dict[str, str | None] = {"OMP_NUM_THREADS": None}
         environment = cores | shared_cores(node.processors, at_once=self._share.at_once) | given
         if given.get("FEDAUX_CACHE") == "":
             environment["FEDAUX_CACHE"] = str(self._root / ".shared")
         log = self._root / "logs" / f"workers-{node.id[:8]}.log"
-        options = {"num_cpus": 0 if gpu else 1, "num_gpus": gpu, "max_restarts": 0, "max_concurrency": 4}
+        options = {
+            "num_cpus": 0 if gpu else 1,
+            "num_gpus": gpu,
+            "max_restarts": 0,
+            "max_concurrency": 4,
+        }
         actor = (
             self._ray.remote(Host)
             .options(**options, scheduling_strategy=_on(node))
@@ -332,9 +373,15 @@ class _DistantProcess:
     def _ask(self, answer: Any) -> Any:
         try:
             return self._ray.get(answer)
-        except self._ray.exceptions.RayTaskError:  # what its process raised, such as OSError, and also that
+        except (
+            self._ray.exceptions.RayTaskError
+        ):  # what its process raised, such as OSError, and also that
             raise
         except self._ray.exceptions.RayError as error:
-            with suppress(Exception):  # the line may be down, not the actor: nobody must go on with a cell that moves
+            with suppress(
+                Exception
+            ):  # the line may be down, not the actor: nobody must go on with a cell that moves
                 self._ray.kill(self._actor)
-            raise Lost(f"node {self._node.name}: the worker there is out of reach ({type(error).__name__})") from error
+            raise Lost(
+                f"node {self._node.name}: the worker there is out of reach ({type(error).__name__})"
+            ) from error

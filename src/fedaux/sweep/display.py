@@ -38,18 +38,25 @@ class Display:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._live.stop()
 
-    def planned(self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]) -> None:
+    def planned(
+        self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]
+    ) -> None:
         """Say what there is to do."""
         self._cells, self._done = cells, dict(done)
         self._ended = len(finished)
         self._before = sum(done.values())
         for line in plan_lines(cells, finished=finished, done=done):
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
-        self._bars[""] = self._live.add_task("all", total=self._total(), completed=self._before, text=self._standing())
+        self._bars[""] = self._live.add_task(
+            "all", total=self._total(), completed=self._before, text=self._standing()
+        )
         if self._ended < len(cells):
             self._live.start()
 
@@ -64,12 +71,16 @@ class Display:
         where = f"{event['method']} seed {event['seed']} round {event['round']}/{cell.experiment.rounds}"
         if event["event"] == "round":
             self._done[cell.name] += 1
-            self._live.update(self._bars[""], completed=sum(self._done.values()), text=self._standing())
+            self._live.update(
+                self._bars[""], completed=sum(self._done.values()), text=self._standing()
+            )
             accuracy = event["accuracy"]
             where += "" if accuracy is None else f" {100 * accuracy:.1f} %"
         else:
             where += f" {event['phase']}"
-        self._live.update(self._bars[cell.name], completed=self._done[cell.name], text=escape(where))
+        self._live.update(
+            self._bars[cell.name], completed=self._done[cell.name], text=escape(where)
+        )
         if not self._console.is_terminal and time.monotonic() - self._spoke >= QUIET_SECONDS:
             self._say(f"{cell.name}: {where}; {self._standing()}")
 
@@ -105,7 +116,9 @@ class Display:
         return text
 
 
-def plan_lines(cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]) -> list[str]:
+def plan_lines(
+    cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]
+) -> list[str]:
     """Say how many cells there are, what differs between them, and how much is done already."""
     values: dict[str, list[Any]] = {}
     for cell in cells:
@@ -113,7 +126,9 @@ def plan_lines(cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[
             seen = values.setdefault(key, [])
             seen += [value] if value not in seen else []
     rounds = sum(cell.rounds for cell in cells)
-    lines = [f"Sweep: {len(cells)} cell{'s' if len(cells) != 1 else ''}, {rounds:,} rounds altogether"]
+    lines = [
+        f"Sweep: {len(cells)} cell{'s' if len(cells) != 1 else ''}, {rounds:,} rounds altogether"
+    ]
     lines += [f"  {key} = {', '.join(map(_shown, listed))}" for key, listed in values.items()]
     methods = list(dict.fromkeys(method for cell in cells for method in cell.experiment.method))
     seeds = list(dict.fromkeys(seed for cell in cells for seed in cell.experiment.seeds))
@@ -134,7 +149,9 @@ def result_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     if len(rows) > MOST_ROWS:
         caption += f"; the best {MOST_ROWS} of {len(rows)}, all are in the report"
     names = {key: key.rpartition(".")[2] for key in keys}
-    return to_terminal(results_table(ranked(rows)[:MOST_ROWS], names=names, caption=caption, without="seconds"))
+    return to_terminal(
+        results_table(ranked(rows)[:MOST_ROWS], names=names, caption=caption, without="seconds")
+    )
 
 
 def _shown(value: Any) -> str:

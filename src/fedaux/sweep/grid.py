@@ -62,7 +62,9 @@ def expand(raw: Mapping[str, Any], *, apart: Sequence[str] = ()) -> list[Cell]:
         _remove(table, key)
     told = list(problems.values())
     try:
-        cells = cells_of(table, [dict(zip(axes, values, strict=True)) for values in product(*axes.values())])
+        cells = cells_of(
+            table, [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+        )
     except ConfigError as error:
         told += error.problems
     if told:
@@ -92,7 +94,10 @@ def cells_of(raw: Mapping[str, Any], points: Iterable[Mapping[str, Any]]) -> lis
         found["the grid is empty: there is no cell to run"] = []
     if found:
         raise ConfigError([_told(line, of, number=len(names)) for line, of in found.items()])
-    return [Cell(name, point, Experiment(**table)) for name, point, table in zip(names, listed, tables, strict=True)]
+    return [
+        Cell(name, point, Experiment(**table))
+        for name, point, table in zip(names, listed, tables, strict=True)
+    ]
 
 
 def axes_of(raw: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, str]]:
@@ -115,7 +120,9 @@ def axes_of(raw: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, str
         elif not values:
             problems[key] = f"{key} = []: nothing to sweep over; should have at least 1 item"
         elif repeated := [value for place, value in enumerate(values) if value in values[:place]]:
-            problems[key] = f"{key} = {_shown(values)}: {_shown(repeated[0])} appears more than once"
+            problems[key] = (
+                f"{key} = {_shown(values)}: {_shown(repeated[0])} appears more than once"
+            )
         else:
             axes[key] = values
     return axes, problems
@@ -126,11 +133,19 @@ def is_list(annotation: Any) -> bool:
     origin = get_origin(annotation)
     if origin in (tuple, list) or annotation in (tuple, list):
         return True
-    parts = get_args(annotation)[:1] if origin is Annotated else () if origin is dict else get_args(annotation)
+    parts = (
+        get_args(annotation)[:1]
+        if origin is Annotated
+        else ()
+        if origin is dict
+        else get_args(annotation)
+    )
     return any(is_list(part) for part in parts)
 
 
-def _lists(table: Mapping[str, Any], section: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any, list[Any]]]:
+def _lists(
+    table: Mapping[str, Any], section: type[BaseModel], prefix: str
+) -> Iterator[tuple[str, Any, list[Any]]]:
     """Yield key, type and value wherever a key of a recipe holds a list; unknown keys are others' to tell."""
     for name, value in table.items():
         key, field = prefix + name, section.model_fields.get(name)
@@ -145,7 +160,11 @@ def _lists(table: Mapping[str, Any], section: type[BaseModel], prefix: str) -> I
         elif isinstance(value, Mapping) and inner is not None:
             yield from _lists(value, inner, f"{key}.")
         elif isinstance(value, Mapping):  # options of an architecture: each a single value
-            yield from ((f"{key}.{option}", Any, item) for option, item in value.items() if isinstance(item, list))
+            yield from (
+                (f"{key}.{option}", Any, item)
+                for option, item in value.items()
+                if isinstance(item, list)
+            )
 
 
 def _each(raw: Mapping[str, Any], key: str) -> list[Any]:
@@ -195,11 +214,17 @@ def cell_names(points: Sequence[Mapping[str, Any]]) -> list[str]:
 
     def part(key: str, value: Any) -> str:
         text = value_name(value)
-        return f"{short[key]}={text}" + ("" if len(readings[key, text]) == 1 else f"-{_digest(_exact(value))}")
+        return f"{short[key]}={text}" + (
+            "" if len(readings[key, text]) == 1 else f"-{_digest(_exact(value))}"
+        )
 
-    names = [",".join(part(key, value) for key, value in point.items()) or "all" for point in points]
+    names = [
+        ",".join(part(key, value) for key, value in point.items()) or "all" for point in points
+    ]
     return [
-        name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 9]}-{_digest(_exact(dict(point)))}"
+        name
+        if len(name) <= LONGEST_NAME
+        else f"{name[: LONGEST_NAME - 9]}-{_digest(_exact(dict(point)))}"
         for name, point in zip(names, points, strict=True)
     ]
 

@@ -53,13 +53,23 @@ class OwnProcess:
     """A worker on this machine, which stops when its input ends."""
 
     def __init__(
-        self, *, log: Path, environment: Mapping[str, str], lock: int | None = None, folder: Path | None = None
+        self,
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        lock: int | None = None,
+        folder: Path | None = None,
     ) -> None:
         """``lock`` is a file that stays locked as long as the worker lives; ``folder`` is where it works."""
         log.parent.mkdir(exist_ok=True)
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fedaux.sweep.worker", *([] if lock is None else [str(lock)])],
+                [
+                    sys.executable,
+                    "-m",
+                    "fedaux.sweep.worker",
+                    *([] if lock is None else [str(lock)]),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -112,9 +122,13 @@ class Here:
     def start(self) -> Process:
         """Start a worker."""
         environment = shared_cores(os.cpu_count() or 1, at_once=self._at_once) | dict(os.environ)
-        if os.environ.get("FEDAUX_CACHE") == "":  # nothing is shared with others, but the cells of one sweep share h0
+        if (
+            os.environ.get("FEDAUX_CACHE") == ""
+        ):  # nothing is shared with others, but the cells of one sweep share h0
             environment["FEDAUX_CACHE"] = str((self._root / ".shared").resolve())
-        return OwnProcess(log=self._root / "logs" / "workers.log", environment=environment, lock=self._lock)
+        return OwnProcess(
+            log=self._root / "logs" / "workers.log", environment=environment, lock=self._lock
+        )
 
     def gone(self) -> bool:
         """Return False."""

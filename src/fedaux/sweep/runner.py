@@ -34,7 +34,9 @@ FORMAT = 1
 class Callback(Protocol):
     """Someone who looks at a sweep; called from the thread that runs it."""
 
-    def planned(self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]) -> None:
+    def planned(
+        self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]
+    ) -> None:
         """The cells of the sweep, those finished before, and how many rounds of each were played before."""
 
     def started(self, cell: Cell) -> None:
@@ -53,7 +55,9 @@ class Callback(Protocol):
 class NullCallback:
     """A callback that does not look."""
 
-    def planned(self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]) -> None:
+    def planned(
+        self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]
+    ) -> None:
         """Do nothing."""
 
     def started(self, cell: Cell) -> None:
@@ -107,7 +111,9 @@ def sweep(
     cannot be run in this place.
     """
     if cluster is not None and devices:
-        raise ValueError(f"devices = {', '.join(devices)}: on a cluster Ray gives each worker its device; leave it out")
+        raise ValueError(
+            f"devices = {', '.join(devices)}: on a cluster Ray gives each worker its device; leave it out"
+        )
     path = Path(out) if cluster is None else Path(out).resolve()
     places = _places(devices, jobs)
     if time_limit is not None and not time_limit > 0:
@@ -137,11 +143,20 @@ def sweep(
 
 @contextmanager
 def _seats(
-    path: Path, devices: Sequence[str | None], *, lock: IO[str], cluster: str | None, jobs: int | None, most: int
+    path: Path,
+    devices: Sequence[str | None],
+    *,
+    lock: IO[str],
+    cluster: str | None,
+    jobs: int | None,
+    most: int,
 ) -> Iterator[Sequence[Seat]]:
     """Yield as many places for workers as there is work for, on this machine or on a cluster."""
     if not most or cluster is None:
-        yield [Here(path, device, lock=lock.fileno(), at_once=len(devices)) for device in devices[:most]]
+        yield [
+            Here(path, device, lock=lock.fileno(), at_once=len(devices))
+            for device in devices[:most]
+        ]
     else:
         from fedaux.sweep import cluster as distant
 
@@ -181,9 +196,17 @@ class _Record:
         self._file = path / "sweep.json"
         before = read_json(self._file) if self._file.exists() else {"keys": [], "cells": []}
         rows = {row["name"]: row | {"failed": None} for row in before["cells"]}
-        rows |= {cell.name: {"name": cell.name, "settings": dict(cell.settings), "failed": None} for cell in cells}
+        rows |= {
+            cell.name: {"name": cell.name, "settings": dict(cell.settings), "failed": None}
+            for cell in cells
+        }
         keys = [*before["keys"], *(key for cell in cells for key in cell.settings)]
-        self._table = {"format": FORMAT, "name": name, "keys": list(dict.fromkeys(keys)), "cells": list(rows.values())}
+        self._table = {
+            "format": FORMAT,
+            "name": name,
+            "keys": list(dict.fromkeys(keys)),
+            "cells": list(rows.values()),
+        }
         self._rows = rows
         self.failed: dict[str, str] = {}
         save_json(self._file, self._table)
@@ -194,7 +217,9 @@ class _Record:
         save_json(self._file, self._table)
 
 
-def _run(work: Work, team: Sequence[Worker], record: _Record, callback: Callback, finished: list[str]) -> None:
+def _run(
+    work: Work, team: Sequence[Worker], record: _Record, callback: Callback, finished: list[str]
+) -> None:
     """Let each worker take cells until none is left; everything that is told is told by this thread."""
     events: Events = queue.SimpleQueue()
     for worker in team:
@@ -240,10 +265,14 @@ def _places(devices: Sequence[str], jobs: int | None) -> list[str | None]:
 
             index, found = int(device.partition(":")[2] or 0), torch.cuda.device_count()
             if index >= found:
-                raise ValueError(f"devices = {device!r}: torch finds {found or 'no'} CUDA devices here")
+                raise ValueError(
+                    f"devices = {device!r}: torch finds {found or 'no'} CUDA devices here"
+                )
     number = jobs or len(devices) or 1
     if devices and number < len(devices):
-        raise ValueError(f"jobs = {number}: should be at least {len(devices)}, one for each of the devices")
+        raise ValueError(
+            f"jobs = {number}: should be at least {len(devices)}, one for each of the devices"
+        )
     return [devices[place % len(devices)] if devices else None for place in range(number)]
 
 
@@ -251,7 +280,9 @@ def _check_place(path: Path, *, resume: bool) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; the sweep needs a directory of another name (--out)")
     if (path / "config.toml").exists():
-        raise ValueError(f"{path} holds a single run; choose another directory for a sweep with --out (out=)")
+        raise ValueError(
+            f"{path} holds a single run; choose another directory for a sweep with --out (out=)"
+        )
     if (path / "sweep.json").exists():
         if not resume:
             raise ValueError(
@@ -259,7 +290,9 @@ def _check_place(path: Path, *, resume: bool) -> None:
                 "resume=True), or choose another directory with --out (out=)"
             )
     elif path.exists() and any(item.name not in (".lock", ".shared") for item in path.iterdir()):
-        raise ValueError(f"{path} is not empty and holds no sweep; choose another directory with --out (out=)")
+        raise ValueError(
+            f"{path} is not empty and holds no sweep; choose another directory with --out (out=)"
+        )
 
 
 def _held(path: Path) -> IO[str]:
@@ -285,4 +318,6 @@ def _refuse_other_cells(path: Path, cells: Sequence[Cell]) -> None:
             except ConfigError as error:
                 problems += [f"{cell.name}: {line}" for line in error.problems]
     if problems:
-        raise ConfigError(problems, origin=f"{path} holds a sweep of other experiments and cannot be resumed")
+        raise ConfigError(
+            problems, origin=f"{path} holds a sweep of other experiments and cannot be resumed"
+        )

@@ -26,7 +26,12 @@ class Work:
     """The cells that are left, taken by several threads."""
 
     def __init__(
-        self, cells: Sequence[Cell], *, done: Mapping[str, int], time_limit: float | None, may_return: bool = False
+        self,
+        cells: Sequence[Cell],
+        *,
+        done: Mapping[str, int],
+        time_limit: float | None,
+        may_return: bool = False,
     ) -> None:
         """Where cells ``may_return``, whoever finds none waits for those that others have taken."""
         self.left = list(cells)
@@ -130,12 +135,16 @@ class Worker:
         # Whatever made a cell fail may have left the process in disorder.
         status = process.stop()
         self._process = None
-        return reason or f"the worker ended by itself, with status {status}; see {self._root / 'logs'}"
+        return (
+            reason or f"the worker ended by itself, with status {status}; see {self._root / 'logs'}"
+        )
 
     def close(self) -> None:
         """End the process, if there is one, for good."""
         self._closed = True
-        if self._starting.acquire(timeout=PATIENCE):  # a machine that is slow to start one is left to the cluster
+        if self._starting.acquire(
+            timeout=PATIENCE
+        ):  # a machine that is slow to start one is left to the cluster
             self._starting.release()
         if self._process is not None:
             self._process.stop()
@@ -160,7 +169,15 @@ def serve(worker: Worker, work: Work, events: Events) -> None:
                     events.put((cell, {"event": "moved", "reason": str(error)}))
                     work.give_back(cell)
                 else:
-                    events.put((cell, {"event": "ended", "reason": f"lost its worker {MOST_LOSSES} times: {error}"}))
+                    events.put(
+                        (
+                            cell,
+                            {
+                                "event": "ended",
+                                "reason": f"lost its worker {MOST_LOSSES} times: {error}",
+                            },
+                        )
+                    )
                     work.took(cell, None)
                 if worker.gone:
                     return

@@ -31,7 +31,17 @@ if TYPE_CHECKING:
     from fedaux.running.run import Inputs
 
 OF_ROUNDS = {
-    *("name", "method", "seeds", "rounds", "participation_rate", "split", "pretraining", "certainty", "local"),
+    *(
+        "name",
+        "method",
+        "seeds",
+        "rounds",
+        "participation_rate",
+        "split",
+        "pretraining",
+        "certainty",
+        "local",
+    ),
     *("distillation", "bayesian", "memory", "evaluation", "output"),
 }
 """Sections that neither the data on the device nor compiled steps depend on."""
@@ -47,7 +57,9 @@ def input_keys(experiment: Experiment) -> tuple[str, str]:
     table = experiment.to_dict()
     others = (OF_ROUNDS | OF_MODELS) - (OF_TEXTS if experiment.text is not None else set())
     data = {key: table[key] for key in sorted(table.keys() - others)}
-    return json.dumps(data), json.dumps({key: table[key] for key in sorted(table.keys() & OF_MODELS)})
+    return json.dumps(data), json.dumps(
+        {key: table[key] for key in sorted(table.keys() & OF_MODELS)}
+    )
 
 
 class Remembered:
@@ -102,11 +114,15 @@ class Telling:
         if prepares or time.monotonic() - self._spoke >= QUIET_SECONDS:
             self._spoke = time.monotonic()
             self._preparing = kind
-            self.tell(event="phase", method=task.method.name, seed=task.seed, round=round, phase=name)
+            self.tell(
+                event="phase", method=task.method.name, seed=task.seed, round=round, phase=name
+            )
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Tell of a finished round."""
-        self.tell(event="round", **{key: row[key] for key in ("method", "seed", "round", "accuracy")})
+        self.tell(
+            event="round", **{key: row[key] for key in ("method", "seed", "round", "accuracy")}
+        )
 
 
 def run_cell(order: Mapping[str, Any], *, load: Remembered, telling: Telling) -> None:
@@ -121,7 +137,13 @@ def run_cell(order: Mapping[str, Any], *, load: Remembered, telling: Telling) ->
         table = order["experiment"]
         if order["device"] is not None:
             table["engine"]["device"] = order["device"]
-        execute.run(Experiment(**plain(table)), out=Path(order["out"]), resume=True, callback=telling, load=load)
+        execute.run(
+            Experiment(**plain(table)),
+            out=Path(order["out"]),
+            resume=True,
+            callback=telling,
+            load=load,
+        )
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -138,7 +160,9 @@ def main() -> None:
     """Run cells until there are no more."""
     for lock in sys.argv[1:]:
         os.set_inheritable(int(lock), False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to everybody; the sweep ends its workers itself
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal sends it to everybody; the sweep ends its workers itself
     telling = Telling(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # nothing else may write between the events
     orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()

@@ -39,7 +39,9 @@ if FAULT and {"fedaux.federation.clientapp", "fedaux.federation.warm"} & set(sys
         packed = json.dumps(header).encode()
         data = len(packed).to_bytes(8, "little") + packed + body
         weights = ArrayRecord({"tensors": Array(old.dtype, (len(data),), old.stype, data)})
-        reply.content = RecordDict({"weights": weights, "answer": ConfigRecord({"text": json.dumps(said)})})
+        reply.content = RecordDict(
+            {"weights": weights, "answer": ConfigRecord({"text": json.dumps(said)})}
+        )
         return reply
 
     app.__call__ = misbehave

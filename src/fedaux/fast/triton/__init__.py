@@ -54,12 +54,21 @@ def available(compute: Compute) -> bool:
 
 
 def possible(
-    model: nn.Module, inputs: Tensor, *, optimizer: str, batch_size: int, clients: int, compute: Compute
+    model: nn.Module,
+    inputs: Tensor,
+    *,
+    optimizer: str,
+    batch_size: int,
+    clients: int,
+    compute: Compute,
 ) -> bool:
     """Say whether the kernels can train a model on such inputs here, with so many clients at a
     time."""
     return (
-        available(compute) and optimizer == "adam" and countable(clients, batch_size=batch_size) and fits(model, inputs)
+        available(compute)
+        and optimizer == "adam"
+        and countable(clients, batch_size=batch_size)
+        and fits(model, inputs)
     )
 
 
@@ -77,7 +86,11 @@ def padded_batch_size(batch_size: int) -> int:
 def fits(model: nn.Module, inputs: Tensor) -> bool:
     """Say whether a model is the ResNet-8 that the kernels are written for, part by part, and
     images have its size."""
-    if inputs.ndim != 4 or tuple(inputs.shape[2:]) != (IMAGE_SIZE, IMAGE_SIZE) or inputs.shape[1] > MOST_CHANNELS:
+    if (
+        inputs.ndim != 4
+        or tuple(inputs.shape[2:]) != (IMAGE_SIZE, IMAGE_SIZE)
+        or inputs.shape[1] > MOST_CHANNELS
+    ):
         return False
     if not isinstance(model, SplitModel) or type(model.features) is not ResNetFeatures:
         return False
@@ -85,7 +98,9 @@ def fits(model: nn.Module, inputs: Tensor) -> bool:
         return False
     with torch.device("meta"):
         expected = resnet8((inputs.shape[1], IMAGE_SIZE, IMAGE_SIZE), model.head.out_features)
-    return is_like(model, expected) and all(parameter.requires_grad for parameter in model.parameters())
+    return is_like(model, expected) and all(
+        parameter.requires_grad for parameter in model.parameters()
+    )
 
 
 def is_like(module: nn.Module, expected: nn.Module) -> bool:
@@ -95,7 +110,9 @@ def is_like(module: nn.Module, expected: nn.Module) -> bool:
     Hooks, and a way of computing that somebody gave to a single part, could change anything.
     """
     return str(module) == str(expected) and all(
-        plain_type(part) is type(other) and _settings(part) == _settings(other) and not is_meddled_with(part)
+        plain_type(part) is type(other)
+        and _settings(part) == _settings(other)
+        and not is_meddled_with(part)
         for part, other in zip(module.modules(), expected.modules(), strict=True)
     )
 
@@ -103,5 +120,9 @@ def is_like(module: nn.Module, expected: nn.Module) -> bool:
 def _settings(part: nn.Module) -> dict[str, object]:
     """Return what a part says of itself; whether it is in training is not the network's."""
     kinds = (bool, int, float, str, tuple, type(None))
-    own = {name: value for name, value in vars(part).items() if not name.startswith("_") and isinstance(value, kinds)}
+    own = {
+        name: value
+        for name, value in vars(part).items()
+        if not name.startswith("_") and isinstance(value, kinds)
+    }
     return {name: value for name, value in own.items() if name != "training"}

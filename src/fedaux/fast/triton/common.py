@@ -62,7 +62,22 @@ def add(sums, c, C, values, row: tl.constexpr):
 
 
 @triton.jit
-def tail(acc, off, c, valid, C, out, res, z, coef, h, zs, RES: tl.constexpr, BY_H: tl.constexpr, SECOND: tl.constexpr):
+def tail(
+    acc,
+    off,
+    c,
+    valid,
+    C,
+    out,
+    res,
+    z,
+    coef,
+    h,
+    zs,
+    RES: tl.constexpr,
+    BY_H: tl.constexpr,
+    SECOND: tl.constexpr,
+):
     """Let the gradient [channels, positions] that arrives at relu(...) through it, and store it.
 
     Returns its sums over positions, those of it times z, and (SECOND) times zs. RES adds another

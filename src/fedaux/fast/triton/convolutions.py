@@ -45,7 +45,13 @@ def conv_fwd(
             x = xd.load([image, y + dy - 1, dx - 1, k]).reshape(BP, BK)
         else:
             x = xd.load(
-                [image, y + (dy + 1) // 2 - 1, (dy + 1) % 2, (dx + 1) // 2 - 1, ((dx + 1) % 2) * C + k]
+                [
+                    image,
+                    y + (dy + 1) // 2 - 1,
+                    (dy + 1) % 2,
+                    (dx + 1) // 2 - 1,
+                    ((dx + 1) % 2) * C + k,
+                ]
             ).reshape(BP, BK)
         acc = tl.dot(w, x.T, acc)
     o = o0 + tl.arange(0, BO)
@@ -121,7 +127,20 @@ def conv_dgrad(
         q = (((client * padded_batch + pn) * H + yy) * 2 + py) * (2 * W) + 2 * (rest - yy * W) + px
     valid = (p < size * (H * W))[None, :]
     one, two, three = tail(
-        acc, q[None, :] * C + c[:, None], c, valid, C, out, res, z, coef + client * 4 * C, h, zs, RES, BY_H, SECOND
+        acc,
+        q[None, :] * C + c[:, None],
+        c,
+        valid,
+        C,
+        out,
+        res,
+        z,
+        coef + client * 4 * C,
+        h,
+        zs,
+        RES,
+        BY_H,
+        SECOND,
     )
     add_three(sums + client * (3 if SECOND else 2) * C, c, C, one, two, three, SECOND)
 
@@ -171,7 +190,9 @@ def conv_wgrad(
         else:
             yy = y + (dy + 1) // 2 - 1
             py = (dy + 1) % 2
-            h0 = hd.load([image, yy, py, (dx + 1) // 2 - 1, ((dx + 1) % 2) * C + i0]).reshape(BP, BI)
+            h0 = hd.load([image, yy, py, (dx + 1) // 2 - 1, ((dx + 1) % 2) * C + i0]).reshape(
+                BP, BI
+            )
             acc0 = tl.dot(g.T, h0, acc0)
             if TAPS == 3:
                 h1 = hd.load([image, yy, py, 0, i0]).reshape(BP, BI)
@@ -180,7 +201,13 @@ def conv_wgrad(
                 acc2 = tl.dot(g.T, h2, acc2)
     o = o0 + tl.arange(0, BO)
     i = i0 + tl.arange(0, BI)
-    at = part + (client * splits + split) * (OUT * KS * KS * C) + o[:, None] * (KS * KS * C) + first * C + i[None, :]
+    at = (
+        part
+        + (client * splits + split) * (OUT * KS * KS * C)
+        + o[:, None] * (KS * KS * C)
+        + first * C
+        + i[None, :]
+    )
     tl.store(at, acc0)
     if TAPS == 3:
         tl.store(at + C, acc1)

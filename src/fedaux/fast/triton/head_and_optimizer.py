@@ -46,7 +46,9 @@ def advance(
         layer = tl.arange(0, LP)
         at = tracked + layer[:, None] * clients + k[None, :]
         there = (layer < layers)[:, None] & real[None, :]
-        tl.store(at, tl.load(at, mask=there, other=0) + (size > 1).to(tl.int64)[None, :], mask=there)
+        tl.store(
+            at, tl.load(at, mask=there, other=0) + (size > 1).to(tl.int64)[None, :], mask=there
+        )
         tl.store(corrections + 2 * k, (1.0 - tl.exp(t * LOG1)).to(tl.float32), mask=real)
         tl.store(corrections + 2 * k + 1, tl.sqrt(1.0 - tl.exp(t * LOG2)).to(tl.float32), mask=real)
 
@@ -81,7 +83,9 @@ def head(
         mean = tl.sum(tl.load(h + a[None, :] * F + f[:, None]).to(tl.float32), 1) / AREA
         tl.store(features + image * F + f, mean)
         logits += tl.sum(
-            tl.load(weight + c[:, None] * F + f[None, :], mask=real[:, None], other=0.0) * mean[None, :], 1
+            tl.load(weight + c[:, None] * F + f[None, :], mask=real[:, None], other=0.0)
+            * mean[None, :],
+            1,
         )
     logits = tl.where(real, logits, -float("inf"))
     logits -= tl.max(logits, 0)
@@ -99,7 +103,11 @@ def head(
     for f0 in range(0, F, BF):
         f = f0 + tl.arange(0, BF)
         by = (
-            tl.sum(tl.load(weight + c[None, :] * F + f[:, None], mask=real[None, :], other=0.0) * error[None, :], 1)
+            tl.sum(
+                tl.load(weight + c[None, :] * F + f[:, None], mask=real[None, :], other=0.0)
+                * error[None, :],
+                1,
+            )
             / AREA
         )
         acc = by[:, None] + tl.zeros((BF, AREA), tl.float32)
@@ -126,12 +134,18 @@ def head_wgrad(
     for r0 in range(0, size, BR):
         r = r0 + tl.arange(0, BR)
         valid = (r < size)[:, None]
-        e = tl.load(errors + (client * padded_batch + r)[:, None] * CP + c[None, :], mask=valid, other=0.0)
-        x = tl.load(features + (client * padded_batch + r)[:, None] * F + f[None, :], mask=valid, other=0.0)
+        e = tl.load(
+            errors + (client * padded_batch + r)[:, None] * CP + c[None, :], mask=valid, other=0.0
+        )
+        x = tl.load(
+            features + (client * padded_batch + r)[:, None] * F + f[None, :], mask=valid, other=0.0
+        )
         acc = tl.dot(e.T, x, acc, input_precision="ieee")
         total += tl.sum(e, 0)
     real = c < classes
-    tl.store(grad_weight + client * classes * F + c[:, None] * F + f[None, :], acc, mask=real[:, None])
+    tl.store(
+        grad_weight + client * classes * F + c[:, None] * F + f[None, :], acc, mask=real[:, None]
+    )
     if tile == 0:
         tl.store(grad_bias + client * bias_stride + c, total, mask=real)
 

@@ -22,11 +22,15 @@ def _patches(
     yy = (p // W)[:, None] + (tap // 3)[None, :] - 1
     xx = (p % W)[:, None] + (tap % 3)[None, :] - 1
     inside = (yy >= 0) & (yy < H) & (xx >= 0) & (xx < W) & (k < 9 * CH)[None, :]
-    value = tl.load(image + ch[None, :] * sc + yy * sy + xx * sx, mask=inside, other=0).to(tl.float32)
+    value = tl.load(image + ch[None, :] * sc + yy * sy + xx * sx, mask=inside, other=0).to(
+        tl.float32
+    )
     if BYTES:
         real = k < 9 * CH
         value = value / 255.0 - tl.load(mean + ch, mask=real, other=0.0)[None, :]
-        value = tl.where(inside, value / tl.load(deviation + ch, mask=real, other=1.0)[None, :], 0.0)
+        value = tl.where(
+            inside, value / tl.load(deviation + ch, mask=real, other=1.0)[None, :], 0.0
+        )
     return value
 
 
@@ -54,7 +58,11 @@ def stem_fwd(
     o = tl.arange(0, OUT)
     image = _image(images, rows, starts, client, n, capacity, sn)
     a = _patches(image, mean, deviation, p, k, sc, sy, sx, H, W, CH, BYTES).to(w.dtype.element_ty)
-    b = tl.load(w + client * (OUT * 9 * CH) + o[None, :] * (9 * CH) + k[:, None], mask=(k < 9 * CH)[:, None], other=0.0)
+    b = tl.load(
+        w + client * (OUT * 9 * CH) + o[None, :] * (9 * CH) + k[:, None],
+        mask=(k < 9 * CH)[:, None],
+        other=0.0,
+    )
     zb = tl.dot(a, b).to(z.dtype.element_ty)
     tl.store(z + ((client * padded_batch + n) * (H * W) + p)[:, None] * OUT + o[None, :], zb)
     zf = zb.to(tl.float32)
@@ -96,7 +104,11 @@ def stem_wgrad(
         n = p0 // (H * W)
         p = p0 - n * (H * W) + tl.arange(0, BP)
         off = ((client * padded_batch + n) * (H * W) + p)[:, None] * OUT + o[None, :]
-        g = tl.load(d + off).to(tl.float32) * a[None, :] + tl.load(z + off).to(tl.float32) * b[None, :] + e[None, :]
+        g = (
+            tl.load(d + off).to(tl.float32) * a[None, :]
+            + tl.load(z + off).to(tl.float32) * b[None, :]
+            + e[None, :]
+        )
         image = _image(images, rows, starts, client, n, capacity, sn)
         patches = _patches(image, mean, deviation, p, k, sc, sy, sx, H, W, CH, BYTES)
         acc = tl.dot(g.to(z.dtype.element_ty).T, patches.to(z.dtype.element_ty), acc)

@@ -19,7 +19,12 @@ DEPTH = 64
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int = 4, stages: int = 3, **constants: Any
+    kernel: Any,
+    grid: tuple[int, ...],
+    *arguments: Any,
+    warps: int = 4,
+    stages: int = 3,
+    **constants: Any,
 ) -> None:
     """Launch a kernel, before the one it waits for has ended if kernels are made for it."""
     if common.EARLY.value:
@@ -39,7 +44,9 @@ class Stack:
     Weights of convolutions lie in the order of channels_last, [O, kh, kw, C].
     """
 
-    def __init__(self, shapes: Mapping[str, torch.Size], *, clients: int, device: torch.device) -> None:
+    def __init__(
+        self, shapes: Mapping[str, torch.Size], *, clients: int, device: torch.device
+    ) -> None:
         self.clients = clients
         self.device = device
         self.shapes = dict(shapes)
@@ -142,10 +149,17 @@ class Convolution:
         self.size_in, self.size = size_in, size_in // self.stride
         self.positions = padded_batch * self.size**2
         """Those of one client."""
-        self.shape = Shape(self.clients, self.positions, self.outputs, self.inputs, self.kernel, self.stride)
+        self.shape = Shape(
+            self.clients, self.positions, self.outputs, self.inputs, self.kernel, self.stride
+        )
         self.split: Split = tiling.split_of(self.shape)
         self.z = torch.zeros(
-            self.clients * padded_batch, self.size, self.size, self.outputs, dtype=weight.dtype, device=weight.device
+            self.clients * padded_batch,
+            self.size,
+            self.size,
+            self.outputs,
+            dtype=weight.dtype,
+            device=weight.device,
         )
         self.g = torch.zeros_like(self.z)
         self.x: Tensor
@@ -159,7 +173,9 @@ class Convolution:
     def _inputs(self, images: int, rows: int, channels: int) -> TensorDescriptor:
         n, s, c = self.clients * self.padded_batch, self.size_in, self.inputs
         if self.stride == 1:
-            return TensorDescriptor(self.x, [n, s, s, c], [s * s * c, s * c, c, 1], [images, rows, self.size, channels])
+            return TensorDescriptor(
+                self.x, [n, s, s, c], [s * s * c, s * c, c, 1], [images, rows, self.size, channels]
+            )
         half = s // 2  # rows and columns by their parity
         return TensorDescriptor(
             self.x,
@@ -170,11 +186,15 @@ class Convolution:
 
     def _gradients(self, images: int, rows: int, channels: int) -> TensorDescriptor:
         n, s, o = self.clients * self.padded_batch, self.size, self.outputs
-        return TensorDescriptor(self.g, [n, s, s, o], [s * s * o, s * o, o, 1], [images, rows, s, channels])
+        return TensorDescriptor(
+            self.g, [n, s, s, o], [s * s * o, s * o, o, 1], [images, rows, s, channels]
+        )
 
     def _weights(self, rows: int, columns: int) -> TensorDescriptor:
         width = self.kernel**2 * self.inputs
-        return TensorDescriptor(self.weight, [self.clients * self.outputs, width], [width, 1], [rows, columns])
+        return TensorDescriptor(
+            self.weight, [self.clients * self.outputs, width], [width, 1], [rows, columns]
+        )
 
     def forward(self) -> None:
         """z and its sums from x."""
@@ -226,7 +246,10 @@ class Convolution:
         splits, each = self.splits
         columns = self.kernel**2 * self.inputs
         flat = TensorDescriptor(
-            self.g, [self.clients * self.positions, self.outputs], [self.outputs, 1], [how.positions, how.outputs]
+            self.g,
+            [self.clients * self.positions, self.outputs],
+            [self.outputs, 1],
+            [how.positions, how.outputs],
         )
         launch(
             convolutions.conv_wgrad,

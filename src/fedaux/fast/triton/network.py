@@ -70,7 +70,10 @@ class Network:
         # precision.
         self.targets = (targets.float() if targets.is_floating_point() else targets).contiguous()
         channels = inputs.shape[1]
-        none, one = torch.zeros(channels, device=self.device), torch.ones(channels, device=self.device)
+        none, one = (
+            torch.zeros(channels, device=self.device),
+            torch.ones(channels, device=self.device),
+        )
         self.mean = none if mean is None else mean.flatten().float().contiguous()
         self.deviation = one if deviation is None else deviation.flatten().float().contiguous()
         self.image_size, self.channels = inputs.shape[2], channels
@@ -78,7 +81,9 @@ class Network:
 
         # Each begins where addresses are multiples of 16, as Triton likes them: no other
         # compilation for one client.
-        integers = torch.zeros(6, divided(clients, 4) * 4, dtype=torch.int32, device=self.device)[:, :clients]
+        integers = torch.zeros(6, divided(clients, 4) * 4, dtype=torch.int32, device=self.device)[
+            :, :clients
+        ]
         self.ahead = integers[:2]
         self.rows_of, self.epoch_len, self.following, self.starts, self.sizes, self.steps = integers
         self.rows = torch.zeros(clients, capacity, dtype=torch.int64, device=self.device)
@@ -86,8 +91,16 @@ class Network:
         self.total = torch.zeros(clients, device=self.device)
         self.rate = torch.zeros((), device=self.device)
 
-        self.stack = Stack({name: p.shape for name, p in model.named_parameters()}, clients=clients, device=self.device)
-        self.params_fp32, self.first, self.second = self.stack.zeros(), self.stack.zeros(), self.stack.zeros()
+        self.stack = Stack(
+            {name: p.shape for name, p in model.named_parameters()},
+            clients=clients,
+            device=self.device,
+        )
+        self.params_fp32, self.first, self.second = (
+            self.stack.zeros(),
+            self.stack.zeros(),
+            self.stack.zeros(),
+        )
         self.params_bf16 = self.stack.zeros(precision)
         self.anchor = self.stack.zeros() if proximal > 0 else self.params_fp32
         buffers = {name: buffer.shape for name, buffer in model.named_buffers()}
@@ -95,10 +108,15 @@ class Network:
         self.tracked = torch.zeros(len(counts), clients, dtype=torch.int64, device=self.device)
         """Batches that the statistics of each layer have seen, [layers, clients]."""
         self.statistics = dict(zip(counts, self.tracked, strict=True)) | {
-            name: torch.zeros(clients, *shape, device=self.device) for name, shape in buffers.items() if shape
+            name: torch.zeros(clients, *shape, device=self.device)
+            for name, shape in buffers.items()
+            if shape
         }
         """Buffers of the clients' models by name, [clients, ...]."""
-        layers = [layer[0] for layer in (features.layer1, features.layer2, features.layer3, features.layer4)]
+        layers = [
+            layer[0]
+            for layer in (features.layer1, features.layer2, features.layer3, features.layer4)
+        ]
         widths = [features.conv1.out_channels, *(layer.conv1.out_channels for layer in layers)]
         # A block has three normalisations at most, with two rows of sums forward each, and two and
         # three rows back.
@@ -118,18 +136,30 @@ class Network:
                 block.s.x = x
             self.blocks.append(block)
             size, x = block.a.size, block.h
-        self.convolutions = [conv for block in self.blocks for conv in (block.a, block.b, block.s) if conv is not None]
+        self.convolutions = [
+            conv
+            for block in self.blocks
+            for conv in (block.a, block.b, block.s)
+            if conv is not None
+        ]
         self.classes, self.width = self.stack.shapes["head.weight"]
         self.padded_classes = max(16, triton.next_power_of_2(self.classes))
         self.features = torch.zeros(clients, self.padded_batch, self.width, device=self.device)
-        self.errors = torch.zeros(clients, self.padded_batch, self.padded_classes, device=self.device)
+        self.errors = torch.zeros(
+            clients, self.padded_batch, self.padded_classes, device=self.device
+        )
         self._plan_sums_of_parts()
 
     def activations(self, size: int, channels: int) -> Tensor:
         """Return room for the activations of all clients, [clients * padded_batch, size, size,
         channels], zero."""
         return torch.zeros(
-            self.clients * self.padded_batch, size, size, channels, dtype=self.precision, device=self.device
+            self.clients * self.padded_batch,
+            size,
+            size,
+            channels,
+            dtype=self.precision,
+            device=self.device,
         )
 
     def take_sums(self, count: int) -> Tensor:
@@ -172,13 +202,18 @@ class Network:
         b = made("conv2", "bn2", a.size)
         s = None if layer.downsample is None else made("downsample.0", "downsample.1", size)
         inner, h, d_inner, d = (torch.zeros_like(a.z) for _ in range(4))
-        sums_inner, sums = self.take_sums(2 * a.outputs), self.take_sums((2 if s is None else 3) * a.outputs)
+        sums_inner, sums = (
+            self.take_sums(2 * a.outputs),
+            self.take_sums((2 if s is None else 3) * a.outputs),
+        )
         return Block(a, b, s, inner, h, d_inner, d, sums_inner, sums)
 
     def _plan_sums_of_parts(self) -> None:
         """Give gradients that are made in splits their place, and write the table by which Adam
         adds them up."""
-        assert self.stack.offsets["features.conv1.weight"] == 0, "`advance` sets gradients at the beginning to zero"
+        assert self.stack.offsets["features.conv1.weight"] == 0, (
+            "`advance` sets gradients at the beginning to zero"
+        )
         positions = self.padded_batch * self.image_size**2
         self.stem_each = max(64, divided(divided(self.clients * positions, 528), 64) * 64)
         self.stem_splits = divided(positions, self.stem_each)
@@ -190,7 +225,11 @@ class Network:
         lines = []
         for path, shape in stack.shapes.items():
             count, elements = splits.get(path, 1), shape.numel()
-            parts[path] = (length, count * elements) if count > 1 else (stack.offsets[path], stack.strides[path])
+            parts[path] = (
+                (length, count * elements)
+                if count > 1
+                else (stack.offsets[path], stack.strides[path])
+            )
             length += self.clients * count * elements if count > 1 else 0
             start = [*parts[path], stack.offsets[path], stack.strides[path], elements, count]
             lines += [[*start, begin, 0] for begin in range(0, elements, BLOCK)]
@@ -202,7 +241,9 @@ class Network:
     def _gradients(self, path: str) -> tuple[Tensor, Tensor]:
         """Return where the gradients of a layer's weight and bias go, at the beginning of the
         arena."""
-        return self.stack.flat(self.arena, f"{path}.weight"), self.stack.flat(self.arena, f"{path}.bias")
+        return self.stack.flat(self.arena, f"{path}.weight"), self.stack.flat(
+            self.arena, f"{path}.bias"
+        )
 
     def refresh(self) -> None:
         """Take the weights as they are now."""
@@ -328,7 +369,9 @@ class Network:
         )  # fmt: skip
         self._join()
 
-    def _back(self, conv: Convolution, d: Tensor, sums: Tensor, short: Convolution | None = None) -> None:
+    def _back(
+        self, conv: Convolution, d: Tensor, sums: Tensor, short: Convolution | None = None
+    ) -> None:
         """conv.g (and short.g) from d, the gradient behind the normalisation."""
         other, norm = short or conv, conv.norm
         tiles = divided(conv.positions, ROWS)
@@ -356,7 +399,9 @@ class Network:
         b, s = block.b, block.s
         zs = b.z if s is None else s.z
         d, coefficients = block.d, b.norm.coefficients
-        return Tail(d, d, b.z, coefficients, block.h, zs, block.sums, by_output=True, second=s is not None)
+        return Tail(
+            d, d, b.z, coefficients, block.h, zs, block.sums, by_output=True, second=s is not None
+        )
 
     def _update(self) -> None:
         launch(

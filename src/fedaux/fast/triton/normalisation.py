@@ -27,7 +27,9 @@ def statistics(
     coef += client * 4 * C
     number = count.to(tl.float32)
     mean = tl.load(sums + c) / number
-    var = tl.maximum(tl.load(sums + C + c) / number - mean * mean, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    var = tl.maximum(
+        tl.load(sums + C + c) / number - mean * mean, 0.0, propagate_nan=tl.PropagateNan.ALL
+    )
     if size == 1:
         mean = tl.load(mean_run + c)
         var = tl.load(var_run + c)
@@ -41,7 +43,11 @@ def statistics(
         tl.store(coef + 3 * C + c, rstd)
         if size > 1:
             tl.store(mean_run + c, (1.0 - MOMENTUM) * tl.load(mean_run + c) + MOMENTUM * mean)
-            tl.store(var_run + c, (1.0 - MOMENTUM) * tl.load(var_run + c) + MOMENTUM * var * (number / (number - 1.0)))
+            tl.store(
+                var_run + c,
+                (1.0 - MOMENTUM) * tl.load(var_run + c)
+                + MOMENTUM * var * (number / (number - 1.0)),
+            )
     return scale, shift
 
 
@@ -67,14 +73,40 @@ def apply_fwd(
     if SHORT > 0:
         other = tl.load(zs + off, mask=valid, other=0.0).to(tl.float32)
     scale, shift = statistics(
-        sums, gamma, beta, mean_run, var_run, coef, c, C, client, size, count, tile == 0, EPS, MOMENTUM
+        sums,
+        gamma,
+        beta,
+        mean_run,
+        var_run,
+        coef,
+        c,
+        C,
+        client,
+        size,
+        count,
+        tile == 0,
+        EPS,
+        MOMENTUM,
     )
     value = value * scale[None, :] + shift[None, :]
     if SHORT == 1:
         value += other
     if SHORT == 2:
         scale_s, shift_s = statistics(
-            sums_s, gamma_s, beta_s, mean_run_s, var_run_s, coef_s, c, C, client, size, count, tile == 0, EPS, MOMENTUM
+            sums_s,
+            gamma_s,
+            beta_s,
+            mean_run_s,
+            var_run_s,
+            coef_s,
+            c,
+            C,
+            client,
+            size,
+            count,
+            tile == 0,
+            EPS,
+            MOMENTUM,
         )
         value += other * scale_s[None, :] + shift_s[None, :]
     value = tl.where(valid, tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
@@ -126,7 +158,16 @@ def apply_bwd(
         zsf = tl.load(zs + off, mask=valid, other=0.0).to(tl.float32)
     sums += client * (3 if SHORT else 2) * C
     a, b, e = through(
-        sums, 1, coef + client * 4 * C, grad_gamma + client * C, grad_beta + client * C, c, C, size, count, tile == 0
+        sums,
+        1,
+        coef + client * 4 * C,
+        grad_gamma + client * C,
+        grad_beta + client * C,
+        c,
+        C,
+        size,
+        count,
+        tile == 0,
     )
     value = tl.where(valid, df * a[None, :] + zf * b[None, :] + e[None, :], 0.0)
     tl.store(g + off, value.to(g.dtype.element_ty), mask=there)

@@ -87,7 +87,10 @@ class BatchedSteps:
         """Return copies of the weights and statistics of the first clients, or all, each as a
         model's state_dict."""
         own, count = self._values(), self.clients if count is None else count
-        return [clones({name: values[client] for name, values in own.items()}) for client in range(count)]
+        return [
+            clones({name: values[client] for name, values in own.items()})
+            for client in range(count)
+        ]
 
     def reset(self) -> None:
         """Let the optimizers start anew."""
@@ -114,7 +117,9 @@ class BatchedSteps:
                 network.stack.of(network.second, name)[client],
                 step,
             )
-            found |= {f"{name}/{moment}": value for moment, value in zip(MOMENTS, values, strict=True)}
+            found |= {
+                f"{name}/{moment}": value for moment, value in zip(MOMENTS, values, strict=True)
+            }
         return clones(found)
 
     def restore_optimizer(self, client: int, state: Mapping[str, Tensor]) -> None:
@@ -122,7 +127,9 @@ class BatchedSteps:
         network = self.network
         names = list(network.stack.shapes)
         places = [
-            network.stack.of(moments, name)[client] for moments in (network.first, network.second) for name in names
+            network.stack.of(moments, name)[client]
+            for moments in (network.first, network.second)
+            for name in names
         ]
         copy_into(places, [state[f"{name}/{moment}"] for moment in MOMENTS[:2] for name in names])
         network.steps[client] = state[f"{names[0]}/step"].to(network.steps)
@@ -145,7 +152,9 @@ class BatchedSteps:
         counts = [*map(len, rows), *[0] * (self.clients - len(rows))]
         # From pinned memory: nothing waits for the device.
         ahead = torch.tensor(
-            [counts, [count // epochs for count in counts]], dtype=torch.int32, pin_memory=self.stream is not None
+            [counts, [count // epochs for count in counts]],
+            dtype=torch.int32,
+            pin_memory=self.stream is not None,
         )
         self.network.ahead.copy_(ahead, non_blocking=True)
         self.network.following.zero_()

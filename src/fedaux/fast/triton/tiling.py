@@ -79,9 +79,16 @@ def split_of(shape: Shape) -> Split:
 
 
 def _tiles(shape: Shape, outputs: int, inputs: int, *, taps: int) -> int:
-    return shape.clients * (shape.outputs // outputs) * (shape.inputs // inputs) * (shape.kernel**2 // taps)
+    return (
+        shape.clients
+        * (shape.outputs // outputs)
+        * (shape.inputs // inputs)
+        * (shape.kernel**2 // taps)
+    )
 
 
-def _split(shape: Shape, outputs: int, inputs: int, *, taps: int, programs: int, warps: int, stages: int) -> Split:
+def _split(
+    shape: Shape, outputs: int, inputs: int, *, taps: int, programs: int, warps: int, stages: int
+) -> Split:
     splits = max(1, programs // _tiles(shape, outputs, inputs, taps=taps))
     return Split(outputs, inputs, 64, taps, splits, warps, stages)

@@ -105,7 +105,9 @@ def audit(
     """
     mechanisms = auditable()
     if mechanism_name not in mechanisms:
-        raise ValueError(f"mechanism {mechanism_name!r}: not known; there are {', '.join(mechanisms)}")
+        raise ValueError(
+            f"mechanism {mechanism_name!r}: not known; there are {', '.join(mechanisms)}"
+        )
     least = len(SCENES) * len(REPLACEMENTS)
     for name, given, needed in (
         ("trials", trials, 600),
@@ -133,7 +135,9 @@ def audit(
         if math.isfinite(worst.ratio):
             generator = seeding.generator(seed, "audit noise")
             bound = distinguish(mechanism, worst, delta=delta, trials=trials, generator=generator)
-        stated = mechanism.release(worst.neighbours[0], mechanism.publish(worst.negatives), noise=FixedNoise(0.0))
+        stated = mechanism.release(
+            worst.neighbours[0], mechanism.publish(worst.negatives), noise=FixedNoise(0.0)
+        )
         values: list[PValue] = []
         sources = available_noise() if noise is None else noise
         if math.isfinite(stated.epsilon):
@@ -170,7 +174,9 @@ def available_noise() -> tuple[str, ...]:
     return ("simulated", "secure") if find_spec("opendp") else ("simulated",)
 
 
-def tested_noise(found: Search, sources: tuple[str, ...], *, releases: int, seed: int) -> list[PValue]:
+def tested_noise(
+    found: Search, sources: tuple[str, ...], *, releases: int, seed: int
+) -> list[PValue]:
     """Return p-values of the noise at each shape and for the worst neighbours of all; adds to the findings."""
     cases = {scene: pair for scene, pair in found.by_scene.items() if scene not in SCENES}
     cases[found.worst.scene] = found.worst
@@ -183,7 +189,11 @@ def tested_noise(found: Search, sources: tuple[str, ...], *, releases: int, seed
             noise: Noise = SecureNoise() if source == "secure" else SimulatedNoise(generator)
             count = releases
             if source == "secure":
-                width = len(pair.mechanism.release(pair.neighbours[0], pair.public, noise=FixedNoise(0.0)).vector)
+                width = len(
+                    pair.mechanism.release(
+                        pair.neighbours[0], pair.public, noise=FixedNoise(0.0)
+                    ).vector
+                )
                 count = min(releases, max(LEAST_RELEASES, SECURE_VALUES // width))
             values += draw(pair, noise, releases=count, findings=found.findings)
     return values
@@ -219,7 +229,9 @@ def verdict(audit: Audit) -> str:
         conclusion = f"Nothing contradicts that `{audit.mechanism}` is {claim}; that is no proof."
         if audit.epsilon_reachable <= audit.epsilon:
             reachable = f"{audit.epsilon_reachable:.3g}"
-            conclusion += f" This number of trials cannot show more than ε = {reachable}: draw more."
+            conclusion += (
+                f" This number of trials cannot show more than ε = {reachable}: draw more."
+            )
     if math.isinf(audit.stated_epsilon):
         conclusion += " Its releases say so themselves: they state ε = ∞."
     return f"{conclusion} {searched}"

@@ -41,7 +41,10 @@ def distinguish(
     """
     public = mechanism.publish(found.negatives)
     centres, scales = (
-        [mechanism.release(data, public, noise=FixedNoise(level)).vector for data in found.neighbours]
+        [
+            mechanism.release(data, public, noise=FixedNoise(level)).vector
+            for data in found.neighbours
+        ]
         for level in (0, 1)
     )
     scales = [scale - centre for scale, centre in zip(scales, centres, strict=True)]
@@ -58,7 +61,9 @@ def distinguish(
         draws.append((projected + float(direction @ (centre - centres[0]))).numpy())
     # Either neighbour may be the one that is accused; the second lies above the first.
     contests = [(draws[0], draws[1]), (-draws[1], -draws[0])]
-    choices = [_best_threshold(innocent[::2], accused[::2], delta=delta) for innocent, accused in contests]
+    choices = [
+        _best_threshold(innocent[::2], accused[::2], delta=delta) for innocent, accused in contests
+    ]
     (_, threshold), contest = max(zip(choices, contests, strict=True), key=lambda choice: choice[0])
     innocent, accused = (draw[1::2] for draw in contest)
     hits, false_alarms = int((accused >= threshold).sum()), int((innocent >= threshold).sum())
@@ -81,7 +86,9 @@ def _best_threshold(innocent: Floats, accused: Floats, *, delta: float) -> tuple
     return float(bounds[best]), float(thresholds[best])
 
 
-def epsilon_bound(hits: Any, false_alarms: Any, *, trials: int, delta: float, confidence: float = CONFIDENCE) -> Floats:
+def epsilon_bound(
+    hits: Any, false_alarms: Any, *, trials: int, delta: float, confidence: float = CONFIDENCE
+) -> Floats:
     """Return log((p - delta) / q), at least 0, with p and q the unfavourable ends of their intervals.
 
     Each end fails with half the error probability, so the bound holds with `confidence` (Bonferroni).
@@ -96,5 +103,7 @@ def clopper_pearson(successes: Any, *, trials: int, confidence: float) -> tuple[
     counts = np.asarray(successes, dtype=np.float64)
     tail = (1 - confidence) / 2
     low = np.where(counts > 0, betaincinv(np.maximum(counts, 1), trials - counts + 1, tail), 0.0)
-    high = np.where(counts < trials, betaincinv(counts + 1, np.maximum(trials - counts, 1), 1 - tail), 1.0)
+    high = np.where(
+        counts < trials, betaincinv(counts + 1, np.maximum(trials - counts, 1), 1 - tail), 1.0
+    )
     return low, high

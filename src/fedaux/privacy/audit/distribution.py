@@ -63,7 +63,8 @@ def draw(found: Neighbours, noise: Noise, *, releases: int, findings: Findings) 
     centres = []
     for features in found.neighbours:
         twice = [
-            found.mechanism.release(features, found.public, noise=FixedNoise(0.0, kind=noise.kind)) for _ in range(2)
+            found.mechanism.release(features, found.public, noise=FixedNoise(0.0, kind=noise.kind))
+            for _ in range(2)
         ]
         if not torch.equal(twice[0].vector, twice[1].vector):
             findings.setdefault("the vector under the noise is random", where)
@@ -84,7 +85,9 @@ def draw(found: Neighbours, noise: Noise, *, releases: int, findings: Findings) 
     return deviations(torch.stack(rows), centres[0], where=where, findings=findings)
 
 
-def deviations(differences: Tensor, stated: Release, *, where: str, findings: Findings) -> list[PValue]:
+def deviations(
+    differences: Tensor, stated: Release, *, where: str, findings: Findings
+) -> list[PValue]:
     """Return the p-values of differences [N, k] between releases and noiseless vectors, given what was stated."""
     if not bool(differences.isfinite().all()):
         share = float((~differences.isfinite().all(dim=1)).double().mean())
@@ -121,7 +124,8 @@ def p_values(noise: Floats, *, resolution: float) -> dict[str, float]:
         "total variance": _chi_square(squares.sum(), degrees=flat.size),
         "mean": _normal(flat.sum() / math.sqrt(flat.size)),
         "mean of a coordinate": width * _normal(np.abs(noise.sum(axis=0)).max() / math.sqrt(count)),
-        "variance of a coordinate": width * min(_chi_square(edge, degrees=count) for edge in _edges(by_coordinate)),
+        "variance of a coordinate": width
+        * min(_chi_square(edge, degrees=count) for edge in _edges(by_coordinate)),
         "distribution (Kolmogorov-Smirnov)": _kolmogorov(ndtr(flat)[:, None]),
         "distribution of a coordinate (Kolmogorov-Smirnov)": _kolmogorov(ndtr(noise)),
         "distribution (chi-square of bins)": _binned(ndtr(flat)),
@@ -172,7 +176,9 @@ def _kolmogorov(uniform: Floats) -> float:
     count, width = uniform.shape
     ordered = np.sort(uniform, axis=0)
     steps = np.arange(count)[:, None]
-    distance = max(float(((steps + 1) / count - ordered).max()), float((ordered - steps / count).max()))
+    distance = max(
+        float(((steps + 1) / count - ordered).max()), float((ordered - steps / count).max())
+    )
     return float(width * kstwo.sf(distance, count))
 
 

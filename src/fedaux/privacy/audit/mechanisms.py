@@ -12,7 +12,12 @@ from torch import Tensor
 from fedaux.config import Certainty
 from fedaux.privacy.mechanisms import MECHANISMS, Noise, Public, Release
 from fedaux.privacy.paper import solve
-from fedaux.privacy.released_code import ReleasedRegression, claimed_sensitivity, classical_multiplier, regress
+from fedaux.privacy.released_code import (
+    ReleasedRegression,
+    claimed_sensitivity,
+    classical_multiplier,
+    regress,
+)
 
 
 class Auditable(Protocol):
@@ -70,7 +75,9 @@ class Published:
         claimed = claimed_sensitivity(size, regularisation=section.regularisation)
         sigma = claimed * classical_multiplier(epsilon=section.epsilon, delta=section.delta)
         vector = noise.perturb(weights, sensitivity=claimed, sigma=sigma)
-        return Release(vector, "published", claimed, sigma, section.epsilon, section.delta, noise.kind)
+        return Release(
+            vector, "published", claimed, sigma, section.epsilon, section.delta, noise.kind
+        )
 
 
 class Unfolded(ReleasedRegression):

@@ -177,7 +177,9 @@ def search(
     return Search(worst, best, tried, findings)
 
 
-def _small(mechanism: Auditable, count: int, *, generator: np.random.Generator) -> Iterator[Neighbours]:
+def _small(
+    mechanism: Auditable, count: int, *, generator: np.random.Generator
+) -> Iterator[Neighbours]:
     cases = [(scene, kind) for scene in SCENES for kind in REPLACEMENTS]
     for scene, kind in islice(cycle(cases), count):
         examples, negatives = SCENES[scene](generator)
@@ -210,7 +212,9 @@ def _replaced(start: Neighbours, kind: str, generator: np.random.Generator) -> N
     return replace(start, kind=kind, neighbours=pair)
 
 
-def _ascend(start: Neighbours, findings: Findings, *, pairs: int, generator: np.random.Generator) -> Neighbours:
+def _ascend(
+    start: Neighbours, findings: Findings, *, pairs: int, generator: np.random.Generator
+) -> Neighbours:
     """Improve both versions of the example: along the gradient by finite differences, and by random moves."""
     best, tried = start, 0
 
@@ -234,7 +238,9 @@ def _ascend(start: Neighbours, findings: Findings, *, pairs: int, generator: np.
         candidates.append(attempt(versions + 0.3 * size * normal(generator, 2, NUM_FEATURES)))
         candidates.append(attempt(versions * float(generator.choice([0.5, 2.0, 10.0]))))
         shift = 0.3 * normal(generator, 1, NUM_FEATURES)
-        candidates.append(attempt(versions, (best.neighbours[0] + shift, best.neighbours[1] + shift)))
+        candidates.append(
+            attempt(versions, (best.neighbours[0] + shift, best.neighbours[1] + shift))
+        )
         best = max([best, *candidates], key=lambda found: found.ratio)
     return best
 

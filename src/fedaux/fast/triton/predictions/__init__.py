@@ -49,7 +49,11 @@ def known(module: nn.Module) -> Known | None:
     stem = next((layer for layer in module.modules() if isinstance(layer, nn.Conv2d)), None)
     if not isinstance(stem, ImageConvolution) or stem.in_channels > MOST_CHANNELS:
         return None
-    classes = module.head.out_features if isinstance(module, SplitModel) and type(module.head) is nn.Linear else 1
+    classes = (
+        module.head.out_features
+        if isinstance(module, SplitModel) and type(module.head) is nn.Linear
+        else 1
+    )
     for name in NETWORKS:
         expected = _expected(name, stem.in_channels, classes)
         if is_like(module, expected if whole else expected.features):

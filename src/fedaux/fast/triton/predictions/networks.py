@@ -32,8 +32,12 @@ class StepInference:
 
     def __init__(self, module: nn.Module) -> None:
         self._has_head = isinstance(module, SplitModel)
-        features, self._path = (module.features, "features.") if isinstance(module, SplitModel) else (module, "")
-        self._stem = next(layer for layer in features.modules() if isinstance(layer, ImageConvolution))
+        features, self._path = (
+            (module.features, "features.") if isinstance(module, SplitModel) else (module, "")
+        )
+        self._stem = next(
+            layer for layer in features.modules() if isinstance(layer, ImageConvolution)
+        )
         self.steps = (
             shufflenet_steps(features, self._stem, size=IMAGE_SIZE)
             if isinstance(features, ShuffleNetFeatures)
@@ -41,8 +45,12 @@ class StepInference:
         )
         named = dict(module.named_modules())
         convolutions = [name for name, layer in named.items() if isinstance(layer, nn.Conv2d)]
-        norms = [(name, layer) for name, layer in named.items() if isinstance(layer, nn.BatchNorm2d)]
-        self._layers = dict(zip(convolutions, norms, strict=True))  # in either network one is behind the other
+        norms = [
+            (name, layer) for name, layer in named.items() if isinstance(layer, nn.BatchNorm2d)
+        ]
+        self._layers = dict(
+            zip(convolutions, norms, strict=True)
+        )  # in either network one is behind the other
         self._packing = Packing(self.steps)
         self.most_images = MOST_NUMBERS // max(step.largest for step in self.steps)
         """In a call of the kernels, which count in 32 bits; more are taken in parts."""
@@ -83,9 +91,18 @@ def mobilenet_steps(features: nn.Module, stem: ImageConvolution, *, size: int) -
     steps: list[Step] = [_stem_step(stem, tiles["stem"], "0.0", size=size, cut="relu6")]
     blocks = [layer for layer in layers if isinstance(layer, InvertedResidual)]
     for index, block in enumerate(blocks, start=1):
-        layers_of = {path: layer for path, layer in block.named_modules() if isinstance(layer, nn.Conv2d)}
-        names, convolutions = tuple(f"{index}.{path}" for path in layers_of), list(layers_of.values())
-        inputs, hidden, stride = convolutions[0].in_channels, convolutions[-1].in_channels, convolutions[-2].stride[0]
+        layers_of = {
+            path: layer for path, layer in block.named_modules() if isinstance(layer, nn.Conv2d)
+        }
+        names, convolutions = (
+            tuple(f"{index}.{path}" for path in layers_of),
+            list(layers_of.values()),
+        )
+        inputs, hidden, stride = (
+            convolutions[0].in_channels,
+            convolutions[-1].in_channels,
+            convolutions[-2].stride[0],
+        )
         name, source = f"block {index}", str(index - 1)
         wide = source
         if f"{name} expand" in tiles:
@@ -129,11 +146,15 @@ def mobilenet_steps(features: nn.Module, stem: ImageConvolution, *, size: int) -
     return steps
 
 
-def shufflenet_steps(features: ShuffleNetFeatures, stem: ImageConvolution, *, size: int) -> Sequence[Step]:
+def shufflenet_steps(
+    features: ShuffleNetFeatures, stem: ImageConvolution, *, size: int
+) -> Sequence[Step]:
     """Return the steps of ShuffleNet's features: one a unit, which ends with the next unit's
     first product."""
     tiles = tiling.SHUFFLENET
-    units = [(name, unit) for name, unit in features.named_modules() if isinstance(unit, ShuffleUnit)]
+    units = [
+        (name, unit) for name, unit in features.named_modules() if isinstance(unit, ShuffleUnit)
+    ]
     path, first = units[0]
     steps: list[Step] = [
         _stem_step(stem, tiles["stem"], "conv1", size=size, cut="relu"),
@@ -159,7 +180,9 @@ def shufflenet_steps(features: ShuffleNetFeatures, stem: ImageConvolution, *, si
     return steps
 
 
-def _stem_step(stem: ImageConvolution, tile: tiling.Tile, convolution: str, *, size: int, cut: str) -> Pointwise:
+def _stem_step(
+    stem: ImageConvolution, tile: tiling.Tile, convolution: str, *, size: int, cut: str
+) -> Pointwise:
     numbers = stem.in_channels * stem.kernel_size[0] * stem.kernel_size[1]
     return Pointwise(
         name="stem", tile=tile, convolution=convolution, source="patches", goal="0",

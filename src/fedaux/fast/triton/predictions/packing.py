@@ -59,12 +59,16 @@ class Packing:
             self._places[key] = self._found(weights, flat.device)
         packed: dict[str, Packed] = {step.name: {} for step in self._steps}
         for places, values in zip(self._places[key], (flat.to(dtype), flat), strict=True):
-            picked = values.index_select(0, places.sources).split([shape.numel() for *_, shape in places.tensors])
+            picked = values.index_select(0, places.sources).split(
+                [shape.numel() for *_, shape in places.tensors]
+            )
             for (step, argument, shape), each in zip(places.tensors, picked, strict=True):
                 packed[step][argument] = each.view(shape)
         return packed
 
-    def _found(self, weights: Mapping[str, Packed], device: torch.device) -> tuple[_Places, _Places]:
+    def _found(
+        self, weights: Mapping[str, Packed], device: torch.device
+    ) -> tuple[_Places, _Places]:
         """Return the places of what is in the chosen precision, and of what is in single
         precision."""
         found: tuple[list[Tensor], list[Tensor]] = [], []
@@ -74,7 +78,9 @@ class Packing:
         for step, own in weights.items():
             numbers[step] = {}
             for argument, tensor in own.items():
-                numbers[step][argument] = torch.arange(begin, begin + tensor.numel()).view(tensor.shape)
+                numbers[step][argument] = torch.arange(begin, begin + tensor.numel()).view(
+                    tensor.shape
+                )
                 begin += tensor.numel()
         for each in self._steps:
             for argument, places in each.packed(numbers[each.name]).items():

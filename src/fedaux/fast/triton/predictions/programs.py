@@ -63,7 +63,9 @@ def position(place, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def at_tap(image, row, column, i, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr):
+def at_tap(
+    image, row, column, i, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STRIDE: tl.constexpr
+):
     """Return the positions of the input that a tap sees, and whether they are inside the image."""
     y = row * STRIDE + i - 1
     x = column * STRIDE + j - 1
@@ -128,10 +130,14 @@ def pointwise(
         image = tile * (BLOCK // AREA) + tl.arange(0, BLOCK // AREA)
         there = (image < positions // AREA)[:, None] & (o < OUT)[None, :]
         means = averaged(total, BLOCK, AREA)
-        tl.store(out + image[:, None] * OUT + o[None, :], means.to(out.dtype.element_ty), mask=there)
+        tl.store(
+            out + image[:, None] * OUT + o[None, :], means.to(out.dtype.element_ty), mask=there
+        )
     else:
         there = here[:, None] & (o < OUT)[None, :]
-        tl.store(out + (place * OUT)[:, None] + o[None, :], total.to(out.dtype.element_ty), mask=there)
+        tl.store(
+            out + (place * OUT)[:, None] + o[None, :], total.to(out.dtype.element_ty), mask=there
+        )
 
 
 @triton.jit(do_not_specialize=LOOSE)
@@ -152,7 +158,20 @@ def depthwise_pointwise(
         channel = k + tl.arange(0, BLOCK_IN)
         inner = tl.zeros((BLOCK, BLOCK_IN), tl.float32) + tl.load(between + channel)[None, :]
         inner = add_taps(
-            inner, x, taps, image, row, column, here, channel, HEIGHT, WIDTH, STRIDE, C, C % BLOCK_IN == 0, FILLED
+            inner,
+            x,
+            taps,
+            image,
+            row,
+            column,
+            here,
+            channel,
+            HEIGHT,
+            WIDTH,
+            STRIDE,
+            C,
+            C % BLOCK_IN == 0,
+            FILLED,
         )
         inner = cut(inner, "relu6").to(x.dtype.element_ty)
         w = tl.load(weight + channel[:, None] * FILLED_OUT + o[None, :])
@@ -219,16 +238,22 @@ def inverted_residual(
 
 
 @triton.jit
-def _store(values, o, real, out, place, here, tile, positions, OUT: tl.constexpr, AREA: tl.constexpr):
+def _store(
+    values, o, real, out, place, here, tile, positions, OUT: tl.constexpr, AREA: tl.constexpr
+):
     """Store a block of a unit's channels, those that are real, or their means over each image."""
     if AREA > 0:
         BLOCK: tl.constexpr = values.shape[0]
         image = tile * (BLOCK // AREA) + tl.arange(0, BLOCK // AREA)
         there = (image < positions // AREA)[:, None] & real[None, :]
         means = averaged(values.to(tl.float32), BLOCK, AREA)
-        tl.store(out + image[:, None] * OUT + o[None, :], means.to(out.dtype.element_ty), mask=there)
+        tl.store(
+            out + image[:, None] * OUT + o[None, :], means.to(out.dtype.element_ty), mask=there
+        )
     else:
-        tl.store(out + (place * OUT)[:, None] + o[None, :], values, mask=here[:, None] & real[None, :])
+        tl.store(
+            out + (place * OUT)[:, None] + o[None, :], values, mask=here[:, None] & real[None, :]
+        )
 
 
 @triton.jit
@@ -279,7 +304,9 @@ def shuffle_unit(
     for group in tl.static_range(2):
         channel = group * (2 * QUARTER) + tl.arange(0, 2 * QUARTER)
         inner = tl.zeros((BLOCK, 2 * QUARTER), tl.float32)
-        inner = add_taps(inner, x, taps, image, row, column, here, channel, HEIGHT, WIDTH, STRIDE, C, True, C)
+        inner = add_taps(
+            inner, x, taps, image, row, column, here, channel, HEIGHT, WIDTH, STRIDE, C, True, C
+        )
         narrow = inner.to(x.dtype.element_ty)
         for first in tl.range(0, HALF, BLOCK_OUT):
             local = first + tl.arange(0, BLOCK_OUT)
@@ -289,14 +316,18 @@ def shuffle_unit(
             values += tl.load(bias + group * FILLED_HALF + local)[None, :]
             if POOLED == 0:
                 there = here[:, None] & (local < HALF)[None, :]
-                values += tl.load(short + (place * OUT)[:, None] + o[None, :], mask=there, other=0.0).to(tl.float32)
+                values += tl.load(
+                    short + (place * OUT)[:, None] + o[None, :], mask=there, other=0.0
+                ).to(tl.float32)
             block = cut(values, "relu").to(x.dtype.element_ty)
             _store(block, o, local < HALF, out, place, here, tile, positions, OUT, AREA)
             if NEXT > 0:
                 v = tl.load(following + o[:, None] * NEXT + n[None, :])
                 follow = tl.dot(block, v, follow, input_precision="ieee")
         if POOLED == 0 and NEXT > 0:
-            goal = (n // NEXT_QUARTER) * (2 * NEXT_QUARTER) + group * NEXT_QUARTER + n % NEXT_QUARTER
+            goal = (
+                (n // NEXT_QUARTER) * (2 * NEXT_QUARTER) + group * NEXT_QUARTER + n % NEXT_QUARTER
+            )
             _store_next(follow, following_bias, next_out, goal, place, here, 4 * NEXT_QUARTER)
             follow = tl.zeros((BLOCK, NEXT), tl.float32)
     if POOLED > 0 and NEXT > 0:

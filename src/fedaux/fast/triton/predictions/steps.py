@@ -64,7 +64,11 @@ def program(name: str) -> Any:
 def launch(name: str, programs: int, *arguments: Any, tile: Tile, **constants: Any) -> None:
     """Launch a kernel on the current device."""
     program(name)[(programs,)](
-        *arguments, num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, **constants
+        *arguments,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        maxnreg=tile.registers,
+        **constants,
     )
 
 
@@ -209,7 +213,9 @@ class Residual(Block):
     def weights(self, parts: Parts) -> Packed:
         """Return them such that ReLU6 is a cut at 1, with what such cuts would hide in the last
         bias: not a number."""
-        (wide, wide_bias), (first, between), (narrow, bias) = (parts[name] for name in self.convolutions)
+        (wide, wide_bias), (first, between), (narrow, bias) = (
+            parts[name] for name in self.convolutions
+        )
         largest = torch.stack(torch._foreach_norm([wide, wide_bias, first, between], math.inf))
         wide, wide_bias, between, narrow = torch._foreach_mul(
             [wide, wide_bias, between, narrow], [1 / 6, 1 / 6, 1 / 6, 6.0]

@@ -38,7 +38,9 @@ MOBILENETV2 = {
     **dict.fromkeys(("block 12 expand", "block 13 expand"), Tile(128, 64, 128, 4, 3)),
     **dict.fromkeys(("block 12 narrow", "block 13 narrow"), Tile(64, 32, 64, 4, 1)),
     "block 14": Tile(64, 32, 0, 4, 1),
-    **dict.fromkeys(("block 15 expand", "block 16 expand", "block 17 expand"), Tile(128, 16, 64, 4, 3)),
+    **dict.fromkeys(
+        ("block 15 expand", "block 16 expand", "block 17 expand"), Tile(128, 16, 64, 4, 3)
+    ),
     **dict.fromkeys(("block 15 narrow", "block 16 narrow"), Tile(64, 64, 128, 8, 1)),
     "block 17 narrow": Tile(64, 32, 256, 8, 1),
     "last": Tile(128, 64, 256, 8, 3),

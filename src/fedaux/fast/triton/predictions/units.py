@@ -80,7 +80,10 @@ class Unit:
     def largest(self) -> int:
         after = 4 * quarter_of(self.following_hidden) if self.following else 0
         read = self.size**2 * max(4 * quarter_of(self.hidden), self.inputs)
-        return max(read, out_size(self.size, self.stride) ** 2 * max(0 if self.area else self.outputs, after))
+        return max(
+            read,
+            out_size(self.size, self.stride) ** 2 * max(0 if self.area else self.outputs, after),
+        )
 
     @property
     def pooled(self) -> int:
@@ -117,7 +120,11 @@ class Unit:
         """Return the next unit's first product: columns of a row's own group, or of both where
         groups have moved."""
         weight, bias = numbers["following"].flatten(1), numbers["following_bias"]
-        half, quarter, place = self.outputs // 2, quarter_of(self.following_hidden), places(self.following_hidden)
+        half, quarter, place = (
+            self.outputs // 2,
+            quarter_of(self.following_hidden),
+            places(self.following_hidden),
+        )
         groups = weight.view(2, -1, half).transpose(1, 2)
         matrices = weight.new_zeros(rows, (4 if self.pooled else 2) * quarter)
         for group, columns in enumerate(place.view(2, -1)):
