@@ -19,7 +19,7 @@ from fedaux.core.backend import ClientJob, TrainContext, Training, TrainResult
 from fedaux.core.compute import Compute
 from fedaux.core.messages import ClientState, TrainRequest, Weights
 from fedaux.core.methods import METHODS
-from fedaux.core.plain_backend import one_by_one
+from fedaux.core.plain_backend import PlainBackend, one_by_one
 from fedaux.core.preparation import prepare
 from fedaux.core.round import Federation
 from fedaux.core.simulation import SimulatedClients
@@ -320,7 +320,7 @@ def test_what_cannot_be_stacked_otherwise() -> None:
 
 
 def federation(
-    tmp_path: Path, *, clients_at_once: int, workers: int = 1, **changes: Any
+    tmp_path: Path, *, clients_at_once: int, workers: int = 1, plain: bool = False, **changes: Any
 ) -> tuple[Federation, State, SimulatedClients]:
     experiment = tiny(**changes)
     directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
@@ -334,6 +334,8 @@ def federation(
         Compute(clients_at_once=clients_at_once, workers=workers),
     )
     task = work.task(experiment.method[0], experiment.seeds[0])
+    if plain:
+        task = replace(task, backend=PlainBackend(task.compute))
     clients = SimulatedClients(task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0]))
     state, preparation = prepare(task, clients, extractor=work.extractor(task), callback=NullCallback())
     directory.close()
@@ -372,6 +374,20 @@ def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path
     same = ("clients_asked", "clients_answered", "clients_remembered", "bytes_up", "bytes_down")
     assert all(fast_row[name] == plain_row[name] for name in same)
     assert len(fast_row["clients_answered"]) == 9
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedaux", "fedaux+m"])
+def test_the_plain_backend_is_the_fast_one_without_what_makes_it_fast(method: str, tmp_path: Path) -> None:
+    """One client at a time on a CPU, there is nothing to speed up: the two agree to the last bit."""
+    results = []
+    for plain in (True, False):
+        server, state, clients = federation(tmp_path, clients_at_once=1, plain=plain, method=method, **QUICK)
+        state, row = server.play_round(state)
+        results.append((state, {**row, "seconds": None}))
+        assert clients.present() == sorted(state.releases) or method == "fedavg"
+    (one, one_row), (other, other_row) = results
+    assert difference(one.weights["cnn"], other.weights["cnn"]) == 0
+    assert one_row == other_row
 
 
 def test_linear_rounds_and_kept_optimizers_side_by_side_equal_one_by_one(tmp_path: Path) -> None:
