@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fedaux import seeding
 from fedaux.core.messages import num_bytes
-from fedaux.fast.convolutions import image_matrix, patches, pointwise_matrix
+from fedaux.fast.convolutions import FAST, accelerate, image_matrix, make_plain, patches, pointwise_matrix
 from fedaux.models import MODELS, SplitModel, model_options, split_model
 from fedaux.models.convolutional import ImageConvolution, PointwiseConvolution, group_norm
 from fedaux.models.mobilenet import make_divisible
@@ -431,3 +431,19 @@ def test_the_matrix_with_groups_as_blocks_is_the_convolution(groups: int) -> Non
     images = images_of(2, 12, 5, 4)
     product = images.permute(0, 2, 3, 1) @ pointwise_matrix(layer.weight, groups=groups).t()
     torch.testing.assert_close(product.permute(0, 3, 1, 2), layer(images))
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet8", "mobilenetv2", "shufflenet"])
+def test_faster_layers_are_the_same_layers(name: str) -> None:
+    """On a CPU they compute what the plain ones do; names, weights and what they print stay."""
+    with seeding.initialisation(0, part=name):
+        model = MODELS[name]((3, 16, 16), 4).eval()
+    images, before = images_of(2, 3, 16, 16), (str(model), [type(part) for part in model.modules()])
+    outputs, weights = model(images), model.state_dict()
+    accelerate(model, torch.device("cpu"))
+    assert any(type(part) in FAST.values() for part in model.modules())
+    assert str(model) == before[0]
+    assert all(torch.equal(tensor, weights[key]) for key, tensor in model.state_dict().items())
+    assert torch.equal(model(images), outputs)
+    make_plain(model)
+    assert [type(part) for part in model.modules()] == before[1]
