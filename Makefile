@@ -6,7 +6,8 @@ READY  := $(VENV)/.ready
 EXTRAS := $(VENV)/.extras
 SITE   := $(VENV)/.docs
 TRITON := .venv-kernels
-PYTEST := $(BIN)/python -m pytest --durations=10
+# One thread each: two processes share two cores.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10
 
 .PHONY: demo test test-all test-rest test-federation test-cluster test-gpu test-kernels benchmark docs check format clean
 

@@ -266,14 +266,12 @@ def test_rounds_of_several_prototypes_are_the_algorithm_written_out(
 def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(
     method: str, tmp_path: Path
 ) -> None:
-    server, state, _, _ = federation(
-        tmp_path,
-        method=method,
-        prototypes=MIXED,
-        split={"num_clients": 6},
-        participation_rate=1 / 3,
-        data={},
-    )
+    changes: dict[str, Any] = {
+        "split": {"num_clients": 6},
+        "participation_rate": 1 / 3,
+        "auxiliary": {"size": 60},
+    }
+    server, state, _, _ = federation(tmp_path, method=method, prototypes=MIXED, **changes)
     for _ in range(2):
         before = state
         state, row = server.play_round(state)

@@ -62,7 +62,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_a_federation_comes_to_the_simulators_figures(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    experiment = federated(**changes)
+    experiment = federated(rounds=2, **changes)
     fedaux.run(experiment, out=tmp_path / "simulated")
     grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
     federate(experiment, grid, path=tmp_path / "federated", resume=False)

@@ -35,8 +35,9 @@ def large(network: StepInference) -> StepInference:
     for step in (
         network.steps
     ):  # a program costs the interpreter more than what it does; small maps keep their tiles
-        if step.size > 8:
-            step.tile = step.tile._replace(positions=2048 if step.size > 16 else 512)
+        size: int = getattr(step, "size")  # noqa: B009  (of every kind of step here)
+        if size > 8:
+            step.tile = step.tile._replace(positions=2048 if size > 16 else 512)
     return network
 
 
@@ -73,7 +74,7 @@ def missing() -> None:
 def predict() -> None:
     """A predictor takes the kernels, for many models, for rows and for features."""
     kernels.available = lambda compute: True
-    inference.StepInference = lambda module: large(StepInference(module))  # type: ignore[assignment, misc]
+    inference.StepInference = lambda module: large(StepInference(module))  # type: ignore[assignment, attr-defined]
     half = Compute(torch.device("cuda"), torch.float16)
     numbers = (255 * images).to(torch.uint8)
     first, second = snapshot(model), {name: 0.9 * value for name, value in snapshot(model).items()}

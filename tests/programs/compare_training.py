@@ -122,7 +122,7 @@ if PART == "distillation":
     targets = torch.softmax(torch.randn(7, 10) * 2, 1)
     targets[:, 3] = 0.0
     targets /= targets.sum(1, keepdim=True)
-    section = Distillation(batch_size=4, learning_rate=1e-3, schedule="cosine", weight_decay=1e-3)
+    settings = Distillation(batch_size=4, learning_rate=1e-3, schedule="cosine", weight_decay=1e-3)
     twin = copy.deepcopy(model)
     batched = BatchedSteps(
         twin,
@@ -141,7 +141,7 @@ if PART == "distillation":
             weights,
             images[:7],
             targets,
-            section=section,
+            section=settings,
             generator=np.random.default_rng(0),
             steps=steps,
         )

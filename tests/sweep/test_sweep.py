@@ -253,6 +253,7 @@ def test_a_sweep_that_is_killed_goes_on_from_there(tmp_path: Path) -> None:
     assert accuracies(out / cell.name) == accuracies(tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_the_command_tells_plan_ranking_and_status(tmp_path: Path) -> None:
     recipe, plugin = tmp_path / "recipe.toml", tmp_path / "own.py"
     recipe.write_text(tomli_w.dumps(merged(TINY, {"rounds": 1})))
