@@ -26,7 +26,7 @@ from fedaux.core.round import Federation, clients_per_round, select
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State
 from fedaux.data import LabelledData
-from fedaux.running.run import NullCallback, Work, split_for
+from fedaux.running.run import ExperimentRunner, NullCallback, split_for
 from fedaux.running.run_directory import RunDirectory
 
 Seconds = dict[str, float]
@@ -68,11 +68,11 @@ def fast_federation(
         RunDirectory.open(Path(folder) / "run", experiment, resume=False) as directory,
     ):
         compute = compute_for(experiment.engine, data.images.device)
-        work = Work(experiment, directory, data, auxiliary, NullCallback(), compute)
-        task = work.task(experiment.method[0], seed)
+        runner = ExperimentRunner(experiment, directory, data, auxiliary, NullCallback(), compute)
+        task = runner.task(experiment.method[0], seed)
         clients = SimulatedClients(task, data.images, data.labels, own_parts)
         state, preparation = prepare(
-            task, clients, extractor=work.extractor(task), callback=NullCallback()
+            task, clients, extractor=runner.extractor(task), callback=NullCallback()
         )
     federation = Federation(task, preparation, clients, callback=NullCallback())
 

@@ -57,7 +57,7 @@ def problems(**values: object) -> list[str]:
         ({"rouns": 3}, "rouns: unknown key; did you mean rounds?"),
         (
             {"distillation": {"negligible_weight": 0.1}},
-            "distillation.negligible_weight: dropped in fedaux 0.2.0; leave it out",
+            "distillation.negligible_weight: removed in fedaux 0.2.0; leave it out",
         ),
         ({"zzz": 3}, "zzz: unknown key"),
         ({"seeds": [1, 1]}, "seeds = [1, 1]: 1 appears more than once"),
@@ -232,12 +232,10 @@ def test_a_recipe_states_what_differs_from_another(tmp_path: Path) -> None:
 def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('extends = "b.toml"\n')
     (tmp_path / "b.toml").write_text('extends = "a.toml"\n')
-    with pytest.raises(ConfigError, match="leads back to"):
+    with pytest.raises(ConfigError, match="extends this recipe in turn"):
         load_experiment(tmp_path / "a.toml")
     (tmp_path / "c.toml").write_text('extends = "nobody"\n')
-    with pytest.raises(
-        ValueError, match="nobody: there is no such file, nor such a recipe; there are agnews"
-    ):
+    with pytest.raises(ValueError, match="nobody: no such file or recipe; the recipes are agnews"):
         load_experiment(tmp_path / "c.toml")
     (tmp_path / "d.toml").write_text("extends = 3\n")
     with pytest.raises(ConfigError, match="should be the name or the path of a recipe"):

@@ -1,7 +1,7 @@
 """Federated learning with unlabeled auxiliary data.
 
-`fedaux.run(fedaux.Experiment(...))` does in Python what `fedaux run` does on the command line. Names are imported when
-first used, so that `import fedaux` is quick.
+`fedaux.run(fedaux.Experiment(...))` is `fedaux run` in Python. Names are imported on first use, so
+that `import fedaux` is fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is wrong with the values of an experiment: all of it at once, a line each, in the user's own terms."""
+"""All problems of a configuration at once, one line each, in terms of its keys."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from pydantic import BaseModel, ValidationError
 from fedaux.config import PATTERN_MEANING, ExperimentFields, without_none
 
 DROPPED = {"distillation.negligible_weight": "0.2.0"}
-"""Keys of earlier versions, and the version that dropped each."""
+"""Keys of earlier versions, and the version that removed each."""
 
 
 def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
-    """Return the fields of an experiment and all problems; where a value is wrong, the field holds the default.
-
-    The fields are there so that callers can look for further problems in one go.
-    """
+    """Return the fields of an experiment and all problems; a field with a wrong value has its
+    default, so that callers can check the others further."""
     raw = plain(values)
     problems: list[str] = []
     wrong: set[tuple[str | int, ...]] = set()
@@ -31,7 +29,7 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
             explained = [
                 _explain(item, raw, known_keys()) for item in error.errors(include_url=False)
             ]
-            # A list can be too short only because its items are wrong: then they are what there is to say.
+            # A list can be too short only because its items are wrong: report the items alone.
             deeper = wrong | {location for _, location in explained}
             locations = []
             for line, location in explained:
@@ -39,7 +37,7 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
                     other != location and other[: len(location)] == location for other in deeper
                 ):
                     problems += [line] if line not in problems else []
-                # A prototype cannot stand without its wrong key, so the whole list goes back to the default.
+                # A prototype is incomplete without its wrong key: the whole list gets its default.
                 locations.append(location[:1] if location[0] == "prototypes" else location)
             for location in locations:
                 _remove(raw, location)
@@ -52,7 +50,7 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
 
 
 def problems_in(section: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
-    """Return a line for each wrong value of a table that is not an experiment, such as a node's configuration."""
+    """Return a line for each wrong value of another table, such as a node's configuration."""
     raw = plain(values)
     try:
         section.model_validate(raw)
@@ -89,12 +87,12 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
-    """Return the problems that lie between keys, each with the keys it joins."""
+    """Return the problems that concern several keys, each with these keys."""
     found: list[tuple[set[str], str]] = []
     clients = experiment.split.num_clients
     silos = len(experiment.data.clients) if experiment.data.given else 0
     if silos and clients != silos:
-        line = f"split.num_clients = {clients}: data.clients names {silos}; should be {silos}, or left out"
+        line = f"split.num_clients = {clients}: should be {silos}, as in data.clients, or left out"
         found.append(({"split.num_clients", "data.clients"}, line))
     for key in ("method", "seeds"):
         values = getattr(experiment, key)
@@ -112,10 +110,12 @@ def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
     for prototype in experiment.prototypes:
         for client in prototype.clients or ():
             if client >= clients:
-                line = f"prototypes.clients = {client}: there are {clients} clients, numbered 0 to {clients - 1}"
+                line = f"there are {clients} clients, numbered 0 to {clients - 1}"
+                line = f"prototypes.clients = {client}: {line}"
                 found.append(({"prototypes", "split.num_clients"}, line))
             elif owner.setdefault(client, prototype.name) != prototype.name:
-                line = f"prototypes.clients = {client}: given to both {owner[client]!r} and {prototype.name!r}"
+                both = f"both {owner[client]!r} and {prototype.name!r}"
+                line = f"prototypes.clients = {client}: given to {both}"
                 found.append(({"prototypes"}, line))
     if (
         all(prototype.clients is not None for prototype in experiment.prototypes)
@@ -123,7 +123,10 @@ def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
     ):
         left = [client for client in range(clients) if client not in owner]
         shown = ", ".join(map(str, left[:5])) + (", ..." if len(left) > 5 else "")
-        line = f"prototypes.clients: no prototype for client {shown}; name them, or leave `clients` out of one prototype"
+        line = (
+            f"prototypes.clients: no prototype for client {shown}; add them, or leave "
+            "`clients` out of one prototype"
+        )
         found.append(({"prototypes", "split.num_clients"}, line))
     return found
 
@@ -131,7 +134,7 @@ def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
 def _explain(
     item: Any, raw: Mapping[str, Any], known: list[str]
 ) -> tuple[str, tuple[str | int, ...]]:
-    """Turn one of pydantic's errors into a line that names the key, the value and what would be right."""
+    """Return one of pydantic's errors as a line with the key, the value and what is expected."""
     location = tuple(
         part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-"))
     )
@@ -139,15 +142,13 @@ def _explain(
     key = ".".join(str(part) for part in location)
     kind, value = item["type"], item["input"]
     if kind == "extra_forbidden" and key in DROPPED:
-        return f"{key}: dropped in fedaux {DROPPED[key]}; leave it out", location
+        return f"{key}: removed in fedaux {DROPPED[key]}; leave it out", location
     if kind == "extra_forbidden":
         name = str(location[-1])
         parent = ".".join(str(p) for p in location[:-1] if isinstance(p, str))
         siblings = [k for k in known if k.rpartition(".")[0] == parent]
         guess = nearest(key, siblings) or nearest(name, [k.rpartition(".")[2] for k in known])
-        if (
-            guess and "." not in guess and parent == ""
-        ):  # found by its last word: name its whole path
+        if guess and "." not in guess and parent == "":  # found by its last part: give the full key
             word = guess.removeprefix("; did you mean ").removesuffix("?")
             guess = f"; did you mean {next(k for k in known if k.rpartition('.')[2] == word)}?"
         return f"{key}: unknown key{guess}", location
@@ -165,7 +166,7 @@ def _explain(
 
 
 def _existing(location: tuple[str | int, ...], raw: Any) -> tuple[str | int, ...]:
-    """Cut off what pydantic adds behind the user's own key, such as the member of a union."""
+    """Remove what pydantic appends to the user's key, such as the member of a union."""
     kept: list[str | int] = []
     for part in location:
         if isinstance(raw, Mapping) and isinstance(part, str):
@@ -195,7 +196,7 @@ def _short(value: object) -> str:
 
 
 def plain(table: Any) -> Any:
-    """Return values as TOML would hold them: dicts, lists and plain values."""
+    """Return values as TOML represents them: dicts, lists and plain values."""
     if isinstance(table, BaseModel):
         return without_none(table.model_dump(mode="json"))
     if isinstance(table, Mapping):

@@ -1,4 +1,4 @@
-"""Atomic files, and digests that tell what they were made of."""
+"""Atomic files (old or new content after an interruption, never half), and content digests."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def save_text(path: Path, text: str) -> None:
 
 
 def save_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically; NaN and infinity are refused, JSON has none."""
+    """Write a JSON file atomically. Raises ValueError for NaN and infinity."""
     save_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; a damaged one is named."""
+    """Read a JSON file. Raises ValueError with the path if it is damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -40,21 +40,21 @@ def read_json(path: Path) -> Any:
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file atomically. Raises OSError where it cannot be written."""
+    """Write a safetensors file atomically. Raises OSError if it cannot be written."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with _replacing(path) as temporary:
         try:
             save_file(on_cpu, temporary, metadata=dict(metadata or {}))
-        except SafetensorError as error:  # which has what the system said in its text alone
+        except SafetensorError as error:  # it carries the system's error number in its text only
             said = re.search(r"os error (\d+)", str(error))
             number = int(said.group(1)) if said else errno.EIO
             raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def refuse_unwritable(path: Path, *, key: str) -> None:
-    """Raise ValueError that names the option where a file could not be written; nothing is left of the trial.
+    """Raise ValueError with the option's name if a file could not be written.
 
-    Folders that are not there yet are not made: the nearest one that is there is tried.
+    A temporary file is created and removed in the nearest existing folder.
     """
     folder = path.absolute().parent
     try:
@@ -70,7 +70,8 @@ def refuse_unwritable(path: Path, *, key: str) -> None:
         trial.unlink()
     except OSError as error:
         raise ValueError(
-            f"{key} {path}: cannot be written in {folder} ({error.strerror}); should be a file in a folder of yours"
+            f"{key} {path}: {folder} is not writable ({error.strerror}); should be a file in a "
+            "writable folder"
         ) from error
 
 
@@ -93,7 +94,7 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name to write to; on success its content is forced to disk and takes the path's place."""
+    """Yield a temporary file; on success, flush it to disk and move it to the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(_temporary_name(path))
     try:

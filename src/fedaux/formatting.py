@@ -1,4 +1,4 @@
-"""Numbers and settings as people read them; a dash stands for what is unknown."""
+"""Numbers and settings as text for people; a dash for unknown values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def as_number(value: Any, *, missing: float = math.nan) -> float:
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation (n - 1; 0 for one value), or None for both without values."""
+    """Return mean and standard deviation (n - 1; 0 for one value), or None for both without
+    values."""
     if not values:
         return None, None
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

@@ -17,7 +17,7 @@ from fedaux.config_errors import inspect, section_in
 
 
 def load_experiment(path: Path, *, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment from a TOML file, with `key=value` overrides. Raises ConfigError with all problems."""
+    """Read an experiment from a TOML file, with `key=value` overrides. Raises ConfigError."""
     raw, problems = read_recipe(path, overrides=overrides)
     problems += inspect(raw)[1]
     if problems:
@@ -26,17 +26,17 @@ def load_experiment(path: Path, *, overrides: Sequence[str] = ()) -> Experiment:
 
 
 def read_recipe(path: Path, *, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Return the raw values of a TOML file with `key=value` overrides applied, and the problems of the latter.
+    """Return the raw values of a TOML file with `key=value` overrides, and the problems of these.
 
-    A recipe may say `extends = "cifar10"`: another recipe, by name or by a path beside its own, of which it states the
-    differences. Tables are merged, everything else is replaced. One without a name is called as its file.
+    A recipe can start from another with `extends = "cifar10"`, given by name or by a path relative
+    to its own. Tables are merged, other values are replaced. The default name is the file's.
     """
     raw = {"name": re.sub(r"[^A-Za-z0-9._-]", "-", path.stem), **_read_with_base(path, ())}
     return raw, [problem for override in overrides for problem in _apply_override(raw, override)]
 
 
 def find_recipe(name: str, *, beside: Path = Path()) -> Path:
-    """Return the file of a recipe given by its path or by the name of one that ships. Raises ValueError."""
+    """Return the file of a recipe, given by path or by the name of one that ships with fedaux."""
     if (path := beside / name).is_file():
         return path
     shipped = {
@@ -45,7 +45,7 @@ def find_recipe(name: str, *, beside: Path = Path()) -> Path:
     }
     if name not in shipped:
         raise ValueError(
-            f"{name}: there is no such file, nor such a recipe; there are {', '.join(sorted(shipped))}"
+            f"{name}: no such file or recipe; the recipes are {', '.join(sorted(shipped))}"
         )
     return shipped[name]
 
@@ -66,7 +66,9 @@ def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         )
     found = find_recipe(base, beside=path.parent).resolve()
     if found in (*seen, path.resolve()):
-        raise ConfigError([f"extends = {base!r}: leads back to {found}"], origin=str(path))
+        raise ConfigError(
+            [f"extends = {base!r}: {found} extends this recipe in turn"], origin=str(path)
+        )
     return merged(_read_with_base(found, (*seen, path.resolve())), raw)
 
 
@@ -80,7 +82,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> list[str]:
-    """Write one `key=value` into the raw configuration; return what is wrong with it."""
+    """Apply one `key=value` to the raw configuration; return its problems."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
@@ -95,7 +97,7 @@ def _apply_override(raw: dict[str, Any], override: str) -> list[str]:
 
 
 def parse_value(text: str) -> Any:
-    """Read a TOML value; words that are none are strings, also inside [a, b]."""
+    """Parse a TOML value; anything else is a string, also inside [a, b]."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -105,7 +107,7 @@ def parse_value(text: str) -> Any:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts between commas that stand in no brackets of their own."""
+    """Split at commas outside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "[{") - (character in "]}")

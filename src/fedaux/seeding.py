@@ -1,7 +1,7 @@
-"""One random stream per (seed, purpose, round, client, part): the order of work never changes a result.
+"""One random stream per (seed, purpose, round, client, part): results do not depend on the order.
 
-Streams are derived by hashing their name, so adding a client, a round or a new purpose moves no other stream.
-This is the only module that may touch torch's global generator, and it leaves it as it was.
+A stream is derived from the hash of its name, so a new client, round or purpose changes no other
+stream. Only this module uses torch's global generator, and it restores its state.
 """
 
 from __future__ import annotations
@@ -45,10 +45,7 @@ def torch_generator(
 
 @contextmanager
 def initialisation(seed: int, *, part: str) -> Iterator[None]:
-    """Give torch's global generator the stream of a model's initial weights, and restore it afterwards.
-
-    `torch.nn` modules draw their initial weights from the global generator; there is no other way in.
-    """
+    """Seed torch's global generator for a model's initial weights, and restore it afterwards."""
     import torch
 
     with torch.random.fork_rng(devices=[]):

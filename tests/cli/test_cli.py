@@ -76,7 +76,7 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     refused = called("run", str(recipe), cwd=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr == (
-        "error: runs/tiny already holds a run; continue it with --resume (in Python resume=True), "
+        "error: runs/tiny already contains a run; continue it with --resume (resume=True), "
         "or choose another directory with --out (out=)\n"
     )
     other = called("run", str(recipe), "--resume", cwd=tmp_path)
@@ -124,7 +124,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     missing = called("run", "nothing.toml", cwd=tmp_path)
     assert missing.returncode == 2
     assert (
-        "nothing.toml: there is no such file, nor such a recipe; there are agnews, agnews-minilm,"
+        "nothing.toml: no such file or recipe; the recipes are agnews, agnews-minilm,"
         in missing.stderr
     )
     empty = called("report", str(tmp_path), cwd=tmp_path)

@@ -416,5 +416,5 @@ def test_a_gpu_that_is_too_small_is_explained(
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr("fedaux.running.run.Federation.play_round", overflow)
-    with pytest.raises(ValueError, match=r"Lower engine.clients_at_once \(now 8\).*--resume"):
+    with pytest.raises(ValueError, match=r"Reduce engine.clients_at_once \(now 8\).*--resume"):
         fedaux.run(tiny(method="fedavg"), out=tmp_path / "run")

@@ -16,7 +16,7 @@ from PIL import Image
 
 from fedaux.config import Auxiliary
 from fedaux.data import cache, load_auxiliary, tables
-from fedaux.data.decoding import Block
+from fedaux.data.decoding import DecodedBlock
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +45,11 @@ def folder(place: Path, size: int = 4) -> Auxiliary:
     return Auxiliary(source="folder", path=str(place))
 
 
-def blocks(*, start: int = 0, count: int = 3) -> Iterator[Block]:
+def blocks(*, start: int = 0, count: int = 3) -> Iterator[DecodedBlock]:
     for number in range(start, start + count):
-        yield Block(np.full((2, 3, 4, 4), number, dtype=np.uint8), [2 * number, 2 * number + 1], {})
+        yield DecodedBlock(
+            np.full((2, 3, 4, 4), number, dtype=np.uint8), [2 * number, 2 * number + 1], {}
+        )
 
 
 def test_what_was_decoded_is_not_decoded_again(
@@ -57,7 +59,7 @@ def test_what_was_decoded_is_not_decoded_again(
     first = load_auxiliary(section)
     moved = Auxiliary(source="folder", path=str((tmp_path / "set").rename(tmp_path / "elsewhere")))
 
-    def fail(*_: object, **__: object) -> Iterator[Block]:
+    def fail(*_: object, **__: object) -> Iterator[DecodedBlock]:
         raise AssertionError("decoded again")
 
     monkeypatch.setattr(tables, "decode_all", fail)
@@ -96,7 +98,7 @@ def test_a_damaged_entry_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_what_stops_half_way_leaves_nothing() -> None:
-    def stops() -> Iterator[Block]:
+    def stops() -> Iterator[DecodedBlock]:
         yield from blocks()
         raise ValueError("row 6")
 
@@ -111,7 +113,7 @@ def test_several_may_write_the_same_at_once() -> None:
     found: list[cache.Stored] = []
 
     def work() -> None:
-        def waited() -> Iterator[Block]:
+        def waited() -> Iterator[DecodedBlock]:
             yield from blocks()
             together.wait()  # all have written, and take the place now
 
@@ -179,7 +181,7 @@ def test_long_decodes_say_how_far_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     section = folder(tmp_path / "set")
-    monkeypatch.setattr(tables, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(tables, "PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr("fedaux.data.decoding.BLOCK", 1)
     load_auxiliary(section)
     said = capsys.readouterr().err.splitlines()

@@ -36,17 +36,17 @@ def test_more_than_there_is_may_not_be_asked_for() -> None:
     image_folder(Path("images"), {"a": 5, "b": 2})
     with pytest.raises(ValueError, match="should be") as error:
         load_auxiliary(Auxiliary(source="folder", path="images", size=50))
-    assert told(error) == "auxiliary.size = 50: there are 7 examples; should be at most 7"
+    assert told(error) == "auxiliary.size = 50: should be at most 7, the number of examples"
     with pytest.raises(ValueError, match="should be") as error:
         load_labelled(Data(source="folder", path="images", test="images", test_size=9))
-    assert told(error) == "data.test_size = 9: there are 7 test examples; should be at most 7"
+    assert told(error) == "data.test_size = 9: should be at most 7, the number of test examples"
 
 
 @pytest.mark.parametrize(
     ("source", "what"),
     [
-        ("folder", "has no folders; labelled"),
-        ("csv", "no .csv files found; a folder should"),
+        ("folder", "has no folders; should have"),
+        ("csv", "no .csv files found; should be"),
         ("svhn", "has no train_"),
     ],
 )
@@ -54,7 +54,7 @@ def test_empty_folders_are_told_with_their_setting(source: str, what: str) -> No
     Path("empty").mkdir()
     Path("bare/cat").mkdir(parents=True)
     image_folder(Path("images"), {"a": 5, "b": 2})
-    public = "holds no images (.bmp" if source == "folder" else what
+    public = "has no images (.bmp" if source == "folder" else what
     with pytest.raises(ValueError, match="empty") as error:
         load_auxiliary(Auxiliary(source=source, path="./empty"))
     assert told(error).startswith(f"auxiliary.path = empty: {public}")
@@ -75,7 +75,7 @@ def test_empty_folders_are_told_with_their_setting(source: str, what: str) -> No
     if source == "folder":
         with pytest.raises(ValueError, match="bare") as error:
             load_labelled(Data(source="folder", path="bare"))
-        assert told(error).startswith("data.path = bare: bare/cat: holds no images (")
+        assert told(error).startswith("data.path = bare: bare/cat: has no images (")
         Path("notes.txt").touch()
         with pytest.raises(ValueError, match="should be a folder") as error:
             load_labelled(Data(source="folder", path="images", test="notes.txt"))
@@ -86,7 +86,7 @@ def test_bad_rows_are_told_with_their_setting() -> None:
     good, bad = labelled_rows("0", "1", "0", "1"), labelled_rows("0", "1", "-3")
     write_csv(Path("good.csv"), good)
     write_csv(Path("bad.csv"), bad)
-    line = "bad.csv, row 2: the label -3 is outside the range 0 .. 99999 (data.skip_bad = true leaves such rows out)"
+    line = "bad.csv, row 2: the label -3 is outside the range 0 .. 99999 (data.skip_bad = true skips such rows)"
     places: list[tuple[str, dict[str, Any]]] = [
         ("data.path", {"path": "bad.csv"}),
         ("data.test", {"path": "good.csv", "test": "bad.csv"}),
@@ -131,5 +131,5 @@ def test_a_file_whose_name_is_that_of_a_setting_is_still_found() -> None:
     write_csv(Path("data.csv"), [{"picture": "x", "label": "0"}])
     with pytest.raises(ValueError, match="column") as error:
         load_labelled(Data(source="csv", path="data.csv"))
-    line = "has no column image; it has picture, label; say with data.image_column which one it is"
+    line = "has no column image; it has picture, label; set data.image_column"
     assert told(error) == f"data.path = data.csv: {line}"

@@ -247,7 +247,7 @@ def test_a_class_named_by_a_number_keeps_its_name(tmp_path: Path) -> None:
             ("cat", "dog"),
             "cat dog",
             [0, 1, 0, 0],
-            {2: "none of", 3: "outside"},
+            {2: "not one of", 3: "outside"},
         ),
         (
             [float("nan"), None, " ", 0, -1, 10**6],
@@ -288,7 +288,7 @@ def test_csv_with_paths_and_names(tmp_path: Path) -> None:
     assert data.classes == ("ill", "well")
     assert len(data.labels) == 3
     with pytest.raises(
-        ValueError, match=r"has no column image; it has scan, finding; say with data\.image_column"
+        ValueError, match=r"has no column image; it has scan, finding; set data\.image_column"
     ):
         load_labelled(Data(source="csv", path=str(tmp_path / "own.csv")))
     rows[2]["scan"] = "images/gone.png"
@@ -348,7 +348,7 @@ def test_sixteen_bits_become_eight() -> None:
     by_hand = [[[0, 1, round(128 / 257)], [255, round(1000 / 257), 2]]]
     assert decode(saved(Image.fromarray(deep))).tolist() == by_hand
     assert decode(saved(Image.fromarray(deep), "TIFF"), channels=3).tolist() == by_hand * 3
-    with pytest.raises(ValueError, match="not whole numbers of 8 or 16 bits"):
+    with pytest.raises(ValueError, match="not 8- or 16-bit integers"):
         decode(saved(Image.fromarray(np.ones((2, 2), dtype=np.float32)), "TIFF"))
 
 

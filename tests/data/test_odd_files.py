@@ -41,7 +41,7 @@ def test_what_is_wrong_with_a_matlab_file_is_named(tmp_path: Path) -> None:
     assert sorted([*data.labels.tolist(), *data.test_labels.tolist()]) == [0, 1, 3]
     write([1.0, 2.5, 3.0], pixels(3))
     with pytest.raises(
-        ValueError, match=r"32x32\.mat, row 1: the label 2\.5 is none of the 10 classes"
+        ValueError, match=r"32x32\.mat, row 1: the label 2\.5 is not one of the 10 classes"
     ):
         load_labelled(section)
     write([1.0, 2.0, float("nan")], pixels(3))
@@ -74,8 +74,8 @@ def test_numbers_with_gaps_that_no_classes_leave_are_refused(tmp_path: Path) -> 
     write_csv(tmp_path / "own.csv", rows)
     with pytest.raises(
         ValueError,
-        match=r"data\.path = .*own\.csv: row 5 has the label 99999, the highest, the next is 3: that would be 100000 "
-        r"classes, of which 5 have an example; should be",
+        match=r"data\.path = .*own\.csv: row 5 has the label 99999, the highest, the next is 3: only 5 of "
+        r"100000 classes would have an example; should be",
     ):
         load_labelled(section)
     found, names, bad = number_labels(
@@ -159,7 +159,7 @@ def test_rows_of_a_table_are_chosen_by_their_ids(tmp_path: Path, source: str) ->
     rows[1]["wnid"] = "desk"
     write_rows()
     with pytest.raises(
-        ValueError, match=r"auxiliary\.wordnet = dogs: row 1 has 'desk'; should be the id of a noun"
+        ValueError, match=r"auxiliary\.wordnet = dogs: row 1 has 'desk'; should be a WordNet id"
     ):
         load_auxiliary(section)
     rows[:] = [{"image": row["image"]} for row in rows]
@@ -194,9 +194,7 @@ def test_what_lies_beyond_the_size_is_not_read(
     data = load_labelled(section)
     assert (data.images.numpy() == made[:1]).all()
     assert (data.test_images.numpy() == held[:4]).all()
-    with pytest.raises(
-        ValueError, match=r"auxiliary\.size = 8: there are 7 examples; should be at most 7"
-    ):
+    with pytest.raises(ValueError, match=r"auxiliary\.size = 8: should be at most 7"):
         load_auxiliary(public.model_copy(update={"skip_bad": True, "size": 8}))
 
 
@@ -237,7 +235,7 @@ def test_rows_of_a_table_beyond_the_size_are_not_parsed(
         assert (load_auxiliary(few).numpy() == whole[:size]).all()
         table = opened(str(tmp_path), "train", few, True)
         assert table is not None
-        assert [content for _, content in table.cells()] == texts[:size]
+        assert [content for _, content in table.entries()] == texts[:size]
         pictures = opened(str(tmp_path), "train", few, False)
         assert pictures is not None
         assert [file.name for file in pictures.files if file.suffix == ".png"] == names[:size]
@@ -249,9 +247,7 @@ def test_rows_of_a_table_beyond_the_size_are_not_parsed(
     )
     assert "skipped 1 of 4 rows" in capsys.readouterr().err
     (tmp_path / "2.png").write_bytes(png(whole[2]))
-    with pytest.raises(
-        ValueError, match=r"auxiliary\.size = 8: there are 7 examples; should be at most 7"
-    ):
+    with pytest.raises(ValueError, match=r"auxiliary\.size = 8: should be at most 7"):
         load_auxiliary(section.model_copy(update={"size": 8}))
 
 
@@ -274,4 +270,4 @@ def test_a_column_may_begin_after_the_size(tmp_path: Path) -> None:
     )
     table = open_jsonl(str(tmp_path / "own.jsonl"), "train", section, True)
     assert table is not None
-    assert [content for _, content in table.cells()] == ["one", "two"]
+    assert [content for _, content in table.entries()] == ["one", "two"]

@@ -87,12 +87,12 @@ def test_noise_is_uniform_shaped_as_the_data_and_fixed_by_a_seed_of_its_own(tmp_
 
 
 def test_noise_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
-    missing = "auxiliary.size: missing; the source noise makes as many images as it is told to"
+    missing = "auxiliary.size: missing; required by the source noise"
     assert problems_of(Experiment(auxiliary={"source": "noise"})) == [missing]
     with pytest.raises(ValueError, match=r"auxiliary\.size: missing"):
         load_auxiliary(Auxiliary(source="noise"), shape=(1, 8, 8))
     with pytest.raises(
-        ValueError, match=r"none are at hand; set auxiliary\.image_size and auxiliary\.channels"
+        ValueError, match=r"take the shape from; set auxiliary\.image_size and auxiliary\.channels"
     ):
         load_auxiliary(Auxiliary(source="noise", size=5, channels=3))
     texts = tiny(auxiliary={"source": "noise"}, text={})
@@ -102,9 +102,7 @@ def test_noise_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     assert private[0].startswith("data.source = 'noise': not known; there are digits")
     path = problems_of(tiny(auxiliary={"source": "noise", "path": "x"}))
     assert path == ["auxiliary.path = 'x': the source noise takes no path"]
-    with pytest.raises(
-        ConfigError, match=r"its images are \[1, 6, 6\] and those of data \[1, 8, 8\]"
-    ):
+    with pytest.raises(ConfigError, match=r"its images are \[1, 6, 6\], those of data \[1, 8, 8\]"):
         fedaux.run(tiny(auxiliary={"source": "noise", "image_size": 6}), out=tmp_path / "run")
 
 
@@ -139,7 +137,7 @@ def test_a_tensor_file_may_bring_its_own_test_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"pictures": images(5)}, "holds no tensor images, labels; it holds pictures"),
+        ({"pictures": images(5)}, "has no tensor images, labels; it has pictures"),
         (
             {"images": images(5).float(), "labels": torch.zeros(5).long()},
             "is float32 .* should be uint8",
@@ -202,6 +200,6 @@ def test_public_data_can_be_the_images_of_one_noun(tmp_path: Path) -> None:
     )
     letters = tiny(auxiliary={"wordnet": "dogs"})
     assert any(
-        "letters has no WordNet ids; parquet, folder, csv, jsonl, huggingface can have them" in line
+        "not supported by letters; only by parquet, folder, csv, jsonl, huggingface" in line
         for line in problems_of(letters)
     )

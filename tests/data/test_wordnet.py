@@ -108,7 +108,7 @@ def test_unknown_names_are_told_with_the_nearest() -> None:
         subset("n02084072")
     with pytest.raises(
         ValueError,
-        match=r"subset = x: no such subset; there are devices, birds, animals, dogs, inv",
+        match=r"subset = x: no such subset; should be devices, birds, animals, dogs, inv",
     ):
         subset("x")
 
@@ -126,9 +126,7 @@ def test_rows_are_those_of_the_subset_in_order() -> None:
     "strange", ["golden retriever", "n00000000", "n99999999", "n2099601", "v02099601", None]
 )
 def test_an_id_that_is_no_noun_is_told(strange: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"column: row 2 has {strange!r}; should be the id of a noun"
-    ):
+    with pytest.raises(ValueError, match=f"column: row 2 has {strange!r}; should be a WordNet id"):
         rows_of([GOLDEN_RETRIEVER, DESK, strange, strange], subset("dogs"), key="column")
 
 
@@ -148,7 +146,7 @@ def test_folders_named_by_ids() -> None:
     ):
         rows_in_folders([Path("cats/n02099601_1.JPEG")], "dogs", key="auxiliary.subset")
     with pytest.raises(
-        ValueError, match="birds: none of the 4 images belongs to it; they are of 3 classes"
+        ValueError, match="birds: none of the 4 images, of 3 classes, belongs to it"
     ):
         rows_in_folders([Path(path) for path in paths], "birds", key="auxiliary.subset")
 
@@ -178,7 +176,8 @@ def test_rows_of_parquet_files_count_through_all_of_them(tmp_path: Path) -> None
         3,
     ]
     with pytest.raises(
-        ValueError, match=r"^auxiliary\.subset = birds: none of the 5 images belongs to it"
+        ValueError,
+        match=r"^auxiliary\.subset = birds: none of the 5 images, of 3 classes, belongs to it",
     ):
         rows_in_parquet([first, second], "birds", key="auxiliary.subset")
     write(second, {"wnid": [GOLDEN_RETRIEVER, "dog"]})

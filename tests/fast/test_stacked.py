@@ -395,11 +395,15 @@ def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedaux", "fedaux+m"])
-def test_the_plain_backend_is_the_fast_one_without_what_makes_it_fast(method: str, tmp_path: Path) -> None:
+def test_the_plain_backend_is_the_fast_one_without_what_makes_it_fast(
+    method: str, tmp_path: Path
+) -> None:
     """One client at a time on a CPU, there is nothing to speed up: the two agree to the last bit."""
     results = []
     for plain in (True, False):
-        server, state, clients = federation(tmp_path, clients_at_once=1, plain=plain, method=method, **QUICK)
+        server, state, clients = simulated(
+            tmp_path, clients_at_once=1, plain=plain, method=method, **QUICK
+        )
         state, row = server.play_round(state)
         results.append((state, {**row, "seconds": None}))
         assert clients.present() == sorted(state.releases) or method == "fedavg"

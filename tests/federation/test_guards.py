@@ -249,7 +249,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         processes.node_command(
             tmp_path / "node.toml",
             superlink="a:1",
-            released=tmp_path / "ca.crt",
+            certificate=tmp_path / "ca.crt",
             key=tmp_path / "no",
             port=1,
         )
@@ -259,7 +259,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             processes.node_command(
                 tmp_path / "node.toml",
                 superlink=wrong,
-                released=tmp_path / "ca.crt",
+                certificate=tmp_path / "ca.crt",
                 key=tmp_path / "node.key",
                 port=1,
             )

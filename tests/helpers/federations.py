@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from fedaux.core.messages import (
     Update,
     Weights,
 )
+from fedaux.core.plain_backend import PlainBackend
 from fedaux.core.preparation import prepare
 from fedaux.core.round import Federation
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State
 from fedaux.data import load_auxiliary, load_labelled
-from fedaux.running.run import NullCallback, Work, split_for
+from fedaux.running.run import ExperimentRunner, NullCallback, split_for
 from fedaux.running.run_directory import RunDirectory
 from helpers.experiments import tiny
 
@@ -65,15 +67,15 @@ def federation(
     experiment = tiny(**changes)
     directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
-    work = Work(experiment, directory, data, auxiliary, NullCallback())
-    task = work.task(experiment.method[0], experiment.seeds[0])
+    runner = ExperimentRunner(experiment, directory, data, auxiliary, NullCallback())
+    task = runner.task(experiment.method[0], experiment.seeds[0])
     clients = kind(
         SimulatedClients(
             task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])
         )
     )
     state, preparation = prepare(
-        task, clients, extractor=work.extractor(task), callback=NullCallback()
+        task, clients, extractor=runner.extractor(task), callback=NullCallback()
     )
     directory.close()
     return (
@@ -160,12 +162,13 @@ def member_of(
 
 
 def simulated(
-    tmp_path: Path, *, clients_at_once: int, workers: int = 1, **changes: Any
+    tmp_path: Path, *, clients_at_once: int, workers: int = 1, plain: bool = False, **changes: Any
 ) -> tuple[Federation, State, SimulatedClients]:
+    """A federation in this process; `plain` takes the reference backend instead of the best one."""
     experiment = tiny(**changes)
     directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
-    work = Work(
+    runner = ExperimentRunner(
         experiment,
         directory,
         data,
@@ -173,12 +176,14 @@ def simulated(
         NullCallback(),
         Compute(clients_at_once=clients_at_once, workers=workers),
     )
-    task = work.task(experiment.method[0], experiment.seeds[0])
+    task = runner.task(experiment.method[0], experiment.seeds[0])
+    if plain:
+        task = replace(task, backend=PlainBackend(task.compute))
     clients = SimulatedClients(
         task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])
     )
     state, preparation = prepare(
-        task, clients, extractor=work.extractor(task), callback=NullCallback()
+        task, clients, extractor=runner.extractor(task), callback=NullCallback()
     )
     directory.close()
     return Federation(task, preparation, clients, callback=NullCallback()), state, clients

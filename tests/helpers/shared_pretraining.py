@@ -10,7 +10,7 @@ from fedaux import seeding
 from fedaux.config import Augmentation, Pretraining, Prototype
 from fedaux.files import weights_digest
 from fedaux.models import MODELS
-from fedaux.pretrain import Wanted, content_digest, pretrained
+from fedaux.pretrain import H0Request, content_digest, pretrained
 
 
 def pretrain(shared: Path | None) -> tuple[int, str, int]:
@@ -20,7 +20,7 @@ def pretrain(shared: Path | None) -> tuple[int, str, int]:
     with seeding.initialisation(0, part="cnn"):
         model = MODELS["cnn"]((1, 8, 8), 10, width=4)
     trained: list[object] = []
-    wanted = Wanted(
+    wanted = H0Request(
         Prototype(name="cnn", model="cnn", options={"width": 4}),
         model,
         section=Pretraining(epochs=12, batch_size=80, augmentation=Augmentation(flip=0.0)),

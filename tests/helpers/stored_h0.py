@@ -11,7 +11,7 @@ from fedaux.config import Augmentation, Auxiliary, Pretraining, Prototype
 from fedaux.core.messages import Weights
 from fedaux.data import load_auxiliary
 from fedaux.models import MODELS, SplitModel
-from fedaux.pretrain import Wanted, content_digest, pretrained_extractor
+from fedaux.pretrain import H0Request, content_digest, pretrained_extractor
 
 IMAGES = load_auxiliary(Auxiliary(size=60))
 
@@ -41,8 +41,8 @@ def extractor(
 
 def wanted(
     made: SplitModel, section: Pretraining, images: torch.Tensor = IMAGES, *, seed: int = 0
-) -> Wanted:
-    return Wanted(
+) -> H0Request:
+    return H0Request(
         PROTOTYPE, made, section=section, images=images, content=content_digest(images), seed=seed
     )
 

@@ -11,7 +11,14 @@ from torch.nn import functional
 
 from fedaux import seeding
 from fedaux.core.messages import num_bytes
-from fedaux.fast.convolutions import FAST, accelerate, image_matrix, make_plain, patches, pointwise_matrix
+from fedaux.fast.convolutions import (
+    FAST,
+    accelerate,
+    image_matrix,
+    make_plain,
+    patches,
+    pointwise_matrix,
+)
 from fedaux.models import MODELS, SplitModel, model_options, split_model
 from fedaux.models.convolutional import ImageConvolution, PointwiseConvolution, group_norm
 from fedaux.models.mobilenet import make_divisible
@@ -406,7 +413,7 @@ def test_any_module_becomes_a_split_model_by_naming_its_head() -> None:
 def test_a_head_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no such part; it has body, body\.out, body\.in"):
         split_model(Own(), head="fc", example=torch.rand(2, 4))
-    with pytest.raises(ValueError, match="not the last step"):
+    with pytest.raises(ValueError, match="should be the last step"):
         split_model(
             nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), head="0", example=torch.rand(2, 4)
         )

@@ -445,11 +445,13 @@ def test_similar_images_are_those_that_a_run_scores_highest(tmp_path: Path) -> N
         Context(tmp_path, base), num_clients=2, num_images=3, num_neighbours=2
     )
     data, auxiliary = load_labelled(base.data), load_auxiliary(base.auxiliary)
-    work = execute.Work(base, RunDirectory(tmp_path, base), data, auxiliary, execute.NullCallback())
-    task = work.task("fedaux", 0)
+    runner = execute.ExperimentRunner(
+        base, RunDirectory(tmp_path, base), data, auxiliary, execute.NullCallback()
+    )
+    task = runner.task("fedaux", 0)
     clients = SimulatedClients(task, data.images, data.labels, execute.split_for(base, data, 0))
     state, preparation = prepare(
-        task, clients, extractor=work.extractor(task), callback=execute.NullCallback()
+        task, clients, extractor=runner.extractor(task), callback=execute.NullCallback()
     )
     scorer = Scorer(task, preparation)
     present = sorted(state.releases)

@@ -18,7 +18,7 @@ from fedaux.core.weights import snapshot
 from fedaux.fast import FastBackend
 from fedaux.pretrain import training as module
 from fedaux.pretrain.contrastive import ProjectionHead, barlow_twins, nt_xent
-from fedaux.pretrain.training import DeviceRates, Passed, Training, learning_rate
+from fedaux.pretrain.training import DeviceRates, EpochProgress, Training, learning_rate
 
 GENTLE = Augmentation(crop_scale=(0.6, 1.0), flip=0.0)
 
@@ -189,7 +189,7 @@ def test_projection_head_has_its_widths_and_its_generator() -> None:
 def test_loss_goes_down_and_features_are_trained_in_place(changes: dict[str, Any]) -> None:
     features = extractor().eval()
     before = [parameter.detach().clone() for parameter in features.parameters()]
-    seen: list[Passed] = []
+    seen: list[EpochProgress] = []
     losses = pretrain(features, blobs(), epochs=12, on_epoch=seen.append, **changes)
     assert len(losses) == 12
     assert losses[-1] < losses[0] - 0.2
@@ -244,7 +244,7 @@ def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) 
 
 
 def test_too_few_or_wrong_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2, got 1"):
+    with pytest.raises(ValueError, match="at least 2 examples, got 1"):
         pretrain(extractor(), blobs(1))
     with pytest.raises(ValueError, match="uint8"):
         pretrain(extractor(), blobs().float())
@@ -257,13 +257,13 @@ def test_a_loss_that_is_no_number_ends_pretraining() -> None:
 
 def test_learning_rate_rises_and_falls() -> None:
     settings = section(epochs=6, warmup_epochs=2, schedule="cosine", learning_rate=0.5)
-    rates = [learning_rate(step, section=settings, steps_an_epoch=5) for step in range(30)]
+    rates = [learning_rate(step, section=settings, steps_per_epoch=5) for step in range(30)]
     assert rates[:10] == pytest.approx([0.05 * step for step in range(1, 11)])
     assert rates[10] == 0.5
     assert rates[20] == pytest.approx(0.25)
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert 0 < rates[-1] < 0.005
-    assert [learning_rate(step, section=section(), steps_an_epoch=2) for step in range(4)] == 4 * [
+    assert [learning_rate(step, section=section(), steps_per_epoch=2) for step in range(4)] == 4 * [
         1e-3
     ]
 
@@ -321,7 +321,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(
     whole = extractor()
     losses = pretrain(whole, blobs(), epochs=5, **changes)
 
-    def cut(passed: Passed) -> None:
+    def cut(passed: EpochProgress) -> None:
         if passed.epoch == 3:
             raise Powercut
 
@@ -336,7 +336,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(
             on_epoch=cut,
             **changes,
         )
-    seen: list[Passed] = []
+    seen: list[EpochProgress] = []
     continued = pretrain(
         again, blobs(), epochs=5, progress=progress, on_epoch=seen.append, **changes
     )
@@ -414,7 +414,7 @@ def test_what_cannot_be_captured_is_trained_plainly(monkeypatch: pytest.MonkeyPa
     losses = pretrain(plain, blobs())
     with pytest.warns(
         UserWarning,
-        match=r"cannot be captured, it is slower \(RuntimeError: operation not permitted\)",
+        match=r"cannot be captured, training is slower \(RuntimeError: operation not permitted\)",
     ):
         assert pretrain(fast, blobs(), compute=Capturing()) == losses
 

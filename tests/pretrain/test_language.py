@@ -28,8 +28,8 @@ from fedaux.core.weights import snapshot
 from fedaux.data import vocabulary
 from fedaux.data.vocabulary import BEGIN, END, MASK, Vocabulary
 from fedaux.models import MODELS, SplitModel
-from fedaux.pretrain import Wanted, content_digest, pretrained, pretrained_extractor
-from fedaux.pretrain.language import Guessing, MaskedTokens, NextToken
+from fedaux.pretrain import H0Request, content_digest, pretrained, pretrained_extractor
+from fedaux.pretrain.language import LanguageObjective, MaskedTokens, NextToken
 from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.training import Training, pretrain
 
@@ -58,7 +58,9 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def asked(kind: type[Guessing], words: Vocabulary, inputs: Tensor, **settings: Any) -> Guessing:
+def asked(
+    kind: type[LanguageObjective], words: Vocabulary, inputs: Tensor, **settings: Any
+) -> LanguageObjective:
     causal = kind is NextToken
     return kind(
         model(words, causal=causal).features,
@@ -116,7 +118,7 @@ def test_every_token_is_asked_for_equally_often(words: Vocabulary, ids: Tensor) 
 
 @pytest.mark.parametrize("kind", [MaskedTokens, NextToken])
 def test_the_loss_is_the_mean_over_the_places_asked_for(
-    kind: type[Guessing], words: Vocabulary, ids: Tensor
+    kind: type[LanguageObjective], words: Vocabulary, ids: Tensor
 ) -> None:
     objective = asked(kind, words, ids[:20])
     numbers = objective.draw(20, generator=generator(3))
@@ -250,8 +252,8 @@ def h0(words: Vocabulary, ids: Tensor, **where: Any) -> tuple[dict[str, Tensor],
     return dict(made.weights), made.card
 
 
-def wanted(words: Vocabulary, ids: Tensor, made: SplitModel, section: Pretraining) -> Wanted:
-    return Wanted(
+def wanted(words: Vocabulary, ids: Tensor, made: SplitModel, section: Pretraining) -> H0Request:
+    return H0Request(
         PROTOTYPE,
         made,
         section=section,
@@ -326,9 +328,7 @@ def test_auto_means_what_fits(words: Vocabulary) -> None:
     assert resolved(section, causal, texts=True, given=False).kind == "next-token"
     assert resolved(section, plain, texts=True, given=True).kind == "none"
     assert resolved(section, cnn, texts=False, given=False).kind == "contrastive"
-    with pytest.raises(
-        ValueError, match=r"causal should be false, for gaps are filled from both sides"
-    ):
+    with pytest.raises(ValueError, match=r"causal should be false"):
         resolved(Pretraining(kind="masked"), causal, texts=True, given=False)
     with pytest.raises(ValueError, match=r"is for texts, and there is no table"):
         resolved(Pretraining(kind="masked"), cnn, texts=False, given=False)
@@ -356,7 +356,7 @@ def test_pretraining_can_go_on_from_a_checkpoint(
     made = model(words)
     made.given = lambda: {name: tensor for name, tensor in start.items() if "query" not in name}
     with pytest.raises(
-        ValueError, match=r"holds no tensor encoder.layer.0.attention.self.query.weight"
+        ValueError, match=r"has no tensor encoder.layer.0.attention.self.query.weight"
     ):
         pretrained(wanted(words, ids, made, Pretraining()), store=tmp_path)
 

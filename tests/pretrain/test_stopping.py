@@ -17,7 +17,7 @@ from helpers.stored_h0 import equal, model, wanted
 from safetensors import safe_open
 
 from fedaux.config import Augmentation, Pretraining
-from fedaux.pretrain import Passed, Stopped, pretrained
+from fedaux.pretrain import EpochProgress, Stopped, pretrained
 from fedaux.running.pretraining import stopped_line
 
 SECTION = Pretraining(epochs=5, batch_size=20, augmentation=Augmentation(flip=0.0))
@@ -34,7 +34,7 @@ def losses_in(progress: Path) -> list[float]:
 def test_what_is_stopped_is_saved_and_ends_with_the_same_weights(
     tmp_path: Path, last: int, save_seconds: float
 ) -> None:
-    def stop(passed: Passed) -> None:
+    def stop(passed: EpochProgress) -> None:
         if passed.epoch == last:
             raise KeyboardInterrupt
 
@@ -46,7 +46,7 @@ def test_what_is_stopped_is_saved_and_ends_with_the_same_weights(
     assert (stopped.value.saved, stopped.value.epochs) == (last, 5)
     (progress,) = tmp_path.glob("*.progress.safetensors")
     assert len(losses_in(progress)) == last
-    epochs: list[Passed] = []
+    epochs: list[EpochProgress] = []
     again = pretrained(wanted(model(), SECTION), shared=tmp_path, on_epoch=epochs.append)
     assert [passed.epoch for passed in epochs] == list(range(last + 1, 6))
     assert equal(whole.weights, again.weights)
@@ -80,7 +80,7 @@ def test_an_epoch_that_is_not_over_is_lost_and_those_before_are_not(
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_line_is_true_where_nothing_can_be_saved(tmp_path: Path, kept: bool) -> None:
-    def stop(passed: Passed) -> None:
+    def stop(passed: EpochProgress) -> None:
         if not kept:
             (tmp_path / "store").rename(tmp_path / "gone")
             (tmp_path / "store").touch()
@@ -97,14 +97,11 @@ def test_the_line_says_from_where_it_goes_on(tmp_path: Path) -> None:
         stopped_line(stop, prototype="cnn", shared=tmp_path)
         for stop in (some, none, KeyboardInterrupt())
     ]
-    assert (
-        "cnn is saved as it was after epoch 12 of 100: the same command goes on from there"
-        in told[0]
-    )
-    assert "Nothing of cnn is saved" in told[1]
-    assert "while nothing was in training" in told[2]
-    assert "begins anew" in stopped_line(some, prototype="cnn", shared=None)
-    assert "before anything was trained" in stopped_line(
+    assert "cnn is saved after epoch 12 of 100: the same command continues from there" in told[0]
+    assert "No epoch of cnn is saved" in told[1]
+    assert "outside training" in told[2]
+    assert "Nothing is saved" in stopped_line(some, prototype="cnn", shared=None)
+    assert "Stopped before training" in stopped_line(
         KeyboardInterrupt(), prototype="", shared=tmp_path
     )
 
@@ -134,24 +131,22 @@ def test_ctrl_c_says_from_which_epoch_the_same_command_goes_on(tmp_path: Path) -
         told.append(output)
     (progress,) = (tmp_path / "cache").rglob("*.progress.safetensors")
     said = re.search(
-        r"cnn is saved as it was after epoch (\d+) of 20000: the same command goes on", told[0]
+        r"cnn is saved after epoch (\d+) of 20000: the same command continues", told[0]
     )
     assert said is not None, told[0]
     assert int(said.group(1)) == len(losses_in(progress)) > 0
-    assert (
-        "Without a store (FEDAUX_CACHE) nothing is saved: the same command begins anew." in told[1]
-    )
+    assert "Nothing is saved without a store (FEDAUX_CACHE)." in told[1]
 
 
 def test_an_h0_that_the_store_cannot_take_is_not_lost(tmp_path: Path) -> None:
     store = tmp_path / "store"
 
-    def spoil(passed: Passed) -> None:
+    def spoil(passed: EpochProgress) -> None:
         if passed.epoch == passed.epochs:
             store.rename(tmp_path / "elsewhere")
             store.write_text("a file where the folder was")
 
-    with pytest.warns(UserWarning, match=r"store: h0 cannot be kept there"):
+    with pytest.warns(UserWarning, match=r"store: h0 cannot be stored"):
         found = pretrained(wanted(model(), SECTION), shared=store, on_epoch=spoil)
     assert equal(found.weights, pretrained(wanted(model(), SECTION)).weights)
     with pytest.raises(OSError, match="store"):  # a run's own directory has to take it

@@ -16,8 +16,9 @@ from safetensors.torch import save_file
 
 from fedaux.config import Augmentation, Pretraining
 from fedaux.core.weights import snapshot
+from fedaux.files import weights_digest
 from fedaux.pretrain import pretrained, shared_store
-from fedaux.pretrain.store import MAKE_ONE, weights_digest
+from fedaux.pretrain.store import CHECKPOINT_ADVICE
 
 
 def test_h0_is_trained_once_and_then_read(tmp_path: Path) -> None:
@@ -58,12 +59,12 @@ def test_a_checkpoint_that_does_not_fit_is_explained(tmp_path: Path) -> None:
     path = tmp_path / "h0.safetensors"
     save_file({name: tensor for name, tensor in weights.items() if name != "0.weight"}, path)
     with pytest.raises(
-        ValueError, match=rf"h0.safetensors: holds no tensor 0\.weight, .*; {MAKE_ONE}$"
+        ValueError, match=rf"h0.safetensors: has no tensor 0\.weight, .*; {CHECKPOINT_ADVICE}$"
     ):
         extractor(tmp_path, checkpoint=str(path))
     save_file(weights | {"0.weight": torch.zeros(2, 2)}, path)
     with pytest.raises(
-        ValueError, match=rf"shape \[2, 2\], the model's has \[4, 1, 3, 3\]; {MAKE_ONE}$"
+        ValueError, match=rf"shape \[2, 2\], the model's has \[4, 1, 3, 3\]; {CHECKPOINT_ADVICE}$"
     ):
         extractor(tmp_path, checkpoint=str(path))
     save_file(weights | {"0.weight": torch.full((4, 1, 3, 3), float("nan"))}, path)
@@ -100,12 +101,12 @@ def test_what_is_damaged_in_the_store_is_named_and_can_be_removed(tmp_path: Path
     whole, content = card.read_text(encoding="utf-8"), path.read_bytes()
     for text, problem in (
         (whole[:40], "not readable as JSON"),
-        ("{}", "its card does not tell epochs, seconds, loss, probe"),
-        (json.dumps(json.loads(whole) | {"probe": 3}), "its card does not tell probe"),
+        ("{}", "its card lacks epochs, seconds, loss, probe"),
+        (json.dumps(json.loads(whole) | {"probe": 3}), "its card lacks probe"),
     ):
         card.write_text(text, encoding="utf-8")
         with pytest.raises(
-            ValueError, match=rf"{card.name}: damaged, .*{problem}.*; remove that file"
+            ValueError, match=rf"{card.name}: damaged, .*{problem}.*; remove this file"
         ):
             extractor(tmp_path / "two", shared=shared)
     card.unlink()
@@ -113,7 +114,7 @@ def test_what_is_damaged_in_the_store_is_named_and_can_be_removed(tmp_path: Path
     for damaged in (content[: len(content) // 2], b""):
         path.write_bytes(damaged)
         with pytest.raises(
-            ValueError, match=rf"{path.name}: not a readable safetensors file .*; remove that file"
+            ValueError, match=rf"{path.name}: not a readable safetensors file .*; remove this file"
         ):
             extractor(tmp_path / "three", shared=shared)
     path.unlink()

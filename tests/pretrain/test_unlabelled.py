@@ -28,9 +28,11 @@ from fedaux.running.preflight import check_public, problems_of
 
 pytestmark = pytest.mark.usefixtures("without_pages")
 
-UNMEASURED = "no labelled data given, so h0 is not measured"
-DO_WITHOUT = "--set data.source=none does without labelled data"
-LEFT_OUT = "data: none given, and only `fedaux pretrain` can do without; data.source should be digits, tensors, folder"
+UNMEASURED = "no labelled data given: h0 is not measured"
+DO_WITHOUT = "labelled data is optional: --set data.source=none"
+LEFT_OUT = (
+    "data: required except by `fedaux pretrain`; data.source should be digits, tensors, folder"
+)
 
 
 def pretrained(
@@ -188,8 +190,8 @@ def test_nothing_else_of_labelled_data_is_looked_at_where_there_are_none(
     recipe.write_text(tomli_w.dumps(table))
     words = ["pretrain", str(recipe), "--out", str(tmp_path / "h0.safetensors")]
     said = invoked(tmp_path, *words)
-    assert "split.num_clients = 7: data.clients names 3" in said
-    assert "data.server_validation: would take examples out" in said
+    assert "split.num_clients = 7: should be 3, as in data.clients" in said
+    assert "data.server_validation: should be 0" in said
     said = invoked(tmp_path, *words, "--set", "data.source=none")
     assert UNMEASURED in said
     _, plain = pretrained(tmp_path / "plain", tiny(auxiliary=pictures))
@@ -227,7 +229,7 @@ def test_whatever_needs_labelled_data_says_so(
     said = invoked(tmp_path, words[0], str(recipe), *words[1:])
     assert LEFT_OUT in said
     assert "1 problem " in said
-    with pytest.raises(ConfigError, match="data: none given"):
+    with pytest.raises(ConfigError, match="data: required except by"):
         fedaux.run(Experiment(auxiliary=pictures), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -252,10 +254,7 @@ def test_who_names_no_public_data_has_the_embedded_pair(pictures: dict[str, Any]
 def test_public_images_alone_must_fit_too(tmp_path: Path, pictures: dict[str, Any]) -> None:
     noise = {"source": "noise", "size": 80}
     said, _ = pretrained(tmp_path / "noise", tiny(data={"source": "none"}, auxiliary=noise))
-    assert (
-        "takes the shape of the clients' images, and none are at hand; set auxiliary.image_size"
-        in said
-    )
+    assert "there are no clients' images to take the shape from; set auxiliary.image_size" in said
     said, h0 = pretrained(
         tmp_path / "noise",
         tiny(data={"source": "none"}, auxiliary=noise | {"image_size": 6, "channels": 3}),
@@ -264,7 +263,7 @@ def test_public_images_alone_must_fit_too(tmp_path: Path, pictures: dict[str, An
     said, _ = pretrained(
         tmp_path / "mean", tiny(data={"source": "none", "channel_mean": [0.1, 0.2, 0.3]})
     )
-    assert "data.channel_mean = [0.1, 0.2, 0.3]: should be 1 numbers, one a channel" in said
+    assert "data.channel_mean = [0.1, 0.2, 0.3]: should be 1 numbers, one per channel" in said
     few = tiny(data={"source": "none"}, auxiliary=pictures, pretraining={"kind": "masked"})
     said, _ = pretrained(tmp_path / "kind", few)
     assert "pretraining.kind" in said

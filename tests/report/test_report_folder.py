@@ -36,7 +36,7 @@ from fedaux.report.results import (
     read_runs,
     tuned_keys,
 )
-from fedaux.sweep.display import MOST_ROWS, result_table
+from fedaux.sweep.display import MAX_ROWS, sweep_table
 
 ALPHAS, RATES = (0.01, 0.1, 1.0), (0.4, 0.8)
 Values = dict[tuple[str, float, float], list[float]]
@@ -538,9 +538,9 @@ def test_a_narrow_terminal_keeps_the_spread_of_the_last_round(folder: Path, widt
         row["pretraining.learning_rate"] = 1e-4 * number
     console = Console(width=width, file=io.StringIO())
     with console.capture() as captured:
-        console.print(result_table("grid", rows))
+        console.print(sweep_table("grid", rows))
     shown = captured.get()
     assert max(map(len, shown.splitlines())) <= width
-    ranked = sorted(rows, key=lambda row: -row["accuracy_mean"])[:MOST_ROWS]
+    ranked = sorted(rows, key=lambda row: -row["accuracy_mean"])[:MAX_ROWS]
     for row in ranked:
         assert f" {100 * row['accuracy_mean']:.1f} ± {100 * row['accuracy_std']:.1f} " in shown

@@ -161,18 +161,21 @@ def test_a_file_that_fails_is_named_with_its_line(content: str, said: str, write
             "METHODS['x'].teacher = 'zzz': not known; there are mean, probabilities, bayesian, certainty, mixture, own",
         ),
         ('METHODS["x"] = Method("y", start="scratch")', "METHODS['x'].name = 'y': should be 'x'"),
-        ('METHODS["x/y"] = Method("x/y", start="scratch")', "METHODS['x/y']: names a directory"),
+        (
+            'METHODS["x/y"] = Method("x/y", start="scratch")',
+            "METHODS['x/y']: is the name of a directory",
+        ),
         (
             'METHODS["x"] = "fedavg"',
             "METHODS['x'] = 'fedavg': should be a fedaux.core.methods.Method",
         ),
         ('TEACHERS["x"] = 3', "TEACHERS['x'] = 3: should be a function"),
-        ('SOURCES["x"] = Source()', "SOURCES['x']: loads nothing"),
+        ('SOURCES["x"] = Source()', "SOURCES['x']: should have load_labelled"),
         ('SOURCES["x"] = Source(load_labelled=print)', "SOURCES['x'].count_labelled: missing"),
         ('SOURCES["x"] = print', "should be a fedaux.data.Source"),
         (
             'SOURCES["none"] = Source(load_auxiliary=print)',
-            "SOURCES['none']: says in a recipe that there are no data",
+            "SOURCES['none']: is reserved for no data",
         ),
     ],
 )
@@ -196,10 +199,7 @@ def test_an_identical_row_is_no_offence_and_another_plugins_row_is_its_own(write
         'from fedaux.core.methods import METHODS, Method\nMETHODS["ours"] = Method("ours", start="scratch")\n',
         "b.py",
     )
-    assert (
-        f"METHODS['ours'] is a row of the plugin {same}; a plugin should give its row another name"
-        in refusal(other)
-    )
+    assert f"METHODS['ours'] is a row of the plugin {same}; choose another name" in refusal(other)
 
 
 def test_resuming_needs_the_same_plugin(write: Write, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_resuming_needs_the_same_plugin(write: Write, tmp_path: Path) -> None:
     fedaux.run(experiment, out=out, resume=True)
     load_plugin(write(OWN + "# changed\n"))
     with pytest.raises(
-        ValueError, match=r"was started with the plugin .*own\.py \(SHA-256 .*has changed since"
+        ValueError, match=r"was started with the plugin .*own\.py \(SHA-256 .*has changed"
     ):
         fedaux.run(experiment, out=out, resume=True)
     assert json.loads((out / "environment.json").read_text())["plugins"] == environment["plugins"]
@@ -273,13 +273,13 @@ def test_commands_take_plugins_and_say_what_they_are(
     assert status == 2
     lines = errors.splitlines()[1:]
     assert [line.partition(":")[0] for line in lines] == ["method = 'ours'", "method = 'more'"]
-    assert all(line.endswith("; given by a plugin? --plugin FILE") for line in lines)
+    assert all(line.endswith("; if a plugin adds it, use --plugin FILE") for line in lines)
     status, _, errors = command("run", "recipe.toml", "--plugin", "b.py", "--plugin", "own.py")
     assert status == 2
     assert errors.startswith(
         "error: plugin b.py: METHODS['more'].teacher = 'own': not known; there are mean"
     )
-    assert "runs with your rights" in command("run", "--help")[1]
+    assert "executed with your rights" in command("run", "--help")[1]
 
 
 @pytest.mark.slow

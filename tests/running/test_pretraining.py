@@ -33,9 +33,9 @@ from fedaux.models import MODELS
 from fedaux.paper.command import reproduce
 from fedaux.paper.running import Request
 from fedaux.pretrain import content_digest
-from fedaux.pretrain.store import MAKE_ONE, probe_line, read_card
+from fedaux.pretrain.store import CHECKPOINT_ADVICE, probe_line, read_card
 from fedaux.recipes import find_recipe, load_experiment
-from fedaux.running.pretraining import Watch, pretrain_prototypes
+from fedaux.running.pretraining import PretrainDisplay, pretrain_prototypes
 
 pytestmark = pytest.mark.usefixtures("without_pages")
 
@@ -155,11 +155,11 @@ def test_cards_of_others_say_nothing_or_what_they_know() -> None:
     [
         (
             {"prototypes": [{"name": "mlp", "model": "mlp"}]},
-            f"its card says model cnn, the prototype mlp is mlp; {MAKE_ONE}, or prototypes.model cnn",
+            f"is for the model cnn, the prototype mlp is mlp; {CHECKPOINT_ADVICE}, or prototypes.model be cnn",
         ),
         (
             {"prototypes": [{"name": "cnn", "model": "cnn", "options": {"width": 8}}]},
-            f"its card says cnn with width = 4, the prototype cnn has width = 8; {MAKE_ONE}, or prototypes.options as",
+            f"is for cnn with width = 4, the prototype cnn has width = 8; {CHECKPOINT_ADVICE}, or prototypes.options be",
         ),
     ],
 )
@@ -179,11 +179,11 @@ def test_a_card_of_other_images_is_refused(commanded: tuple[Path, str], tmp_path
     (tmp_path / "h0.json").write_text(json.dumps(card))
     with pytest.raises(
         ValueError,
-        match=r"its card says images of \[1, 9, 9\], those here are \[1, 8, 8\]; should be what .*, or image_s",
+        match=r"is for images of \[1, 9, 9\], not \[1, 8, 8\]; should be .*, or image_s",
     ):
         extractor(tmp_path, checkpoint=str(tmp_path / "h0.safetensors"))
     (tmp_path / "h0.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"h0.json: the card should be a table, is \[1\]"):
+    with pytest.raises(ValueError, match=r"h0.json: the card should be a JSON object, is \[1\]"):
         extractor(tmp_path, checkpoint=str(tmp_path / "h0.safetensors"))
 
 
@@ -204,7 +204,8 @@ def test_several_prototypes_share_a_file(tmp_path: Path) -> None:
     assert result.summary["complete"]
     lone = [{"name": "other", "model": "cnn", "options": {"width": 4}}]
     with pytest.raises(
-        ConfigError, match=f"small, flat, none for other; {MAKE_ONE}, or prototypes.name one"
+        ConfigError,
+        match=f"small, flat, not of other; {CHECKPOINT_ADVICE}, or prototypes.name be one",
     ):
         fedaux.run(tiny(prototypes=lone, pretraining=checkpoint), out=tmp_path / "refused")
 
@@ -267,7 +268,7 @@ def test_the_benchmark_times_and_probes(
 
 
 def test_the_command_refuses_what_makes_no_sense(tmp_path: Path) -> None:
-    assert "there is nothing to pretrain" in command(tmp_path, pretraining={"kind": "none"})
+    assert "nothing to pretrain" in command(tmp_path, pretraining={"kind": "none"})
     assert "should end in .safetensors" in command(tmp_path, "--out", "h0.pt")
 
 
@@ -283,10 +284,10 @@ SYSTEM = Path("/sys")  # where nobody, not even root, can make a file
         ),
         ("recipe.toml/deeper/h0.safetensors", r"/recipe\.toml is a file; should be a folder"),
         ("folder.safetensors", "is a folder; should be a file in it"),
-        (f"{'x' * 300}.safetensors", "cannot be written in .* too long"),
+        (f"{'x' * 300}.safetensors", "is not writable .* too long"),
         pytest.param(
             f"{SYSTEM}/h0.safetensors",
-            r"cannot be written in /sys \((Permission denied|Read-only file system)\); should be a file in",
+            r"/sys is not writable \((Permission denied|Read-only file system)\); should be a file in",
             marks=pytest.mark.skipif(
                 not SYSTEM.is_dir(), reason="needs a folder in which nobody can make files"
             ),
@@ -305,7 +306,7 @@ def test_a_place_for_h0_is_tried_before_anything_is_trained(
 
 def test_a_place_for_h0_is_made_only_in_the_end(tmp_path: Path) -> None:
     out = tmp_path / "new" / "deeper" / "h0.safetensors"
-    assert "there is nothing to pretrain" in command(
+    assert "nothing to pretrain" in command(
         tmp_path, "--out", str(out), pretraining={"kind": "none"}
     )
     assert not (tmp_path / "new").exists()
@@ -317,13 +318,13 @@ def test_a_place_for_h0_is_made_only_in_the_end(tmp_path: Path) -> None:
 def test_h0_that_cannot_be_written_in_the_end_is_told_with_its_place_in_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: bool
 ) -> None:
-    begin = Watch.begin
+    begin = PretrainDisplay.begin
 
-    def taken(watch: Watch, name: str, *, epochs: int) -> None:
+    def taken(watch: PretrainDisplay, name: str, *, epochs: int) -> None:
         (tmp_path / "place").touch()  # by somebody else, meanwhile
         begin(watch, name, epochs=epochs)
 
-    monkeypatch.setattr(Watch, "begin", taken)
+    monkeypatch.setattr(PretrainDisplay, "begin", taken)
     if not store:
         monkeypatch.setattr("fedaux.running.pretraining.shared_store", lambda: None)
     output = command(tmp_path, "--out", str(tmp_path / "place" / "h0.safetensors"), "--no-probe")
@@ -332,9 +333,9 @@ def test_h0_that_cannot_be_written_in_the_end_is_told_with_its_place_in_the_stor
     files = list((tmp_path / "cache").rglob("cnn-*.safetensors"))
     assert len(files) == store
     left = (
-        f"h0 lies in the store ({files[0]}): the same"
+        f"h0 is in the store ({files[0]}); use"
         if store
-        else "without a store (FEDAUX_CACHE) h0 is kept now"
+        else "without a store (FEDAUX_CACHE) h0 is not saved"
     )
     assert left in output
 
@@ -385,10 +386,7 @@ def test_a_gpu_too_small_for_pretraining_is_explained(
         cli.main()
     said = " ".join(capsys.readouterr().err.split())
     assert stopped.value.code == 2, said
-    assert (
-        "pretraining of cnn: the GPU's memory is not enough. Lower pretraining.batch_size (now 200)"
-        in said
-    )
+    assert "pretraining of cnn: out of GPU memory. Reduce pretraining.batch_size (now 200)" in said
     assert "clients_at_once" not in said
 
 
@@ -401,10 +399,8 @@ def test_a_gpu_too_small_for_an_experiment_is_explained(
     monkeypatch.setattr("fedaux.fast.FastBackend.predictor", overflow)
     monkeypatch.setattr("fedaux.paper.similar_images.Work.extractor", lambda *_: lambda *_: {})
     with pytest.raises(
-        ValueError, match=r"similar-images: the GPU's memory .* evaluation.batch_size \(now 4096\)"
+        ValueError, match=r"similar-images: out of GPU memory.* evaluation.batch_size \(now 4096\)"
     ):
         reproduce("similar-images", Request(tmp_path, quick=True))
-    with pytest.raises(
-        ValueError, match="probe of cnn: the GPU's memory is not enough; --no-probe"
-    ):
-        pretrain_prototypes(tiny(), seed=0, watch=Watch(Console()))
+    with pytest.raises(ValueError, match="probe of cnn: out of GPU memory; --no-probe"):
+        pretrain_prototypes(tiny(), seed=0, display=PretrainDisplay(Console()))

@@ -118,7 +118,7 @@ def test_only_the_last_checkpoint_is_kept_and_nothing_is_pickled(finished: Path)
 def test_a_used_directory_is_refused(finished: Path) -> None:
     experiment = load_experiment(finished / "config.toml")
     before = (finished / "metrics.jsonl").read_text()
-    with pytest.raises(ValueError, match="already holds a run; continue it with --resume"):
+    with pytest.raises(ValueError, match="already contains a run; continue it with --resume"):
         fedaux.run(experiment, out=finished)
     assert (finished / "metrics.jsonl").read_text() == before
 
@@ -140,7 +140,7 @@ def test_resuming_a_finished_run_does_no_work_and_keeps_every_figure(finished: P
 
 def test_foreign_directories_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
-    with pytest.raises(ValueError, match="not empty and holds no run"):
+    with pytest.raises(ValueError, match="not empty and contains no run"):
         fedaux.run(tiny(), out=tmp_path)
     with pytest.raises(ValueError, match="is a file"):
         fedaux.run(tiny(), out=tmp_path / "precious.txt")
@@ -317,6 +317,5 @@ def test_dropped_answers_are_told_at_the_end(tmp_path: Path) -> None:
     dropped, kept = dropped_lines(tmp_path / "run")
     assert dropped.startswith("Warning: 4 of 4 answers to fedavg were dropped, first: tensor ")
     assert (
-        kept
-        == "Warning: in 1 of 1 rounds of fedavg no answer was of use; the model stayed as it was"
+        kept == "Warning: 1 of 1 rounds of fedavg had no usable update and left the model unchanged"
     )

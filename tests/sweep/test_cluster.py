@@ -94,9 +94,7 @@ def test_what_a_node_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_addresses_and_devices_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     cells = expand(merged(TINY, {"split": {"alpha": [1.0, 2.0]}}))
-    with pytest.raises(
-        ValueError, match="devices = cpu: on a cluster Ray gives each worker its device"
-    ):
+    with pytest.raises(ValueError, match="devices = cpu: Ray assigns the devices"):
         sweep(cells, tmp_path / "out", devices=["cpu"], cluster="auto")
     with pytest.raises(ValueError, match="--cluster auto: split is one run on this machine"):
         command.reproduce("split", Request(tmp_path, quick=True, sweeping={"cluster": "auto"}))
@@ -219,7 +217,7 @@ def test_a_node_that_dies_loses_nothing_but_time(machines: Machines, tmp_path: P
     machines.kill()
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 3, said
-    assert "no machine is left that could run it" in said
+    assert "no machine is left to run it" in said
     machines.add()
     process = machines.fedaux(*words, folder=tmp_path)
     said, _ = process.communicate(timeout=300)
@@ -271,7 +269,7 @@ def test_each_worker_sees_one_gpu_and_its_share_of_the_cores(
     machines.add(num_gpus=2)  # which nobody has to own, as long as nobody computes on them
     ray.init(address=machines.address, log_to_driver=False)
     try:
-        with cluster.seats("auto", root=tmp_path, jobs=None, most=9) as seats:
+        with cluster.remote_slots("auto", root=tmp_path, jobs=None, most=9) as seats:
             assert [seat.device for seat in seats] == ["cuda", "cuda"]
             processes = [seat.start() for seat in seats]
             found = []

@@ -24,13 +24,13 @@ from fedaux.config import ConfigError
 from fedaux.recipes import merged
 from fedaux.running import run as execute
 from fedaux.sweep import Cell, cells_of, expand, read_records, sweep
-from fedaux.sweep.processes import Lost, NoPlace, OwnProcess, Process
-from fedaux.sweep.runner import _Record, _run, is_finished, neighbours
-from fedaux.sweep.team import Work, Worker
-from fedaux.sweep.worker import OF_MODELS, OF_ROUNDS, Remembered, Telling
+from fedaux.sweep.processes import LocalProcess, Process, SlotUnavailable, WorkerLost
+from fedaux.sweep.runner import SweepCallback, _Record, _run, by_shared_inputs, is_finished
+from fedaux.sweep.scheduler import CellQueue, Worker
+from fedaux.sweep.worker import MODEL_SECTIONS, ROUND_SECTIONS, EventWriter, InputCache
 
 
-class Notes:
+class Notes(SweepCallback):
     """A callback that writes down what it is told."""
 
     def __init__(self, *, interrupt: str | None = None, kill: str | None = None) -> None:
@@ -160,7 +160,7 @@ def test_what_a_place_cannot_hold_is_refused_before_anything_runs(
 ) -> None:
     out, cells, _ = swept
     with pytest.raises(
-        ValueError, match="already holds a sweep; continue it, or add cells to it, with --resume"
+        ValueError, match="already contains a sweep; continue it or add cells with --resume"
     ):
         sweep(cells, out)
     other = grid(method=["fedaux"], split={"alpha": [0.1, 1.0]}, data={"channel_mean": [[0.5]]})
@@ -170,15 +170,15 @@ def test_what_a_place_cannot_hold_is_refused_before_anything_runs(
         f"{cell.name}: method = ['fedaux']: the run was started with ['fedaux', 'fedavg']"
         for cell in other
     ]
-    with pytest.raises(ValueError, match="holds a single run"):
+    with pytest.raises(ValueError, match="contains a single run"):
         sweep(cells, out / cells[0].name)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").touch()
-    with pytest.raises(ValueError, match="is not empty and holds no sweep"):
+    with pytest.raises(ValueError, match="is not empty and contains no sweep"):
         sweep(cells, tmp_path / "full")
     for devices, jobs, message in (
         (("cpu", "gpu"), None, "devices = 'gpu': should be auto, cpu, cuda or cuda:N"),
-        (("cuda:99",), None, "CUDA devices here"),
+        (("cuda:99",), None, "CUDA devices are available"),
         (("cpu", "cpu"), 1, "jobs = 1: should be at least 2"),
         ((), 0, "jobs = 0: should be at least 1"),
     ):
@@ -272,7 +272,7 @@ def test_the_command_tells_plan_ranking_and_status(tmp_path: Path) -> None:
     done = command(*lists, "--seeds", "2", "--plugin", "own.py")
     assert done.returncode == 3, done.stderr
     assert done.stdout.startswith(
-        "Sweep: 2 cells, 8 rounds altogether\n  data.channel_mean = [0.5], [0.5, 0.5]\n"
+        "Sweep: 2 cells, 8 rounds in total\n  data.channel_mean = [0.5], [0.5, 0.5]\n"
         "  in each: fedavg, own\n  in each: seeds 0, 1\n"
     )
     assert "Failed: channel_mean=0.5_0.5: 1 problem in the configuration" in done.stdout
@@ -299,9 +299,9 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path: Path) -> None:
 def test_no_cell_is_begun_that_would_end_too_late() -> None:
     short, long, other = grid(rounds=2)[0], grid(rounds=200)[0], grid(rounds=3)[0]
     done = {cell.name: 0 for cell in (short, long, other)}
-    work = Work([short, long, other], done=done, time_limit=100.0)
+    work = CellQueue([short, long, other], done=done, time_limit=100.0)
     assert work.take() is short  # nothing is known yet
-    work.took(short, 2.0)  # a second a round
+    work.done(short, seconds=2.0)  # one second per round
     assert work.take() is other  # 200 rounds would not end in time
     assert work.take() is None
     assert work.left == [long]
@@ -318,8 +318,8 @@ class Mortal:
 
     def start(self) -> Process:
         if self.gone():
-            raise NoPlace("no machine")
-        process = OwnProcess(log=self._log, environment=os.environ)
+            raise SlotUnavailable("no machine")
+        process = LocalProcess(log=self._log, environment=os.environ)
         seat = self
 
         class Watched:
@@ -340,7 +340,7 @@ class Mortal:
 
             def burn(self) -> NoReturn:
                 seat.died += 1
-                raise Lost("the machine burned down")
+                raise WorkerLost("the machine burned down")
 
         return Watched()
 
@@ -352,7 +352,7 @@ def run_on(
     seats: Sequence[Mortal], cells: Sequence[Cell], out: Path, notes: Notes
 ) -> tuple[list[str], dict[str, str]]:
     out.mkdir()
-    work = Work(
+    work = CellQueue(
         cells,
         done=dict.fromkeys((cell.name for cell in cells), 0),
         time_limit=None,
@@ -406,7 +406,7 @@ def test_a_cell_that_brings_machines_down_fails_at_last_and_none_waits_for_ever(
     assert finished == []
     assert failed == {
         "alpha=1": "lost its worker 3 times: the machine burned down",
-        "alpha=2": "no machine is left that could run it",
+        "alpha=2": "no machine is left to run it",
     }
     assert notes.of("moved") == ["alpha=1", "alpha=1"]
     reasons = [
@@ -418,7 +418,7 @@ def test_a_cell_that_brings_machines_down_fails_at_last_and_none_waits_for_ever(
 def test_cells_that_share_their_inputs_are_run_in_a_row() -> None:
     models = [[{"name": "a", "model": "cnn"}], [{"name": "b", "model": "mlp"}]]
     cells = grid(split={"alpha": [1.0, 2.0]}, auxiliary={"size": [100, 200]}, prototypes=models)
-    ordered = [tuple(cell.settings.values()) for cell in neighbours(cells)]
+    ordered = [tuple(cell.settings.values()) for cell in by_shared_inputs(cells)]
     sizes, alphas = [100, 200], [1.0, 2.0]
     assert list(cells[0].settings) == ["auxiliary.size", "split.alpha", "prototypes"]
     assert ordered == [
@@ -427,7 +427,7 @@ def test_cells_that_share_their_inputs_are_run_in_a_row() -> None:
 
 
 def test_inputs_are_kept_only_where_nothing_they_depend_on_has_changed() -> None:
-    load = Remembered()
+    load = InputCache()
     first = load(grid()[0].experiment)
     assert load(grid(split={"alpha": 3.0}, local={"epochs": 2}, seeds=[4])[0].experiment) is first
     other_model = load(grid(prototypes=[{"name": "cnn", "model": "mlp"}])[0].experiment)
@@ -436,12 +436,12 @@ def test_inputs_are_kept_only_where_nothing_they_depend_on_has_changed() -> None
     other_data = load(grid(auxiliary={"size": 100})[0].experiment)
     assert (len(first.auxiliary), len(other_data.auxiliary)) == (200, 100)
     sections = set(grid()[0].experiment.to_dict())
-    assert sections >= OF_ROUNDS | OF_MODELS  # every name is one of a section
+    assert sections >= ROUND_SECTIONS | MODEL_SECTIONS  # every name is one of a section
 
 
 def test_a_worker_tells_every_part_of_the_preparation_and_rounds_now_and_then() -> None:
     out = io.StringIO()
-    telling = Telling(out)
+    telling = EventWriter(out)
     task = SimpleNamespace(method=SimpleNamespace(name="fedaux"), seed=0)
     for number, name in (
         (0, "pretrain"),

@@ -176,14 +176,13 @@ def test_all_mistakes_of_all_cells_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         expand(wrong)
     assert set(error.value.problems) == {
-        'name = ["a", "b"]: cannot be swept over; it names the sweep; its cells are named after what differs between '
-        "them",
+        'name = ["a", "b"]: cannot be swept over; it is the name of the sweep; cells are named after '
+        "their settings",
         "rounds = [2, 2]: 2 appears more than once",
         "mode = []: nothing to sweep over; should have at least 1 item",
-        'engine.device = ["cpu", "cuda:0"]: cannot be swept over; it should be one device; --devices spreads cells '
-        "over several",
-        "data.channel_mean = [[0.5], 0.5]: is a list by itself, and some of its items are lists; should be one list, "
-        "or a list of lists to sweep over",
+        'engine.device = ["cpu", "cuda:0"]: cannot be swept over; it should be one device; use --devices for several',
+        "data.channel_mean = [[0.5], 0.5]: mixes lists and other items; should be one list, or a list of lists to "
+        "sweep over",
         "local.epoch: unknown key; did you mean local.epochs?",
         "method = 'fedauxx': not known; did you mean fedaux?",
         "num_clients=4,alpha=-1 and 1 other cell: split.alpha = -1: should be greater than 0",
@@ -207,7 +206,7 @@ def test_a_grid_may_be_given_point_by_point() -> None:
         cells_of(TINY, [{"split.alpha": 0.1}, {"split.alpha": 0.1}, {"split.alpha": 0.2}])
     with pytest.raises(ConfigError, match="there is no cell to run"):
         cells_of(TINY, [])
-    with pytest.raises(ConfigError, match=r"prototypes\.7\.model: names no place"):
+    with pytest.raises(ConfigError, match=r"prototypes\.7\.model: is no key of the recipe"):
         cells_of(TINY, [{"prototypes.7.model": "cnn"}])
 
 

@@ -1,4 +1,4 @@
-"""The command line. Heavy imports wait until a command needs them."""
+"""The command line. Commands import heavy modules on demand."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fedaux import __version__
 from fedaux.cli import inspect, prepare, run
 from fedaux.federation.commands import app as federate
 
-PUT_RIGHT = (
+USER_FILE_ERRORS = (
     FileNotFoundError,
     FileExistsError,
     IsADirectoryError,
     NotADirectoryError,
     PermissionError,
 )
-"""What is wrong with a file that a user named; a full disk, say, is no mistake of theirs."""
+"""Problems with a file that the user named, unlike a full disk."""
 
 app = typer.Typer(
-    help="Federated learning with unlabeled auxiliary data: FedAUX and the methods it is compared with.",
+    help="Federated learning with unlabeled auxiliary data: FedAUX and related methods.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -54,12 +54,12 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; what a user did wrong is told in plain words, without a traceback.
+    """Run the command line; errors of the user are printed without a traceback.
 
-    The exit status is 2 for what the user can put right (settings, arguments, files), 1 for anything else that failed,
-    3 for a sweep that is not complete, 130 after Ctrl-C: docs/run-directory.md.
+    Exit status: 2 for invalid settings, arguments or files, 1 for other failures, 3 for an
+    incomplete sweep, 130 after Ctrl-C (docs/run-directory.md).
     """
-    # Threads that spin while they wait make small models many times slower on a machine that others use too.
+    # Busy waiting makes small models many times slower on a shared machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.formatwarning = _in_one_line
     try:
@@ -69,7 +69,7 @@ def main() -> None:
         sys.exit(2)
     except OSError as error:
         typer.echo(f"error: {error.filename or 'file system'}: {error.strerror or error}", err=True)
-        sys.exit(2 if isinstance(error, PUT_RIGHT) else 1)
+        sys.exit(2 if isinstance(error, USER_FILE_ERRORS) else 1)
 
 
 def _in_one_line(
@@ -79,7 +79,7 @@ def _in_one_line(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Return a warning as a user reads it: which line of ours it comes from is no matter of theirs."""
+    """Return a warning as one line; for UserWarning without its place in the code."""
     if category is UserWarning:
         return f"warning: {message}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"

@@ -1,4 +1,4 @@
-"""What several commands are given, and how it is read."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -29,15 +29,43 @@ Plugins = Annotated[
     list[Path] | None,
     typer.Option(
         "--plugin",
-        help="A Python file with own methods, teachers, models, sources or mechanisms. May be repeated. "
-        "It is code that runs with your rights: use only files you trust.",
+        help="A Python file that adds methods, teachers, models, sources or mechanisms. May be "
+        "repeated. It is executed with your rights: use only files you trust.",
         metavar="FILE",
     ),
 ]
 
 
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds", help="Use seeds 0 to N-1.", show_default="the recipe's", metavar="N", min=1
+    ),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option("--devices", help="Devices for parallel runs.", metavar="cuda:0,cuda:1"),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", help="Number of parallel runs.", show_default="one per device", min=1),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option("--cluster", help="Run on a Ray cluster.", metavar="HOST:PORT|auto"),
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--time-limit",
+        help="Start a run only if it is expected to finish in time.",
+        metavar="SECONDS",
+    ),
+]
+
+
 def load_plugins(plugins: list[Path] | None) -> None:
-    """Run the files given with --plugin, so that their rows are known."""
+    """Load the files given with --plugin."""
     if plugins:
         from fedaux.running.plugins import load_plugin
 
@@ -52,9 +80,9 @@ def load(
     plugins: list[Path] | None = None,
     unlabelled: bool = False,
 ) -> Experiment:
-    """Read a recipe by path or by the name of one that ships with the package; all problems are told at once.
+    """Load a recipe by path or by name. Raises ConfigError with all problems at once.
 
-    `unlabelled`: it can do without labelled data.
+    `unlabelled`: labelled data is optional.
     """
     load_plugins(plugins)
     path = find_recipe(recipe)
@@ -62,7 +90,7 @@ def load(
     fields, found = inspect(raw)
     from fedaux.running.preflight import problems_of
 
-    # Names that were wrong already stand at their defaults in `fields`, so nothing is told twice.
+    # Fields with a wrong value have their default in `fields`: no problem is reported twice.
     problems += found + [
         line for line in problems_of(fields, unlabelled=unlabelled) if line not in found
     ]
@@ -72,6 +100,6 @@ def load(
 
 
 def hinted(problems: list[str]) -> list[str]:
-    """Where no name is near, the row may be one of a file that was not given."""
-    hint = "; given by a plugin? --plugin FILE"
+    """Add a hint to --plugin where no known name is similar."""
+    hint = "; if a plugin adds it, use --plugin FILE"
     return [line + hint if ": not known; there are " in line else line for line in problems]

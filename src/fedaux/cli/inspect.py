@@ -1,4 +1,4 @@
-"""Commands that say what there is, what it costs and what came out."""
+"""Commands that inspect: reports, methods, privacy costs, audits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def report(
         Path, typer.Argument(help="A run directory, or a folder of them.", metavar="DIR")
     ],
 ) -> None:
-    """Write report.html of a run anew, finished or not; of a folder of runs, such as a sweep, one page about all."""
+    """Write report.html for a run, finished or not, or for a folder of runs such as a sweep."""
     from fedaux.report import write_report
 
     typer.echo(write_report(directory))
 
 
 def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plugins: Plugins = None,
 ) -> None:
     """List the methods and what distinguishes them."""
@@ -37,34 +37,32 @@ def methods(
         return
     from fedaux.report.tables import Table, to_terminal
 
-    rows = []
-    for method in METHODS.values():
-        proximal, scores = ("yes" if flag else "–" for flag in (method.proximal, method.scores))
-        rows.append(
-            (
-                method.name,
-                method.start,
-                proximal,
-                method.teacher or "–",
-                scores,
-                ", ".join(method.memory) or "–",
-            )
-        )
     headers = ("method", "start", "proximal", "teacher", "scores", "memory of")
+    rows = [
+        (
+            method.name,
+            method.start,
+            "yes" if method.proximal else "–",
+            method.teacher or "–",
+            "yes" if method.scores else "–",
+            ", ".join(method.memory) or "–",
+        )
+        for method in METHODS.values()
+    ]
     Console().print(to_terminal(Table(headers, rows, "l" * len(headers))))
 
 
 def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugins = None) -> None:
-    """Say what each client will spend, before anything runs, and whether the noise leaves any signal."""
+    """Compute each client's privacy cost (ε, δ) and noise level, before anything runs."""
     experiment = load(recipe, overrides or [], plugins=plugins)
     from fedaux.data import load_both
-    from fedaux.running import run as execute
     from fedaux.running.preflight import check_data
     from fedaux.running.privacy_plan import privacy_plan
+    from fedaux.running.run import split_for
 
     labelled, auxiliary = load_both(experiment)
     check_data(experiment, labelled, auxiliary)
-    sizes = [len(part) for part in execute.split_for(experiment, labelled, experiment.seeds[0])]
+    sizes = [len(part) for part in split_for(experiment, labelled, experiment.seeds[0])]
     num_negatives = round(experiment.auxiliary.negatives_fraction * len(auxiliary))
     plan = privacy_plan(
         experiment, sizes, input_shape=labelled.input_shape, num_negatives=num_negatives
@@ -78,19 +76,17 @@ def audit(
     mechanism: Annotated[
         str,
         typer.Option(
-            "--mechanism", help="A certainty mechanism, or `published`: the paper's claim."
+            "--mechanism", help="A certainty mechanism, or `published` for the paper's claim."
         ),
     ] = "mean",
-    epsilon: Annotated[float, typer.Option("--epsilon", help="The claim to attack.")] = 0.1,
-    delta: Annotated[float, typer.Option("--delta", help="The claim to attack.")] = 1e-5,
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The claimed ε.")] = 0.1,
+    delta: Annotated[float, typer.Option("--delta", help="The claimed δ.")] = 1e-5,
     trials: Annotated[
-        int, typer.Option("--trials", help="Noisy releases of the distinguishing attack.")
+        int, typer.Option("--trials", help="Noisy releases for the distinguishing attack.")
     ] = 4_000_000,
     releases: Annotated[
         int,
-        typer.Option(
-            "--releases", help="Real releases at each shape of data, to test their noise."
-        ),
+        typer.Option("--releases", help="Real releases per shape of data, to test their noise."),
     ] = 700,
     node: Annotated[
         bool,
@@ -100,12 +96,12 @@ def audit(
     ] = False,
     seed: Annotated[
         int,
-        typer.Option("--seed", help="The same seed gives the same attack, but for secure noise."),
+        typer.Option("--seed", help="Seed of the attack; secure noise is not seeded."),
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plugins: Plugins = None,
 ) -> None:
-    """Attack a mechanism: search the worst neighbours, test the noise, try to tell the two data sets apart."""
+    """Audit a mechanism: search worst-case neighbours, test the noise, attack the release."""
     if not epsilon > 0:
         raise ValueError(f"--epsilon {epsilon}: should be greater than 0")
     if not 0 < delta < 1:

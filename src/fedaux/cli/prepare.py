@@ -1,4 +1,4 @@
-"""Commands for what comes before a run: the split, h0, token ids."""
+"""Commands that prepare a run: the split, h0, token ids."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def data(
         list[float] | None,
         typer.Option(
             "--alpha",
-            help="Concentration of a panel; may be repeated.",
+            help="Concentration of one panel. May be repeated.",
             show_default="the recipe's, 0.1, 1, 100",
         ),
     ] = None,
     out: Annotated[
         Path,
-        typer.Option("--out", help="Where the picture goes (.png, .svg or .pdf).", metavar="FILE"),
+        typer.Option("--out", help="The figure (.png, .svg or .pdf).", metavar="FILE"),
     ] = Path("split.png"),
     seed: Annotated[
         int | None,
@@ -36,7 +36,7 @@ def data(
     ] = None,
     plugins: Plugins = None,
 ) -> None:
-    """Show how a recipe spreads its labelled data: a client-by-class table and the bubble picture."""
+    """Show how a recipe splits its labelled data: a client-by-class table and a figure."""
     experiment = load(recipe, overrides or [], plugins=plugins)
     alphas = sorted(set(alpha or [experiment.split.alpha, 0.1, 1.0, 100.0]))
     if wrong := [value for value in alphas if not value > 0]:
@@ -48,16 +48,16 @@ def data(
     from fedaux.data import load_private
     from fedaux.report import figures, svg
     from fedaux.running import display
-    from fedaux.running import preflight as checks
-    from fedaux.running import run as execute
+    from fedaux.running.preflight import check
+    from fedaux.running.run import split_table
 
-    checks.check(experiment)
+    check(experiment)
     labelled = load_private(experiment)
     chosen = experiment.seeds[0] if seed is None else seed
-    table = execute.split_table(experiment, labelled, chosen)
+    table = split_table(experiment, labelled, chosen)
     console = Console()
     silos = labelled.clients is not None
-    how = "as they are" if silos else f"alpha = {experiment.split.alpha:g}, seed {chosen}"
+    how = "not split" if silos else f"alpha = {experiment.split.alpha:g}, seed {chosen}"
     console.print(display.split_table(table, labelled.classes, how=how))
     empty = [client for client, row in enumerate(table) if row.sum() == 0]
     if empty:
@@ -68,14 +68,12 @@ def data(
             soft_wrap=True,
         )
     panels: list[tuple[str, NDArray[np.int64]]] = [("clients", table)] if silos else []
-    for value in [] if silos else alphas:  # what is not split has no other splits to show
+    for value in [] if silos else alphas:
         split = experiment.split.model_copy(update={"alpha": value})
-        drawn = execute.split_table(
-            experiment.model_copy(update={"split": split}), labelled, chosen
-        )
+        drawn = split_table(experiment.model_copy(update={"split": split}), labelled, chosen)
         panels.append((f"α = {value:g}", drawn))
     svg.save(figures.split_bubbles(panels, labelled.classes), out)
-    console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+    console.print(f"Figure: {out}", highlight=False, soft_wrap=True)
 
 
 def pretrain(
@@ -84,7 +82,7 @@ def pretrain(
         Path | None,
         typer.Option(
             "--out",
-            help="Where h0 goes, for pretraining.checkpoint; its card beside it.",
+            help="File for h0, for pretraining.checkpoint; its card is written next to it.",
             metavar="FILE",
         ),
     ] = None,
@@ -96,25 +94,24 @@ def pretrain(
         bool,
         typer.Option(
             "--probe/--no-probe",
-            help="Whether h0 is measured on the recipe's labelled data, if it has any.",
+            help="Measure h0 on the recipe's labelled data, if any.",
         ),
     ] = True,
     half: Annotated[
         bool,
-        typer.Option(
-            "--half", help="Write h0 in half precision: half the bytes, to carry it elsewhere."
-        ),
+        typer.Option("--half", help="Write h0 in half precision."),
     ] = False,
     overrides: Overrides = None,
     plugins: Plugins = None,
 ) -> None:
-    """Pretrain every prototype of a recipe on its public data, and measure how good the features are.
+    """Pretrain every prototype of a recipe on its public data, and measure the features.
 
-    Labelled data are for measuring alone: who has none leaves the table `data` out, or adds --set data.source=none, and
-    gets the same h0.
+    Labelled data is used for the measurement only; without any, leave out the table `data` or add
+    --set data.source=none. The h0 is the same.
 
-    The result is kept in a store that all runs share (~/.cache/fedaux, or FEDAUX_CACHE), so `fedaux run` of the same
-    recipe and seed takes it from there; what is interrupted goes on when the same command is given again.
+    The result is saved in a store that all runs share (~/.cache/fedaux, or FEDAUX_CACHE), where
+    `fedaux run` with the same recipe and seed finds it. The same command continues after an
+    interruption.
     """
     experiment = load(recipe, overrides or [], plugins=plugins, unlabelled=True)
     if seed is not None and seed < 0:
@@ -130,14 +127,14 @@ def pretrain(
     console = Console()
     chosen = experiment.seeds[0] if seed is None else seed
     shared = command.shared_store()
-    watch = command.Watch(console)
+    display = command.PretrainDisplay(console)
     try:
-        with watch:
+        with display:
             outcomes = command.pretrain_prototypes(
-                experiment, seed=chosen, watch=watch, probing=probing, shared=shared
+                experiment, seed=chosen, display=display, probing=probing, shared=shared
             )
     except KeyboardInterrupt as stop:
-        line = command.stopped_line(stop, prototype=watch.name, shared=shared)
+        line = command.stopped_line(stop, prototype=display.name, shared=shared)
         console.print(f"\n{line}", highlight=False, soft_wrap=True)
         raise typer.Exit(130) from None
     console.print(command.outcome_table(outcomes, name=experiment.name, seed=chosen))
@@ -147,7 +144,7 @@ def pretrain(
         try:
             command.write_outcomes(out, outcomes, half=half)
         except OSError as error:
-            raise command.unwritten(error, out, outcomes, shared=shared) from error
+            raise command.write_error(error, out, outcomes, shared=shared) from error
         console.print(
             f"h0: {out}, its card: {out.with_suffix('.json')}", highlight=False, soft_wrap=True
         )
@@ -156,17 +153,17 @@ def pretrain(
 def tokenise(
     recipe: Recipe,
     out: Annotated[
-        Path, typer.Option("--out", help="The folder for the two files.", metavar="DIR")
+        Path, typer.Option("--out", help="Folder for the two files.", metavar="DIR")
     ] = Path("tokens"),
     overrides: Overrides = None,
     plugins: Plugins = None,
 ) -> None:
-    """Write a recipe's texts as token ids, with their tokenizer inside: to be read with the source `tensors`."""
+    """Write a recipe's texts as token ids, with their tokenizer, for the source `tensors`."""
     experiment = load(recipe, overrides or [], plugins=plugins)
     if experiment.text is None:
         raise ValueError(f"{recipe}: has no table [text]; images need no tokens")
     from fedaux.data import load_both
-    from fedaux.data.tokens import save_tokens
+    from fedaux.data.tensors import save_tokens
 
     data, public = load_both(experiment)
     for path in save_tokens(out, data, public):

@@ -90,7 +90,7 @@ class Preparation:
 
 
 class Callback(Protocol):
-    """Is called as the work proceeds."""
+    """Receives the progress of a run."""
 
     def phase(self, task: Task, round: int, name: str) -> None:
         """Called when a phase begins."""

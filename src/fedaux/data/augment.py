@@ -16,7 +16,7 @@ YIQ = (LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
 """Red, green, blue to luma and the two axes of the colour plane."""
 AFFINE_DRAWS = 7
 JITTER_DRAWS = {1: 3, 3: 6}
-"""Random numbers an image, by channels."""
+"""Random numbers per image, by channels."""
 
 
 def augment(images: Tensor, *, policy: Augmentation, generator: torch.Generator) -> Tensor:
@@ -27,18 +27,19 @@ def augment(images: Tensor, *, policy: Augmentation, generator: torch.Generator)
     """
     if images.ndim != 4 or images.shape[1] not in JITTER_DRAWS or not images.is_floating_point():
         raise ValueError(
-            f"images must be floating point [N, C, H, W] with C = 1 or 3, got {images.dtype} {list(images.shape)}"
+            "images must be floating point [N, C, H, W] with C = 1 or 3, "
+            f"got {images.dtype} {list(images.shape)}"
         )
     views = Views(policy, channels=images.shape[1], device=images.device, dtype=images.dtype)
     return views(images, views.draw(len(images), generator=generator))
 
 
 class Views:
-    """Random views by a policy: a pure function of images and random numbers, to be compiled or captured.
+    """Random views: a pure function of images and random numbers, which can be compiled.
 
-    Crop, resize, rotation, shear and flip are one affine map and one interpolation; brightness, contrast,
-    saturation, hue and greyscale are one colour matrix and one offset, clamped to [0, 1] once, at the end.
-    One-channel images have no saturation, hue or greyscale.
+    Crop, resize, rotation, shear and flip are one affine map and one interpolation; brightness,
+    contrast, saturation, hue and greyscale are one colour matrix and one offset, clamped to [0, 1]
+    once, at the end. One-channel images have no saturation, hue or greyscale.
     """
 
     def __init__(
@@ -50,21 +51,21 @@ class Views:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.draws = AFFINE_DRAWS + JITTER_DRAWS[channels]
-        """Random numbers an image."""
+        """Random numbers per image."""
         self._policy = policy
-        # Made here: a CUDA graph must not copy numbers from the host. That is also why nothing below calls
-        # torch.where with a number, which does so.
+        # Created here, because a CUDA graph must not copy from the host; torch.where with a number
+        # would do so too.
         self._luma = torch.tensor(LUMA if channels == 3 else (1.0,), device=device, dtype=dtype)
         self._identity = torch.eye(3, device=device, dtype=dtype)
 
     def draw(self, size: int, *, generator: torch.Generator) -> Tensor:
-        """Draw what the views of so many images need, uniform in [0, 1), [draws, size]."""
+        """Draw the random numbers for `size` images, uniform in [0, 1): [draws, size]."""
         return torch.rand(
             self.draws, size, generator=generator, device=self._luma.device, dtype=self._luma.dtype
         )
 
     def __call__(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Return a view of every image, float [N, C, H, W] in [0, 1], by random numbers [draws, N]."""
+        """Return one view per image, float [N, C, H, W] in [0, 1]; numbers: [draws, N]."""
         rows = iter(numbers.unbind())
         affine = _affine(images, rows, policy=self._policy)
         grid = functional.affine_grid(affine, list(images.shape), align_corners=False)
@@ -72,7 +73,7 @@ class Views:
         return self._jitter(views, rows)
 
     def _jitter(self, images: Tensor, rows: Iterator[Tensor]) -> Tensor:
-        """Apply x' = M x + o to every pixel of an image, with M [N, C, C] and o [N, 1] its own."""
+        """Apply x' = M x + o to every pixel, with M [N, C, C] and o [N, 1] per image."""
         policy, luma = self._policy, self._luma
 
         def factor(strength: float, *, where: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ class Views:
         brightness = factor(policy.brightness, where=jittered)
         contrast = factor(policy.contrast, where=jittered)
         grey_mean = torch.einsum("nchw,c->n", images, luma) / images[0, 0].numel()
-        # The colour matrices below keep greys, so the contrast's offset along grey passes through them unchanged.
+        # The colour matrices below preserve grey, so they do not change this offset.
         offset = ((1 - contrast) * brightness * grey_mean)[:, None, None, None]
         gain = brightness * contrast
         if images.shape[1] == 1:
@@ -105,16 +106,16 @@ def _between(numbers: Tensor, low: float, high: float) -> Tensor:
 
 
 def _affine(images: Tensor, rows: Iterator[Tensor], *, policy: Augmentation) -> Tensor:
-    """Return maps from view to image coordinates in [-1, 1]^2, [N, 2, 3]: flip, rotate, shear, shrink, move.
+    """Return maps from view to image coordinates in [-1, 1]^2, [N, 2, 3].
 
-    Unlike torchvision, which draws again, a crop wider or taller than the image is cut to it.
+    A crop larger than the image is clipped; torchvision draws again.
     """
     height, width = images.shape[2:]
     area = _between(next(rows), *policy.crop_scale)
     ratio = torch.exp(
         _between(next(rows), math.log(policy.crop_ratio[0]), math.log(policy.crop_ratio[1]))
     )
-    # The ratio is of pixels and the map of shares of the sides, so an oblong image changes it.
+    # The ratio is in pixels, the map in shares of the sides.
     share_x = torch.sqrt(area * ratio * height / width).clamp(max=1)
     share_y = torch.sqrt(area / ratio * width / height).clamp(max=1)
     centre_x = (1 - share_x) * _between(next(rows), -1, 1)
@@ -132,7 +133,7 @@ def _affine(images: Tensor, rows: Iterator[Tensor], *, policy: Augmentation) -> 
 
 
 def _turning_plane() -> tuple[list[float], list[float], list[float]]:
-    """Return A, B, C, nine numbers each, of T^-1 R(phi) T = A + B cos phi + C sin phi, T from colours to YIQ."""
+    """Return A, B, C of T^-1 R(phi) T = A + B cos phi + C sin phi; T maps RGB to YIQ."""
     to_yiq = torch.tensor(YIQ, dtype=torch.float64)
     back = torch.linalg.inv(to_yiq)
     still, plane, across = torch.zeros(3, 3, 3, dtype=torch.float64).unbind()
@@ -148,7 +149,7 @@ TURNING_PLANE = _turning_plane()
 
 
 def _hue_rotation(turn: Tensor) -> Tensor:
-    """Return the matrices [N, 3, 3] that turn the colour plane of YIQ and keep luma: T^-1 R(2 pi turn) T."""
+    """Return matrices T^-1 R(2 pi turn) T [N, 3, 3], which rotate hue and preserve luma."""
     cosine, sine = torch.cos(2 * math.pi * turn.double()), torch.sin(2 * math.pi * turn.double())
     entries = [a + b * cosine + c * sine for a, b, c in zip(*TURNING_PLANE, strict=True)]
     return torch.stack(entries, dim=1).view(-1, 3, 3).to(turn.dtype)

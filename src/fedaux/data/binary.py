@@ -1,4 +1,4 @@
-"""CIFAR-10, CIFAR-100, STL-10 and SVHN as their makers distribute them, in the versions that need no unpickling."""
+"""CIFAR-10, CIFAR-100, STL-10 and SVHN in their original formats without pickle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedaux.config import Auxiliary, Data
-from fedaux.data.decoding import Cell
+from fedaux.data.decoding import Entry
 from fedaux.data.tables import Table
 
 CIFAR_PIXELS = 3 * 32 * 32
@@ -18,7 +18,7 @@ STL_PIXELS = 3 * 96 * 96
 
 
 def open_cifar10(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
-    """Open data_batch_*.bin or test_batch.bin: a byte for the label, then red, green and blue, row by row."""
+    """Open data_batch_*.bin or test_batch.bin: one label byte, then red, green and blue by rows."""
     patterns = {"train": "data_batch_*.bin", "test": "test_batch.bin"}
     folder = _below(path, "cifar-10-batches-bin")
     files = _files(folder, path, patterns[part], part=part)
@@ -26,7 +26,7 @@ def open_cifar10(path: str, part: str, section: Data | Auxiliary, texts: bool) -
 
 
 def open_cifar100(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
-    """Open train.bin or test.bin: a byte for the coarse label, one for the fine label, then as CIFAR-10."""
+    """Open train.bin or test.bin: coarse label byte, fine label byte, then as CIFAR-10."""
     wanted = section.label_column if isinstance(section, Data) else None
     if wanted not in (None, "fine", "coarse"):
         raise ValueError(f"data.label_column = {wanted!r}: cifar100-binary has fine and coarse")
@@ -52,7 +52,7 @@ def _open_cifar(
     def records(file: Path) -> NDArray[np.uint8]:
         return np.memmap(file, dtype=np.uint8, mode="r").reshape(-1, record)
 
-    def cells() -> Iterator[Cell]:
+    def entries() -> Iterator[Entry]:
         for file in files:
             for row, image in enumerate(records(file)[:, label_bytes:].reshape(-1, 3, 32, 32)):
                 yield f"{file}, row {row}", image
@@ -60,14 +60,14 @@ def _open_cifar(
     return Table(
         files=tuple(files),
         size=sum(sizes),
-        cells=cells,
+        entries=entries,
         labels=lambda: [int(label) for file in files for label in records(file)[:, label_at]],
         classes=_class_names(files[0].with_name(names), num_classes),
     )
 
 
 def open_stl10(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
-    """Open train_X.bin and train_y.bin, or test_*; public data is unlabeled_X.bin. Pixels stand column by column."""
+    """Open train_*.bin or test_*.bin; public data is unlabeled_X.bin. Pixels are by columns."""
     unlabeled = not isinstance(section, Data)
     folder = _below(path, "stl10_binary")
     files = _files(folder, path, f"{'unlabeled' if unlabeled else part}_X.bin", part=part)
@@ -76,37 +76,35 @@ def open_stl10(path: str, part: str, section: Data | Auxiliary, texts: bool) -> 
     (file,) = files
     size = _records(file, STL_PIXELS)
 
-    def cells() -> Iterator[Cell]:
+    def entries() -> Iterator[Entry]:
         images = np.memmap(file, dtype=np.uint8, mode="r").reshape(-1, 3, 96, 96)
         return (
             (f"{file}, row {row}", image.transpose(0, 2, 1)) for row, image in enumerate(images)
         )
 
     if unlabeled:
-        return Table(files=(file,), size=size, cells=cells)
+        return Table(files=(file,), size=size, entries=entries)
     label_file = file.with_name(file.name.replace("_X", "_y"))
     if not label_file.is_file() or label_file == file:
-        raise ValueError(
-            f"{file}: there is no file {file.name.replace('_X', '_y')} with the labels beside it"
-        )
+        raise ValueError(f"{file}: the file of labels, {file.name.replace('_X', '_y')}, is missing")
     if label_file.stat().st_size != size:
         raise ValueError(f"{label_file}: {label_file.stat().st_size} labels for {size} images")
     return Table(
         files=(file, label_file),
         size=size,
-        cells=cells,
+        entries=entries,
         labels=lambda: _counted_from_one(np.fromfile(label_file, dtype=np.uint8)),
         classes=_class_names(file.with_name("class_names.txt"), 10),
     )
 
 
 def _counted_from_one(labels: NDArray[np.uint8]) -> list[object]:
-    """Return labels 1 .. 10 as 0 .. 9; 0, which STL-10 gives to what has no label, is a missing one."""
+    """Return labels 1 .. 10 as 0 .. 9, and 0, which STL-10 uses for no label, as None."""
     return [int(label) - 1 if label else None for label in labels]
 
 
 def open_svhn(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
-    """Open train_32x32.mat or test_32x32.mat (or a file by name, such as extra_32x32.mat): label 10 stands for 0."""
+    """Open train_32x32.mat or test_32x32.mat, or a file such as extra_32x32.mat; label 10 is 0."""
     files = _files(Path(path), path, f"{part}_32x32.mat", part=part)
     if not files:
         return None
@@ -116,7 +114,8 @@ def open_svhn(path: str, part: str, section: Data | Auxiliary, texts: bool) -> T
     pixels, labels = shapes.get("X", ()), shapes.get("y", ())
     if len(pixels) != 4 or pixels[:3] != (32, 32, 3) or labels != (pixels[3], 1):
         raise ValueError(
-            f"{file}: should hold X [32, 32, 3, N] and y [N, 1], as SVHN's cropped digits; it has {shapes}"
+            f"{file}: has {shapes}; should have X [32, 32, 3, N] and y [N, 1], as SVHN's cropped "
+            "digits"
         )
     kind = {name: kind for name, _, kind in held}["X"]
     if kind != "uint8":
@@ -124,26 +123,26 @@ def open_svhn(path: str, part: str, section: Data | Auxiliary, texts: bool) -> T
             f"{file}: X is {kind}; should be uint8, from 0 to 255, as SVHN's cropped digits"
         )
 
-    def cells() -> Iterator[Cell]:
+    def entries() -> Iterator[Entry]:
         images = _matlab(file, "loadmat", variable_names=["X"])["X"].transpose(3, 2, 0, 1)
         return ((f"{file}, row {row}", image) for row, image in enumerate(images))
 
     def digits() -> list[object]:
         written = _matlab(file, "loadmat", variable_names=["y"])["y"].ravel().tolist()
-        # A zero in the file is no digit: zeros are written as 10.
+        # Zeros are written as 10; a 0 is no digit.
         return [0 if label == 10 else label if label != 0 else None for label in written]
 
     return Table(
         files=(file,),
         size=pixels[3],
-        cells=cells,
+        entries=entries,
         labels=digits,
         classes=tuple(str(digit) for digit in range(10)),
     )
 
 
 def _matlab(file: Path, function: str, **options: Any) -> Any:
-    """Call a reader of scipy.io, which builds arrays and never objects that carry code."""
+    """Call a reader of scipy.io, which does not unpickle."""
     try:
         import scipy.io
     except ImportError as error:
@@ -153,12 +152,12 @@ def _matlab(file: Path, function: str, **options: Any) -> Any:
     read: Callable[..., Any] = getattr(scipy.io, function)
     try:
         return read(str(file), **options)
-    except Exception as error:  # the reader raises whatever a broken file makes it stumble over
+    except Exception as error:  # broken files cause errors of any type
         raise ValueError(f"{file}: not a readable MATLAB file of version 5 ({error})") from error
 
 
 def _below(path: str, usual: str) -> Path:
-    """Return the folder itself, or the one that unpacking the archive makes in it."""
+    """Return the folder, or the subfolder of the unpacked archive."""
     return Path(path) / usual if (Path(path) / usual).is_dir() else Path(path)
 
 
@@ -181,12 +180,12 @@ def _records(file: Path, record: int) -> int:
 
 
 def _class_names(file: Path, num_classes: int) -> tuple[str, ...]:
-    """Return the names in a file, one a line; without it, numbers."""
+    """Return the names in a file, one per line; numbers if it is missing."""
     if not file.is_file():
         return tuple(str(number) for number in range(num_classes))
     names = tuple(
         line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
     )
     if len(names) != num_classes:
-        raise ValueError(f"{file}: names {len(names)} classes, should be {num_classes}")
+        raise ValueError(f"{file}: has {len(names)} classes, should be {num_classes}")
     return names

@@ -1,4 +1,4 @@
-"""Decoded images and token ids on disk, found by the content of the files they came from, mapped into memory."""
+"""Cache of decoded images and token ids on disk, keyed by the content of their files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from fedaux.data.decoding import Block, Numbers
+from fedaux.data.decoding import DecodedBlock, Numbers
 
 VERSION = 2
-"""Part of every key: raise it when images come out differently."""
+"""Part of every key; increase it when decoding changes."""
 CONTENT = "examples.bin"
-"""The numbers themselves, one after another; about.json beside it says of which kind and shape."""
+"""The raw numbers; about.json has their type and shape."""
 KINDS = {"uint8": np.uint8, "int32": np.int32}
 ABANDONED_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Decoded images (or token ids) [N, ...], the rows of their table they come from, why others are not among them."""
+    """Decoded images or token ids [N, ...], their rows, and the reasons for missing rows."""
 
     images: Numbers
     rows: np.ndarray
@@ -36,7 +36,7 @@ class Stored:
 
 
 def folder() -> Path | None:
-    """Return where decoded images are kept: below FEDAUX_CACHE, or ~/.cache/fedaux; None where it is set to nothing."""
+    """Return the cache folder, in FEDAUX_CACHE or ~/.cache/fedaux; None if that is empty."""
     given = os.environ.get("FEDAUX_CACHE")
     if given == "":
         return None
@@ -44,7 +44,7 @@ def folder() -> Path | None:
 
 
 def content_key(files: Sequence[Path], *, settings: Mapping[str, Any]) -> str:
-    """Return a digest of the files' names below their common folder, their sizes, their content, and the settings."""
+    """Return a digest of the files' relative names, sizes and content, and of the settings."""
     common = os.path.commonpath([file.absolute().parent for file in files])
     digest = hashlib.sha256(json.dumps({"version": VERSION, **settings}, sort_keys=True).encode())
     for file in files:
@@ -58,7 +58,7 @@ def content_key(files: Sequence[Path], *, settings: Mapping[str, Any]) -> str:
 
 
 def load(key: str) -> Stored | None:
-    """Return what is stored under a key; None where there is nothing, or nothing whole."""
+    """Return the entry of a key; None if it is missing or incomplete."""
     parent = folder()
     if parent is None:
         return None
@@ -68,11 +68,11 @@ def load(key: str) -> Stored | None:
         return None
 
 
-def store(key: str, blocks: Iterable[Block]) -> Stored:
-    """Write blocks of decoded images or token ids under a key and return them, mapped.
+def store(key: str, blocks: Iterable[DecodedBlock]) -> Stored:
+    """Write blocks of decoded images or token ids atomically, and return them memory-mapped.
 
-    They are written beside their place and take it at the end in one step, so that other processes see all or nothing;
-    the first of several that write the same wins. Where nothing can be written, a temporary folder does.
+    If several processes write the same entry, the first wins. If the cache is not writable, a
+    temporary folder is used.
     """
     parent = folder()
     try:
@@ -85,7 +85,7 @@ def store(key: str, blocks: Iterable[Block]) -> Stored:
         unfinished = Path(tempfile.mkdtemp(prefix="fedaux-"))
     try:
         _write(unfinished, blocks)
-        stored = _map(unfinished)  # which stays right whatever becomes of its name
+        stored = _map(unfinished)  # stays valid when the folder is renamed or removed
         if parent is not None:
             _take_place(unfinished, parent / key)
         return stored
@@ -94,7 +94,7 @@ def store(key: str, blocks: Iterable[Block]) -> Stored:
 
 
 def _take_place(unfinished: Path, place: Path) -> None:
-    """Give an entry its name, unless a whole one has it already; a damaged one makes room."""
+    """Rename an entry to its key, unless a complete one exists; replace a damaged one."""
     for _ in range(2):
         try:
             unfinished.rename(place)
@@ -107,7 +107,7 @@ def _take_place(unfinished: Path, place: Path) -> None:
             shutil.rmtree(place.with_name(f".part-damaged-{unfinished.name}"), ignore_errors=True)
 
 
-def _write(place: Path, blocks: Iterable[Block]) -> None:
+def _write(place: Path, blocks: Iterable[DecodedBlock]) -> None:
     shape: tuple[int, ...] = ()
     kind = "uint8"
     rows: list[int] = []
@@ -132,16 +132,16 @@ def _map(place: Path) -> Stored:
     rows = np.load(place / "rows.npy", allow_pickle=False)
     size = kind.itemsize * int(np.prod(shape)) * bool(shape[0])
     if (place / CONTENT).stat().st_size != size or len(rows) != shape[0]:
-        raise ValueError(f"{place}: not whole")
+        raise ValueError(f"{place}: incomplete")
     if shape[0] == 0:
         return Stored(np.zeros((0, 1, 1, 1), dtype=np.uint8), rows, tuple(about["reasons"]))
-    # Copy on write: torch wants to be allowed to write, and the file must not change.
+    # Copy on write: torch needs a writable array, and the file must not change.
     images = np.memmap(place / CONTENT, dtype=kind, mode="c", shape=shape)
     return Stored(images, rows, tuple(about["reasons"]))
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove what a killed process has left behind."""
+    """Remove unfinished entries of killed processes."""
     for unfinished in parent.glob(".part-*"):
         try:
             if time.time() - (unfinished / CONTENT).stat().st_mtime > ABANDONED_SECONDS:

@@ -1,4 +1,4 @@
-"""Images of any file format become uint8 [C, H, W]: depth, transparency, colour and size are decided here."""
+"""Decode images of any format to uint8 [C, H, W]: depth, transparency, colour and size."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ Pixels = NDArray[np.uint8]
 Numbers = NDArray[np.uint8] | NDArray[np.int32]
 """Pixels, or token ids."""
 Content = bytes | str | Path | Pixels | None
-Cell = tuple[str, Content]
-"""Where an image or a text stands, for people, and what stands there: encoded, in a file, as pixels [C, H, W], as text,
-or nothing."""
+Entry = tuple[str, Content]
+"""Location of an image or text, for messages, and its content: encoded, a file, pixels [C, H, W], a
+text, or None."""
 
 BLOCK = 1000
 LARGE_BYTES = 20_000
-"""From this size on decoders work long enough outside the interpreter for threads to pay."""
+"""Encoded size from which threads speed up decoding."""
 GREY_MODES = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I"}
 
 
 @dataclass(frozen=True)
-class Block:
-    """Some rows: the good images (or token ids) [n, ...], the numbers of their rows, and of each bad row the reason."""
+class DecodedBlock:
+    """Decoded images or token ids [n, ...], their row numbers, and the reason for each bad row."""
 
     images: Numbers
     rows: list[int]
@@ -42,15 +42,15 @@ class Block:
 
 
 def decode(content: Content, *, channels: int | None = None, side: int | None = None) -> Pixels:
-    """Return one image [C, H, W], of `channels` 1 or 3 (None: its own) and resized to a square of `side`.
+    """Return one image [C, H, W] with `channels` 1 or 3 (None: its own), `side` pixels square.
 
-    Transparent pixels are laid on white, sixteen bits become eight by x / 257, photographs are turned upright as their
-    camera noted, and an oblong image loses its longer ends before it is resized. Raises ValueError with a reason.
+    Transparent pixels get a white background, 16 bits become 8 by x / 257, EXIF orientation is
+    applied, and the centre square is cropped before resizing. Raises ValueError with a reason.
     """
     if content is None:
         raise ValueError("the image is missing")
     if isinstance(content, str):
-        raise ValueError("is a text; without the table [text], rows hold images")
+        raise ValueError("is a text, not an image; for texts, add the table [text]")
     if isinstance(content, np.ndarray):
         if channels in (None, len(content)) and (side is None or content.shape[1:] == (side, side)):
             return content
@@ -60,12 +60,12 @@ def decode(content: Content, *, channels: int | None = None, side: int | None = 
             if "exif" in picture.info:
                 ImageOps.exif_transpose(picture, in_place=True)
             return _finish(picture, channels=channels, side=side)
-    except Exception as error:  # decoders raise whatever a broken file makes them stumble over
+    except Exception as error:  # broken files cause errors of any type
         raise ValueError(f"cannot be decoded as an image ({error})") from error
 
 
 def convert(images: Tensor, *, channels: int | None, side: int | None) -> Tensor:
-    """Return images uint8 [N, C, H, W] with so many channels and of so many pixels a side; None leaves them."""
+    """Convert images uint8 [N, C, H, W] to a number of channels and a side; None keeps them."""
     if channels in (None, images.shape[1]) and (side is None or images.shape[2:] == (side, side)):
         return images
     if len(images) == 0:
@@ -95,7 +95,7 @@ def _finish(picture: Image.Image, *, channels: int | None, side: int | None) -> 
     if side is not None and (width, height) != (side, side):
         short = min(width, height)
         left, top = (width - short) // 2, (height - short) // 2
-        # Cut before resizing, whose filter would otherwise look at what lies outside.
+        # Crop first: the resize filter must not see pixels outside the square.
         middle = (
             picture.crop((left, top, left + short, top + short)) if width != height else picture
         )
@@ -107,24 +107,24 @@ def _finish(picture: Image.Image, *, channels: int | None, side: int | None) -> 
 def _to_eight_bits(picture: Image.Image) -> Image.Image:
     deep = np.asarray(picture)
     if picture.mode == "F" or deep.min() < 0 or deep.max() > 65535:
-        raise ValueError("its pixels are not whole numbers of 8 or 16 bits; convert it first")
+        raise ValueError("pixels are not 8- or 16-bit integers; convert it first")
     return Image.fromarray(np.rint(deep / 257).astype(np.uint8))
 
 
 def decode_all(
-    cells: Iterator[Cell],
+    entries: Iterator[Entry],
     *,
     bad_labels: Mapping[int, str],
     channels: int | None,
     side: int | None,
     size_key: str,
-) -> Iterator[Block]:
-    """Yield the rows in order, block by block; all take the channels and the size of the first good one.
+) -> Iterator[DecodedBlock]:
+    """Yield the rows in order, in blocks; all get the channels and size of the first good one.
 
-    `size_key` is the setting that would resize images of different sizes.
+    `size_key` is the setting that resizes images.
     """
-    numbered = enumerate(cells)
-    passed: list[tuple[int, Cell]] = []
+    numbered = enumerate(entries)
+    passed: list[tuple[int, Entry]] = []
     first: Pixels | None = None
     for row, (where, content) in numbered:
         passed.append((row, (where, content)))
@@ -137,7 +137,7 @@ def decode_all(
     shape = None if first is None else first.shape
     large = bool(passed) and _encoded_size(passed[-1][1][1]) > LARGE_BYTES
 
-    def work(rows: list[tuple[int, Cell]]) -> Block:
+    def work(rows: list[tuple[int, Entry]]) -> DecodedBlock:
         images, good = [], []
         reasons: dict[int, str] = {}
         for row, (where, content) in rows:
@@ -148,8 +148,8 @@ def decode_all(
                 if image.shape != shape:
                     assert shape is not None, "a first good image was looked for"
                     raise ValueError(
-                        f"{image.shape[2]}x{image.shape[1]} pixels, others have {shape[2]}x{shape[1]}; "
-                        f"set {size_key} to resize them"
+                        f"{image.shape[2]}x{image.shape[1]} pixels, others have "
+                        f"{shape[2]}x{shape[1]}; set {size_key} to resize them"
                     )
             except ValueError as error:
                 reasons[row] = f"{where}: {error}"
@@ -159,18 +159,16 @@ def decode_all(
         stacked = (
             np.stack(images) if images else np.zeros((0, *(shape or (1, 1, 1))), dtype=np.uint8)
         )
-        return Block(stacked, good, reasons)
+        return DecodedBlock(stacked, good, reasons)
 
     everything = chain(passed, numbered)
-    blocks = iter(lambda: list(islice(everything, BLOCK)), cast(list[tuple[int, Cell]], []))
-    if (
-        not large
-    ):  # small images keep the interpreter busy, and threads would only wait for each other
+    blocks = iter(lambda: list(islice(everything, BLOCK)), cast(list[tuple[int, Entry]], []))
+    if not large:  # threads do not help with small images because of the interpreter lock
         yield from map(work, blocks)
         return
     workers = os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
-        waiting: deque[Future[Block]] = deque()
+        waiting: deque[Future[DecodedBlock]] = deque()
         for rows in blocks:
             waiting.append(pool.submit(work, rows))
             if len(waiting) > 2 * workers:

@@ -1,4 +1,4 @@
-"""Data without download: handwritten digits (private), rendered letters and noise (auxiliary)."""
+"""Data without download: handwritten digits (labelled), rendered letters and noise (public)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase
 
-# Named one by one: matplotlib also ships fonts without letters, and a directory listing has no fixed order.
+# An explicit list: matplotlib also has fonts without letters.
 FONTS = (
     "DejaVuSans.ttf",
     "DejaVuSans-Bold.ttf",
@@ -51,14 +51,14 @@ CHUNK = 1024
 
 
 def digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return scikit-learn's digits: images uint8 [1797, 1, 8, 8] in 0..255 and labels int64 [1797]."""
+    """Return scikit-learn's digits: images uint8 [1797, 1, 8, 8] and labels int64 [1797]."""
     ink, labels = _digits()
     images = np.rint(ink * (255.0 / INK_LEVELS)).astype(np.uint8)
     return images.reshape(-1, 1, IMAGE_SIDE, IMAGE_SIDE), labels.astype(np.int64)
 
 
 def _digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return ink [1797, 64] and labels [1797], from the package's file where it lies: importing it takes a second."""
+    """Return ink [1797, 64] and labels [1797], from the file if possible: the import is slow."""
     found = importlib.util.find_spec("sklearn")
     for place in (found and found.submodule_search_locations) or ():
         file = Path(place, "datasets", "data", "digits.csv.gz")
@@ -74,23 +74,18 @@ def _digits() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 def noise(
     size: int, *, shape: tuple[int, ...], generator: np.random.Generator
 ) -> NDArray[np.uint8]:
-    """Draw `size` images of the given shape [C, H, W], every pixel uniform in 0..255: uint8 [size, C, H, W].
-
-    They show nothing: what a method gains by them is a floor for what it gains by public data that does.
-    """
+    """Draw images of a shape [C, H, W] with uniform pixels in 0..255: uint8 [size, C, H, W]."""
     return generator.integers(256, size=(size, *shape), dtype=np.uint8)
 
 
 def letters(size: int, *, generator: np.random.Generator) -> NDArray[np.uint8]:
-    """Draw `size` images of upper- and lower-case letters in the style of the digits: uint8 [size, 1, 8, 8].
+    """Draw images of upper- and lower-case letters in the style of the digits: uint8 [size, 1, 8,
+    8].
 
-    A random letter of a random font and stroke width is slanted, rotated, bent, scaled and shifted into a
-    bitmap of 32 x 32, whose ink is counted in blocks of 4 x 4, as the digits were made. No digit is ever
-    rendered, but letters that look like digits (O, l, I, S, B, Z, ...) stay: they are letters, and auxiliary
-    data may resemble the private data. The result is a function of the generator and of matplotlib's fonts.
-
-    Raises:
-        ValueError: `size` is negative.
+    A random letter, font and stroke width is slanted, rotated, bent, scaled and shifted into a
+    bitmap of 32 x 32, and ink is counted in blocks of 4 x 4, as for the digits. No digit is
+    rendered, but letters that look like digits (O, l, I, S, B, Z, ...) are included. The result
+    depends on the generator and on matplotlib's fonts. Raises ValueError if `size` is negative.
     """
     return labelled_letters(size, generator=generator)[0]
 
@@ -98,7 +93,7 @@ def letters(size: int, *, generator: np.random.Generator) -> NDArray[np.uint8]:
 def labelled_letters(
     size: int, *, generator: np.random.Generator
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Draw letters and say which they are: the images of `letters`, and 0 for a or A to 25 for z or Z [size]."""
+    """Draw the images of `letters` with labels [size]: 0 for a or A to 25 for z or Z."""
     if size < 0:
         raise ValueError(f"size is the number of letters to draw and must be 0 or more, got {size}")
     catalogue = _catalogue()
@@ -136,7 +131,7 @@ def labelled_letters(
 
 
 def _random_affine(size: int, *, generator: np.random.Generator) -> Tensor:
-    """Draw maps from image to glyph coordinates in [-1, 1]^2, [size, 2, 3]: rotate, slant, scale, shift."""
+    """Draw maps from image to glyph coordinates in [-1, 1]^2: [size, 2, 3]."""
     height = generator.uniform(0.85, 1.05, size)
     width = generator.uniform(0.55, 0.85, size)
     slant = generator.normal(0.0, 0.2, size)
@@ -155,8 +150,8 @@ def _random_affine(size: int, *, generator: np.random.Generator) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _catalogue() -> list[tuple[Path, str, int]]:
-    """Return every letter there is to draw: font, letter, stroke width."""
-    import matplotlib  # late: whoever has other data needs none of it
+    """Return all combinations of font, letter and stroke width."""
+    import matplotlib  # a slow import
 
     directory = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     paths = [directory / name for name in FONTS if (directory / name).exists()]
@@ -166,7 +161,7 @@ def _catalogue() -> list[tuple[Path, str, int]]:
         )
     catalogue = []
     for path in paths:
-        # A pen's stroke is about 4 of 32 pixels, bold for a printed letter: thin fonts are thickened more.
+        # A pen stroke is about 4 of 32 pixels wide: thin fonts need more.
         strokes = (0, 1) if "Bol" in path.name or path.name == "cmb10.ttf" else (1, 2, 3)
         catalogue += [(path, letter, stroke) for letter in LETTERS for stroke in strokes]
     return catalogue
@@ -179,12 +174,12 @@ def _font(path: Path) -> ImageFont.FreeTypeFont:
 
 @cache
 def _glyph(path: Path, letter: str, stroke: int) -> NDArray[np.uint8]:
-    """Render one letter, bright on dark, cut it to its ink and centre it in a square [64, 64] of the same height."""
+    """Render one letter, crop it to its ink and centre it in a square [64, 64]."""
     font = _font(path)
     left, top, right, bottom = (int(edge) for edge in font.getbbox(letter, stroke_width=stroke))
     canvas = Image.new("L", (right - left, bottom - top))
     ImageDraw.Draw(canvas).text((-left, -top), letter, fill=255, font=font, stroke_width=stroke)
-    # Wide letters are squeezed to the square; narrow ones keep their shape.
+    # Wide letters are compressed to the square; narrow ones keep their shape.
     width = max(1, min(GLYPH_SIDE, round(canvas.width * GLYPH_SIDE / canvas.height)))
     square = Image.new("L", (GLYPH_SIDE, GLYPH_SIDE))
     square.paste(

@@ -1,4 +1,4 @@
-"""Which files belong to a part of the data, and folders of images or of texts."""
+"""The files of each part of the data, and folders of images or texts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ PARTS = {"train": ("train", "training"), "test": ("test", "testing", "validation
 
 
 def part_names(part: str, section: Data | Auxiliary) -> tuple[str, ...]:
-    """Return what a part may be called: the split that is asked for, or the usual names; a split is not both parts."""
+    """Return possible names of a part: the given split, or the usual names."""
     if part == "train":
         return PARTS["train"] if section.split is None else (section.split,)
     return tuple(name for name in PARTS[part] if name != section.split)
 
 
 def no_such_split(path: str, section: Data | Auxiliary, *, there: Collection[str]) -> ValueError:
-    """Return the error that names the splits there are instead of the one that is asked for."""
+    """Return the error for a missing split, with the existing ones."""
     key, held = key_of(section), ", ".join(there) or "none"
     if section.split is None:
         return ValueError(
-            f"{key}.path = {path}: has no split train; it has {held}; {key}.split names another"
+            f"{key}.path = {path}: has no split train; it has {held}; set {key}.split"
         )
     guess = nearest(section.split, there)
     return ValueError(
@@ -36,10 +36,10 @@ def no_such_split(path: str, section: Data | Auxiliary, *, there: Collection[str
 
 
 def part_files(path: str, part: str, section: Data | Auxiliary, *, suffix: str) -> list[Path]:
-    """Return the files of a part in a folder (or its folder `data`), in order; a single file is training data.
+    """Return the files of a part in a folder or its subfolder `data`, sorted.
 
-    A file belongs to the part its name begins with; in a folder where none does, all are training data, unless a split
-    is asked for by name.
+    A file belongs to the part that its name starts with. A single file, or all files if no name
+    matches a part and no split is given, are training data.
     """
     place = Path(path)
     wanted = part_names(part, section)
@@ -69,37 +69,32 @@ def _begins(file: Path, names: Sequence[str]) -> bool:
 
 
 def _beginning(file: Path) -> str:
-    """Return the name of the split that a file is of, by the hub's layout."""
+    """Return the split of a file by its name, as on the hub."""
     return re.split(r"[-_.]", file.stem, maxsplit=1)[0]
 
 
 def _none_found(path: str, part: str, *, suffix: str, key: str) -> list[Path]:
     if part == "train":
         raise ValueError(
-            f"{Path(path)}: no {suffix} files found; a folder should hold train*{suffix} (and test*{suffix}), or "
-            f"{key}.split names what else they begin with"
+            f"{Path(path)}: no {suffix} files found; should be train*{suffix} (and test*{suffix}), "
+            "or "
+            f"set {key}.split to the beginning of their names"
         )
     return []
 
 
 def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
-    """Open a folder of images or text files: one folder a class, perhaps below `train` and `test`.
+    """Open a folder of images or text files: one folder per class, optionally in `train` and
+    `test`.
 
-    Public data lies as it likes.
+    Public data can have any layout.
     """
     place = Path(path)
     wanted = part_names(part, section)
-    if (
-        part == "train"
-        and section.split is not None
-        and place.is_dir()
-        and not (place / section.split).is_dir()
-    ):
-        raise no_such_split(
-            path,
-            section,
-            there=[folder.name for folder in sorted(place.iterdir()) if folder.is_dir()],
-        )
+    named = section.split if part == "train" else None
+    if named is not None and place.is_dir() and not (place / named).is_dir():
+        folders = [folder.name for folder in sorted(place.iterdir()) if folder.is_dir()]
+        raise no_such_split(path, section, there=folders)
     usual = [name for names in (wanted, *PARTS.values()) for name in names]
     found = [place / name for name in usual if (place / name).is_dir()]
     if found:
@@ -109,13 +104,15 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
     if not place.is_dir():
         if part == "test":
             return None
-        raise ValueError(f"{Path(path)}: should be a folder, with a folder {part} if it has others")
+        raise ValueError(
+            f"{Path(path)}: should be a folder, with a folder {part} if it has other parts"
+        )
     if not isinstance(section, Data):
         images = _files_below(place, texts=texts)
         return Table(
             files=tuple(images),
             size=len(images),
-            cells=lambda: ((str(file), file) for file in images),
+            entries=lambda: ((str(file), file) for file in images),
         )
     classes = sorted(
         folder.name
@@ -123,9 +120,7 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
         if folder.is_dir() and not folder.name.startswith(".")
     )
     if not classes:
-        raise ValueError(
-            f"{place}: has no folders; labelled examples should lie in one folder a class"
-        )
+        raise ValueError(f"{place}: has no folders; should have one folder per class")
     members = [
         (file, number)
         for number, name in enumerate(classes)
@@ -134,7 +129,7 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
     return Table(
         files=tuple(file for file, _ in members),
         size=len(members),
-        cells=lambda: ((str(file), file) for file, _ in members),
+        entries=lambda: ((str(file), file) for file, _ in members),
         labels=lambda: [number for _, number in members],
         classes=tuple(classes),
     )
@@ -149,6 +144,6 @@ def _files_below(folder: Path, *, texts: bool, may_be_empty: bool = False) -> li
     )
     if not files and not may_be_empty:
         raise ValueError(
-            f"{folder}: holds no {'texts' if texts else 'images'} ({', '.join(sorted(suffixes))})"
+            f"{folder}: has no {'texts' if texts else 'images'} ({', '.join(sorted(suffixes))})"
         )
     return files

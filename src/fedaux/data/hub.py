@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, through its own library."""
+"""Datasets of the Hugging Face hub, through the library `datasets`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from fedaux.config import Auxiliary, Data
-from fedaux.data.decoding import Cell
+from fedaux.data.decoding import Entry
 from fedaux.data.folders import no_such_split, part_names
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
 
 
 def open_hub(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
-    """Download a data set, or open the copy that was, and choose a split: the one asked for, or what serves as test."""
+    """Open a split of a dataset, downloaded if needed."""
     key = key_of(section)
     splits = _load(path, section.subset, key=key)
     named = section.test if isinstance(section, Data) and part == "test" else None
@@ -52,7 +52,7 @@ def _open_split(split: Any, section: Data | Auxiliary, *, texts: bool, where: st
     if not texts:
         encoded = encoded.cast_column(content[0], Image(decode=False))
 
-    def cells() -> Iterator[Cell]:
+    def entries() -> Iterator[Entry]:
         for row, values in enumerate(encoded):
             if texts:
                 yield f"{where}, row {row}", joined_texts([values[column] for column in content])
@@ -67,7 +67,7 @@ def _open_split(split: Any, section: Data | Auxiliary, *, texts: bool, where: st
     return Table(
         files=tuple(Path(file["filename"]) for file in split.cache_files),
         size=len(split),
-        cells=cells,
+        entries=entries,
         labels=None if label is None else lambda: list(split[label]),
         classes=tuple(names) if names else None,
         wnids=None if "wnid" not in split.column_names else lambda: list(split["wnid"]),
@@ -86,6 +86,8 @@ def _load(path: str, subset: str | None, *, key: str) -> dict[str, Any]:
     except (OSError, ValueError, RuntimeError) as error:
         chosen = f" and {key}.subset = {subset!r}" if subset else ""
         raise ValueError(
-            f"{key}.path = {path!r}{chosen}: the hub could not be asked, or has no such data set; without a "
-            f"network, give a downloaded folder with source parquet ({type(error).__name__}: {error})"
+            f"{key}.path = {path!r}{chosen}: the hub is not available or has no such dataset; "
+            "without "
+            "a network, use a downloaded folder with the source parquet "
+            f"({type(error).__name__}: {error})"
         ) from error

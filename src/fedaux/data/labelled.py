@@ -1,4 +1,4 @@
-"""Labelled images or texts in memory: the clients' and the test data, with the names of their classes."""
+"""Labelled images or texts in memory: training and test data, with class names."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from fedaux.data.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Labelled images, uint8 [N, C, H, W] until a batch is formed, or in their place texts, token ids int32 [N, L].
-
-    Labels [N] are in 0 .. classes - 1.
-    """
+    """Labelled images, uint8 [N, C, H, W], or texts as token ids, int32 [N, L]; labels [N]."""
 
     images: Tensor
     labels: Tensor
@@ -27,15 +24,15 @@ class LabelledData:
     test_labels: Tensor
     classes: tuple[str, ...]
     validation: tuple[Tensor, Tensor] | None = None
-    """Images and labels that the server holds."""
+    """Labelled images at the server."""
     clients: tuple[NDArray[np.int64], ...] | None = None
-    """Which training examples each client holds, where that is a fact and not a split to be drawn."""
+    """The training examples of each client, if the data is not split at random."""
     vocabulary: Vocabulary | None = None
-    """What the token ids stand for, where the examples are texts."""
+    """The vocabulary of the token ids."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """What models are made for: (channels, height, width) of images, (tokens, vocabulary) of texts."""
+        """Input shape of models: (channels, height, width) or (tokens, vocabulary)."""
         return input_shape(self.images, self.vocabulary)
 
     def to(self, device: torch.device) -> LabelledData:
@@ -54,7 +51,7 @@ class LabelledData:
         )
 
     def with_validation(self, size: int) -> LabelledData:
-        """Return the data with so many training examples at the server; the same for every seed."""
+        """Move `size` training examples to the server; the same for every seed."""
         if size == 0:
             return self
         order = torch.from_numpy(
@@ -76,12 +73,12 @@ class LabelledData:
 
 
 def input_shape(examples: Tensor, vocabulary: Vocabulary | None) -> tuple[int, ...]:
-    """Return what models of images [N, C, H, W] are made for, (C, H, W), or of token ids [N, L], (L, vocabulary)."""
+    """Return the input shape of models: (C, H, W) of images, (L, vocabulary) of token ids."""
     return tuple(examples.shape[1:]) if vocabulary is None else (examples.shape[1], vocabulary.size)
 
 
 def union_of_classes(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return all classes by name: in the order of a list that has them all, or else numbers first, then sorted."""
+    """Return the union of class names: in the order of a list that has all, else sorted."""
     every = {name for names in lists for name in names}
     for names in lists:
         if len(names) == len(every):
@@ -97,6 +94,6 @@ def union_of_classes(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 def renumbered(
     labels: NDArray[np.int64], own: tuple[str, ...], union: tuple[str, ...]
 ) -> NDArray[np.int64]:
-    """Return labels [N] that number the classes `own` as numbers of the classes `union`."""
+    """Convert labels [N] from positions in `own` to positions in `union`."""
     numbers = {name: number for number, name in enumerate(union)}
     return np.array([numbers[name] for name in own], dtype=np.int64)[labels]

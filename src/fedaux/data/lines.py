@@ -1,4 +1,4 @@
-"""Tables as CSV or JSON lines, whose rows hold an image, the path to one, or a text."""
+"""CSV and JSON Lines files with one image, path of an image, or text per row."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from fedaux.config import Auxiliary, Data
-from fedaux.data.decoding import Cell, Content
+from fedaux.data.decoding import Content, Entry
 from fedaux.data.folders import part_files
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
 
-LONGEST_PATH = 1000
-NOT_UNICODE = "not UTF-8; should be written anew in it"
+MAX_PATH_LENGTH = 1000
+NOT_UNICODE = "not UTF-8; should be saved as UTF-8"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row: where it stands, the file, its values by column (none where it cannot be read), and then why."""
+    """A row: its location, file and values by column, or the reason why it is unreadable."""
 
     where: str
     file: Path
@@ -44,7 +44,7 @@ def open_csv(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Ta
 def _csv_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
     """Yield the rows of all files; put the header of the first one into `columns`."""
     for file in files:
-        # What is not UTF-8 is told by row, which a strict decoder, reading ahead, could not.
+        # A strict decoder reads ahead and could not report the row.
         with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
             reader = csv.DictReader(stream)
             try:
@@ -66,22 +66,18 @@ def _csv_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
 
 
 def open_jsonl(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
-    """Open files with a JSON object a line."""
+    """Open files with one JSON object per line."""
     files = part_files(path, part, section, suffix=".jsonl")
     stream = _jsonl_rows(files)
     rows = list(islice(stream, enough_rows(section)))
     columns = dict.fromkeys(column for row in rows for column in row.values)
     asked = section.text_column if texts else ()
     while not columns.keys() >= set(asked) and (row := next(stream, None)) is not None:
-        columns |= dict.fromkeys(
-            row.values
-        )  # one of several columns may be there in later rows alone
-    if (
-        isinstance(section, Data) and section.skip_bad
-    ):  # bad rows alone need not have the columns that are given
-        columns |= dict.fromkeys(
-            name for name in (section.image_column, section.label_column) if name is not None
-        )
+        columns |= dict.fromkeys(row.values)  # a column can first occur in a later row
+    if isinstance(section, Data) and section.skip_bad:
+        # Bad rows alone need not have the columns that are given.
+        given = (section.image_column, section.label_column)
+        columns |= dict.fromkeys(name for name in given if name is not None)
     return _open_rows(files, list(columns), rows, section, texts=texts)
 
 
@@ -94,10 +90,10 @@ def _jsonl_rows(files: Sequence[Path]) -> Iterator[Row]:
 
 
 def enough_rows(section: Data | Auxiliary) -> int | None:
-    """Return after how many rows nothing more is asked of a table; None where all of them have their say.
+    """Return how many rows need to be read; None for all.
 
-    The classes of labelled data are those of all rows; rows of a noun may lie anywhere; and for each bad row that is
-    skipped a later one is taken.
+    Classes depend on all rows of labelled data, rows of a noun can be anywhere, and each skipped
+    row is replaced by a later one.
     """
     if isinstance(section, Data) or section.wordnet is not None or section.skip_bad:
         return None
@@ -117,12 +113,12 @@ def _of_line(line: bytes, *, where: str, file: Path) -> Row:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a text was decoded without bytes that are not UTF-8, which `surrogateescape` keeps."""
+    """Return whether a text has no surrogates, which mark bytes that are not UTF-8."""
     return text.isascii() or not any("\udc80" <= character <= "\udcff" for character in text)
 
 
 def _spelled(values: Mapping[str | None, Any]) -> str:
-    """Return all fields of a row, those beyond the header included, as one text."""
+    """Return all fields of a row as one text."""
     return "".join(
         value if isinstance(value, str) else "".join(value or ()) for value in values.values()
     )
@@ -139,9 +135,7 @@ def _open_rows(
     if not files:
         return None
     bad = {number: row.problem for number, row in enumerate(rows) if row.problem is not None}
-    if (
-        rows and len(bad) == len(rows) and not (columns and section.skip_bad)
-    ):  # then no column would be found either, which is not what is wrong
+    if rows and len(bad) == len(rows) and not (columns and section.skip_bad):
         raise ValueError(f"{rows[0].where}: {rows[0].problem}")
     if not rows:
         found = "has a header and no rows" if columns else "is empty"
@@ -156,22 +150,22 @@ def _open_rows(
             setting="data.label_column",
             where=files[0],
         )
-    cells: list[Cell]
+    entries: list[Entry]
     if texts:
-        cells = [
+        entries = [
             (row.where, joined_texts([row.values.get(column) for column in content]))
             for row in rows
         ]
     else:
-        cells = [
+        entries = [
             (row.where, _content(row.values.get(content[0]), folder=row.file.parent))
             for row in rows
         ]
-    pictures = {held: None for _, held in cells if isinstance(held, Path) and held.is_file()}
+    pictures = {held: None for _, held in entries if isinstance(held, Path) and held.is_file()}
     return Table(
         files=(*files, *pictures),
-        size=len(cells),
-        cells=lambda: iter(cells),
+        size=len(entries),
+        entries=lambda: iter(entries),
         labels=None if label is None else lambda: [row.values.get(label) for row in rows],
         bad=bad,
         wnids=None if "wnid" not in columns else lambda: [row.values.get("wnid") for row in rows],
@@ -179,15 +173,15 @@ def _open_rows(
 
 
 def _content(value: Any, *, folder: Path) -> Content:
-    """Return the image of a field: encoded in base 64, or the path to a file, relative to that of the table."""
+    """Return the image of a field: base64, or a path relative to the table."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     if not isinstance(value, str) or not value:
         return None
     text = value.partition("base64,")[2] if value.startswith("data:") else value
-    if text is value and len(value) <= LONGEST_PATH and (folder / value).is_file():
+    if text is value and len(value) <= MAX_PATH_LENGTH and (folder / value).is_file():
         return folder / value
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        return folder / value if len(value) <= LONGEST_PATH else b""
+        return folder / value if len(value) <= MAX_PATH_LENGTH else b""

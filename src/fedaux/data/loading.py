@@ -1,4 +1,4 @@
-"""The data of an experiment: private and public, images or texts; for texts, by which vocabulary."""
+"""Load the data of an experiment, private and public; for texts with their vocabulary."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedaux.data.checkpoints import checkpoint_of, locate
 from fedaux.data.labelled import LabelledData
 from fedaux.data.sources import SOURCES, load_auxiliary, load_labelled
 from fedaux.data.tables import Table
+from fedaux.data.tensors import carried_vocabulary
 from fedaux.data.texts import Texts, text_of
-from fedaux.data.tokens import carried_vocabulary
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.files import save_text
 
 KEY = "text.vocabulary"
 LEARNED = "auxiliary"
-"""Says in a recipe that the vocabulary is learned from the public texts."""
+"""The value of text.vocabulary that learns one from the public texts."""
 
 
 def load_private(experiment: ExperimentFields) -> LabelledData:
@@ -36,7 +36,7 @@ def load_private(experiment: ExperimentFields) -> LabelledData:
 
 
 def load_both(experiment: ExperimentFields) -> tuple[LabelledData, Tensor]:
-    """Load the private and the public data; texts of both by one vocabulary, the public ones perhaps cut shorter."""
+    """Load private and public data; texts of both with one vocabulary."""
     if experiment.text is None:
         private = load_labelled(experiment.data)
         return private, load_auxiliary(experiment.auxiliary, shape=private.input_shape)
@@ -46,7 +46,7 @@ def load_both(experiment: ExperimentFields) -> tuple[LabelledData, Tensor]:
 
 
 def load_public(experiment: ExperimentFields) -> tuple[Tensor, Vocabulary | None]:
-    """Load the public data alone, which is all that h0 needs; texts with their vocabulary."""
+    """Load public data only; texts with their vocabulary."""
     if experiment.text is None:
         return load_auxiliary(experiment.auxiliary), None
     found, section = vocabulary_of(experiment), experiment.text
@@ -55,7 +55,7 @@ def load_public(experiment: ExperimentFields) -> tuple[Tensor, Vocabulary | None
 
 
 def vocabulary_of(experiment: ExperimentFields) -> Vocabulary:
-    """Return the vocabulary that a recipe names, or that its data or checkpoints bring, or else a learned one."""
+    """Return the given vocabulary, that of the data or a checkpoint, or a learned one."""
     assert experiment.text is not None, "images have no vocabulary"
     name = experiment.text.vocabulary
     if name is None:
@@ -85,12 +85,12 @@ def _brought(experiment: ExperimentFields) -> Vocabulary | None:
 
 
 def _learned(experiment: ExperimentFields) -> Vocabulary:
-    """Learn the vocabulary from the public texts, or read what was learned from the same ones before."""
+    """Learn the vocabulary from the public texts, or read it from the cache."""
     section = experiment.auxiliary
     open_public = SOURCES[section.source].open_public
     if open_public is None or experiment.text is None:
         raise ValueError(
-            f"{KEY} = {LEARNED!r}: the source {section.source} of [auxiliary] has no texts to learn from"
+            f"{KEY} = {LEARNED!r}: auxiliary.source = {section.source!r} has no texts to learn from"
         )
     table = open_public(section)
     size = experiment.text.vocabulary_size
@@ -107,12 +107,12 @@ def _learned(experiment: ExperimentFields) -> Vocabulary:
             return Vocabulary(vocabulary.of_file(path).tokenizer, vocabulary.LEARNED)
     made = vocabulary.learned(_texts(table, size=section.size), size=size)
     if path is not None:
-        with suppress(OSError):  # where nothing can be kept, it is learned again
+        with suppress(OSError):  # without a cache, it is learned again
             save_text(path, made.tokenizer)
     return made
 
 
 def _texts(table: Table, *, size: int | None) -> Iterator[str]:
-    for _, content in islice(table.cells(), size):
-        with suppress(ValueError):  # reading them says what is wrong
+    for _, content in islice(table.entries(), size):
+        with suppress(ValueError):  # reported when the texts are read
             yield text_of(content)

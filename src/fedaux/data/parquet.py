@@ -1,4 +1,4 @@
-"""Parquet files as the Hugging Face hub lays them out: a column of encoded images or of texts, and one of labels."""
+"""Parquet files in the hub's layout: a column of encoded images or texts, and one of labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaux.config import Auxiliary, Data
-from fedaux.data.decoding import Cell
+from fedaux.data.decoding import Entry
 from fedaux.data.folders import part_files
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
 
@@ -16,7 +16,7 @@ BATCH = 1000
 
 
 def open_parquet(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
-    """Open the Parquet files of a part: sizes from their footers, class names from what the hub wrote beside them."""
+    """Open the Parquet files of a part, with class names from the hub's metadata."""
     files = part_files(path, part, section, suffix=".parquet")
     if not files:
         return None
@@ -42,31 +42,32 @@ def open_parquet(path: str, part: str, section: Data | Auxiliary, texts: bool) -
             if name is not None and name not in others.schema_arrow.names
         ]:
             raise ValueError(
-                f"{file}: has no column {', '.join(missing)}; it has {', '.join(others.schema_arrow.names)}; should "
-                f"have the columns of {files[0].name}"
+                f"{file}: has no column {', '.join(missing)}; it has "
+                f"{', '.join(others.schema_arrow.names)}; should have the columns of "
+                f"{files[0].name}"
             )
     names = features.get(label or "", {}).get("names")
     return Table(
         files=tuple(files),
         size=sum(int(file.metadata.num_rows) for file in opened),
-        cells=lambda: _texts(files, content) if texts else _cells(files, content[0]),
+        entries=lambda: _texts(files, content) if texts else _cells(files, content[0]),
         labels=None if label is None else lambda: read_column(files, label),
         classes=tuple(str(name) for name in names) if names else None,
     )
 
 
-def _cells(files: Sequence[Path], image: str) -> Iterator[Cell]:
+def _cells(files: Sequence[Path], image: str) -> Iterator[Entry]:
     for where, (cell,) in _rows(files, [image]):
         content = cell.get("bytes") if isinstance(cell, dict) else cell
         yield where, content if isinstance(content, bytes) else None
 
 
-def _texts(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Cell]:
+def _texts(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Entry]:
     return ((where, joined_texts(values)) for where, values in _rows(files, columns))
 
 
 def read_schema(file: Path) -> Any:
-    """Return the names and types of a file's columns, and what is written about them."""
+    """Return the schema of a file."""
     return _open(file).schema_arrow
 
 
@@ -76,7 +77,7 @@ def read_column(files: Sequence[Path], name: str) -> list[Any]:
 
 
 def _rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield where each row stands and its values, batch by batch; damage is told with its file and how far it went."""
+    """Yield location and values of each row. Raises ValueError for a damaged file."""
     errors = _errors()
     for file in files:
         row = 0
@@ -88,7 +89,8 @@ def _rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[str, 
                 values = [batch.column(column).to_pylist() for column in columns]
             except errors as error:
                 raise ValueError(
-                    f"{file}: damaged somewhere after row {row} ({error}); should be fetched or written anew"
+                    f"{file}: damaged after row {row} ({error}); should be downloaded or written "
+                    "again"
                 ) from error
             for one in zip(*values, strict=True):
                 yield f"{file}, row {row}", one
@@ -96,7 +98,7 @@ def _rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def _features(metadata: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
-    """Return what the hub's libraries write about columns into a file: their types and the names of classes."""
+    """Return the hub's metadata of columns: types and class names."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
     except (KeyError, ValueError, TypeError):
@@ -127,7 +129,7 @@ def _open(file: Path) -> Any:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """Return what pyarrow raises over a damaged file; texts that are not UTF-8 are a ValueError."""
+    """Return the exceptions of pyarrow for damaged files; ValueError for invalid UTF-8."""
     from pyarrow import ArrowException
 
     return ArrowException, OSError, ValueError

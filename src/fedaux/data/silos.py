@@ -1,4 +1,4 @@
-"""Real silos: each client brings its own files, and nothing is split."""
+"""Clients with their own files (`data.clients`); nothing is split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedaux.data.texts import padded
 
 
 def client_sections(section: Data) -> list[Data]:
-    """Return the section as each client would write it for its own data alone; where there are none, itself."""
+    """Return one section per client, or the section itself without `clients`."""
     if not section.clients:
         return [section]
     return [section.model_copy(update={"path": path, "clients": ()}) for path in section.clients]
@@ -23,10 +23,10 @@ def client_sections(section: Data) -> list[Data]:
 def joined(
     silos: Sequence[LabelledData], *, names: Sequence[str], shared_test: bool
 ) -> LabelledData:
-    """Put the clients' data behind one another and remember who holds what; classes are the union by name.
+    """Concatenate the clients' data; classes are the union by name, texts are padded.
 
-    The test data is that of all clients, or the one that each of them was given. Raises ValueError where images differ
-    in shape. Texts are filled up to the longest of all clients.
+    The test data is that of all clients, or `shared_test` of the first. Raises ValueError if images
+    differ in shape.
     """
     if silos[0].vocabulary is not None:
         return _joined(_equally_wide(silos), shared_test=shared_test)
@@ -34,8 +34,8 @@ def joined(
     for name, silo in zip(names, silos, strict=True):
         if silo.images.shape[1:] != shape:
             raise ValueError(
-                f"data.clients: images of {name} are {list(silo.images.shape[1:])} and those of {names[0]} "
-                f"{list(shape)}; should be equal, set data.image_size and data.channels"
+                f"data.clients: images of {name} are {list(silo.images.shape[1:])}, those of "
+                f"{names[0]} {list(shape)}; should be equal, set data.image_size and data.channels"
             )
     return _joined(silos, shared_test=shared_test)
 

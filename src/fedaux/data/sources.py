@@ -1,16 +1,14 @@
-"""Where data comes from. A source is a row: how to count its training examples cheaply, and how to load it."""
+"""Sources of data: how to count and load the examples of each format."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedaux import seeding
@@ -24,21 +22,27 @@ from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
 from fedaux.data.lines import open_csv, open_jsonl
 from fedaux.data.parquet import open_parquet
 from fedaux.data.silos import client_sections, joined
-from fedaux.data.tables import Examples, Opener, Table, found_by, name_labels, read, refuse_gaps
+from fedaux.data.tables import Examples, Opener, Table, found_by, read
+from fedaux.data.tensors import (
+    count_tensors,
+    count_training,
+    hold_out,
+    load_public_tensors,
+    load_tensor_rows,
+    load_tensors,
+)
 from fedaux.data.texts import Texts
-from fedaux.data.tokens import load_public_tokens, load_tokens
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a data set can be used for, and how. `count` must be quick: it is asked before anything runs.
+    """How a dataset is counted and loaded. `count_labelled` should be fast: it runs before a run.
 
-    A path is a file or folder that must be there, unless it is not `path_on_disk`; `takes_test` looks at `data.test`,
-    `takes_split` at `split`.
-    One that `holds_texts` is called with a second argument where texts are wanted: `count` with True, the others with
-    the `Texts` that make token ids of them; `open_public` then opens texts that a vocabulary can be learned from.
-    One that `is_made` reads no public images but makes `auxiliary.size` of them: `load_auxiliary` is called with a
-    second argument, the shape of the clients' images, or None where nobody knows it.
+    With `path_on_disk`, the path must exist; `takes_test` and `takes_split` are sources that use
+    `data.test` and `split`. With `holds_texts`, the functions take a second argument for texts:
+    `count_labelled` True, the others the `Texts` that make token ids; `open_public` opens the texts
+    to learn a vocabulary from. With `is_made`, `load_auxiliary` generates `auxiliary.size` images
+    and takes the shape of the clients' images, or None, as second argument.
     """
 
     needs_path: bool = False
@@ -56,20 +60,20 @@ class Source:
 
 
 def count_labelled(section: Data, *, texts: bool = False) -> int:
-    """Count the training examples of all clients, as quickly as the source can."""
+    """Return the number of training examples of all clients."""
     count = SOURCES[section.source].count_labelled
     assert count is not None, "a source of labelled data can count it"
     wanted = (True,) if texts else ()
-    with _called("data.clients" if section.clients else "data.path"):
+    with _renaming_path("data.clients" if section.clients else "data.path"):
         counts = [count(own, *wanted) for own in client_sections(section)]
     return sum(min(counted, section.size or counted) for counted in counts)
 
 
 def load_labelled(section: Data, *, texts: Texts | None = None) -> LabelledData:
-    """Load the clients' data and the test data; where each client has its own, all in one with who holds what."""
+    """Load the clients' data and the test data; `data.clients` are concatenated."""
     load = SOURCES[section.source].load_labelled
     assert load is not None, "checked before a run"
-    with _called("data.clients" if section.clients else "data.path"):
+    with _renaming_path("data.clients" if section.clients else "data.path"):
         if texts is None:
             loaded = [_converted(load(own), section) for own in client_sections(section)]
         else:
@@ -80,7 +84,7 @@ def load_labelled(section: Data, *, texts: Texts | None = None) -> LabelledData:
     loaded = [_shortened(data, section) for data in loaded]
     if not section.clients:
         return loaded[0].with_validation(section.server_validation)
-    # On the hub `data.test` names a split, and each client's data set has its own.
+    # On the hub, `data.test` is a split, which each client's dataset has.
     shared_test = section.test is not None and SOURCES[section.source].path_on_disk
     return joined(loaded, names=section.clients, shared_test=shared_test).with_validation(
         section.server_validation
@@ -88,7 +92,7 @@ def load_labelled(section: Data, *, texts: Texts | None = None) -> LabelledData:
 
 
 def load_own(section: Data) -> LabelledData:
-    """Load the data of one client for training alone: nothing is held out for testing."""
+    """Load the data of one client, all for training."""
     load = SOURCES[section.source].load_labelled
     assert load is not None, "checked before"
     whole = {"test_fraction": 0.0, "size": None, "test_size": None}
@@ -102,10 +106,10 @@ def load_rows(section: Data) -> LabelledData:
 
 
 def load_test(section: Data) -> LabelledData:
-    """Load what a server without training data holds: test images, their labels, and the names of the classes."""
+    """Load test images, labels and class names, for a server without training data."""
     source = SOURCES[section.source]
     if section.path is None and section.test is not None and source.needs_path:
-        with _called("data.test"):
+        with _renaming_path("data.test"):
             own = load_own(
                 section.model_copy(update={"path": section.test, "test": None, "split": None})
             )
@@ -116,8 +120,8 @@ def load_test(section: Data) -> LabelledData:
 
 
 @contextmanager
-def _called(setting: str) -> Iterator[None]:
-    """Let errors name the setting that the user has given, where the source was given it as `data.path`."""
+def _renaming_path(setting: str) -> Iterator[None]:
+    """Replace `data.path` in error messages by the setting that the user gave."""
     try:
         yield
     except ValueError as error:
@@ -132,7 +136,7 @@ def load_auxiliary(
 ) -> Tensor:
     """Load the public unlabeled images, uint8 [N, C, H, W], or texts, int32 [N, L].
 
-    `shape` is that of the clients' images [C, H, W], for sources that make public images like them.
+    `shape` [C, H, W] is that of the clients' images, for sources that generate public images.
     """
     source = SOURCES[section.source]
     load = source.load_auxiliary
@@ -145,7 +149,7 @@ def load_auxiliary(
 
 
 def _shortened(data: LabelledData, section: Data) -> LabelledData:
-    """Return the first examples, as many as asked for; raise ValueError where there are fewer."""
+    """Return the first `size` and `test_size` examples. Raises ValueError if there are fewer."""
     for key, wanted, held in (
         ("size", section.size, len(data.labels)),
         ("test_size", section.test_size, len(data.test_labels)),
@@ -153,7 +157,7 @@ def _shortened(data: LabelledData, section: Data) -> LabelledData:
         if wanted is not None and wanted > held:
             kind = "training" if key == "size" else "test"
             raise ValueError(
-                f"data.{key} = {wanted}: there are {held} {kind} examples; should be at most {held}"
+                f"data.{key} = {wanted}: should be at most {held}, the number of {kind} examples"
             )
     return replace(
         data,
@@ -165,7 +169,7 @@ def _shortened(data: LabelledData, section: Data) -> LabelledData:
 
 
 def _converted(data: LabelledData, section: Data) -> LabelledData:
-    """Give images the size and channels asked for, where the source has not done so itself."""
+    """Convert images to the size and channels of the section, if the source has not done so."""
     images, test_images = (
         convert(part, channels=section.channels, side=section.image_size)
         for part in (data.images, data.test_images)
@@ -175,7 +179,7 @@ def _converted(data: LabelledData, section: Data) -> LabelledData:
 
 def _load_digits(section: Data) -> LabelledData:
     images, labels = embedded.digits()
-    test, train = _hold_out(len(labels), fraction=section.test_fraction)
+    test, train = hold_out(len(labels), fraction=section.test_fraction)
     return LabelledData(
         images=torch.from_numpy(images[train]),
         labels=torch.from_numpy(labels[train]),
@@ -186,7 +190,7 @@ def _load_digits(section: Data) -> LabelledData:
 
 
 def _load_letters(section: Auxiliary) -> Tensor:
-    # A public data set is a fixed thing: its content does not depend on the seed of a run.
+    # Public data does not depend on the seed of a run.
     return torch.from_numpy(
         embedded.letters(section.size or 5000, generator=seeding.generator(0, "letters"))
     )
@@ -196,17 +200,11 @@ def _make_noise(section: Auxiliary, shape: tuple[int, ...] | None) -> Tensor:
     if section.size is None:
         raise ValueError(size_missing(section.source))
     channels = section.channels or (shape[0] if shape else None)
-    sides = (
-        (section.image_size, section.image_size)
-        if section.image_size
-        else shape[1:]
-        if shape
-        else None
-    )
+    sides = (section.image_size,) * 2 if section.image_size else shape and shape[1:]
     if channels is None or sides is None:
         raise ValueError(
-            f"auxiliary.source = {section.source!r}: takes the shape of the clients' images, and none are at hand; set "
-            "auxiliary.image_size and auxiliary.channels"
+            f"auxiliary.source = {section.source!r}: there are no clients' images to take the "
+            "shape from; set auxiliary.image_size and auxiliary.channels"
         )
     generator = seeding.generator(section.seed, "noise")
     return torch.from_numpy(
@@ -215,118 +213,8 @@ def _make_noise(section: Auxiliary, shape: tuple[int, ...] | None) -> Tensor:
 
 
 def size_missing(source: str) -> str:
-    """Say that a source which makes its public images was not told how many."""
-    return f"auxiliary.size: missing; the source {source} makes as many images as it is told to"
-
-
-def _hold_out(size: int, *, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices of test and training examples where a source has no test set: the same for every seed."""
-    order = seeding.generator(0, "test set").permutation(size)
-    num_test = min(max(1, round(fraction * size)), size - 1) if fraction > 0 else 0
-    return np.sort(order[:num_test]), np.sort(order[num_test:])
-
-
-def _open_tensors(path: str | None, *, key: str, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """Read named tensors of a safetensors file; errors name the setting, the file and what it holds."""
-    assert path is not None, "checked before a run"
-    try:
-        with safe_open(Path(path), framework="pt") as file:
-            held = sorted(file.keys())
-            missing = [name for name in names if name not in held]
-            if missing:
-                raise ValueError(
-                    f"{key} = {path}: holds no tensor {', '.join(missing)}; it holds {', '.join(held) or 'nothing'}"
-                )
-            return {name: file.get_tensor(name) for name in held}
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{key} = {path}: not a readable safetensors file ({error})") from error
-
-
-def _check_images(images: Tensor, *, key: str, name: str) -> Tensor:
-    if (
-        images.dtype != torch.uint8
-        or images.ndim != 4
-        or images.shape[1] not in (1, 3)
-        or len(images) == 0
-    ):
-        raise ValueError(
-            f"{key}: tensor {name} is {str(images.dtype).removeprefix('torch.')} {list(images.shape)}; "
-            f"should be uint8 [examples, 1 or 3 channels, height, width]"
-        )
-    return images
-
-
-def _count_tensors(section: Data, texts: bool = False) -> int:
-    content = "texts" if texts else "images"
-    tensors = _open_tensors(section.path, key="data.path", names=(content, "labels"))
-    total = len(tensors["labels"])
-    return (
-        total
-        if f"test_{content}" in tensors
-        else total - len(_hold_out(total, fraction=section.test_fraction)[0])
-    )
-
-
-def _load_tensors(section: Data, texts: Texts | None = None) -> LabelledData:
-    """Read images and labels (and test_images, test_labels where the file has them) of a safetensors file."""
-    if texts is not None:
-        return load_tokens(section, texts, hold_out=_hold_out)
-    tensors = _open_tensors(section.path, key="data.path", names=("images", "labels"))
-    key = f"data.path = {section.path}"
-    for part in ("", "test_") if "test_images" in tensors else ("",):
-        images, labels = tensors[f"{part}images"], tensors.get(f"{part}labels", torch.zeros(0))
-        _check_images(images, key=key, name=f"{part}images")
-        if (
-            labels.ndim != 1
-            or labels.dtype.is_floating_point
-            or len(labels) != len(images)
-            or labels.min() < 0
-        ):
-            raise ValueError(
-                f"{key}: tensor {part}labels should be {len(images)} class numbers from 0 upwards, one an image"
-            )
-        try:
-            refuse_gaps(labels.long().numpy(), rows=np.arange(len(labels)))
-        except ValueError as error:
-            raise ValueError(f"{key}: tensor {part}labels: {error}") from error
-    if "test_images" not in tensors:
-        test, train = _hold_out(len(tensors["labels"]), fraction=section.test_fraction)
-        tensors["test_images"], tensors["test_labels"] = (
-            tensors["images"][test],
-            tensors["labels"][test],
-        )
-        tensors["images"], tensors["labels"] = tensors["images"][train], tensors["labels"][train]
-    num_classes = int(torch.cat([tensors["labels"], tensors["test_labels"]]).max()) + 1
-    return LabelledData(
-        images=tensors["images"],
-        labels=tensors["labels"].long(),
-        test_images=tensors["test_images"],
-        test_labels=tensors["test_labels"].long(),
-        classes=tuple(str(number) for number in range(num_classes)),
-    )
-
-
-def _load_tensor_rows(section: Data) -> LabelledData:
-    tensors = _open_tensors(section.path, key="data.path", names=("images", "labels"))
-    images = _check_images(tensors["images"], key=f"data.path = {section.path}", name="images")
-    if tensors["labels"].shape != images.shape[:1]:
-        raise ValueError(
-            f"data.path = {section.path}: tensor labels should be {len(images)} numbers, one an image"
-        )
-    labels, classes, bad = name_labels(tensors["labels"].tolist(), classes=None)
-    good = [row for row in range(len(labels)) if row not in bad]
-    return LabelledData(
-        images[good], torch.from_numpy(labels)[good], images[:0], torch.zeros(0).long(), classes
-    )
-
-
-def _load_auxiliary_tensors(section: Auxiliary, texts: Texts | None = None) -> Tensor:
-    if texts is not None:
-        return _first(load_public_tokens(section, texts), section.size)
-    images = _open_tensors(section.path, key="auxiliary.path", names=("images",))["images"]
-    return _first(
-        _check_images(images, key=f"auxiliary.path = {section.path}", name="images"), section.size
-    )
+    """Return the problem of a source that generates images without a size."""
+    return f"auxiliary.size: missing; required by the source {source}"
 
 
 WORDNET_ROWS: dict[str, Callable[..., NDArray[np.int64]]] = {
@@ -336,38 +224,34 @@ WORDNET_ROWS: dict[str, Callable[..., NDArray[np.int64]]] = {
     "jsonl": wordnet.rows_in_table,
     "huggingface": wordnet.rows_in_table,
 }
-"""Which rows of a table are of a noun, for sources whose rows or folders carry WordNet ids."""
+"""Return the rows of a noun, for sources with WordNet ids."""
 
 
 def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool = True) -> Source:
-    """Return the source that reads a format; a general one can hold texts, and its splits have any names."""
+    """Return the source of a file format; a general one supports texts and named splits."""
 
     def pair(section: Data, texts: bool) -> tuple[Table, Table | None]:
-        """Open training and test data; the latter lies at `data.test`, beside the former, or nowhere."""
+        """Open training and test data; the latter is None if there is none."""
         assert section.path is not None, "checked before a run"
         with found_by("data.path", section.path):
             train = open_part(section.path, "train", section, texts)
-            assert train is not None, "openers raise where there is no training data"
+            assert train is not None, "openers raise without training data"
             if section.test is None or not path_on_disk:
                 return train, open_part(section.path, "test", section, texts)
-        elsewhere = section.model_copy(update={"split": None})  # which is the training data's
+        elsewhere = section.model_copy(update={"split": None})
         with found_by("data.test", section.test):
             tested = open_part(section.test, "test", elsewhere, texts)
             return train, tested or open_part(section.test, "train", elsewhere, texts)
 
     def count(section: Data, texts: bool = False) -> int:
         train, test = pair(section, texts)
-        return (
-            train.size
-            if test
-            else train.size - len(_hold_out(train.size, fraction=section.test_fraction)[0])
-        )
+        return train.size if test else count_training(train.size, section)
 
     def load(section: Data, texts: Texts | None = None) -> LabelledData:
         train, test = pair(section, texts is not None)
         assert section.path is not None, "checked before a run"
         own = f"data.path = {section.path}"
-        size = section.size if test is not None else None  # all of it: anything may be held out
+        size = section.size if test is not None else None  # all rows, to hold some out
         with found_by("data.path", section.path):
             examples = read(train, section, name=own, texts=texts, size=size)
         if test is not None:
@@ -379,7 +263,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
                 return _assembled(
                     examples, read(test, section, name=name, texts=texts, size=section.test_size)
                 )
-        chosen, rest = _hold_out(len(examples.labels), fraction=section.test_fraction)
+        chosen, rest = hold_out(len(examples.labels), fraction=section.test_fraction)
         images, labels, classes = examples.images, examples.labels, examples.classes
         return _assembled(
             Examples(images[rest], labels[rest], classes),
@@ -399,14 +283,12 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
         assert section.path is not None, "checked before a run"
         with found_by("auxiliary.path", section.path):
             table = open_part(section.path, "train", section, texts)
-        assert table is not None, "openers raise where there is nothing"
+        assert table is not None, "openers raise without data"
         return table
 
     def load_public(section: Auxiliary, texts: Texts | None = None) -> Tensor:
         table = open_public(section, texts is not None)
-        size = (
-            section.size if section.wordnet is None else None
-        )  # how far its rows reach, nobody knows
+        size = section.size if section.wordnet is None else None  # rows of a noun can be anywhere
         assert section.path is not None, "checked before a run"
         with found_by("auxiliary.path", section.path):
             examples = read(
@@ -414,7 +296,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
             )
         images = examples.images
         if section.wordnet is not None:
-            assert examples.rows is not None, "what was read has its rows"
+            assert examples.rows is not None, "read returns rows"
             rows = WORDNET_ROWS[section.source](table, section.wordnet, key="auxiliary.wordnet")
             images = images[np.isin(examples.rows, rows)]
         return _first(torch.from_numpy(images), section.size)
@@ -434,7 +316,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
 
 
 def _assembled(train: Examples, test: Examples) -> LabelledData:
-    """Put training and test data together; a class has the same number in both, whatever it had in its file."""
+    """Combine training and test data, with the same class numbers in both."""
     classes = union_of_classes([train.classes, test.classes])
     return LabelledData(
         images=torch.from_numpy(train.images),
@@ -445,19 +327,21 @@ def _assembled(train: Examples, test: Examples) -> LabelledData:
     )
 
 
+def _load_public_tensors(section: Auxiliary, texts: Texts | None = None) -> Tensor:
+    return _first(load_public_tensors(section, texts), section.size)
+
+
 def _first(images: Tensor, size: int | None) -> Tensor:
     if size is not None and size > len(images):
         raise ValueError(
-            f"auxiliary.size = {size}: there are {len(images)} examples; should be at most {len(images)}"
+            f"auxiliary.size = {size}: should be at most {len(images)}, the number of examples"
         )
     return images[:size]
 
 
 SOURCES: dict[str, Source] = {
     "digits": Source(
-        count_labelled=lambda section: (
-            1797 - len(_hold_out(1797, fraction=section.test_fraction)[0])
-        ),
+        count_labelled=lambda section: count_training(1797, section),
         load_labelled=_load_digits,
     ),
     "letters": Source(load_auxiliary=_load_letters),
@@ -465,10 +349,10 @@ SOURCES: dict[str, Source] = {
     "tensors": Source(
         needs_path=True,
         holds_texts=True,
-        count_labelled=_count_tensors,
-        load_labelled=_load_tensors,
-        load_rows=_load_tensor_rows,
-        load_auxiliary=_load_auxiliary_tensors,
+        count_labelled=count_tensors,
+        load_labelled=load_tensors,
+        load_rows=load_tensor_rows,
+        load_auxiliary=_load_public_tensors,
     ),
     "folder": _from_files(open_folder),
     "parquet": _from_files(open_parquet),

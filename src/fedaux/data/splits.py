@@ -1,4 +1,4 @@
-"""How examples are spread: labelled data over clients, auxiliary data into negatives and distill set."""
+"""Split labelled data among clients, and auxiliary data into negatives and distill set."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def split_dirichlet(
     num_classes: int,
     generator: np.random.Generator,
 ) -> list[NDArray[np.int64]]:
-    """Spread examples over clients by class (appendix, Data Splitting Methodology).
+    """Split examples among clients by class (appendix, Data Splitting Methodology).
 
-    Client i gets P[i, j] M_j of the M_j examples of class j, where P comes from `client_shares`. Fractions are
-    rounded so that each example goes to exactly one client. Clients can be empty.
+    Client i gets P[i, j] M_j of the M_j examples of class j, where P comes from `client_shares`.
+    Fractions are rounded so that each example goes to exactly one client. Clients can be empty.
     """
     if len(labels) == 0:
         raise ValueError("no labelled examples to split")
@@ -39,9 +39,9 @@ def client_shares(
 ) -> NDArray[np.float64]:
     """Draw P, clients x classes: each column sums to 1, each row to about classes / clients.
 
-    Each class draws its shares over the clients from Dir(alpha); then rows and columns are normalised in turn.
-    Everything happens to logarithms: at alpha = 0.01 a Dirichlet draw underflows, and a row of zeros would
-    become NaN. Columns are normalised last, so that the examples of a class are always spread exactly.
+    Each column is drawn from Dir(alpha); then rows and columns are normalised alternately, columns
+    last, so that all examples of a class are used. Computed in logarithms, because at alpha = 0.01
+    a Dirichlet draw underflows.
     """
     if num_clients < 1 or num_classes < 1:
         raise ValueError(
@@ -61,9 +61,7 @@ def client_shares(
         log_shares -= log_rows - log_row_sum
         log_columns = _logsumexp(log_shares, axis=0)
         log_shares -= log_columns
-        if (
-            np.abs(log_columns).max() < 1e-9
-        ):  # the columns were right before: rows and columns agree
+        if np.abs(log_columns).max() < 1e-9:  # rows and columns agree
             break
     shares: NDArray[np.float64] = np.exp(log_shares)
     return shares
@@ -81,13 +79,13 @@ def round_to_sum(values: NDArray[np.float64], *, total: int) -> NDArray[np.int64
 def split_auxiliary(
     size: int, *, negatives_fraction: float, generator: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the disjoint indices of the negatives D- and of the distill set, together all of D_aux."""
+    """Return disjoint indices of negatives D- and distill set, together all of D_aux."""
     order = generator.permutation(size)
     num_negatives = round(negatives_fraction * size)
     if not 0 < num_negatives < size:
         raise ValueError(
-            f"auxiliary.negatives_fraction = {negatives_fraction}: leaves {num_negatives} negatives and "
-            f"{size - num_negatives} distill examples of {size}; both need at least one"
+            f"auxiliary.negatives_fraction = {negatives_fraction}: gives {num_negatives} negatives "
+            f"and {size - num_negatives} distill examples of {size}; both need at least one"
         )
     return np.sort(order[:num_negatives]), np.sort(order[num_negatives:])
 

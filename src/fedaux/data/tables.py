@@ -1,4 +1,4 @@
-"""Tables: data that was opened but not read, whatever its format; how it becomes images or token ids, and labels."""
+"""Tables of any file format, and how they become images or token ids, and labels."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from rich.console import Console
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data import cache
-from fedaux.data.decoding import Block, Cell, Numbers, decode_all
+from fedaux.data.decoding import DecodedBlock, Entry, Numbers, decode_all
 from fedaux.data.texts import Texts, trimmed
 
 MAX_CLASSES = 100_000
-"""A class number beyond this is a mistake, such as an identifier taken for a label."""
+"""Larger class numbers are an error, such as ids used as labels."""
 ANY_GAPS = 1000
-"""Up to so many classes a file of a few examples, such as a client's, may lack any of them."""
+"""Up to this many classes, any of them may be missing in a file."""
 SEEN_SHARE = 0.1
-"""Of more classes than that, so many must have an example."""
-QUIET_SECONDS = 3.0
-"""Decoding that takes longer says how far it is, as often as this."""
+"""Share of the classes that must have an example if there are more."""
+PROGRESS_SECONDS = 3.0
+"""Time between two lines of progress while decoding."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one part of a data set. `labels` and `cells` read them, in order; `classes` are names by class number.
+    """Rows of one part of a dataset, read in order by `entries` and `labels`.
 
-    `bad` says of rows that cannot be read at all why; their cells and labels are empty. `wnids` reads the WordNet ids
-    of the rows, where a column has them.
+    `classes` are names by class number, `bad` the reasons for unreadable rows, and `wnids` reads
+    the WordNet ids of the rows, if there is such a column.
     """
 
     files: tuple[Path, ...]
     size: int
-    cells: Callable[[], Iterator[Cell]]
+    entries: Callable[[], Iterator[Entry]]
     labels: Callable[[], Sequence[object]] | None = None
     classes: tuple[str, ...] | None = None
     bad: Mapping[int, str] = field(default_factory=dict)
@@ -48,8 +48,8 @@ class Table:
 
 
 Opener = Callable[[str, str, Data | Auxiliary, bool], Table | None]
-"""Opens the part `train` or `test` of a path for a section, for its images or for its texts, which the last argument
-says; None where that part is not there."""
+"""Opens the part `train` or `test` of a path for a section, as images or (True) as texts; None if
+the part is missing."""
 
 IMAGE_COLUMNS = ("image", "img", "path", "file", "filename", "file_name")
 TEXT_COLUMNS = ("text", "sentence", "content", "review_body", "review", "document")
@@ -58,33 +58,32 @@ LABEL_COLUMNS = ("label", "labels", "class", "target", "fine_label")
 
 @dataclass(frozen=True)
 class Examples:
-    """Images uint8 [N, C, H, W] or token ids int32 [N, L]; labels [N] in 0 .. classes - 1, or 0 if none are wanted."""
+    """Images uint8 [N, C, H, W] or token ids int32 [N, L]; labels [N], 0 without classes."""
 
     images: Numbers
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     rows: NDArray[np.int64] | None = None
-    """Their rows in the table [N]: bad ones may be left out."""
+    """Their rows in the table [N]."""
 
 
 def key_of(section: Data | Auxiliary) -> str:
-    """Return `data` or `auxiliary`, as settings of the section begin."""
+    """Return `data` or `auxiliary`, the prefix of the section's settings."""
     return "data" if isinstance(section, Data) else "auxiliary"
 
 
 @contextmanager
 def found_by(setting: str, path: str) -> Iterator[None]:
-    """Let what is said about a file at a path begin with the setting that led there; the rest is left as it is."""
+    """Prefix error messages about a path with its setting."""
     try:
         yield
     except ValueError as error:
-        said = str(error)
-        behind = said.removeprefix(str(Path(path)))[:1] if said.startswith(str(Path(path))) else ""
-        if behind not in {":", ",", "/"}:
+        message, start = str(error), str(Path(path))
+        after = message.removeprefix(start)[:1] if message.startswith(start) else ""
+        if after not in {":", ",", "/"}:
             raise
-        raise ValueError(
-            f"{setting} = {path}: {said}" if behind == "/" else f"{setting} = {said}"
-        ) from error
+        place = f"{setting} = {path}: " if after == "/" else f"{setting} = "
+        raise ValueError(place + message) from error
 
 
 def read(
@@ -96,20 +95,21 @@ def read(
     size: int | None = None,
     row_by_row: bool = False,
 ) -> Examples:
-    """Decode a table, or map what was decoded before; `name` says whose it is where nothing is left.
+    """Decode a table, or load it from the cache; `name` is its name in messages.
 
-    With `texts` its cells are texts and become token ids, as wide as the longest of them. With `size` only the first
-    good rows are decoded, so many where there are so many, and what comes after them is not looked at.
-    `row_by_row` lets no row decide about another: each is named by its own label, and all may be bad.
+    With `row_by_row` no row decides about another: each is named by its own label, and all may be
+    bad.
 
-    Raises ValueError naming file and row of the first bad row, unless bad ones are to be skipped: then says how many.
+    With `texts`, entries become token ids. With `size`, only the first `size` good rows are
+    decoded. Raises ValueError with file and row of the first bad row; with `skip_bad`, prints how
+    many were skipped.
     """
     key = key_of(section)
     labels = np.zeros(table.size, dtype=np.int64)
     classes: tuple[str, ...] = ()
     bad: dict[int, str] = {}
     if isinstance(section, Data):
-        assert table.labels is not None, "openers look for labels where they are needed"
+        assert table.labels is not None, "openers find the labels"
         values = table.labels()
         try:
             name_rows = name_labels if row_by_row else number_labels
@@ -135,38 +135,35 @@ def read(
     place = cache.content_key(table.files, settings=settings)
     found = cache.load(place)
     if found is None:
-        # Where a bad row stops everything, the first rows are the first good ones.
-        cells = table.cells() if section.skip_bad else islice(table.cells(), size)
+        # Without skip_bad, the first rows are the first good ones.
+        entries = table.entries() if section.skip_bad else islice(table.entries(), size)
         if texts is None:
             blocks = decode_all(
-                cells,
+                entries,
                 bad_labels=bad,
                 channels=section.channels,
                 side=section.image_size,
                 size_key=f"{key}.image_size",
             )
         else:
-            blocks = texts.encode_all(cells, bad_labels=bad)
+            blocks = texts.encode_all(entries, bad_labels=bad)
         if size is not None:
-            blocks = _first(blocks, size)
+            blocks = _first_rows(blocks, size)
         expected = min(table.size, size or table.size)
-        found = cache.store(place, _watched(blocks, section, expected=expected, name=name))
+        found = cache.store(place, _with_progress(blocks, section, expected=expected, name=name))
     if found.reasons:
         if not section.skip_bad:
             raise ValueError(_advice(found.reasons[0], key))
-        looked_at = len(found.rows) + len(found.reasons)
-        _say(f"{name}: skipped {len(found.reasons)} of {looked_at} rows, first: {found.reasons[0]}")
+        total = len(found.rows) + len(found.reasons)
+        _print(f"{name}: skipped {len(found.reasons)} of {total} rows, first: {found.reasons[0]}")
     if len(found.rows) == 0 and row_by_row:
         side = section.image_size or 1
-        return Examples(
-            np.zeros((0, section.channels or 1, side, side), dtype=np.uint8), labels[:0], classes
-        )
+        nothing = np.zeros((0, section.channels or 1, side, side), dtype=np.uint8)
+        return Examples(nothing, labels[:0], classes)
     if len(found.rows) == 0:
-        nothing = "no images" if texts is None else "no texts"
-        raise ValueError(
-            f"{name}: {nothing}"
-            + (f" but bad ones, first: {found.reasons[0]}" if found.reasons else "")
-        )
+        kind = "images" if texts is None else "texts"
+        bad_row = f"; first bad row: {found.reasons[0]}" if found.reasons else ""
+        raise ValueError(f"{name}: no {kind}{bad_row}")
     images = found.images if texts is None else trimmed(found.images)
     return Examples(images, labels[found.rows], classes, found.rows)
 
@@ -174,11 +171,10 @@ def read(
 def number_labels(
     values: Sequence[object], *, classes: tuple[str, ...] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...], dict[int, str]]:
-    """Return class numbers [N], the names of the classes, and what is wrong with the label of some rows.
+    """Return class numbers [N], class names, and the problems of labels by row.
 
-    Labels are names or numbers of `classes`; without these, whole numbers are class numbers from 0 upwards, and
-    anything else is a name, the classes being the sorted names. Raises ValueError where numbers leave gaps that no
-    classes would.
+    Labels are names or numbers of `classes`. Without `classes`, whole numbers are class numbers,
+    and other labels are names, sorted. Raises ValueError for large gaps between numbers.
     """
     cleaned = [_clean(value) for value in values]
     if classes is None and not all(
@@ -194,12 +190,12 @@ def number_labels(
         if value is None:
             bad[row] = "the label is missing"
             continue
-        # Text is a name first: a class called 3 need not be the third.
+        # A class named "3" need not have the number 3.
         number = (
             positions[value] if isinstance(value, str) and value in positions else _number(value)
         )
         if number is None:
-            bad[row] = f"the label {value} is none of the {limit} classes"
+            bad[row] = f"the label {value} is not one of the {limit} classes"
         elif not 0 <= number < limit:
             bad[row] = f"the label {value} is outside the range 0 .. {limit - 1}"
         else:
@@ -247,22 +243,23 @@ def name_labels(
 
 
 def refuse_gaps(labels: NDArray[np.int64], *, rows: NDArray[np.int64]) -> None:
-    """Raise ValueError where hardly any of the class numbers up to the highest of the labels [N], of rows [N], occurs.
+    """Raise ValueError if most class numbers up to the highest label have no example.
 
-    One stray number, or identifiers in the place of labels, would otherwise make models with as many outputs.
+    A wrong number, or ids as labels, would otherwise give models with too many outputs.
     """
     count, seen = int(labels.max(initial=-1)) + 1, np.unique(labels)
     if count > ANY_GAPS and len(seen) < SEEN_SHARE * count:
         usual = f", the next is {seen[-2]}" if len(seen) > 1 else ""
         raise ValueError(
-            f"row {rows[labels.argmax()]} has the label {count - 1}, the highest{usual}: that would be {count} "
-            f"classes, of which {len(seen)} have an example; should be numbers from 0 upwards without such "
-            "gaps, or names"
+            f"row {rows[labels.argmax()]} has the label {count - 1}, the highest{usual}: only "
+            f"{len(seen)} of {count} classes would have an example; should be numbers from 0 "
+            "upwards "
+            "without such gaps, or names"
         )
 
 
 def _clean(value: object) -> int | str | None:
-    """Return a label as a number or a text, or None where it is missing."""
+    """Return a label as a number or a text, or None if it is missing."""
     if isinstance(value, float | np.floating):
         return (
             None if math.isnan(value) else int(value) if float(value).is_integer() else str(value)
@@ -286,13 +283,14 @@ def find_content(
     where: Path | str,
     typed: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the column that holds the images, or those that hold the texts; `typed` are of the right type."""
+    """Return the column of the images, or those of the texts; `typed` have the right type."""
     key = key_of(section)
     if texts:
-        where_to_say = f"{key}.text_column"
         given = section.text_column or (None,)
         return tuple(
-            find_column(columns, given=one, names=TEXT_COLUMNS, setting=where_to_say, where=where)
+            find_column(
+                columns, given=one, names=TEXT_COLUMNS, setting=f"{key}.text_column", where=where
+            )
             for one in given
         )
     names = (*IMAGE_COLUMNS, *typed)
@@ -308,7 +306,7 @@ def find_content(
 
 
 def joined_texts(values: Sequence[object]) -> str | None:
-    """Return the texts of a row's columns as one; None where there are none."""
+    """Return the texts of a row's columns joined; None without any."""
     texts = [str(value) for value in values if value is not None]
     return " ".join(texts) if texts else None
 
@@ -321,7 +319,7 @@ def find_column(
     setting: str,
     where: Path | str,
 ) -> str:
-    """Return the column that a setting gives, or the first that has one of the usual names."""
+    """Return the given column, or the first with one of the usual names."""
     held = ", ".join(columns) or "none"
     if given is not None:
         if given not in columns:
@@ -330,46 +328,44 @@ def find_column(
     for name in names:
         if name in columns:
             return name
-    raise ValueError(
-        f"{where}: has no column {names[0]}; it has {held}; say with {setting} which one it is"
-    )
+    raise ValueError(f"{where}: has no column {names[0]}; it has {held}; set {setting}")
 
 
-def _first(blocks: Iterator[Block], size: int) -> Iterator[Block]:
-    """Pass so many good rows on, and the bad ones before the last of them."""
+def _first_rows(blocks: Iterator[DecodedBlock], size: int) -> Iterator[DecodedBlock]:
+    """Yield `size` good rows, and the bad ones before the last of them."""
     left = size
     for block in blocks:
         if len(block.rows) >= left:
             reasons = {
                 row: reason for row, reason in block.reasons.items() if row < block.rows[left - 1]
             }
-            yield Block(block.images[:left], block.rows[:left], reasons)
+            yield DecodedBlock(block.images[:left], block.rows[:left], reasons)
             return
         left -= len(block.rows)
         yield block
 
 
-def _watched(
-    blocks: Iterator[Block], section: Data | Auxiliary, *, expected: int, name: str
-) -> Iterator[Block]:
-    """Pass blocks on, stop at the first bad row unless these are skipped, and say how far it is."""
-    began = spoke = time.monotonic()
+def _with_progress(
+    blocks: Iterator[DecodedBlock], section: Data | Auxiliary, *, expected: int, name: str
+) -> Iterator[DecodedBlock]:
+    """Yield the blocks and print progress. Raises ValueError at a bad row without skip_bad."""
+    began = printed = time.monotonic()
     done = 0
     for block in blocks:
         if block.reasons and not section.skip_bad:
             raise ValueError(_advice(next(iter(block.reasons.values())), key_of(section)))
         done += len(block.rows) + len(block.reasons)
         now = time.monotonic()
-        if now - spoke >= QUIET_SECONDS and done < expected:
-            spoke = now
+        if now - printed >= PROGRESS_SECONDS and done < expected:
+            printed = now
             rest = (now - began) / done * (expected - done)
-            _say(f"{name}: {done} of {expected} rows decoded, ETA {rest:.0f} s")
+            _print(f"{name}: {done} of {expected} rows decoded, ETA {rest:.0f} s")
         yield block
 
 
 def _advice(reason: str, key: str) -> str:
-    return f"{reason} ({key}.skip_bad = true leaves such rows out)"
+    return f"{reason} ({key}.skip_bad = true skips such rows)"
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)

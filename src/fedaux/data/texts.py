@@ -1,4 +1,4 @@
-"""Texts become token ids, int32 [N, L], padded: once, block by block, into the same cache that holds decoded images."""
+"""Encode texts as padded token ids, int32 [N, L]."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaux.data.decoding import Block, Cell, Content, Numbers
+from fedaux.data.decoding import Content, DecodedBlock, Entry, Numbers
 from fedaux.data.vocabulary import PAD_ID, Vocabulary
 
 BLOCK = 10_000
 WIDTH_STEP = 8
-"""Widths are multiples of this, which matrix units like."""
+"""Widths are multiples of this, for fast matrix products."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """How texts are read: by which vocabulary, and how many tokens of each at most."""
+    """How texts are encoded: the vocabulary and the maximum number of tokens."""
 
     vocabulary: Vocabulary
     length: int
 
     def encode_all(
-        self, cells: Iterator[Cell], *, bad_labels: Mapping[int, str]
-    ) -> Iterator[Block]:
-        """Yield the rows in order, block by block, as token ids [n, length]; say which are bad, and why."""
-        numbered = enumerate(cells)
+        self, entries: Iterator[Entry], *, bad_labels: Mapping[int, str]
+    ) -> Iterator[DecodedBlock]:
+        """Yield the rows in order, in blocks, as token ids [n, length]."""
+        numbered = enumerate(entries)
         while rows := list(islice(numbered, BLOCK)):
             texts, good = [], []
             reasons: dict[int, str] = {}
@@ -42,11 +42,11 @@ class Texts:
                     good.append(row)
                 except ValueError as error:
                     reasons[row] = f"{where}: {error}"
-            yield Block(self.vocabulary.encode(texts, length=self.length), good, reasons)
+            yield DecodedBlock(self.vocabulary.encode(texts, length=self.length), good, reasons)
 
 
 def text_of(content: Content) -> str:
-    """Return the text of a cell, or of the file it names; raise ValueError where there is none."""
+    """Return the text of an entry or of its file. Raises ValueError if there is none."""
     if isinstance(content, Path):
         try:
             content = content.read_text(encoding="utf-8")
@@ -62,21 +62,18 @@ def text_of(content: Content) -> str:
 
 
 def trimmed(ids: Numbers) -> Numbers:
-    """Return token ids [N, L] without the last columns if nothing stands there, as wide as a multiple of eight.
-
-    Features do not look at padding, so it only costs time.
-    """
+    """Return token ids [N, L] without trailing columns of padding; the width is a multiple of 8."""
     used = np.flatnonzero((ids != PAD_ID).any(axis=0))
     longest = 1 + int(used[-1]) if len(used) else 1
     return ids[:, : -(-longest // WIDTH_STEP) * WIDTH_STEP]
 
 
 def padded(ids: Tensor, *, width: int) -> Tensor:
-    """Return token ids [N, L] filled up to [N, width]."""
+    """Return token ids [N, L] padded to [N, width]."""
     return torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=PAD_ID)
 
 
 def token_lengths(ids: Tensor) -> Tensor:
-    """Return how many tokens texts [N, L] have, without the padding behind them: [N]."""
+    """Return the number of tokens of texts [N, L] without padding: [N]."""
     places = torch.arange(1, ids.shape[1] + 1, device=ids.device)
     return ((ids != PAD_ID) * places).amax(dim=1)

@@ -1,7 +1,7 @@
-"""Vocabularies: tokenizers of the BERT family, given or learned from the public texts, and the token ids they make.
+"""Vocabularies: tokenizers of the BERT family, given or learned from the public texts.
 
-A tokenizer is the JSON text that the library `tokenizers` writes. What is known from the text alone (size, marks,
-digest, words of given ids) needs no library; encoding and learning import it late.
+A tokenizer is stored as the JSON of the library `tokenizers`, which is needed only to encode and to
+learn.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fedaux.data.checkpoints import lowercases, read_tokenizer
 
 PAD, UNKNOWN, BEGIN, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 PAD_ID = 0
-"""Where nothing stands: features are computed without these positions, so how far texts are padded does not matter."""
+"""Id of padding; features ignore it."""
 TokenIds = NDArray[np.int32]
 LEARNED = "the public texts"
-MOST_CHARACTERS = 1000
-"""Rarer ones are unknown to a learned vocabulary."""
+MAX_CHARACTERS = 1000
+"""Maximum number of characters of a learned vocabulary; rarer ones are unknown."""
 METADATA = "tokenizer"
-"""Under which files that fedaux writes carry the tokenizer their token ids or weights belong to."""
+"""Metadata key of the tokenizer in safetensors files written by fedaux."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A tokenizer, and where it comes from, for people."""
+    """A tokenizer and its origin, for messages."""
 
     tokenizer: str
     origin: str
@@ -54,17 +54,17 @@ class Vocabulary:
 
     @cached_property
     def digest(self) -> str:
-        """What tells this tokenizer from others."""
+        """Digest of the tokenizer."""
         return hashlib.sha256(self.tokenizer.encode()).hexdigest()[:32]
 
     def mark(self, token: str) -> int:
-        """Return the id of one of the marks; raise ValueError where there is none."""
+        """Return the id of a special token. Raises ValueError if it is missing."""
         if token not in self.tokens:
             raise ValueError(f"the vocabulary of {self.origin} has no token {token}")
         return self.tokens[token]
 
     def encode(self, texts: Sequence[str], *, length: int) -> TokenIds:
-        """Return token ids [N, length]: begin mark, the text's tokens as far as they fit, end mark, padding."""
+        """Return token ids [N, length]: [CLS], tokens, truncated if needed, [SEP], padding."""
         self._tokenizer.enable_truncation(max_length=length)
         encoded = self._tokenizer.encode_batch_fast(list(texts))
         ids = np.full((len(encoded), length), PAD_ID, dtype=np.int32)
@@ -73,7 +73,7 @@ class Vocabulary:
         return ids
 
     def words(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids as far as it can be known: pieces joined, marks left out."""
+        """Return the text of token ids, without special tokens."""
         pieces = [self._names.get(number, UNKNOWN) for number in ids if number not in self._marks]
         return " ".join(pieces).replace(" ##", "")
 
@@ -91,40 +91,39 @@ class Vocabulary:
 
 
 def _checked(text: str, *, origin: str) -> Vocabulary:
-    """Return the vocabulary of a tokenizer's JSON; raise ValueError for what is none, or not of the BERT family."""
+    """Return the vocabulary of a tokenizer's JSON. Raises ValueError if it is not BERT's kind."""
     try:
         table = json.loads(text)
-        # How long texts are and how they are padded is decided here, and no part of the vocabulary.
+        # Truncation and padding are settings, not part of the vocabulary.
         table |= {"truncation": None, "padding": None}
         made = Vocabulary(json.dumps(table, sort_keys=True, ensure_ascii=False), origin)
         tokens = made.tokens
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{origin}: not a tokenizer with a vocabulary, as tokenizer.json holds it ({error})"
+            f"{origin}: not a tokenizer in the format of tokenizer.json ({error})"
         ) from error
     if tokens.get(PAD) != PAD_ID:
         raise ValueError(
-            f"{origin}: {PAD} has the id {tokens.get(PAD)}, should be {PAD_ID}; tokenizers of the BERT family have that"
+            f"{origin}: {PAD} has the id {tokens.get(PAD)}, should be {PAD_ID}, as in the BERT "
+            "family"
         )
     return made
 
 
 def of_folder(folder: Path, *, key: str) -> Vocabulary:
-    """Return the vocabulary of a checkpoint's folder; raise ValueError, naming the setting, where it has none."""
+    """Return the vocabulary of a checkpoint's folder. Raises ValueError if it has none."""
     found = read_tokenizer(folder)
     if found is None:
-        raise ValueError(f"{key} = {folder}: holds neither tokenizer.json nor vocab.txt")
+        raise ValueError(f"{key} = {folder}: has neither tokenizer.json nor vocab.txt")
     return of_file(found[1])
 
 
 def of_file(path: Path, *, key: str = "text.vocabulary") -> Vocabulary:
-    """Return the vocabulary of a file: tokenizer.json, vocab.txt, or a safetensors file that fedaux has written."""
+    """Return the vocabulary of tokenizer.json, vocab.txt, or a safetensors file of fedaux."""
     if path.suffix == ".safetensors":
         inside = inside_of(path, key=key)
         if inside is None:
-            raise ValueError(
-                f"{key} = {path}: holds no tokenizer; files that fedaux writes for texts do"
-            )
+            raise ValueError(f"{key} = {path}: has no tokenizer; should be written by fedaux")
         return inside
     if path.suffix == ".txt":
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -134,7 +133,7 @@ def of_file(path: Path, *, key: str = "text.vocabulary") -> Vocabulary:
 
 
 def inside_of(path: Path, *, key: str) -> Vocabulary | None:
-    """Return the vocabulary that a safetensors file carries, None where it carries none."""
+    """Return the vocabulary in the metadata of a safetensors file, or None."""
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(METADATA)
@@ -144,21 +143,21 @@ def inside_of(path: Path, *, key: str) -> Vocabulary | None:
 
 
 def learned(texts: Iterable[str], *, size: int) -> Vocabulary:
-    """Learn lower-case word pieces from texts, at most `size` of them with the marks (Schuster & Nakajima 2012).
+    """Learn at most `size` lower-case word pieces from texts (Schuster & Nakajima 2012).
 
-    The same texts give the same vocabulary: single characters are numbered here, the most frequent first, for the
-    library would number them in an order that changes from run to run, and decide ties by their numbers.
+    Characters are numbered here, the most frequent first, because the library's order changes from
+    run to run.
     """
     library = _library()
     tokenizer = library.Tokenizer.from_str(
-        _word_pieces({token: number for number, token in enumerate(_MARKS)})
+        _word_pieces({token: number for number, token in enumerate(_SPECIAL_TOKENS)})
     )
     kept = [tokenizer.normalizer.normalize_str(text) for text in texts]
     counts = Counter(character for text in kept for character in text if not character.isspace())
     alphabet = sorted(counts, key=lambda character: (-counts[character], character))[
-        :MOST_CHARACTERS
+        :MAX_CHARACTERS
     ]
-    first = [*_MARKS, *alphabet, *(f"##{character}" for character in alphabet)][:size]
+    first = [*_SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet)][:size]
     trainer = library.trainers.WordPieceTrainer(
         vocab_size=size,
         special_tokens=first,
@@ -167,15 +166,15 @@ def learned(texts: Iterable[str], *, size: int) -> Vocabulary:
         show_progress=False,
     )
     tokenizer.train_from_iterator(kept, trainer)
-    # Made anew: to the library, what it was given first are marks, which it would look for in raw text.
+    # A new tokenizer: the library treats the tokens it was given first as special.
     return _checked(_word_pieces(dict(tokenizer.get_vocab())), origin=LEARNED)
 
 
-_MARKS = (PAD, UNKNOWN, BEGIN, END, MASK)
+_SPECIAL_TOKENS = (PAD, UNKNOWN, BEGIN, END, MASK)
 
 
 def _word_pieces(tokens: dict[str, int], *, lowercase: bool = True) -> str:
-    """Return BERT's tokenizer with these tokens: cleaned, split at blanks and punctuation, longest pieces first."""
+    """Return BERT's tokenizer (cleaning, splitting at punctuation, WordPiece) with these tokens."""
     library = _library()
     missing = [mark for mark in (UNKNOWN, BEGIN, END) if mark not in tokens]
     if missing:
@@ -191,7 +190,7 @@ def _word_pieces(tokens: dict[str, int], *, lowercase: bool = True) -> str:
         (END, tokens[END]), (BEGIN, tokens[BEGIN])
     )
     tokenizer.decoder = library.decoders.WordPiece()
-    tokenizer.add_special_tokens([mark for mark in _MARKS if mark in tokens])
+    tokenizer.add_special_tokens([mark for mark in _SPECIAL_TOKENS if mark in tokens])
     return str(tokenizer.to_str())
 
 

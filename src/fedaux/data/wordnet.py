@@ -1,8 +1,8 @@
-"""Subsets of ImageNet by WordNet id, as the paper forms its auxiliary data (appendix, generating Imagenet subsets).
+"""Subsets of ImageNet by WordNet id (appendix, generating Imagenet subsets).
 
-ImageNet names a class by the letter n and the offset of a noun in WordNet 3.0. A subset is a root and everything below
-it, following hyponyms and instances. The table that ships holds the parents of all nouns, so any root can be asked.
-It is derived from WordNet 3.0, Copyright 2006 by Princeton University: see `tables/WORDNET-LICENSE`.
+An ImageNet class is the letter n and the offset of a noun in WordNet 3.0. A subset is a noun and
+everything below it (hyponyms and instances). The table of parents of all nouns is derived from
+WordNet 3.0, Copyright 2006 by Princeton University: see `WORDNET-LICENSE`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ WNID = re.compile(r"n(\d{8})")
 
 @dataclass(frozen=True)
 class Nouns:
-    """The nouns of WordNet 3.0: offsets [N] ascending; link e leads from `children[e]` up to `parents[e]`, both [E]."""
+    """The nouns of WordNet 3.0: offsets [N] ascending; edges from `children` [E] to `parents`
+    [E]."""
 
     offsets: NDArray[np.int64]
     children: NDArray[np.int64]
     parents: NDArray[np.int64]
 
     def position(self, wnid: str) -> int | None:
-        """Return where a noun stands in `offsets`, or None where WordNet 3.0 has no such noun."""
+        """Return the position of a noun in `offsets`, or None if there is no such noun."""
         if not (match := WNID.fullmatch(wnid)):
             return None
         place = int(np.searchsorted(self.offsets, offset := int(match[1])))
@@ -53,7 +54,7 @@ class Nouns:
 
 @cache
 def nouns() -> Nouns:
-    """Read the table that ships; a noun's offset is stored as the gap to the one before, its parents as positions."""
+    """Read the table; offsets are stored as differences, parents as positions."""
     with (
         package_files("fedaux.data").joinpath("wordnet-nouns.npz").open("rb") as file,
         np.load(file, allow_pickle=False) as table,
@@ -64,20 +65,19 @@ def nouns() -> Nouns:
 
 
 def subset(name: str, *, key: str = "subset") -> frozenset[str]:
-    """Return the ids of a root, a name of `ROOTS` or any noun's id, and of everything below it.
+    """Return the ids of a noun, given by a name in `ROOTS` or an id, and of everything below it.
 
-    Raises ValueError, naming the setting `key`, where there is no such name or noun.
+    Raises ValueError with the setting `key` for an unknown noun.
     """
     graph = nouns()
     root = graph.position(ROOTS.get(name, name))
     if root is None:
-        there_are = f"; there are {', '.join(ROOTS)}, and the id of any noun of WordNet 3.0, such as {ROOTS['dogs']}"
-        raise ValueError(
-            f"{key} = {name}: no such subset{nearest(name, [*ROOTS, *ROOTS.values()]) or there_are}"
-        )
+        guess = nearest(name, [*ROOTS, *ROOTS.values()])
+        allowed = f"; should be {', '.join(ROOTS)}, or the id of a noun such as {ROOTS['dogs']}"
+        raise ValueError(f"{key} = {name}: no such subset{guess or allowed}")
     reached = np.zeros(len(graph.offsets), dtype=np.bool_)
     fresh = np.array([root])
-    while len(fresh):  # a level a turn; a noun may have several parents, and counts once
+    while len(fresh):  # one level per step; a noun can have several parents
         reached[fresh] = True
         below = graph.children[reached[graph.parents]]
         fresh = below[~reached[below]]
@@ -87,10 +87,9 @@ def subset(name: str, *, key: str = "subset") -> frozenset[str]:
 def rows_of(
     wnids: Sequence[str], members: Collection[str], *, key: str = "wnids"
 ) -> NDArray[np.int64]:
-    """Return the rows, ascending, whose id [N] is among the members.
+    """Return the rows, ascending, whose id [N] is a member.
 
-    Raises ValueError naming the first row whose id is no noun of WordNet 3.0, such as a class's name: it would
-    otherwise be left out without a word.
+    Raises ValueError with the first row whose id is not a noun of WordNet 3.0.
     """
     graph = nouns()
     strange = {
@@ -99,17 +98,17 @@ def rows_of(
     if strange:
         row = next(row for row, wnid in enumerate(wnids) if wnid in strange)
         raise ValueError(
-            f"{key}: row {row} has {wnids[row]!r}; should be the id of a noun of WordNet 3.0, as n02099601"
+            f"{key}: row {row} has {wnids[row]!r}; should be a WordNet id such as n02099601"
         )
     members = frozenset(members)
     return np.array([row for row, wnid in enumerate(wnids) if wnid in members], dtype=np.int64)
 
 
 def rows_in_parquet(files: Sequence[Path], name: str, *, key: str) -> NDArray[np.int64]:
-    """Return the rows of a subset, ascending, counted through all the files in the order given; images stay unread.
+    """Return the rows of a subset, ascending over all files.
 
-    The id of a row is in its column `wnid`, or is the name of its class where the column `label` has names that are
-    ids. Raises ValueError, naming the setting `key`, for an unknown subset, for files without ids, and for no rows.
+    The id of a row is in the column `wnid`, or is the class name of the column `label`. Raises
+    ValueError with the setting `key` for an unknown subset, files without ids, or no rows.
     """
     members = subset(name, key=key)
     wnids = [wnid for file in files for wnid in _wnids_in_parquet(file, key=f"{key} = {name}")]
@@ -117,14 +116,15 @@ def rows_in_parquet(files: Sequence[Path], name: str, *, key: str) -> NDArray[np
 
 
 def rows_in_table(table: Table, name: str, *, key: str) -> NDArray[np.int64]:
-    """Return the rows of a subset, ascending, by the table's column `wnid`; unreadable rows are not among them.
+    """Return the readable rows of a subset, ascending, by the column `wnid`.
 
-    Raises ValueError, naming the setting `key`, for an unknown subset, for a table without ids, and for no rows.
+    Raises ValueError with the setting `key` for an unknown subset, a table without ids, or no rows.
     """
     members = subset(name, key=key)
     if table.wnids is None:
         raise ValueError(
-            f"{key} = {name}: {table.files[0]} has no column wnid with WordNet ids, such as n02099601"
+            f"{key} = {name}: {table.files[0]} has no column wnid with WordNet ids such as "
+            "n02099601"
         )
     wnids = table.wnids()
     readable = np.array([row for row in range(table.size) if row not in table.bad], dtype=np.int64)
@@ -132,10 +132,10 @@ def rows_in_table(table: Table, name: str, *, key: str) -> NDArray[np.int64]:
 
 
 def rows_in_folders(paths: Sequence[Path], name: str, *, key: str) -> NDArray[np.int64]:
-    """Return which image files are of a subset, ascending, by the folders they lie in: `n02099601/images/1.jpeg`.
+    """Return the files of a subset, ascending, by their folders: `n02099601/images/1.jpeg`.
 
-    The innermost folder that starts with an id counts. Raises ValueError, naming the setting `key`, for an unknown
-    subset, for a file in no such folder, and for no files of the subset.
+    The innermost folder that starts with an id counts. Raises ValueError with the setting `key` for
+    an unknown subset, a file in no such folder, or no files of the subset.
     """
     members = subset(name, key=key)
     wnids = []
@@ -153,13 +153,13 @@ def _some_rows(wnids: Sequence[str], members: Collection[str], *, key: str) -> N
     rows = rows_of(wnids, members, key=key)
     if len(rows) == 0:
         raise ValueError(
-            f"{key}: none of the {len(wnids)} images belongs to it; they are of {len(set(wnids))} classes"
+            f"{key}: none of the {len(wnids)} images, of {len(set(wnids))} classes, belongs to it"
         )
     return rows
 
 
 def _wnids_in_parquet(file: Path, *, key: str) -> list[str]:
-    # Imported here so that the sources of `fedaux.data` may import this module.
+    # Imported here to avoid an import cycle.
     from fedaux.data.parquet import read_column, read_schema
 
     schema = read_schema(file)
@@ -168,8 +168,8 @@ def _wnids_in_parquet(file: Path, *, key: str) -> list[str]:
     names = _label_names(schema.metadata or {})
     if "label" not in schema.names or not any(map(WNID.fullmatch, names)):
         raise ValueError(
-            f"{key}: {file} has neither a column wnid nor a column label whose classes are named by WordNet ids; "
-            f"it has {', '.join(schema.names)}"
+            f"{key}: {file} has neither a column wnid nor a column label with WordNet ids as class "
+            f"names; it has {', '.join(schema.names)}"
         )
     labels = read_column([file], "label")
     if wrong := [label for label in labels if label is None or not 0 <= label < len(names)]:
@@ -178,7 +178,7 @@ def _wnids_in_parquet(file: Path, *, key: str) -> list[str]:
 
 
 def _label_names(metadata: dict[bytes, bytes]) -> list[str]:
-    """Return the names of the classes as the Hugging Face hub keeps them in a file's schema, or none."""
+    """Return the class names in the hub's metadata of a file, or none."""
     described: Any = json.loads(metadata.get(b"huggingface", b"{}"))
     label: Any = described.get("info", {}).get("features", {}).get("label", {})
     return [str(name) for name in label.get("names", [])] if isinstance(label, dict) else []

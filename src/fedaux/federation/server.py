@@ -22,7 +22,7 @@ from fedaux.federation.status import NodeBoard
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running import preflight as checks
 from fedaux.running import tensorboard
-from fedaux.running.run import Inputs, Result, carry_out, prepare_device, run_path
+from fedaux.running.run import Inputs, Result, prepare_device, run_path, run_with_clients
 
 LOGGER = logging.getLogger("fedaux.core.weights")
 
@@ -88,7 +88,9 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
         return FlowerClients(task, members, classes=data.classes)
 
     try:
-        result = carry_out(experiment, inputs, clients, path=path, resume=resume, callback=watching)
+        result = run_with_clients(
+            experiment, inputs, clients, path=path, resume=resume, callback=watching
+        )
     except BaseException as error:
         if watching.board is not None:
             watching.board.failed(str(error))

@@ -1,4 +1,4 @@
-"""Models: f = head after features. A row of MODELS makes one for given inputs and classes."""
+"""Models f = head after features, by name."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ MODELS: dict[str, Callable[..., SplitModel]] = {
     "shufflenet-gn": shufflenet_gn,
     "tinybert": tinybert,
 }
-"""Each is called as model(shape, num_classes, **options). Its first parameter is called image_shape where it takes
-images, (channels, height, width), and text_shape where it takes texts, (tokens, vocabulary)."""
+"""Called as model(shape, num_classes, **options). The first parameter is named image_shape for
+images, (channels, height, width), and text_shape for texts, (tokens, vocabulary)."""
 
 SHIPPED = frozenset(MODELS)
-"""Those that are not a user's own."""
+"""The models of fedaux, without those of plugins."""
 
 __all__ = ["MODELS", "SHIPPED", "SplitModel", "model_input", "model_options", "split_model"]
 
 
 def model_input(name: str) -> str | None:
-    """Return what a model is made for, `image` or `text`, as its first parameter tells; None where it does not."""
+    """Return `image` or `text`, by the name of a model's first parameter, or None."""
     first = next(iter(inspect.signature(MODELS[name]).parameters))
     return first.removesuffix("_shape") if first in ("image_shape", "text_shape") else None
 
 
 def model_options(name: str) -> dict[str, object]:
-    """Return the options that a model takes, with their defaults."""
+    """Return the options of a model with their defaults."""
     parameters = inspect.signature(MODELS[name]).parameters.values()
     return {
         parameter.name: parameter.default

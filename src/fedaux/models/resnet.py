@@ -1,6 +1,6 @@
-"""ResNet-8: four basic blocks of widths 64, 128, 256, 512 behind a stem for 32x32 images (He et al., 2016).
+"""ResNet-8: a stem for 32x32 images and four basic blocks (He et al., 2016).
 
-Parts carry torchvision's names (conv1, bn1, layer1.0.conv1, ...), so its checkpoints fit. What normalises is passed in.
+Modules have torchvision's names (conv1, bn1, layer1.0.conv1, ...), so its checkpoints fit.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def resnet8(image_shape: tuple[int, int, int], num_classes: int) -> SplitModel:
 
 
 def resnet8_gn(image_shape: tuple[int, int, int], num_classes: int) -> SplitModel:
-    """ResNet-8 with group normalisation: no example sees another, as differentially private training needs it."""
+    """ResNet-8 with group normalisation, for differentially private training."""
     return _resnet8(image_shape, num_classes, norm=group_norm)
 
 

@@ -1,7 +1,6 @@
-"""ShuffleNet: pointwise group convolutions and channel shuffles (Zhang et al., 2018), behind a stem for 32x32 images.
+"""ShuffleNet: pointwise group convolutions and channel shuffles (Zhang et al., 2018), two groups.
 
-The paper's network of two groups, with a stem that keeps the size of the map: stride 1 and no pooling, where the paper
-divides it by four. So 32x32 becomes 16, 8 and 4. What normalises is passed in.
+For 32x32 images the stem has stride 1 and no pooling, so maps are 32, 16, 8 and 4 wide.
 """
 
 from __future__ import annotations
@@ -25,16 +24,14 @@ WIDTHS = (200, 400, 800)
 UNITS = (4, 8, 4)
 
 
-fx.wrap(
-    "channel_shuffle"
-)  # one operation to whoever lists them: it looks at the layout of its input
+fx.wrap("channel_shuffle")  # a leaf for tracing, because it depends on the memory format
 
 
 def channel_shuffle(inputs: Tensor, *, groups: int) -> Tensor:
-    """Deal the channels of [N, C, H, W] out to the groups: channel j of group i becomes channel j * groups + i."""
+    """Shuffle [N, C, H, W]: channel j of group i becomes channel j * groups + i."""
     if inputs.is_contiguous():
         shuffled: Tensor = inputs.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
-    else:  # copied with the channels last, so that a network in that memory format stays in it
+    else:  # keeps the memory format channels last
         shuffled = (
             inputs.movedim(1, -1)
             .unflatten(-1, (groups, -1))
@@ -46,11 +43,11 @@ def channel_shuffle(inputs: Tensor, *, groups: int) -> Tensor:
 
 
 class ShuffleUnit(nn.Module):
-    """relu(shortcut(x) & residual(x)), where & adds at stride 1 and appends channels at stride 2.
+    """relu(shortcut(x) + residual(x)) at stride 1; at stride 2 they are concatenated.
 
-    The residual is a pointwise group convolution to a quarter of the unit's width, a channel shuffle, a depthwise 3x3
-    convolution and a pointwise group convolution; the shortcut at stride 2 is a mean over 3x3 positions. The first
-    unit behind the stem has too few channels for groups in its first convolution.
+    The residual is a pointwise group convolution to a quarter of the width, a channel shuffle, a
+    depthwise 3x3 convolution and a pointwise group convolution; the shortcut at stride 2 is 3x3
+    mean pooling. The first convolution of the first unit has no groups.
     """
 
     def __init__(
@@ -73,12 +70,10 @@ class ShuffleUnit(nn.Module):
         """Map [N, C, H, W] to [N, C', H', W']."""
         hidden = channel_shuffle(self.relu(self.bn1(self.conv1(inputs))), groups=GROUPS)
         residual = self.bn3(self.conv3(self.bn2(self.conv2(hidden))))
-        joined = (
-            inputs + residual
-            if self.pool is None
-            else torch.cat((self.pool(inputs), residual), dim=1)
-        )
-        output: Tensor = self.relu(joined)
+        if self.pool is None:
+            output: Tensor = self.relu(inputs + residual)
+        else:
+            output = self.relu(torch.cat((self.pool(inputs), residual), dim=1))
         return output
 
 
@@ -93,7 +88,7 @@ class ShuffleNetFeatures(nn.Module):
         self.stage2 = _stage(STEM, WIDTHS[0], units=UNITS[0], norm=norm)
         self.stage3 = _stage(WIDTHS[0], WIDTHS[1], units=UNITS[1], norm=norm)
         self.stage4 = _stage(WIDTHS[1], WIDTHS[2], units=UNITS[2], norm=norm)
-        initialise_convolutions(self, nonlinearity="linear")  # sums of residuals grow by themselves
+        initialise_convolutions(self, nonlinearity="linear")  # residual sums grow anyway
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map images [N, C, H, W] to features [N, 800]."""
@@ -104,12 +99,12 @@ class ShuffleNetFeatures(nn.Module):
 
 
 def shufflenet(image_shape: tuple[int, int, int], num_classes: int) -> SplitModel:
-    """ShuffleNet with, for ten classes, 0.9 million parameters, 3.8 MB in single precision."""
+    """ShuffleNet with 0.9 million parameters for ten classes."""
     return _shufflenet(image_shape, num_classes, norm=nn.BatchNorm2d)
 
 
 def shufflenet_gn(image_shape: tuple[int, int, int], num_classes: int) -> SplitModel:
-    """ShuffleNet with group normalisation: no example sees another, as differentially private training needs it."""
+    """ShuffleNet with group normalisation, for differentially private training."""
     return _shufflenet(image_shape, num_classes, norm=group_norm)
 
 

@@ -1,4 +1,4 @@
-"""SplitModel: f = head after features, the decomposition that the paper assumes of every client model."""
+"""SplitModel: f = head after features, as the paper assumes of every client model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class SplitModel(nn.Module):
-    """f = g after h: `features` maps inputs to vectors [N, F], `head` maps those to logits [N, C]."""
+    """`features` maps inputs to vectors [N, F], `head` maps these to logits [N, C]."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class SplitModel(nn.Module):
         self.head = head
         self.feature_width = feature_width
         self.given = given
-        """Reads weights of the features that others have trained, where there are such: pretraining begins there."""
+        """Reads pretrained weights of the features, where pretraining starts; None without."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return logits [N, C]."""
@@ -34,11 +34,11 @@ class SplitModel(nn.Module):
 
 
 def split_model(module: nn.Module, *, head: str, example: Tensor) -> SplitModel:
-    """Make a SplitModel of any module by naming its head, for example `split_model(net, head="fc", ...)`.
+    """Make a SplitModel of any module by the name of its head: `split_model(net, head="fc", ...)`.
 
-    The module is copied; in the copy the head gives way to an identity, and what remains is the feature extractor.
-    `example` is a batch of inputs, used once to learn the feature width and to check that the two halves still
-    compute what the module does. Raises ValueError where there is no such head, or where it is not the last step.
+    The module is copied, and in the copy an identity replaces the head. `example`, a batch of
+    inputs, gives the feature width and checks that the outputs agree. Raises ValueError if there is
+    no such head or it is not the last step.
     """
     whole = copy.deepcopy(module).eval()
     names = [name for name, _ in whole.named_modules() if name]
@@ -54,18 +54,16 @@ def split_model(module: nn.Module, *, head: str, example: Tensor) -> SplitModel:
         features = whole(example)
         if features.ndim != 2:
             raise ValueError(
-                f"head = {head!r}: gets inputs of shape {list(features.shape)}, should be [N, F]"
+                f"head = {head!r}: its inputs are {list(features.shape)}, should be [N, F]"
             )
         if not torch.equal(head_module(features), expected):
-            raise ValueError(
-                f"head = {head!r}: is not the last step, its output differs from the module's"
-            )
+            raise ValueError(f"head = {head!r}: should be the last step of the module")
     model = SplitModel(whole, head_module, feature_width=features.shape[1])
     return model.train(module.training)
 
 
-def is_meddled_with(part: nn.Module) -> bool:
-    """Say whether a part has hooks, or a way of computing that somebody gave to it alone; these could do anything."""
+def has_overrides(part: nn.Module) -> bool:
+    """Return whether a module has hooks or its own `forward` attribute."""
     hooks = (
         part._forward_hooks,
         part._forward_pre_hooks,

@@ -25,7 +25,7 @@ from fedaux.paper import datasets
 from fedaux.paper.document import Context, Document, seeds_text, spread, spread_text
 from fedaux.paper.tables import Table
 from fedaux.running import preflight as checks
-from fedaux.running.run import NullCallback, Work, choose_device, split_for
+from fedaux.running.run import ExperimentRunner, NullCallback, choose_device, split_for
 from fedaux.running.run_directory import RunDirectory
 
 MECHANISMS = ("mean", "release", "paper", "none")
@@ -93,12 +93,14 @@ def _ensemble_rows(
     rows: list[dict[str, Any]] = []
     for mechanism in mechanisms:
         changed = Experiment(**_changed(experiment, "certainty", mechanism=mechanism))
-        work = Work(changed, RunDirectory(out, experiment), data, auxiliary, NullCallback())
-        task = work.task("fedaux", seed)
+        runner = ExperimentRunner(
+            changed, RunDirectory(out, experiment), data, auxiliary, NullCallback()
+        )
+        task = runner.task("fedaux", seed)
         clients = SimulatedClients(task, data.images, data.labels, parts)
         began = time.perf_counter()
         state, preparation = prepare(
-            task, clients, extractor=work.extractor(task), callback=NullCallback()
+            task, clients, extractor=runner.extractor(task), callback=NullCallback()
         )
         if not logits:
             logits = _local_logits(task, clients, state)

@@ -30,7 +30,7 @@ from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
 from fedaux.report.figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
 from fedaux.running import preflight as checks
-from fedaux.running.run import NullCallback, Work, choose_device, split_for
+from fedaux.running.run import ExperimentRunner, NullCallback, choose_device, split_for
 from fedaux.running.run_directory import RunDirectory
 
 WARNING = "Shows private images: for simulations only."
@@ -78,8 +78,10 @@ def run(
     device = choose_device(experiment.engine.device)
     data, auxiliary = load_both(experiment)
     data, auxiliary = data.to(device), auxiliary.to(device)
-    work = Work(experiment, RunDirectory(context.out, experiment), data, auxiliary, NullCallback())
-    task = work.task("fedaux", seed)
+    runner = ExperimentRunner(
+        experiment, RunDirectory(context.out, experiment), data, auxiliary, NullCallback()
+    )
+    task = runner.task("fedaux", seed)
     parts = [torch.from_numpy(part).to(device) for part in split_for(experiment, data, seed)]
     chosen = [client for client, part in enumerate(parts) if len(part) >= num_neighbours][
         :num_clients
@@ -94,7 +96,7 @@ def run(
     epsilon = 0.0
     for prototype, model in build_models(task).items():
         extractor, predictor = (
-            work.extractor(task)(prototype, model),
+            runner.extractor(task)(prototype, model),
             task.backend.predictor(model.features),
         )
         # As in a run, a client is scored among all that share its prototype: `mean` depends on how they differ.

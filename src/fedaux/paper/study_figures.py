@@ -58,8 +58,10 @@ def _panels(
             axes.set_visible(False)
     found = zip(grid, places, strict=True)
     return figure, {
-        (block, column): axes for line, (block, some) in found for axes, column in zip(line, some)
-    }  # noqa: B905
+        (block, column): axes
+        for line, (block, some) in found
+        for axes, column in zip(line, some, strict=False)
+    }
 
 
 def _legend(figure: Figure, handles: Mapping[str, Any], *, columns: int) -> None:

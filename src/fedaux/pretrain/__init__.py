@@ -1,4 +1,5 @@
-"""Self-supervised pretraining of h0 on the auxiliary data: computed once for given content and settings."""
+"""Self-supervised pretraining of h0 on the auxiliary data, computed once per content and
+settings."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from fedaux.files import content_digest
 from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.store import (
     Card,
-    Wanted,
-    alone,
+    H0Request,
+    exclusive,
     fitted,
     fitting_weights,
     h0_settings,
@@ -29,13 +30,20 @@ from fedaux.pretrain.store import (
     shared_store,
     stored_card,
 )
-from fedaux.pretrain.training import SAVE_SECONDS, OnEpoch, Passed, Stopped, Training, pretrain
+from fedaux.pretrain.training import (
+    SAVE_SECONDS,
+    EpochProgress,
+    OnEpoch,
+    Stopped,
+    Training,
+    pretrain,
+)
 
 __all__ = [
     "H0",
-    "Passed",
+    "EpochProgress",
+    "H0Request",
     "Stopped",
-    "Wanted",
     "content_digest",
     "fitting_weights",
     "keep_probe",
@@ -47,7 +55,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class H0:
-    """A feature extractor, what is known about it, what stores call it, and whether it was there already."""
+    """A feature extractor, its card, its name in stores, and whether it was stored before."""
 
     weights: Weights
     card: Card
@@ -56,75 +64,74 @@ class H0:
 
 
 def pretrained_extractor(
-    wanted: Wanted, *, store: Path, shared: Path | None = None, on_epoch: OnEpoch | None = None
+    request: H0Request, *, store: Path, shared: Path | None = None, on_epoch: OnEpoch | None = None
 ) -> Weights:
     """Return the weights of h0: from a given checkpoint, from a store, or by training.
 
-    `store` is looked into first and holds the result in the end; `shared` is one that several processes use.
+    `store` is searched first and gets a copy; `shared` is a store for several processes.
     """
-    if wanted.section.checkpoint is not None:
+    if request.section.checkpoint is not None:
         return fitting_weights(
-            Path(wanted.section.checkpoint),
-            wanted.model,
+            Path(request.section.checkpoint),
+            request.model,
             key="pretraining.checkpoint",
-            prototype=wanted.prototype,
-            image_shape=tuple(wanted.images.shape[1:]) if wanted.vocabulary is None else None,
-            vocabulary=wanted.vocabulary,
+            prototype=request.prototype,
+            image_shape=tuple(request.images.shape[1:]) if request.vocabulary is None else None,
+            vocabulary=request.vocabulary,
         )
-    return pretrained(wanted, store=store, shared=shared, on_epoch=on_epoch).weights
+    return pretrained(request, store=store, shared=shared, on_epoch=on_epoch).weights
 
 
 def pretrained(
-    wanted: Wanted,
+    request: H0Request,
     *,
     store: Path | None = None,
     shared: Path | None = None,
     on_epoch: OnEpoch | None = None,
     save_seconds: float = SAVE_SECONDS,
 ) -> H0:
-    """Return h0 from a store, or train it and keep it there; `pretrained_extractor` says where.
+    """Return h0 from a store, or train and store it; interrupted training continues.
 
-    Without any store it is trained. What was interrupted goes on from what it last saved. Raises ValueError that names
-    the setting to lower where a GPU's memory is not enough, and on Ctrl-C `Stopped`.
+    Raises ValueError with the setting to reduce if the GPU is out of memory, and `Stopped` on
+    Ctrl-C.
     """
-    wanted = _begun(wanted)
-    settings = h0_settings(wanted)
-    stem = f"{wanted.prototype.name}-{settings_digest(settings)}"
-    if wanted.section.kind == "none":
+    request = _with_initial_weights(request)
+    settings = h0_settings(request)
+    stem = f"{request.prototype.name}-{settings_digest(settings)}"
+    if request.section.kind == "none":
         card = make_card(
-            replace(wanted, images=wanted.images[:0]), settings=settings, losses=[], seconds=0.0
+            replace(request, images=request.images[:0]), settings=settings, losses=[], seconds=0.0
         )
-        return H0(snapshot(wanted.model.features), card, stem, stored=False)
+        return H0(snapshot(request.model.features), card, stem, stored=False)
     name = f"{stem}.safetensors"
 
     def found(folder: Path | None) -> H0 | None:
         if folder is None or not (folder / name).exists():
             return None
         try:
-            weights = fitting_weights(folder / name, wanted.model, key="pretrained features")
+            weights = fitting_weights(folder / name, request.model, key="pretrained features")
             card = (
                 stored_card(folder / name) if folder == shared else read_card(folder / name) or {}
             )
         except ValueError as error:
-            raise ValueError(
-                f"{error}; remove that file, nothing is lost but the time to make it again"
-            ) from error
+            raise ValueError(f"{error}; remove this file, it will be computed again") from error
         return H0(weights, card, stem, stored=True)
 
     def trained(folder: Path | None) -> H0:
         progress = None if folder is None else folder / f"{stem}.progress.safetensors"
         try:
-            training = _training(wanted)
+            training = _training(request)
             pretrain(training, progress=progress, save_seconds=save_seconds, on_epoch=on_epoch)
         except torch.cuda.OutOfMemoryError as error:
             raise ValueError(
-                f"pretraining of {wanted.prototype.name}: the GPU's memory is not enough. Lower "
-                f"pretraining.batch_size (now {wanted.section.batch_size}); that is another h0, so a run that was "
-                "begun starts anew in another directory"
+                f"pretraining of {request.prototype.name}: out of GPU memory. Reduce "
+                f"pretraining.batch_size (now {request.section.batch_size}); this changes h0, so "
+                "use "
+                "a new run directory"
             ) from error
-        weights = snapshot(wanted.model.features)
+        weights = snapshot(request.model.features)
         card = make_card(
-            wanted, settings=settings, losses=training.losses, seconds=training.seconds
+            request, settings=settings, losses=training.losses, seconds=training.seconds
         )
         if folder is not None:
             try:
@@ -133,13 +140,13 @@ def pretrained(
                     weights,
                     card,
                     beside=folder == shared,
-                    vocabulary=wanted.vocabulary,
+                    vocabulary=request.vocabulary,
                 )
             except OSError as error:
                 if folder != shared:
                     raise
                 warnings.warn(
-                    f"{folder}: h0 cannot be kept there, going on with it ({error})", stacklevel=2
+                    f"{folder}: h0 cannot be stored ({error}); continuing without", stacklevel=2
                 )
                 return H0(weights, card, stem, stored=False)
         if progress is not None:
@@ -151,46 +158,46 @@ def pretrained(
         return result
     if shared is None:
         return trained(store)
-    with alone(shared, stem):
+    with exclusive(shared, stem):
         result = found(shared) or trained(shared)
     if store is not None:
         save_h0(
-            store / name, result.weights, result.card, beside=False, vocabulary=wanted.vocabulary
+            store / name, result.weights, result.card, beside=False, vocabulary=request.vocabulary
         )
     return result
 
 
-def keep_probe(h0: H0, probe: Mapping[str, Any], *, wanted: Wanted, shared: Path | None) -> H0:
-    """Return h0 with what a probe has measured on its card, and write that to the shared store where it has this h0."""
+def keep_probe(h0: H0, probe: Mapping[str, Any], *, request: H0Request, shared: Path | None) -> H0:
+    """Add the result of a probe to the card of h0, also in the shared store."""
     measured = replace(h0, card=h0.card | {"probe": dict(probe)})
     path = None if shared is None else shared / f"{h0.stem}.safetensors"
     if shared is not None and path is not None and path.exists() and measured.card != h0.card:
-        with alone(shared, h0.stem):
-            save_h0(path, h0.weights, measured.card, vocabulary=wanted.vocabulary)
+        with exclusive(shared, h0.stem):
+            save_h0(path, h0.weights, measured.card, vocabulary=request.vocabulary)
     return measured
 
 
-def _begun(wanted: Wanted) -> Wanted:
-    """Give the features the weights that others have trained, where the model has such, and resolve what to do."""
-    model, texts = wanted.model, wanted.vocabulary is not None
-    section = resolved(wanted.section, model.features, texts=texts, given=model.given is not None)
+def _with_initial_weights(request: H0Request) -> H0Request:
+    """Load the model's own checkpoint, if any, and resolve the kind of pretraining."""
+    model, texts = request.model, request.vocabulary is not None
+    section = resolved(request.section, model.features, texts=texts, given=model.given is not None)
     if model.given is not None:
-        where = f"prototypes.model = {wanted.prototype.model!r}: its checkpoint"
+        where = f"prototypes.model = {request.prototype.model!r}: its checkpoint"
         model.features.load_state_dict(fitted(model.given(), model, where=where))
-    return replace(wanted, section=section)
+    return replace(request, section=section)
 
 
-def _training(wanted: Wanted) -> Training:
-    prototype, device = wanted.prototype, wanted.images.device
+def _training(request: H0Request) -> Training:
+    prototype, device = request.prototype, request.images.device
     return Training(
-        wanted.model.features,
-        wanted.images,
-        feature_width=wanted.model.feature_width,
-        section=wanted.section,
+        request.model.features,
+        request.images,
+        feature_width=request.model.feature_width,
+        section=request.section,
         generator=seeding.torch_generator(
-            wanted.seed, "pretraining", device=device, part=prototype.name
+            request.seed, "pretraining", device=device, part=prototype.name
         ),
-        compute=wanted.compute,
+        compute=request.compute,
         key=(prototype.model, tuple(sorted(prototype.options.items()))),
-        vocabulary=wanted.vocabulary,
+        vocabulary=request.vocabulary,
     )

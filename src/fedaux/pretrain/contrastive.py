@@ -1,7 +1,5 @@
-"""What two views of an image should have in common: SimCLR (Chen et al. 2020) and Barlow Twins (Zbontar et al. 2021).
-
-Both look at projections of the features, which are thrown away afterwards.
-"""
+"""Losses of two views of an image: SimCLR (Chen et al. 2020), Barlow Twins (Zbontar et al.
+2021)."""
 
 from __future__ import annotations
 
@@ -14,14 +12,15 @@ from torch.nn import functional
 
 from fedaux.config import Pretraining
 
-LEAST_VARIANCE = 1e-5
-"""Added to the variance of an output, as batch normalisation does: one that does not vary has correlation 0."""
+EPSILON = 1e-5
+"""Added to the variance of an output, as in batch normalisation."""
 
 
 def nt_xent(projections: Tensor, *, temperature: float) -> Tensor:
-    """Normalised temperature-scaled cross-entropy; rows i and i + N of `projections` [2N, D] are a pair p(i).
+    """Normalised temperature-scaled cross-entropy; rows i and p(i) = i + N of [2N, D] are a pair.
 
-    loss = mean_i -log( exp(z_i . z_p(i) / t) / sum_{j != i} exp(z_i . z_j / t) ), z the rows at unit length.
+    loss = mean_i -log( exp(z_i . z_p(i) / t) / sum_{j != i} exp(z_i . z_j / t) ), z normalised
+    rows.
 
     Raises:
         ValueError: `projections` is not [2N, D] with N >= 1, or `temperature` is not positive.
@@ -37,10 +36,10 @@ def nt_xent(projections: Tensor, *, temperature: float) -> Tensor:
 
 
 def barlow_twins(projections: Tensor, *, redundancy: float) -> Tensor:
-    """Cross-correlation of two views against the identity; rows i and i + N of `projections` [2N, D] are a pair.
+    """Cross-correlation of two views against the identity; rows i and i + N of [2N, D] are a pair.
 
-    loss = sum_d (1 - C_dd)^2 + redundancy * sum_{d != e} C_de^2, C_de the correlation over the batch between output d
-    of the first view and output e of the second.
+    loss = sum_d (1 - C_dd)^2 + redundancy * sum_{d != e} C_de^2, with C_de the correlation over the
+    batch of output d of the first view and output e of the second.
 
     Raises:
         ValueError: `projections` is not [2N, D] with N >= 1, or `redundancy` is not positive.
@@ -65,9 +64,9 @@ LOSSES: dict[str, Callable[[Tensor, Pretraining], Tensor]] = {
 
 
 class ProjectionHead(nn.Sequential):
-    """Multilayer perceptron from features [N, F] to projections [N, D], thrown away after pretraining.
+    """Multilayer perceptron from features [N, F] to projections [N, D].
 
-    Weights and biases are uniform in +-1/sqrt(fan in), as PyTorch's own, but drawn from `generator`.
+    Initialised as nn.Linear, uniform in +-1/sqrt(fan in), but from `generator`.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class ProjectionHead(nn.Sequential):
         layers: list[nn.Module] = []
         fan_in = feature_width
         for place, width in enumerate(widths):
-            # Built on "meta": PyTorch would otherwise draw first weights from the global generator.
+            # On "meta", nn.Linear does not use the global generator.
             linear = nn.Linear(fan_in, width, device="meta").to_empty(device=generator.device)
             bound = 1 / math.sqrt(fan_in)
             nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
@@ -99,11 +98,12 @@ class ProjectionHead(nn.Sequential):
 def _standardised(outputs: Tensor) -> Tensor:
     """Return outputs [N, D] with mean 0 and variance 1 over the batch."""
     variance, mean = torch.var_mean(outputs, dim=0, correction=0)
-    return (outputs - mean) * torch.rsqrt(variance + LEAST_VARIANCE)
+    return (outputs - mean) * torch.rsqrt(variance + EPSILON)
 
 
 def _refuse_no_pairs(projections: Tensor) -> None:
     if projections.ndim != 2 or len(projections) < 2 or len(projections) % 2:
         raise ValueError(
-            f"projections must be [2N, D], two views of N >= 1 images, got {list(projections.shape)}"
+            "projections must be [2N, D], two views of N >= 1 images, got "
+            f"{list(projections.shape)}"
         )

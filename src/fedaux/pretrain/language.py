@@ -1,7 +1,7 @@
-"""Language modelling: guess tokens that were hidden (BERT, Devlin et al. 2019), or the token that comes next.
+"""Language modelling: masked tokens (BERT, Devlin et al. 2019) or the next token.
 
-A batch is guessed at a fixed number of places, so that steps can be captured: as many as the texts have on average,
-drawn among all places of the batch that qualify. Where a batch has fewer of them, the rest count for nothing.
+The number of predicted positions per batch is fixed, so that steps can be captured: the average
+number, sampled from the eligible positions of the batch. Surplus positions have weight 0.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fedaux.core.compute import Compute
 from fedaux.data.vocabulary import BEGIN, END, MASK, PAD_ID, Vocabulary
 
 DEVIATION = 0.02
-"""Of a head's initial weights, as BERT's."""
-HIDDEN_UNTIL, SWAPPED_UNTIL = 0.8, 0.9
-"""Of the places to guess, so many show the mask; those up to the second number a random token, the rest themselves."""
+"""Standard deviation of a head's initial weights, as BERT."""
+MASKED_UNTIL, RANDOM_UNTIL = 0.8, 0.9
+"""Of the positions to predict, 80 % show the mask, 10 % a random token, the rest their own."""
 
 
 class LanguageHead(nn.Module):
-    """LayerNorm(gelu(W h + b)) E^T + c, with E the embeddings of the tokens; drawn from `generator`."""
+    """LayerNorm(gelu(W h + b)) E^T + c, with E the token embeddings."""
 
     def __init__(self, width: int, vocabulary: int, *, generator: torch.Generator) -> None:
         super().__init__()
         device = generator.device
-        # Built on "meta": PyTorch would otherwise draw first weights from the global generator.
+        # On "meta", nn.Linear does not use the global generator.
         self.dense = nn.Linear(width, width, device="meta").to_empty(device=device)
         nn.init.normal_(self.dense.weight, std=DEVIATION, generator=generator)
         nn.init.zeros_(self.dense.bias)
@@ -46,7 +46,7 @@ class LanguageHead(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Features of tokens and the head that guesses from them."""
+    """Token features and the prediction head."""
 
     def __init__(self, features: Any, *, generator: torch.Generator) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class LanguageModel(nn.Module):
         )
 
     def forward(self, ids: Tensor, places: Tensor) -> Tensor:
-        """Return logits [K, V] at places [K] of token ids [N, L], counted through all texts."""
+        """Return logits [K, V] at flat positions [K] of token ids [N, L]."""
         hidden = self.features.tokens(ids).flatten(0, 1).index_select(0, places)
         logits: Tensor = self.head(hidden, self.features.words.weight)
         return logits
 
 
-class Guessing(ABC):
-    """What both kinds share: a language model, so many places of a batch, and cross-entropy there."""
+class LanguageObjective(ABC):
+    """Cross-entropy of a language model at sampled positions of a batch."""
 
     least = 1
 
@@ -86,12 +86,12 @@ class Guessing(ABC):
         self._vocabulary = vocabulary
         self._length = inputs.shape[1]
         size = min(section.batch_size, len(inputs))
-        qualified = float(self._qualified(inputs).sum()) / max(1, len(inputs))
-        self._count = max(1, round(self._share(section) * qualified * size))
+        eligible = float(self._eligible(inputs).sum()) / max(1, len(inputs))
+        self._count = max(1, round(self._share(section) * eligible * size))
         self.key: Hashable = self._count
 
     def draw(self, size: int, *, generator: torch.Generator) -> Tensor:
-        """Draw three numbers for every token of so many texts [3, size, L]."""
+        """Draw three numbers for every token of `size` texts: [3, size, L]."""
         return torch.rand(3, size, self._length, generator=generator, device=generator.device)
 
     def loss(
@@ -101,7 +101,7 @@ class Guessing(ABC):
         inputs: Tensor,
         numbers: Tensor,
     ) -> Tensor:
-        """Return the mean cross-entropy at the places to guess of token ids [B, L]."""
+        """Return the mean cross-entropy at the positions to predict of token ids [B, L]."""
         seen, places, targets, counts = self.question(inputs, numbers)
         with self._compute.autocast():
             logits = functional_call(self.model, (parameters, buffers), (seen, places))
@@ -110,25 +110,25 @@ class Guessing(ABC):
 
     @abstractmethod
     def question(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the ids to show [B, L], and of each place to guess [K] its number, its token, and 1 if it counts."""
+        """Return inputs [B, L], and positions, targets and weights (0 or 1) to predict [K]."""
 
     @abstractmethod
-    def _qualified(self, ids: Tensor) -> Tensor:
-        """Return which places of ids [B, L] can be asked about."""
+    def _eligible(self, ids: Tensor) -> Tensor:
+        """Return which positions of ids [B, L] are eligible."""
 
     @abstractmethod
     def _share(self, section: Pretraining) -> float:
-        """Return the share of those that is."""
+        """Return the share of eligible positions to predict."""
 
     def _drawn(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return so many places [K] as are asked for, at random among those that qualify, and 1 where they do [K]."""
-        scores = numbers.masked_fill(~self._qualified(ids), -1.0).flatten()
+        """Return random eligible positions [K], and weights that are 0 for surplus ones [K]."""
+        scores = numbers.masked_fill(~self._eligible(ids), -1.0).flatten()
         highest = scores.topk(min(self._count, len(scores)))
         return highest.indices, (highest.values >= 0).float()
 
 
-class MaskedTokens(Guessing):
-    """Which token stood here? Of these places 80 % show the mask, 10 % a random token, 10 % what stood there."""
+class MaskedTokens(LanguageObjective):
+    """Predict masked tokens."""
 
     def __init__(self, features: nn.Module, inputs: Tensor, **settings: Any) -> None:
         vocabulary: Vocabulary = settings["vocabulary"]
@@ -137,35 +137,35 @@ class MaskedTokens(Guessing):
         super().__init__(features, inputs, **settings)
 
     def question(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Hide tokens of ids [B, L] by random numbers [3, B, L]: where, how, and behind which random token."""
+        """Mask tokens of ids [B, L] by random numbers [3, B, L]: where, how, which random token."""
         places, counts = self._drawn(ids, numbers[0])
         tokens = ids.flatten()
         targets = tokens.index_select(0, places)
         how, which = (row.flatten().index_select(0, places) for row in numbers[1:])
         others = (which * self._vocabulary.size).to(ids.dtype)
-        shown = torch.where(how < SWAPPED_UNTIL, others, targets).masked_fill(
-            how < HIDDEN_UNTIL, self._mask
+        shown = torch.where(how < RANDOM_UNTIL, others, targets).masked_fill(
+            how < MASKED_UNTIL, self._mask
         )
         shown = torch.where(counts > 0, shown, targets)
         return tokens.scatter(0, places, shown).view_as(ids), places, targets.long(), counts
 
-    def _qualified(self, ids: Tensor) -> Tensor:
+    def _eligible(self, ids: Tensor) -> Tensor:
         return (ids != PAD_ID) & (ids != self._marks[0]) & (ids != self._marks[1])
 
     def _share(self, section: Pretraining) -> float:
         return section.masked_share
 
 
-class NextToken(Guessing):
-    """Which token comes next? Asked wherever one does, of a model that sees only what came before."""
+class NextToken(LanguageObjective):
+    """Predict the next token with a causal model."""
 
     def question(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Show ids [B, L] as they are; a place is asked for the token behind it."""
+        """Return ids [B, L] unchanged; the target of a position is the next token."""
         places, counts = self._drawn(ids, numbers[0])
         following = ids.roll(-1, dims=1).flatten()
         return ids, places, following.index_select(0, places).long(), counts
 
-    def _qualified(self, ids: Tensor) -> Tensor:
+    def _eligible(self, ids: Tensor) -> Tensor:
         return functional.pad(ids[:, 1:] != PAD_ID, (0, 1), value=False)
 
     def _share(self, section: Pretraining) -> float:

@@ -1,4 +1,4 @@
-"""What a feature extractor is asked during pretraining, by `pretraining.kind`: objectives that `Training` follows."""
+"""Objectives of pretraining, by `pretraining.kind`."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Named = dict[str, Tensor]
 
 
 class Objective(Protocol):
-    """A question about a batch of inputs. What it draws from a generator it draws outside its loss, which is pure."""
+    """A loss of a batch of inputs, a pure function; its random numbers are drawn separately."""
 
     model: nn.Module
-    """The features as `features`, and what is thrown away afterwards."""
+    """A module with the features as `features`, and a head that is discarded."""
     least: int
-    """Fewer examples than this cannot be asked about."""
+    """Minimum number of examples."""
     key: Hashable
-    """Tells losses apart that are compiled for the same settings."""
+    """Distinguishes losses that are compiled for the same settings."""
 
     def draw(self, size: int, *, generator: torch.Generator) -> Tensor:
-        """Draw the random numbers that so many examples need, uniform in [0, 1)."""
+        """Draw the random numbers for `size` examples, uniform in [0, 1)."""
         ...
 
     def loss(self, parameters: Named, buffers: Named, inputs: Tensor, numbers: Tensor) -> Tensor:
-        """Return the loss of the model with these weights on a batch; it may be compiled or captured."""
+        """Return the loss of the model with these weights on a batch."""
         ...
 
 
 class Projected(nn.Module):
-    """Features and the projection head behind them."""
+    """Features followed by the projection head."""
 
     def __init__(self, features: nn.Module, head: nn.Module, *, feature_width: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Projected(nn.Module):
         self._width = feature_width
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return projections [N, D]; raise ValueError where features are not [N, feature_width]."""
+        """Return projections [N, D]. Raises ValueError if features are not [N, feature_width]."""
         embedded = self.features(inputs)
         if embedded.shape != (len(inputs), self._width):
             raise ValueError(
@@ -59,9 +59,9 @@ class Projected(nn.Module):
 
 
 class TwoViews:
-    """Do two random views of an image agree, more than with others? (SimCLR and Barlow Twins.)
+    """Loss of two random views of each image (SimCLR and Barlow Twins).
 
-    Raises ValueError for images that are not uint8 [N, C, H, W], or of other than one or three channels.
+    Raises ValueError for images that are not uint8 [N, C, H, W] with one or three channels.
     """
 
     least = 2
@@ -79,7 +79,8 @@ class TwoViews:
     ) -> None:
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
             raise ValueError(
-                f"images must be uint8 [N, C, H, W] with C = 1 or 3, got {images.dtype} {list(images.shape)}"
+                f"images must be uint8 [N, C, H, W] with C = 1 or 3, got {images.dtype} "
+                f"{list(images.shape)}"
             )
         head = ProjectionHead(
             feature_width,
@@ -93,11 +94,11 @@ class TwoViews:
         self._compute = compute
 
     def draw(self, size: int, *, generator: torch.Generator) -> Tensor:
-        """Draw what two views of so many images need [draws, 2 size]."""
+        """Draw the random numbers for two views of `size` images: [draws, 2 size]."""
         return self._views.draw(2 * size, generator=generator)
 
     def loss(self, parameters: Named, buffers: Named, inputs: Tensor, numbers: Tensor) -> Tensor:
-        """Return the loss of two views of each image, uint8 [B, C, H, W], by random numbers [draws, 2B]."""
+        """Return the loss of images uint8 [B, C, H, W] with random numbers [draws, 2B]."""
         layout = torch.channels_last if inputs.is_cuda else torch.contiguous_format
         floats = inputs.float() / 255
         seen = self._views(torch.cat([floats, floats]), numbers)
@@ -117,7 +118,7 @@ def objective_of(
     compute: Compute,
     vocabulary: Vocabulary | None,
 ) -> Objective:
-    """Return the objective of `section.kind`, which is not `auto` any more; heads are drawn from `generator`."""
+    """Return the objective of a resolved `section.kind`; its head is drawn from `generator`."""
     if section.kind in LOSSES:
         return TwoViews(
             features,
@@ -146,7 +147,7 @@ def objective_of(
 
 
 def resolved(section: Pretraining, features: nn.Module, *, texts: bool, given: bool) -> Pretraining:
-    """Return the section with `auto` replaced by what it means here; raise ValueError for a kind that cannot be."""
+    """Return the section with `auto` resolved. Raises ValueError for an incompatible kind."""
     causal = bool(getattr(features, "causal", False))
     kind: str = section.kind
     if kind == "auto":
@@ -154,7 +155,7 @@ def resolved(section: Pretraining, features: nn.Module, *, texts: bool, given: b
         kind = "none" if given else language if texts else "contrastive"
     if kind in LOSSES and texts:
         raise ValueError(
-            f"pretraining.kind = {kind!r}: is for images; for texts there are masked and next-token"
+            f"pretraining.kind = {kind!r}: is for images; for texts use masked or next-token"
         )
     if kind in ("masked", "next-token"):
         if not texts:
@@ -164,11 +165,8 @@ def resolved(section: Pretraining, features: nn.Module, *, texts: bool, given: b
         if not hasattr(features, "tokens"):
             raise ValueError(f"pretraining.kind = {kind!r}: needs a model of the BERT family")
         if causal != (kind == "next-token"):
-            reason = (
-                "gaps are filled from both sides" if causal else "the next token must not be seen"
-            )
             right = "false" if causal else "true"
             raise ValueError(
-                f"pretraining.kind = {kind!r}: prototypes.options.causal should be {right}, for {reason}"
+                f"pretraining.kind = {kind!r}: prototypes.options.causal should be {right}"
             )
     return section.model_copy(update={"kind": kind})

@@ -1,4 +1,4 @@
-"""How good frozen features are for a labelled task: softmax regression on them, and their nearest neighbours."""
+"""Quality of frozen features for a labelled task: softmax regression and nearest neighbours."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 STRENGTHS = tuple(10.0**power for power in range(0, -5, -1))
-"""Regularisation that is tried, strongest first: each fit starts where the one before has ended."""
+"""Strengths of regularisation, descending; each fit starts from the previous one."""
 STEPS = 100
-"""Of L-BFGS for a fit, at most."""
+"""Maximum number of L-BFGS iterations per fit."""
 HELD_OUT = 0.2
 NEIGHBOURS = 20
 TEMPERATURE = 0.07
@@ -26,7 +26,7 @@ class Probe:
 
     linear: float
     strength: float
-    """Of the regularisation, chosen on held-out training examples."""
+    """Strength of the regularisation, chosen on held-out training examples."""
     neighbours: float
 
 
@@ -59,11 +59,8 @@ def linear_accuracy(
 ) -> tuple[float, float]:
     """Return the test accuracy of softmax regression, and the strength of its regularisation.
 
-    The strength is the one that classifies a held-out fifth of the training examples best, the largest of equals; then
-    all training examples are used. Test labels only measure.
-
-    Raises:
-        ValueError: fewer than 2 training examples.
+    The strength is chosen on a held-out fifth of the training examples, the largest of equals; the
+    final fit uses all of them. Raises ValueError for fewer than 2 training examples.
     """
     if len(labels) < 2:
         raise ValueError(f"a probe needs at least 2 training examples, got {len(labels)}")
@@ -95,10 +92,10 @@ def softmax_outputs(
     num_classes: int,
     strengths: Sequence[float],
 ) -> list[Tensor]:
-    """Return, for each strength s, the logits [M, C] on queries [M, F] of multinomial logistic regression.
+    """Return logits [M, C] of softmax regression on queries [M, F] for each strength s.
 
-    W, b minimise mean_n -log softmax(W x_n + b)[y_n] + s / 2 |W|^2, each feature of x centred and divided by its
-    deviation (one that does not vary is left at 0). In double precision, by L-BFGS.
+    W, b minimise mean_n -log softmax(W x_n + b)[y_n] + s / 2 |W|^2 with standardised features x
+    (constant ones are 0), in double precision by L-BFGS.
     """
     inputs = features.double()
     mean, deviation = inputs.mean(dim=0), inputs.std(dim=0, correction=0)
@@ -124,7 +121,7 @@ def _fitted(
     strength: float,
     queries: Tensor,
 ) -> Tensor:
-    """Go on with a fit, in place, until it is done for this strength; return its logits on queries."""
+    """Continue a fit in place with this strength; return its logits on queries."""
     optimizer = torch.optim.LBFGS(
         [weight, bias],
         max_iter=STEPS,
@@ -155,9 +152,9 @@ def neighbour_votes(
     neighbours: int = NEIGHBOURS,
     temperature: float = TEMPERATURE,
 ) -> Tensor:
-    """Return votes [M, C] of the nearest training examples by cosine, each weighing exp(cosine / t) (Wu et al. 2018).
+    """Return votes [M, C] of the nearest training examples, with weights exp(cosine / t).
 
-    Weights are divided by the largest of their query, which changes no decision.
+    (Wu et al. 2018; weights are divided by the largest of each query.)
     """
     known, votes = functional.normalize(features.float(), dim=1), []
     members = functional.one_hot(labels, num_classes).float()
@@ -169,5 +166,5 @@ def neighbour_votes(
 
 
 def accuracy_of(outputs: Tensor, labels: Tensor) -> float:
-    """Return the share of rows [M, C] whose largest output is the label's."""
+    """Return the accuracy of outputs [M, C]."""
     return float((outputs.argmax(dim=1) == labels).double().mean())

@@ -1,4 +1,4 @@
-"""Where h0 is kept, so that it is computed once: files by content of data, model and settings, each with its card."""
+"""Stores of h0: files keyed by data, model and settings, each with a card that describes it."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from fedaux.files import read_json, save_json, save_tensors, weights_digest
 from fedaux.models import MODELS, SplitModel, model_options
 
 PROCEDURE = 2
-"""Raised whenever the same settings come to give another h0."""
+"""Increased when the same settings give another h0."""
 CARD_FORMAT = 1
-MAKE_ONE = (
-    "should be what `fedaux pretrain` makes of this recipe when pretraining.checkpoint is left out"
+CHECKPOINT_ADVICE = (
+    "should be made by `fedaux pretrain` of this recipe without pretraining.checkpoint"
 )
-"""What to do about a checkpoint that does not fit."""
-TOLD = {
+"""Advice for a checkpoint that does not fit."""
+CARD_FIELDS = {
     "epochs": (int,),
     "seconds": (int, float),
     "loss": (int, float, type(None)),
     "probe": (dict, type(None)),
 }
-"""What cards in the shared store are asked for, and what it may be."""
+"""Required fields of cards in the shared store, and their types."""
 
 Card = dict[str, Any]
-"""What is known about an h0, as JSON can say it."""
+"""The description of an h0, as JSON."""
 
 
 def shared_store(kind: Literal["pretrained", "features"] = "pretrained") -> Path | None:
-    """Return a folder that all runs of a user share, in FEDAUX_CACHE or ~/.cache/fedaux; None where there is none.
+    """Return a folder that all runs of a user share, in FEDAUX_CACHE or ~/.cache/fedaux.
 
-    FEDAUX_CACHE set to nothing means that nothing is shared.
+    None if FEDAUX_CACHE is empty or the folder is not writable.
     """
     given = os.environ.get("FEDAUX_CACHE")
     if given == "":
@@ -62,7 +62,7 @@ def shared_store(kind: Literal["pretrained", "features"] = "pretrained") -> Path
     except OSError as error:
         what = "h0 is" if kind == "pretrained" else "features are"
         warnings.warn(
-            f"FEDAUX_CACHE: {folder} cannot be used, {what} not shared between runs ({error})",
+            f"FEDAUX_CACHE: {folder} is not writable ({error}); {what} not shared between runs",
             stacklevel=2,
         )
         return None
@@ -70,38 +70,38 @@ def shared_store(kind: Literal["pretrained", "features"] = "pretrained") -> Path
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """An h0 that somebody wants: what it is trained on, where it begins, and how."""
+class H0Request:
+    """A requested h0: its data, initial weights and settings."""
 
     prototype: Prototype
     model: SplitModel
-    """Whose features have their initial weights, and are trained in place."""
+    """The model with initial weights; its features are trained in place."""
     section: Pretraining
     images: Tensor
     """Public images, uint8 [N, C, H, W], or token ids, int32 [N, L], of `vocabulary`."""
     content: str
-    """Their digest: stores are keyed by it and by everything else that h0 depends on."""
+    """Digest of `images`."""
     seed: int
     compute: Compute | None = None
     vocabulary: Vocabulary | None = None
 
 
-def h0_settings(wanted: Wanted) -> dict[str, Any]:
-    """Return everything that h0 depends on: data, model with its initial weights, settings, seed, arithmetic."""
-    prototype, compute = wanted.prototype, wanted.compute
-    words = {} if wanted.vocabulary is None else {"vocabulary": wanted.vocabulary.digest}
+def h0_settings(request: H0Request) -> dict[str, Any]:
+    """Return everything that h0 depends on: data, initial weights, settings, seed, precision."""
+    prototype, compute = request.prototype, request.compute
+    words = {} if request.vocabulary is None else {"vocabulary": request.vocabulary.digest}
     channels = {} if compute is None else {"mean": compute.mean, "deviation": compute.deviation}
     return (
         {
             "procedure": PROCEDURE,
-            "content": wanted.content,
+            "content": request.content,
             "model": prototype.model,
             "options": prototype.options,
-            "start": weights_digest(wanted.model.features.state_dict()),
-            "pretraining": wanted.section.model_dump(mode="json", exclude={"checkpoint"}),
-            "seed": wanted.seed,
+            "start": weights_digest(request.model.features.state_dict()),
+            "pretraining": request.section.model_dump(mode="json", exclude={"checkpoint"}),
+            "seed": request.seed,
             "prototype": prototype.name,
-            "device": wanted.images.device.type,
+            "device": request.images.device.type,
             "precision": str(torch.float32 if compute is None else compute.precision).removeprefix(
                 "torch."
             ),
@@ -112,17 +112,17 @@ def h0_settings(wanted: Wanted) -> dict[str, Any]:
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:
-    """Return the name of what these settings make."""
+    """Return the digest of settings, part of a file name."""
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def make_card(
-    wanted: Wanted, *, settings: Mapping[str, Any], losses: list[float], seconds: float
+    request: H0Request, *, settings: Mapping[str, Any], losses: list[float], seconds: float
 ) -> Card:
-    """Return the card of an h0 that has just been trained; nobody has probed it yet."""
-    import fedaux  # whose version it is, and which imports this
+    """Return the card of a newly trained h0."""
+    import fedaux  # imports this module
 
-    prototype, images, vocabulary = wanted.prototype, wanted.images, wanted.vocabulary
+    prototype, images, vocabulary = request.prototype, request.images, request.vocabulary
     if vocabulary is None:
         inputs: Card = {"image_shape": list(images.shape[1:])}
     else:
@@ -161,10 +161,8 @@ def save_h0(
     beside: bool = True,
     vocabulary: Vocabulary | None = None,
 ) -> None:
-    """Write weights with their card inside, and beside them as PATH.json unless the folder should hold weights only.
-
-    Text models are worth nothing without their tokenizer, so that goes inside, too.
-    """
+    """Write weights with their card and tokenizer in the metadata, and the card as PATH.json
+    too."""
     words = {} if vocabulary is None else {METADATA: vocabulary.tokenizer}
     save_tensors(path, weights, metadata={"card": json.dumps(card, sort_keys=True)} | words)
     if beside:
@@ -185,10 +183,9 @@ def save_several(
 
 
 def read_card(path: Path) -> Card | None:
-    """Return the card of a file: the one beside it, or else the one inside; None where it has none.
+    """Return the card of a file, from PATH.json or its metadata; None if there is none.
 
-    Raises:
-        ValueError: a card that is not JSON, or not a table.
+    Raises ValueError if the card is not a JSON object.
     """
     beside = path.with_suffix(".json")
     if beside.is_file():
@@ -204,26 +201,29 @@ def read_card(path: Path) -> Card | None:
             raise ValueError(f"{path}: its card is damaged ({error})") from error
     if not isinstance(card, dict):
         raise ValueError(
-            f"{beside if beside.is_file() else path}: the card should be a table, is {card!r:.60}"
+            f"{beside if beside.is_file() else path}: the card should be a JSON object, is "
+            f"{card!r:.60}"
         )
     return card
 
 
 def stored_card(path: Path) -> Card:
-    """Return the card of a file in the shared store; raise ValueError where it does not tell what is asked."""
+    """Return the card of a file in the shared store. Raises ValueError if fields are missing."""
     card = read_card(path) or {}
     if wrong := [
-        key for key, kinds in TOLD.items() if key not in card or not isinstance(card[key], kinds)
+        key
+        for key, kinds in CARD_FIELDS.items()
+        if key not in card or not isinstance(card[key], kinds)
     ]:
         beside = path.with_suffix(".json")
         raise ValueError(
-            f"{beside if beside.is_file() else path}: damaged, its card does not tell {', '.join(wrong)}"
+            f"{beside if beside.is_file() else path}: damaged, its card lacks {', '.join(wrong)}"
         )
     return card
 
 
 def probe_line(card: Card) -> str | None:
-    """Say what a probe has measured, in %, and on what; None where a card does not tell."""
+    """Return the result of a probe in %, and its data; None if the card has none."""
     probe = card.get("probe")
     if not isinstance(probe, dict):
         return None
@@ -231,9 +231,10 @@ def probe_line(card: Card) -> str | None:
     if not all(isinstance(figure, float) for figure in figures):
         return None
     linear, neighbours = (f"{100 * figure:.1f} %" for figure in figures if figure is not None)
-    line = f"h0 of {card.get('prototype')}, seed {card.get('seed')}: linear probe {linear}, neighbours {neighbours}"
+    line = f"h0 of {card.get('prototype')}, seed {card.get('seed')}: linear probe {linear}"
+    line += f", neighbours {neighbours}"
     data = probe.get("data")
-    if not isinstance(data, dict):  # cards once had its digest alone
+    if not isinstance(data, dict):  # cards of earlier versions have a digest only
         return line
     return f"{line} ({data.get('test_examples')} test examples, {data.get('source')})"
 
@@ -247,9 +248,10 @@ def fitting_weights(
     image_shape: tuple[int, ...] | None = None,
     vocabulary: Vocabulary | None = None,
 ) -> Weights:
-    """Load weights that fit the model's features, in its precision; say what does not fit.
+    """Load weights for the model's features, in its precision.
 
-    Where the file has a card, and `prototype`, `image_shape` and `vocabulary` are given, they are compared.
+    Raises ValueError if they do not fit the model or, with a card, `prototype`, `image_shape` and
+    `vocabulary`.
     """
     try:
         loaded = load_file(path)
@@ -261,8 +263,8 @@ def fitting_weights(
         if isinstance(several, dict):
             if prototype.name not in several:
                 raise ValueError(
-                    f"{key} = {path}: holds h0 of the prototypes {', '.join(several)}, none for {prototype.name}; "
-                    f"{MAKE_ONE}, or prototypes.name one of those"
+                    f"{key} = {path}: has h0 of the prototypes {', '.join(several)}, not of "
+                    f"{prototype.name}; {CHECKPOINT_ADVICE}, or prototypes.name be one of those"
                 )
             card = several[prototype.name]
             prefix = f"{prototype.name}/"
@@ -284,26 +286,27 @@ def fitting_weights(
     except ValueError as error:
         if prototype is None:
             raise
-        raise ValueError(f"{error}; {MAKE_ONE}") from error
+        raise ValueError(f"{error}; {CHECKPOINT_ADVICE}") from error
 
 
 def fitted(loaded: Mapping[str, Tensor], model: SplitModel, *, where: str) -> Weights:
-    """Return the tensors that the model's features need, in their precision; raise ValueError where they do not fit."""
+    """Return the tensors of the model's features, in its precision. Raises ValueError."""
     expected = model.features.state_dict()
     weights: Weights = {}
     for name, tensor in expected.items():
         if name not in loaded:
-            if name.endswith("num_batches_tracked"):  # a counter that many checkpoints leave out
+            if name.endswith("num_batches_tracked"):  # missing in many checkpoints
                 weights[name] = tensor.clone()
                 continue
-            raise ValueError(f"{where}: holds no tensor {name}, which the model's features need")
+            raise ValueError(f"{where}: has no tensor {name}, which the model needs")
         if loaded[name].shape != tensor.shape:
             raise ValueError(
-                f"{where}: tensor {name} has shape {list(loaded[name].shape)}, the model's has {list(tensor.shape)}"
+                f"{where}: tensor {name} has shape {list(loaded[name].shape)}, the model's has "
+                f"{list(tensor.shape)}"
             )
         weights[name] = loaded[name].to(dtype=tensor.dtype, device=tensor.device)
         if tensor.is_floating_point() and not bool(torch.isfinite(weights[name]).all()):
-            raise ValueError(f"{where}: tensor {name} holds NaN or infinity")
+            raise ValueError(f"{where}: tensor {name} has NaN or infinity")
     return weights
 
 
@@ -315,12 +318,12 @@ def _refuse_other_card(
     image_shape: tuple[int, ...] | None,
     vocabulary: Vocabulary | None,
 ) -> None:
-    """Raise ValueError where a card tells of another model, other options, another shape of images or other words."""
+    """Raise ValueError if a card has another model, options, image shape or vocabulary."""
     model = card.get("model", prototype.model)
     if model != prototype.model:
         raise ValueError(
-            f"{where}: its card says model {model}, the prototype {prototype.name} is {prototype.model}; {MAKE_ONE}, "
-            f"or prototypes.model {model}"
+            f"{where}: is for the model {model}, the prototype {prototype.name} is "
+            f"{prototype.model}; {CHECKPOINT_ADVICE}, or prototypes.model be {model}"
         )
     defaults = model_options(model) if model in MODELS else {}
     options, own = (
@@ -331,29 +334,29 @@ def _refuse_other_card(
         name for name in options.keys() | own.keys() if options.get(name) != own.get(name)
     )
     if different:
-        said = ", ".join(f"{name} = {options.get(name)}" for name in different)
+        stored = ", ".join(f"{name} = {options.get(name)}" for name in different)
         found = ", ".join(f"{name} = {own.get(name)}" for name in different)
         raise ValueError(
-            f"{where}: its card says {model} with {said}, the prototype {prototype.name} has {found}; {MAKE_ONE}, or "
-            "prototypes.options as the card has them"
+            f"{where}: is for {model} with {stored}, the prototype {prototype.name} has {found}; "
+            f"{CHECKPOINT_ADVICE}, or prototypes.options be the same"
         )
     words = card.get("vocabulary")
     if vocabulary is not None and words is not None and words.get("digest") != vocabulary.digest:
         raise ValueError(
-            f"{where}: was trained with the vocabulary of {words.get('origin')}, and that of {vocabulary.origin} is in "
-            "use; should be its own, which text.vocabulary = this file takes out of it"
+            f"{where}: was trained with the vocabulary of {words.get('origin')}, not of "
+            f"{vocabulary.origin}; should be the same, set text.vocabulary to this file"
         )
     shape = card.get("image_shape")
     if image_shape is not None and shape is not None and list(shape) != list(image_shape):
         raise ValueError(
-            f"{where}: its card says images of {list(shape)}, those here are {list(image_shape)}; {MAKE_ONE}, or "
-            "image_size and channels of data and auxiliary such that images are as the card has them"
+            f"{where}: is for images of {list(shape)}, not {list(image_shape)}; "
+            f"{CHECKPOINT_ADVICE}, or image_size and channels of data and auxiliary be the same"
         )
 
 
 @contextmanager
-def alone(folder: Path, name: str) -> Iterator[None]:
-    """Let one process at a time do what is inside; others wait, and say so."""
+def exclusive(folder: Path, name: str) -> Iterator[None]:
+    """Lock a name of a store; other processes print a warning and wait."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".{name}.lock"
     with path.open("w") as lock:
@@ -361,9 +364,9 @@ def alone(folder: Path, name: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             warnings.warn(
-                f"{path}: another process pretrains the same; waiting for it", stacklevel=3
+                f"{path}: waiting for another process with the same pretraining", stacklevel=3
             )
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
-            pass  # a file system without locks: files are replaced in one step, so at worst the work is done twice
+            pass  # without file locks, the work may be done twice, but files are atomic
         yield

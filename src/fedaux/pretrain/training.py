@@ -1,7 +1,8 @@
-"""Self-supervised training of a feature extractor, an epoch at a time: watched, saved and continued in between.
+"""Self-supervised training of a feature extractor, which can be saved and continued after any
+epoch.
 
-On a GPU a step (its batch, its random views, forward, backward and update) is one CUDA graph, and nothing waits for the
-host before the end of an epoch.
+On a GPU a step (batch, random views, forward, backward and update) is one CUDA graph, and the host
+synchronises once per epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fedaux.files import save_tensors
 from fedaux.pretrain.objectives import Objective, objective_of, resolved
 
 SAVE_SECONDS = 30.0
-"""Progress is saved at the end of the first epoch after so many seconds."""
+"""Minimum time between two saves of progress, at the end of an epoch."""
 OPTIMIZERS: dict[str, type[torch.optim.Adam]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -39,11 +40,11 @@ OPTIMIZERS: dict[str, type[torch.optim.Adam]] = {
 
 
 @dataclass(frozen=True)
-class Passed:
-    """An epoch that is over."""
+class EpochProgress:
+    """A finished epoch."""
 
     epoch: int
-    """Counted from 1."""
+    """From 1."""
     epochs: int
     loss: float
     seconds_left: float
@@ -52,11 +53,11 @@ class Passed:
         return f"{self.epoch}/{self.epochs}, loss {self.loss:.3f}, ETA {self.seconds_left:.0f} s"
 
 
-OnEpoch = Callable[[Passed], None]
+OnEpoch = Callable[[EpochProgress], None]
 
 
 class Stopped(KeyboardInterrupt):
-    """Somebody has stopped training; it can go on after `saved` of its `epochs`."""
+    """Training was interrupted; it can continue after `saved` of `epochs`."""
 
     def __init__(self, *, saved: int, epochs: int) -> None:
         super().__init__()
@@ -65,14 +66,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class Training:
-    """Features in training on images uint8 [N, C, H, W] or token ids int32 [N, L], on the device of `generator`.
+    """Trains features in place on images uint8 [N, C, H, W] or token ids int32 [N, L].
 
-    `features` maps inputs as models take them (images as floats in [0, 1], normalised as `compute` says) to [B,
-    feature_width]; it is trained in place. An epoch goes once through the examples in random order; a last incomplete
-    batch is left out, unless it is the only one, because a loss can depend on how many others are in the batch.
-
-    Raises:
-        ValueError: too few examples, or such as the kind of pretraining cannot be asked about.
+    An epoch is one pass over the examples in random order; an incomplete last batch is dropped
+    unless it is the only one, because losses depend on the batch size. Raises ValueError for too
+    few or unsuitable examples.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class Training:
         self.losses: list[float] = []
         """Mean loss of every epoch so far."""
         self.seconds = 0.0
-        """That all epochs so far took."""
+        """Time of all epochs so far."""
         self.features = features
         self.section = section
         self.device = device
@@ -110,7 +108,7 @@ class Training:
         )
         if len(images) < self._objective.least:
             raise ValueError(
-                f"pretraining compares images, so it needs at least {self._objective.least}, got {len(images)}"
+                f"pretraining needs at least {self._objective.least} examples, got {len(images)}"
             )
         self._batch_size = min(section.batch_size, len(images))
         self._batches = len(images) // self._batch_size
@@ -119,7 +117,7 @@ class Training:
         shape = (self._batch_size, *images.shape[1:])
         self._key = ("pretraining", key, section.model_dump_json(), shape, self._objective.key)
 
-        # Graphs read all of these from where they lie.
+        # CUDA graphs read these in place.
         self._order = torch.zeros(
             self._batches * self._batch_size, dtype=torch.int64, device=device
         )
@@ -127,7 +125,7 @@ class Training:
         self._position = torch.zeros((), dtype=torch.int64, device=device)
         self._total = torch.zeros((), device=device)
         self._rates = [
-            learning_rate(step, section=section, steps_an_epoch=self._batches)
+            learning_rate(step, section=section, steps_per_epoch=self._batches)
             for step in range(section.epochs * self._batches)
         ]
         self._taken = 0
@@ -139,11 +137,7 @@ class Training:
         self._prepared = not self._compute.captures
 
     def epoch(self) -> float:
-        """Go once through the examples; return the mean loss of the batches.
-
-        Raises:
-            ValueError: the loss is not a number any more.
-        """
+        """Train for one epoch and return its mean loss. Raises ValueError if it is not finite."""
         began = time.monotonic()
         self._model.train()
         if not self._prepared:
@@ -153,7 +147,7 @@ class Training:
         )
         self._order.copy_(order[: len(self._order)])
         self._position.zero_()
-        # Summed on the device: reading the loss every step would make it wait.
+        # Summed on the device, to avoid synchronisation in every step.
         self._total.zero_()
         for _ in range(self._batches):
             if self._graph is not None:
@@ -164,15 +158,15 @@ class Training:
         loss = float(self._total) / self._batches
         if not math.isfinite(loss):
             raise ValueError(
-                f"pretraining.learning_rate = {self.section.learning_rate}: the loss is {loss} after "
-                f"{len(self.losses) + 1} epochs; should be lower"
+                f"pretraining.learning_rate = {self.section.learning_rate}: the loss is {loss} "
+                f"after {len(self.losses) + 1} epochs; should be lower"
             )
         self.losses.append(loss)
         self.seconds += time.monotonic() - began
         return loss
 
     def state(self) -> dict[str, Tensor]:
-        """Return copies of everything that the following epochs depend on."""
+        """Return a copy of the state of training."""
         weights = {f"model/{name}": tensor for name, tensor in snapshot(self._model).items()}
         moments = {
             f"optimizer/{name}": tensor
@@ -181,7 +175,7 @@ class Training:
         return weights | moments | {"generator": self._generator.get_state()}
 
     def load(self, state: Mapping[str, Tensor], *, losses: list[float]) -> None:
-        """Go on from a state after so many epochs as there are losses."""
+        """Continue from a state after `len(losses)` epochs."""
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {
@@ -196,7 +190,7 @@ class Training:
         moments = {}
         for name, value in part("optimizer/").items():
             like = parameters[name.rpartition("/")[0]]
-            # Moments lie in memory as their weights do: fused optimizers walk through both side by side.
+            # Fused optimizers need moments with the memory format of their weights.
             moments[name] = (
                 torch.empty_like(like).copy_(value) if value.shape == like.shape else value
             )
@@ -231,7 +225,7 @@ class Training:
         )
 
     def _step(self) -> None:
-        """Take a step on the next batch of the epoch's order."""
+        """Take a step on the next batch."""
         if self._device_rates is not None:
             self._device_rates.advance()
         else:
@@ -248,14 +242,14 @@ class Training:
         self._position += self._batch_size
 
     def _loss(self, inputs: Tensor, numbers: Tensor) -> Tensor:
-        """Return the loss of a batch by random numbers, compiled where that is asked for."""
+        """Return the loss of a batch, compiled if requested."""
         function: Callable[..., Tensor] = self._objective.loss
         if self._compute.compile:
-            function = compiled(self._compute, self._key, lambda: self._apart().loss)
+            function = compiled(self._compute, self._key, lambda: self._copied().loss)
         return function(*self._named, inputs, numbers)
 
-    def _apart(self) -> Objective:
-        """Return the objective with a copy of the model, whose weights nobody passes."""
+    def _copied(self) -> Objective:
+        """Return the objective with a copy of the model, for compilation."""
         objective = copy.copy(self._objective)
         objective.model = copy.deepcopy(self._model).train()
         return objective
@@ -271,46 +265,47 @@ class Training:
                 rewind=self._position.zero_,
                 generator=self._generator,
             ),
-            otherwise="pretraining: steps cannot be captured, it is slower",
+            otherwise="pretraining: steps cannot be captured, training is slower",
         )
         if self._graph is None:
-            # The old generator may still belong to a broken graph.
+            # The old generator may still be registered with a broken graph.
             self._generator = torch.Generator(self._images.device)
             self._optimizer.zero_grad(set_to_none=True)
         self.load(kept, losses=losses)
 
 
 class DeviceRates:
-    """The learning rate of every step, on the device: a captured step takes the next one by itself."""
+    """The learning rates of all steps on the device, for captured steps."""
 
     def __init__(self, rates: list[float], device: torch.device) -> None:
         self._rates = torch.tensor(rates, device=device)
         self._next = torch.zeros(1, dtype=torch.int64, device=device)
         self.rate = self._rates[0].clone()
-        """What the optimizer reads, []."""
+        """The current rate, [], read by the optimizer."""
 
     def advance(self) -> None:
-        """Take the next rate; after the last one it stays."""
+        """Set the next rate; the last one is kept."""
         self.rate.copy_(self._rates.index_select(0, self._next.clamp(max=len(self._rates) - 1))[0])
         self._next += 1
 
     def go_to(self, step: int) -> None:
-        """Let the rate of this step be the next one."""
+        """Continue with the rate of a step."""
         self._next.fill_(step)
 
 
-def learning_rate(step: int, *, section: Pretraining, steps_an_epoch: int) -> float:
+def learning_rate(step: int, *, section: Pretraining, steps_per_epoch: int) -> float:
     """Return the learning rate of a step, counted from 0 over all epochs.
 
-    It rises on a line over the W steps of `warmup_epochs` and then stays, or falls as eta / 2 (1 + cos(pi s / (S - W)))
-    with s steps since then and S steps in all (SGDR without restarts, Loshchilov & Hutter 2017).
+    It increases linearly over the W steps of `warmup_epochs`; then it is constant, or decays as
+    eta / 2 (1 + cos(pi s / (S - W))) with s steps since then and S steps in total (SGDR without
+    restarts, Loshchilov & Hutter 2017).
     """
-    warmup = section.warmup_epochs * steps_an_epoch
+    warmup = section.warmup_epochs * steps_per_epoch
     if step < warmup:
         return section.learning_rate * (step + 1) / warmup
     if section.schedule == "constant":
         return section.learning_rate
-    passed = (step - warmup) / (section.epochs * steps_an_epoch - warmup)
+    passed = (step - warmup) / (section.epochs * steps_per_epoch - warmup)
     return section.learning_rate / 2 * (1 + math.cos(math.pi * passed))
 
 
@@ -321,13 +316,11 @@ def pretrain(
     save_seconds: float = SAVE_SECONDS,
     on_epoch: OnEpoch | None = None,
 ) -> None:
-    """Train for all epochs that are left.
+    """Train for the remaining epochs.
 
-    With `progress`, a file, training goes on from what is saved there, and saves itself there while it lasts, and when
-    it is stopped: whoever names the file answers for its belonging to the same images, features and settings.
-
-    Raises:
-        Stopped: on Ctrl-C; an epoch that is not over is lost.
+    With `progress`, training continues from this file and saves to it; the caller ensures that the
+    file belongs to the same data, features and settings. Raises Stopped on Ctrl-C; an unfinished
+    epoch is lost.
     """
     features, epochs = training.features, training.section.epochs
     was_training = features.training
@@ -347,43 +340,41 @@ def pretrain(
                     written = time.monotonic()
             if on_epoch is not None:
                 left = (now - began) / (epoch + 1 - before) * (epochs - epoch - 1)
-                on_epoch(Passed(epoch + 1, epochs, loss, left))
+                on_epoch(EpochProgress(epoch + 1, epochs, loss, left))
     except KeyboardInterrupt as stop:
         if progress is not None and finished is not None and len(finished.losses) > saved:
-            with suppress(OSError, KeyboardInterrupt):  # then it goes on from what was saved before
+            with suppress(OSError, KeyboardInterrupt):  # the previous save remains
                 saved = finished.save(progress)
         raise Stopped(saved=saved, epochs=epochs) from stop
     features.train(was_training)
     for parameter in features.parameters():
-        parameter.grad = None  # it may lie in the memory of a graph, which would be kept for it
+        parameter.grad = None  # would keep the memory of a CUDA graph
 
 
 @dataclass(frozen=True)
 class Finished:
-    """Training as it was at the end of an epoch; weights in the middle of the next one are others."""
+    """The state of training at the end of an epoch."""
 
     state: dict[str, Tensor]
     losses: list[float]
     seconds: float
 
     def save(self, progress: Path) -> int:
-        """Write it to a file that training can go on from; return after how many epochs that is."""
-        said = {"losses": self.losses, "seconds": self.seconds}
-        save_tensors(
-            progress, self.state, metadata={key: json.dumps(value) for key, value in said.items()}
-        )
+        """Save the state; return its number of epochs."""
+        history = {"losses": json.dumps(self.losses), "seconds": json.dumps(self.seconds)}
+        save_tensors(progress, self.state, metadata=history)
         return len(self.losses)
 
 
 def _continue(training: Training, progress: Path) -> None:
-    """Load saved progress; raise ValueError where it cannot be read."""
+    """Load saved progress. Raises ValueError if it is damaged."""
     try:
         state = load_file(progress, device=str(training.device))
         with safe_open(progress, framework="pt") as file:
-            said = {key: json.loads(value) for key, value in file.metadata().items()}
-        training.load(state, losses=said["losses"])
-        training.seconds = float(said["seconds"])
+            history = {key: json.loads(value) for key, value in file.metadata().items()}
+        training.load(state, losses=history["losses"])
+        training.seconds = float(history["seconds"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"{progress}: damaged, pretraining cannot go on from it ({error}); remove it"
+            f"{progress}: damaged, pretraining cannot continue from it ({error}); remove it"
         ) from error

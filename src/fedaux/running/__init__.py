@@ -1,1 +1,1 @@
-"""From an experiment to a finished run: checks, the run directory, plugins, what people see meanwhile."""
+"""Run an experiment: checks, the run directory, plugins, output, TensorBoard."""

@@ -1,4 +1,4 @@
-"""Plugins: a user's own rows of the registries, from a Python file that fedaux does not ship (docs/extending.md)."""
+"""Plugins: Python files that add entries to the registries (docs/extending.md)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REGISTRIES: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Plugin:
-    """A loaded file: the path as it was given, what the file held, the rows it added."""
+    """A loaded file: its path as given, its digest, and the rows it added."""
 
     path: str
     sha256: str
@@ -41,14 +41,14 @@ class Plugin:
 
 
 LOADED: dict[Path, Plugin] = {}
-"""The plugins of this process by resolved path, in the order they were loaded."""
+"""The plugins of this process by resolved path, in order of loading."""
 
 
 def load_plugin(path: Path | str) -> ModuleType:
-    """Run a Python file with the rights of this process, keep the rows it adds to the registries, return its module.
+    """Execute a Python file that adds rows to the registries, and return its module.
 
-    A file that is loaded again replaces its own rows. Raises ValueError, with the registries as they were before, for a
-    file that cannot be read, that fails, that changes rows of others, or whose rows cannot work.
+    A file that is loaded again replaces its own rows. Raises ValueError, and restores the
+    registries, if the file cannot be read, fails, changes existing rows or adds invalid ones.
     """
     place = Path(path).resolve()
     try:
@@ -61,7 +61,7 @@ def load_plugin(path: Path | str) -> ModuleType:
             REGISTRIES[registry].pop(name, None)
     others = _copy()
     digest = hashlib.sha256(content).hexdigest()
-    # Run from the bytes that were hashed, and under a name that neither a package nor another plugin has.
+    # Execute the bytes that were hashed, under a name that no other module has.
     module = ModuleType(f"fedaux_plugin_{place.stem}_{digest[:12]}")
     module.__file__ = str(place)
     sys.modules[module.__name__] = module  # dataclasses look their module up there
@@ -85,7 +85,7 @@ def loaded() -> dict[str, str]:
 
 
 def check_same(directory: Path) -> None:
-    """Raise ValueError where a run was made with a plugin that is not loaded, or whose content has changed since."""
+    """Raise ValueError if a run was started with a plugin that is not loaded or has changed."""
     file = directory / "environment.json"
     used: dict[str, str] = read_json(file).get("plugins", {}) if file.is_file() else {}
     missing = [
@@ -95,26 +95,27 @@ def check_same(directory: Path) -> None:
     ]
     if missing:
         raise ValueError(
-            f"{directory} was started with the plugin {', '.join(missing)}, which is not loaded or has changed since; "
-            "give the same file with --plugin (in Python fedaux.load_plugin), or start anew in another directory"
+            f"{directory} was started with the plugin {', '.join(missing)}, which is not loaded "
+            "or has changed; load the same file with --plugin (fedaux.load_plugin), or start a new "
+            "run in another directory"
         )
 
 
 def _execute(content: bytes, module: ModuleType, *, path: str) -> None:
-    """Run a plugin's code; raise ValueError that names its file and line where it fails."""
+    """Execute a plugin's code. Raises ValueError with file and line if it fails."""
     file = str(module.__file__)
     try:
         exec(compile(content, file, "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         if isinstance(error, SyntaxError) and error.filename == file:
-            line, said = error.lineno, error.msg
+            line, message = error.lineno, error.msg
         else:
             frames = traceback.extract_tb(error.__traceback__)
             line = next(
                 (frame.lineno for frame in reversed(frames) if frame.filename == file), None
             )
-            said = str(error)
-        reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
+            message = str(error)
+        reason = f"{type(error).__name__}: {message}" if message else type(error).__name__
         raise ValueError(
             f"plugin {path}{f':{line}' if line else ''}: fails with {reason}"
         ) from error
@@ -132,9 +133,9 @@ def _added(others: Rows) -> Rows:
 
 
 def _problems(others: Rows) -> list[str]:
-    """Return a line for each row of others that was changed, and for each new one that cannot work."""
+    """Return a line for each changed row of others and each invalid new row."""
     problems = [
-        f"{registry}[{name!r}] is {_owner(registry, name)}; a plugin should give its row another name"
+        f"{registry}[{name!r}] is {_owner(registry, name)}; choose another name"
         for registry, rows in others.items()
         for name, row in rows.items()
         if REGISTRIES[registry].get(name) != row
@@ -159,7 +160,7 @@ def _method_problems(name: str, row: object) -> list[str]:
     if row.name != name:
         problems.append(f".name = {row.name!r}: should be {name!r}, the name of its row")
     if "/" in name:
-        problems.append(": names a directory of the run; it should hold no slash")
+        problems.append(": is the name of a directory; should not contain a slash")
     if row.teacher is not None and row.teacher not in TEACHERS:
         guess = nearest(row.teacher, TEACHERS) or f"; there are {', '.join(TEACHERS)}"
         problems.append(f".teacher = {row.teacher!r}: not known{guess}")
@@ -170,11 +171,11 @@ def _source_problems(name: str, row: object) -> list[str]:
     if not isinstance(row, Source):
         return [f" = {row!r}: should be a fedaux.data.Source"]
     if name == NO_DATA:
-        return [": says in a recipe that there are no data; a source should have another name"]
+        return [": is reserved for no data; choose another name"]
     if row.load_labelled is None and row.load_auxiliary is None:
-        return [": loads nothing; it should have load_labelled, load_auxiliary or both"]
+        return [": should have load_labelled, load_auxiliary or both"]
     if row.load_labelled is not None and row.count_labelled is None:
-        return [".count_labelled: missing; a source with load_labelled should have it"]
+        return [".count_labelled: missing; required with load_labelled"]
     return []
 
 

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with an experiment before any work starts, besides the fields themselves."""
+"""Checks of an experiment before it runs, beyond the validation of single settings."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fedaux.pretrain.objectives import resolved
 from fedaux.privacy.mechanisms import MECHANISMS
 
 ANY_CLASSES = 2
-"""Of models whose head nobody looks at."""
-DO_WITHOUT = "; --set data.source=none does without labelled data"
-"""What `fedaux pretrain` adds to what is wrong with labelled data."""
+"""Number of classes of models whose head is not used."""
+OPTIONAL_HINT = "; labelled data is optional: --set data.source=none"
+"""Added by `fedaux pretrain` to problems of labelled data."""
 
 
 def problems_of(
@@ -35,7 +35,7 @@ def problems_of(
 ) -> list[str]:
     """Return a line for each unknown name, missing file and impossible size.
 
-    `federated`: clients bring their data; `unlabelled`: it can do without labelled data.
+    `federated`: clients have their own data; `unlabelled`: labelled data is optional.
     """
     problems: list[str] = []
 
@@ -67,16 +67,14 @@ def problems_of(
     elif known("data.source", experiment.data.source, labelled) and federated:
         problems += _missing_test(experiment.data)
         if experiment.text is not None:
-            problems.append(
-                "text: nodes of a federation hold images so far; texts are for the simulator"
-            )
+            problems.append("text: not supported in a federation; use the simulator")
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
             problems += _size_problems(experiment)
     elif experiment.data.source in labelled:
         problems += missing
     if unlabelled:
-        problems[so_far:] = [line + DO_WITHOUT for line in problems[so_far:]]
+        problems[so_far:] = [line + OPTIONAL_HINT for line in problems[so_far:]]
     if known("auxiliary.source", experiment.auxiliary.source, public):
         problems += _missing_file(
             "auxiliary", experiment.auxiliary.source, experiment.auxiliary.path
@@ -96,11 +94,12 @@ def labelled_sources() -> list[str]:
 
 
 def source_problems(section: Data) -> list[str]:
-    """Say that labelled data are missing where they are needed, or that nobody can tell what kind of data they are."""
+    """Return a line if labelled data or its source is missing."""
     able = labelled_sources()
     if not section.given:
-        line = f"none given, and only `fedaux pretrain` can do without; data.source should be {', '.join(able)}"
-        return [f"data: {line}"]
+        return [
+            f"data: required except by `fedaux pretrain`; data.source should be {', '.join(able)}"
+        ]
     places = [key for key in ("path", "clients", "test") if getattr(section, key)]
     if places and "source" not in section.model_fields_set:
         read = ", ".join(name for name in able if SOURCES[name].needs_path)
@@ -112,20 +111,19 @@ def _option_problem(default: object, value: object) -> str | None:
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "should be true or false"
     if isinstance(default, int):
-        return (
-            None if type(value) is int and value >= 1 else "should be a whole number of at least 1"
-        )
+        good = type(value) is int and value >= 1
+        return None if good else "should be a whole number of at least 1"
     return "should be a text" if isinstance(default, str) and not isinstance(value, str) else None
 
 
 def _text_problems(experiment: ExperimentFields) -> list[str]:
-    """Return a line for each model and source that is for images where there are texts, or the other way round."""
+    """Return a line for each image model or source with texts, and vice versa."""
     problems: list[str] = []
     texts = experiment.text is not None
     for prototype in experiment.prototypes:
         wanted = model_input(prototype.model) if prototype.model in MODELS else None
         if wanted == "image" and texts:
-            line = "is for images, and the table [text] says that the data are texts; tinybert, minilm and bert read them"
+            line = "is for images, but there is a table [text]; use tinybert, minilm or bert"
             problems.append(f"prototypes.model = {prototype.model!r}: {line}")
         elif wanted == "text" and not texts:
             problems.append(
@@ -138,16 +136,14 @@ def _text_problems(experiment: ExperimentFields) -> list[str]:
         ):
             if name in SOURCES and not SOURCES[name].holds_texts:
                 able = ", ".join(source for source, row in SOURCES.items() if row.holds_texts)
-                problems.append(
-                    f"{key}.source = {name!r}: holds no texts; those that can are {able}"
-                )
+                problems.append(f"{key}.source = {name!r}: has no texts; should be {able}")
     return problems
 
 
 def _split_problems(experiment: ExperimentFields) -> list[str]:
     able = ", ".join(name for name, source in SOURCES.items() if source.takes_split)
     return [
-        f"{key}.split = {section.split!r}: the source {section.source} takes none; those that do are {able}"
+        f"{key}.split = {section.split!r}: not supported by {section.source}; only by {able}"
         for key, section in (("data", experiment.data), ("auxiliary", experiment.auxiliary))
         if section.split is not None
         and section.source in SOURCES
@@ -160,9 +156,8 @@ def _wordnet_problems(experiment: ExperimentFields) -> list[str]:
     if name is None:
         return []
     if source not in WORDNET_ROWS:
-        return [
-            f"auxiliary.wordnet = {name!r}: {source} has no WordNet ids; {', '.join(WORDNET_ROWS)} can have them"
-        ]
+        able = ", ".join(WORDNET_ROWS)
+        return [f"auxiliary.wordnet = {name!r}: not supported by {source}; only by {able}"]
     try:
         wordnet.subset(name, key="auxiliary.wordnet")
     except ValueError as error:
@@ -171,7 +166,7 @@ def _wordnet_problems(experiment: ExperimentFields) -> list[str]:
 
 
 def _contradictions(experiment: ExperimentFields) -> list[str]:
-    """Return a line for each pair of settings that cannot go together."""
+    """Return a line for each pair of settings that exclude each other."""
     problems: list[str] = []
     scratch = [
         name
@@ -180,21 +175,19 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
     ]
     if experiment.mode == "linear" and scratch:
         problems.append(
-            f"mode = 'linear': {', '.join(scratch)} should be a method that starts from h0; a head on random "
-            "features is no fair comparison"
+            f"mode = 'linear': {', '.join(scratch)} should be a method that starts from h0; heads "
+            "on random features are not comparable"
         )
     if experiment.distillation.stopping is not None and experiment.data.server_validation == 0:
         problems.append(
-            "distillation.stopping: measures on labelled data at the server; set data.server_validation"
+            "distillation.stopping: needs labelled data at the server; set data.server_validation"
         )
     if experiment.data.given and experiment.data.clients and experiment.data.server_validation > 0:
         problems.append(
-            "data.server_validation: would take examples out of the clients' own folders; should be 0"
+            "data.server_validation: should be 0, as each client has its own data (data.clients)"
         )
     if experiment.local.privacy is not None and experiment.local.optimizer_state == "kept":
-        problems.append(
-            "local.optimizer_state = 'kept': not together with local.privacy; should be 'reset'"
-        )
+        problems.append("local.optimizer_state = 'kept': should be 'reset' with local.privacy")
     return problems
 
 
@@ -207,18 +200,13 @@ def check(
 
 
 def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tensor) -> None:
-    """Raise ConfigError for what only loaded data can tell: shapes, sizes, models and checkpoints that do not fit."""
+    """Raise ConfigError if shapes, sizes, models or checkpoints do not fit the loaded data."""
     if data.vocabulary is None:
         _check_shapes(data, tuple(auxiliary.shape))
     problems: list[str] = []
     if len(data.test_labels) == 0:
-        few = (
-            "clients of one example each have none to hold out"
-            if data.clients
-            else "there is nothing to hold out"
-        )
         problems.append(
-            f"data: no test examples; {few}, so data.test should name a file or folder with some"
+            "data: no examples to hold out for testing; data.test should be a file or folder"
         )
     problems += _channel_problems(experiment.data, data.images) if data.vocabulary is None else []
     try:
@@ -244,7 +232,7 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
 def check_public(
     experiment: ExperimentFields, auxiliary: Tensor, vocabulary: Vocabulary | None
 ) -> None:
-    """Raise ConfigError for what public data alone can tell: models and numbers of channels that do not fit."""
+    """Raise ConfigError if models or numbers of channels do not fit the loaded public data."""
     problems = _channel_problems(experiment.data, auxiliary) if vocabulary is None else []
     problems += _model_problems(
         experiment, auxiliary, num_classes=ANY_CLASSES, vocabulary=vocabulary
@@ -256,7 +244,7 @@ def check_public(
 def _channel_problems(section: Data, images: Tensor) -> list[str]:
     channels = images.shape[1]
     return [
-        f"data.{key} = {list(numbers)}: should be {channels} numbers, one a channel"
+        f"data.{key} = {list(numbers)}: should be {channels} numbers, one per channel"
         for key in ("channel_mean", "channel_deviation")
         if len(numbers := getattr(section, key)) not in (0, channels)
     ]
@@ -269,7 +257,7 @@ def _model_problems(
     num_classes: int,
     vocabulary: Vocabulary | None,
 ) -> list[str]:
-    """Return a line for each prototype that cannot be built for such examples, trained, or begun as h0."""
+    """Return a line for each prototype that does not fit the examples or its checkpoint."""
     problems: list[str] = []
     shape = input_shape(examples, vocabulary)
     pretrained = any(METHODS[name].start == "pretrained" for name in experiment.method)
@@ -278,9 +266,8 @@ def _model_problems(
             with seeding.initialisation(0, part=prototype.name):
                 model = MODELS[prototype.model](shape, num_classes, **prototype.options)
         except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-            problems.append(
-                f"prototypes.options = {prototype.options}: {prototype.model} cannot be built ({error})"
-            )
+            line = f"{prototype.model} cannot be built ({error})"
+            problems.append(f"prototypes.options = {prototype.options}: {line}")
             continue
         try:
             if prototype.model not in SHIPPED:
@@ -313,7 +300,7 @@ def _model_problems(
 def _check_outputs(
     model: SplitModel, prototype: Prototype, examples: Tensor, *, num_classes: int
 ) -> None:
-    """Raise ValueError where somebody's own model does not return features and logits of the widths it should."""
+    """Raise ValueError if a user's model returns features or logits of a wrong shape."""
     example = torch.zeros(2, *examples.shape[1:], dtype=examples.dtype)
     model.eval()
     with torch.no_grad():
@@ -334,7 +321,7 @@ def _check_outputs(
 
 
 def _check_words(prototype: Prototype, vocabulary: Vocabulary | None) -> None:
-    """Raise ValueError where a prototype's own checkpoint was trained with other tokens than the ones in use."""
+    """Raise ValueError if a prototype's own checkpoint was trained with another vocabulary."""
     checkpoint = checkpoint_of(prototype)
     if checkpoint is None or vocabulary is None:
         return
@@ -345,8 +332,8 @@ def _check_words(prototype: Prototype, vocabulary: Vocabulary | None) -> None:
         and of_folder(folder, key=key).tokens != vocabulary.tokens
     ):
         raise ValueError(
-            f"text.vocabulary: that of {vocabulary.origin} is in use, and {prototype.name} begins with {checkpoint}, "
-            "which was trained with another; should be its own"
+            f"text.vocabulary: is that of {vocabulary.origin}, but {checkpoint}, the checkpoint of "
+            f"{prototype.name}, was trained with another one; should be its own"
         )
 
 
@@ -356,8 +343,8 @@ def _check_shapes(data: LabelledData, auxiliary_shape: tuple[int, ...]) -> None:
     if auxiliary_shape[1:] != shape:
         raise ConfigError(
             [
-                f"auxiliary: its images are {list(auxiliary_shape[1:])} and those of data {list(shape)}; should be "
-                "equal, image_size and channels of either section change them"
+                f"auxiliary: its images are {list(auxiliary_shape[1:])} and those of data "
+                f"{list(shape)}; should be equal, see image_size and channels"
             ]
         )
     if tuple(data.test_images.shape[1:]) != shape:
@@ -368,27 +355,20 @@ def _check_shapes(data: LabelledData, auxiliary_shape: tuple[int, ...]) -> None:
 
 def _missing_file(key: str, source: str, path: str | None) -> list[str]:
     if not SOURCES[source].needs_path:
-        return (
-            [f"{key}.path = {path!r}: the source {source} takes no path"]
-            if path is not None
-            else []
-        )
+        given = path is not None
+        return [f"{key}.path = {path!r}: the source {source} takes no path"] if given else []
     if path is None:
         return [f"{key}.path: missing; the source {source} needs one"]
     return _not_there(f"{key}.path", source, path)
 
 
 def _not_there(key: str, source: str, path: str) -> list[str]:
-    on_disk = SOURCES[source].path_on_disk
-    return (
-        [f"{key} = {path!r}: there is no such file or folder"]
-        if on_disk and not Path(path).exists()
-        else []
-    )
+    missing = SOURCES[source].path_on_disk and not Path(path).exists()
+    return [f"{key} = {path!r}: there is no such file or folder"] if missing else []
 
 
 def _missing_data(section: Data) -> list[str]:
-    """Return what is wrong with the places of the labelled data: one for all, or one a client, and the test data's."""
+    """Return the problems of the paths of the labelled data."""
     source = SOURCES[section.source]
     problems: list[str] = []
     if section.test is not None and not source.takes_test:
@@ -409,17 +389,13 @@ def _missing_data(section: Data) -> list[str]:
 
 
 def _missing_test(section: Data) -> list[str]:
-    """Return what is wrong with the test data of a server whose clients have the rest."""
+    """Return the problems of the test data of a federation's server."""
     if section.clients:
-        return [
-            "data.clients: in a federation each node names its own data; should be data.test alone"
-        ]
+        return ["data.clients: in a federation each node has its own data; use data.test only"]
     if not SOURCES[section.source].needs_path or section.path is not None:
         return _missing_data(section)
     if section.test is None:
-        return [
-            f"data.test: missing; the server needs test data of its own, of the source {section.source}"
-        ]
+        return [f"data.test: missing; the server needs its own test data ({section.source})"]
     return _not_there("data.test", section.source, section.test)
 
 
@@ -431,12 +407,11 @@ def _size_problems(experiment: ExperimentFields) -> list[str]:
     except ValueError as error:
         return [str(error)]
     if examples < 1:
-        return [
-            f"data.test_fraction = {experiment.data.test_fraction}: leaves no training examples"
-        ]
+        fraction = experiment.data.test_fraction
+        return [f"data.test_fraction = {fraction}: leaves no training examples"]
     if held >= examples:
         return [
-            f"data.server_validation = {held}: leaves none of the {examples} training examples to the clients"
+            f"data.server_validation = {held}: should be below {examples}, all training examples"
         ]
     examples -= held
     if clients > examples:

@@ -1,4 +1,5 @@
-"""`fedaux pretrain`: h0 of every prototype of a recipe, how good it is, and the file that a run can take it from."""
+"""`fedaux pretrain`: train and measure h0 of every prototype of a recipe, and write it to a
+file."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Table as TerminalTable
 from torch import Tensor
 
 from fedaux import seeding
@@ -25,14 +26,17 @@ from fedaux.data.checkpoints import checkpoint_of
 from fedaux.data.labelled import input_shape
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.fast import best_backend
+from fedaux.formatting import UNKNOWN, decimal, mean_and_deviation
 from fedaux.models import MODELS
-from fedaux.pretrain import H0, Wanted, content_digest, keep_probe, pretrained
+from fedaux.pretrain import H0, H0Request, content_digest, keep_probe, pretrained
 from fedaux.pretrain.probe import Probe, probe
-from fedaux.pretrain.store import save_h0, save_several, shared_store
-from fedaux.pretrain.training import Passed, Stopped
-from fedaux.running import preflight as checks
-from fedaux.running.display import QUIET_SECONDS, live_bar
-from fedaux.running.run import choose_device
+from fedaux.pretrain.store import save_h0, save_several
+from fedaux.pretrain.store import shared_store as shared_store
+from fedaux.pretrain.training import EpochProgress, Stopped
+from fedaux.report.tables import Table, to_terminal
+from fedaux.running import preflight
+from fedaux.running.display import LINE_SECONDS, live_bar
+from fedaux.running.run import prepare_device
 
 
 @dataclass(frozen=True)
@@ -42,43 +46,40 @@ class Outcome:
     prototype: str
     h0: H0
     vocabulary: Vocabulary | None = None
-    """What it reads, where that is texts."""
+    """Its vocabulary, for texts."""
 
 
 def pretrain_prototypes(
     experiment: Experiment,
     *,
     seed: int,
-    watch: Watch,
+    display: PretrainDisplay,
     probing: bool = True,
     shared: Path | None = None,
 ) -> list[Outcome]:
-    """Return h0 of every prototype for a seed, from the shared store or newly trained, with probes in the cards.
+    """Return h0 of every prototype for a seed, from the shared store or newly trained.
 
-    The probe uses the labels of all clients' training data, which a federation has in no one place: it measures h0 and
-    changes nothing about it. Its figures go onto the card in the store, too, and are not measured again on the same
-    data. Without labelled data nothing is measured.
+    With `probing` and labelled data, h0 is measured with the labels of all clients (in simulation
+    only; h0 does not depend on it). The result is added to the card, and reused for the same data.
     """
     section = experiment.pretraining
     own = all(checkpoint_of(prototype) is not None for prototype in experiment.prototypes)
     if section.checkpoint is not None or (section.kind == "none" and not own):
         found = "checkpoint is given" if section.checkpoint is not None else "kind = 'none'"
-        raise ValueError(f"pretraining.{found}: there is nothing to pretrain; should be left out")
-    checks.check(experiment, unlabelled=True)
-    device = choose_device(experiment.engine.device)
-    if experiment.engine.threads is not None:
-        torch.set_num_threads(experiment.engine.threads)
+        raise ValueError(f"pretraining.{found}: nothing to pretrain; should be left out")
+    preflight.check(experiment, unlabelled=True)
+    device = prepare_device(experiment)
     data: LabelledData | None = None
     if experiment.data.given:
         data, images = load_both(experiment)
-        checks.check_data(experiment, data, images)
+        preflight.check_data(experiment, data, images)
         data, vocabulary = data.to(device), data.vocabulary
     else:
         images, vocabulary = load_public(experiment)
-        checks.check_public(experiment, images, vocabulary)
+        preflight.check_public(experiment, images, vocabulary)
     images = images.to(device)
     shape = input_shape(images, vocabulary) if data is None else data.input_shape
-    num_classes = checks.ANY_CLASSES if data is None else len(data.classes)
+    num_classes = preflight.ANY_CLASSES if data is None else len(data.classes)
     compute = compute_for(experiment.engine, device, experiment.data)
     backend = best_backend(compute)
     content = content_digest(images)
@@ -88,8 +89,8 @@ def pretrain_prototypes(
         with seeding.initialisation(seed, part=prototype.name):
             model = MODELS[prototype.model](shape, num_classes, **prototype.options)
         model = backend.place(model)
-        watch.begin(prototype.name, epochs=section.epochs)
-        wanted = Wanted(
+        display.begin(prototype.name, epochs=section.epochs)
+        request = H0Request(
             prototype,
             model,
             section=section,
@@ -99,22 +100,22 @@ def pretrain_prototypes(
             compute=compute,
             vocabulary=vocabulary,
         )
-        h0 = pretrained(wanted, shared=shared, on_epoch=watch)
+        h0 = pretrained(request, shared=shared, on_epoch=display)
         if data is not None and probing and not about.items() <= (h0.card["probe"] or {}).items():
-            watch.say(f"{prototype.name}: probing")
+            display.say(f"{prototype.name}: probing")
             try:
                 measured = probe_h0(backend.predictor(model.features), h0.weights, data, seed=seed)
             except torch.cuda.OutOfMemoryError as error:
                 raise ValueError(
-                    f"probe of {prototype.name}: the GPU's memory is not enough; --no-probe leaves it out"
+                    f"probe of {prototype.name}: out of GPU memory; --no-probe skips it"
                 ) from error
-            h0 = keep_probe(h0, asdict(measured) | about, wanted=wanted, shared=shared)
+            h0 = keep_probe(h0, asdict(measured) | about, request=request, shared=shared)
         outcomes.append(Outcome(prototype.name, h0, vocabulary))
     return outcomes
 
 
 def about_data(section: Data, data: LabelledData) -> dict[str, Any]:
-    """Return what a card says about how a probe was measured, and on which labelled data."""
+    """Return the card's description of a probe: the method and the labelled data."""
     labels = torch.cat([data.labels, data.test_labels])
     parts = {"digest": data.images, "test_digest": data.test_images, "label_digest": labels}
     counts = {
@@ -139,9 +140,9 @@ def probe_h0(predictor: Predictor, weights: Weights, data: LabelledData, *, seed
 
 
 def write_outcomes(path: Path, outcomes: Sequence[Outcome], *, half: bool = False) -> None:
-    """Write h0 and its card where `pretraining.checkpoint` can name it; several prototypes go into one file.
+    """Write h0 of all prototypes to one file for `pretraining.checkpoint`, with a card.
 
-    `half` writes half-precision numbers: half the bytes, and weights are off by a two-thousandth at most.
+    `half` writes half precision: weights change by at most 1/2000.
     """
     words = outcomes[0].vocabulary
     parts = {
@@ -155,97 +156,81 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcome], *, half: bool = Fals
         save_h0(path, *parts[outcomes[0].prototype], vocabulary=words)
     else:
         save_several(path, parts, vocabulary=words)
-    if (
-        card := path.with_suffix(".json")
-    ).exists():  # safetensors makes files for the user alone; this is to be shared
+    card = path.with_suffix(".json")
+    if card.exists():  # safetensors makes private files, but h0 is shared
         path.chmod(card.stat().st_mode & 0o777)
 
 
-def unwritten(
+def write_error(
     error: OSError, path: Path, outcomes: Sequence[Outcome], *, shared: Path | None
 ) -> OSError:
-    """Return an error of the same kind that names the option and says where h0 lies all the same."""
+    """Return an error that names the option, and the copy of h0 in the store."""
     files = (
         []
         if shared is None
         else [shared / f"{outcome.h0.stem}.safetensors" for outcome in outcomes]
     )
     if stored := ", ".join(str(file) for file in files if file.exists()):
-        left = f"h0 lies in the store ({stored}): the same command with another --out takes it from there"
+        left = f"h0 is in the store ({stored}); use the same command with another --out"
     else:
-        left = (
-            "h0 is kept nowhere else"
-            if shared
-            else "without a store (FEDAUX_CACHE) h0 is kept nowhere else"
-        )
-    return OSError(
-        error.errno, f"could not be written ({error.strerror or error}); {left}", f"--out {path}"
-    )
+        left = "h0 is not saved" if shared else "without a store (FEDAUX_CACHE) h0 is not saved"
+    reason = f"could not be written ({error.strerror or error}); {left}"
+    return OSError(error.errno, reason, f"--out {path}")
 
 
 def _halved(tensor: Tensor) -> Tensor:
     return tensor.half() if tensor.is_floating_point() else tensor
 
 
-def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> Table:
-    """Return the table for people."""
-    table = Table(
-        title=f"{name}: pretrained features, seed {seed}; test accuracy in %", title_justify="left"
-    )
-    table.add_column("prototype")
-    for column in ("epochs", "seconds", "loss", "linear probe", "20 neighbours"):
-        table.add_column(column, justify="right")
+def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> TerminalTable:
+    """Return the final table, one row per prototype."""
+    headers = ("prototype", "epochs", "seconds", "loss", "linear probe", "20 neighbours")
+    rows = []
     for outcome in outcomes:
         card = outcome.h0.card
         measured = card["probe"] or {}
-        accuracies = [
-            f"{100 * measured[key]:.1f}" if key in measured else "–"
-            for key in ("linear", "neighbours")
-        ]
-        seconds = f"{card['seconds']:.1f}" + (" (stored)" if outcome.h0.stored else "")
-        loss = "–" if card["loss"] is None else f"{card['loss']:.3f}"
-        table.add_row(outcome.prototype, str(card["epochs"]), seconds, loss, *accuracies)
-    return table
+        seconds = decimal(card["seconds"]) + (" (stored)" if outcome.h0.stored else "")
+        loss = UNKNOWN if card["loss"] is None else f"{card['loss']:.3f}"
+        accuracies = [mean_and_deviation(measured.get(key)) for key in ("linear", "neighbours")]
+        rows.append((outcome.prototype, card["epochs"], seconds, loss, *accuracies))
+    caption = f"{name}: pretrained features, seed {seed}; test accuracy in %"
+    return to_terminal(Table(headers, rows, caption=caption))
 
 
 def unmeasured_line(outcomes: Sequence[Outcome]) -> str:
-    """Say why h0 has no figures, or where they come from if it has some nevertheless."""
-    why = "no labelled data given, so h0 is not measured"
+    """Explain why h0 was not measured."""
+    why = "no labelled data given: h0 is not measured"
     before = any(outcome.h0.card["probe"] for outcome in outcomes)
-    return f"{why} again: the figures are those of its card in the store" if before else why
+    return f"{why} again; the accuracies are from its card in the store" if before else why
 
 
 def stopped_line(stop: KeyboardInterrupt, *, prototype: str, shared: Path | None) -> str:
-    """Say from where the same command goes on after Ctrl-C; `prototype` is the one that was at work, if any was."""
+    """Return what is saved after Ctrl-C; `prototype` was being processed, if any."""
     if not prototype:
-        return "Stopped before anything was trained: the same command begins anew."
+        return "Stopped before training: the same command starts from the beginning."
     if shared is None:
-        return "Stopped. Without a store (FEDAUX_CACHE) nothing is saved: the same command begins anew."
+        return "Stopped. Nothing is saved without a store (FEDAUX_CACHE)."
     if not isinstance(stop, Stopped):
-        return "Stopped while nothing was in training. The same command finds in the store what was trained before."
+        return "Stopped outside training: the same command continues with what is in the store."
     if stop.saved == 0:
-        return f"Stopped. Nothing of {prototype} is saved, no epoch was over: the same command begins it anew."
-    where = f"after epoch {stop.saved} of {stop.epochs}"
-    return f"Stopped. {prototype} is saved as it was {where}: the same command goes on from there."
+        return f"Stopped. No epoch of {prototype} is saved: the same command starts it again."
+    where = f"epoch {stop.saved} of {stop.epochs}"
+    return f"Stopped. {prototype} is saved after {where}: the same command continues from there."
 
 
-class Watch:
-    """What a person sees meanwhile: a bar on a terminal, a line now and then elsewhere."""
+class PretrainDisplay:
+    """A progress bar on a terminal, a line every few seconds elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._spoke = 0.0
+        self._printed = 0.0
         self.name = ""
-        """Of the prototype whose turn it is; nothing before the first."""
-        columns = (
-            MofNCompleteColumn(),
-            TextColumn("epochs  {task.fields[said]}"),
-            TimeElapsedColumn(),
-        )
-        self._live = live_bar(console, *columns)
-        self._bar = self._live.add_task("starting", total=1, said="")
+        """The current prototype; empty before the first."""
+        epochs = TextColumn("epochs  {task.fields[text]}")
+        self._live = live_bar(console, MofNCompleteColumn(), epochs, TimeElapsedColumn())
+        self._bar = self._live.add_task("starting", total=1, text="")
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> PretrainDisplay:
         self._live.start()
         return self
 
@@ -258,36 +243,23 @@ class Watch:
         self._live.stop()
 
     def begin(self, name: str, *, epochs: int) -> None:
-        """Turn to another prototype."""
+        """Start another prototype."""
         self.name = name
-        self._live.reset(self._bar, total=epochs, description=name, said="")
+        self._live.reset(self._bar, total=epochs, description=name, text="")
 
-    def __call__(self, passed: Passed) -> None:
-        """Show an epoch that is over."""
-        said = f"loss {passed.loss:.3f}  ETA {passed.seconds_left:.0f} s"
-        self._live.update(self._bar, completed=passed.epoch, said=said)
-        last = passed.epoch == passed.epochs
-        if not self._console.is_terminal and (
-            last or time.monotonic() - self._spoke >= QUIET_SECONDS
-        ):
-            self._spoke = time.monotonic()
-            self.say(f"{self.name}: epoch {passed}")
+    def __call__(self, progress: EpochProgress) -> None:
+        """Display a finished epoch."""
+        text = f"loss {progress.loss:.3f}  ETA {progress.seconds_left:.0f} s"
+        self._live.update(self._bar, completed=progress.epoch, text=text)
+        if progress.epoch == progress.epochs or time.monotonic() - self._printed >= LINE_SECONDS:
+            self._print(f"{self.name}: epoch {progress}")
 
     def say(self, line: str) -> None:
-        """Say a line where there is no bar, and beside the bar where there is one."""
+        """Display what is being done."""
         self._live.update(self._bar, description=line)
+        self._print(line)
+
+    def _print(self, line: str) -> None:
         if not self._console.is_terminal:
+            self._printed = time.monotonic()
             self._console.print(line, highlight=False, soft_wrap=True)
-
-
-__all__ = [
-    "Outcome",
-    "Watch",
-    "outcome_table",
-    "pretrain_prototypes",
-    "shared_store",
-    "stopped_line",
-    "unmeasured_line",
-    "unwritten",
-    "write_outcomes",
-]

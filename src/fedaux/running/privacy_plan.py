@@ -1,6 +1,6 @@
-"""What each client will spend, before anything runs: `fedaux privacy RECIPE`.
+"""The privacy cost of each client, before anything runs: `fedaux privacy RECIPE`.
 
-The sizes n_i are public under the neighbouring relation, and with them everything here.
+It depends only on the numbers of examples n_i, which are public under the neighbouring relation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from rich.console import RenderableType
-from rich.table import Table
+from rich.table import Table as TerminalTable
 
 from fedaux import seeding
 from fedaux.config import Certainty, ExperimentFields
@@ -19,17 +19,18 @@ from fedaux.core.dpsgd import schedule
 from fedaux.core.methods import METHODS
 from fedaux.core.round import clients_per_round
 from fedaux.core.task import assign_prototypes
-from fedaux.formatting import interval, privacy_budget
+from fedaux.formatting import UNKNOWN, interval, privacy_budget
 from fedaux.models import MODELS
 from fedaux.privacy import mean, paper
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.ledger import NEIGHBOURS, UNPROTECTED, UNPROTECTED_BESIDES_UPDATES
+from fedaux.report.tables import Table, to_terminal
 
 NOISE_LIMIT = 0.5
-"""Noise of a norm above this share of the largest possible signal calls for a warning."""
+"""Warn if the norm of the noise is above this share of the largest possible signal."""
 COMPONENTS_OFF = 2.0
-"""As many times more or fewer components than suit the noise are worth a line."""
+"""Give a hint if there are this many times more or fewer components than suitable."""
 
 Cost = tuple[float, float]
 """(epsilon, delta)."""
@@ -37,33 +38,33 @@ Cost = tuple[float, float]
 
 @dataclass(frozen=True)
 class ScorePlan:
-    """What certainty scores cost a client, and whether the noise leaves any signal."""
+    """Privacy cost and noise level of a client's certainty scores."""
 
     cost: Cost
     noise_share: float
-    """Norm of the noise, sigma sqrt(k), over the largest possible norm of what it hides."""
+    """Norm of the noise, sigma sqrt(k), over the largest possible norm of the signal."""
     enough_examples: int | None
-    """The least n_i at which that is at most NOISE_LIMIT; None where no size will do."""
+    """The smallest n_i with a noise share of at most NOISE_LIMIT; None if there is none."""
 
 
 @dataclass(frozen=True)
 class ClientPlan:
-    """What one client will spend."""
+    """The privacy cost of one client."""
 
     client: int
     num_examples: int
     scores: ScorePlan | None
     update: Cost | None
-    """One round of local training; None where it is not protected."""
+    """One round of local training; None if updates are not protected."""
     expected: Cost | None
-    """Everything, at the expected number of rounds; None where updates are not protected."""
+    """In total, for the expected number of rounds; None if updates are not protected."""
     worst: Cost | None
-    """Everything, if the client is asked in every round; None where updates are not protected."""
+    """In total, if selected in every round; None if updates are not protected."""
 
 
 @dataclass(frozen=True)
 class MethodsPlan:
-    """The clients of methods that ask the same of them."""
+    """The clients of methods with the same privacy cost."""
 
     methods: tuple[str, ...]
     scores: bool
@@ -72,7 +73,7 @@ class MethodsPlan:
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What a recipe will cost its clients."""
+    """The privacy cost of a recipe."""
 
     certainty: Certainty
     protected_updates: bool
@@ -81,10 +82,10 @@ class PrivacyPlan:
     empty_clients: tuple[int, ...]
     groups: tuple[MethodsPlan, ...]
     feature_width: int
-    """The largest of any prototype."""
+    """The maximum over prototypes."""
 
     def warnings(self) -> list[str]:
-        """Name the clients whose noise drowns their signal, and the size that would do."""
+        """Return a warning for clients with too much noise, with the required size."""
         clients = [
             client for group in self.groups for client in group.clients if client.scores is not None
         ]
@@ -104,16 +105,19 @@ class PrivacyPlan:
         knobs = {"mean": "raise certainty.epsilon or lower certainty.components"}
         advice = knobs.get(section.mechanism, "raise certainty.epsilon or certainty.regularisation")
         remedy = (
-            f"it takes {needed} examples" if needed is not None else "no number of examples will do"
+            f"{needed} examples are needed"
+            if needed is not None
+            else "no number of examples suffices"
         )
         return (
-            f"Warning: {_listed([member.client for member in members])} with {interval(sizes)} examples: the noise on "
-            f"the certainty scores is {interval(shares)} times the largest signal there can be. For {NOISE_LIMIT:g} at "
-            f"epsilon {section.epsilon:g} {remedy}; {advice}."
+            f"Warning: {_listed([member.client for member in members])} with {interval(sizes)} "
+            f"examples: the noise on the certainty scores is {interval(shares)} times the largest "
+            f"possible signal. For {NOISE_LIMIT:g} at epsilon {section.epsilon:g} {remedy}; "
+            f"{advice}."
         )
 
     def sentences(self) -> list[str]:
-        """Say in words what the tables rest on."""
+        """Return the assumptions of the tables, warnings and hints."""
         lines = [f"Neighbours are {NEIGHBOURS}."]
         scored = [
             client.scores
@@ -122,26 +126,22 @@ class PrivacyPlan:
             if client.scores is not None
         ]
         if any(math.isinf(scores.cost[0]) for scores in scored):
-            lines.insert(
-                0,
-                f"NOT PRIVATE: certainty scores through `{self.certainty.mechanism}` have no finite ε.",
-            )
+            mechanism = self.certainty.mechanism
+            lines.insert(0, f"NOT PRIVATE: certainty scores by `{mechanism}` have no finite ε.")
         if self.empty_clients:
-            lines.append(
-                f"Without examples, and so without a part in this: {_listed(self.empty_clients)}."
-            )
+            lines.append(f"No examples, never selected: {_listed(self.empty_clients)}.")
         if self.protected_updates:
             lines.append(
-                f"A client is expected in {self.expected_rounds} of {self.rounds} rounds, and in all of them at worst; "
-                "scores and updates are composed by privacy loss distributions."
+                f"A client is selected in {self.expected_rounds} of {self.rounds} rounds in "
+                "expectation, in all at worst; scores and updates are composed by privacy loss "
+                "distributions."
             )
-        lines.append(
-            f"Not protected: {UNPROTECTED_BESIDES_UPDATES if self.protected_updates else UNPROTECTED}"
-        )
+        unprotected = UNPROTECTED_BESIDES_UPDATES if self.protected_updates else UNPROTECTED
+        lines.append(f"Not protected: {unprotected}")
         return [*lines, *self.warnings(), *self._hints()]
 
     def _hints(self) -> list[str]:
-        """Say how many components would suit the noise, where there are many more or fewer."""
+        """Suggest a number of components that suits the noise, if it is very different."""
         sizes = [
             client.num_examples for group in self.groups if group.scores for client in group.clients
         ]
@@ -154,41 +154,37 @@ class PrivacyPlan:
         if suited / COMPONENTS_OFF < kept < suited * COMPONENTS_OFF:
             return []
         return [
-            f"Hint: certainty.components = {section.components}, and about {suited} suit the noise on a client of "
-            f"{typical} examples at epsilon {section.epsilon:g}: with more it drowns the scores, with fewer clients "
-            "look alike."
+            f"Hint: certainty.components = {section.components}; about {suited} suit a client with "
+            f"{typical} examples at epsilon {section.epsilon:g}. More components add noise to the "
+            "scores, fewer distinguish clients less."
         ]
 
     def render(self) -> list[RenderableType]:
         """Return the tables and sentences, ready to print."""
         return [*(self._table(group) for group in self.groups), *self.sentences()]
 
-    def _table(self, group: MethodsPlan) -> Table:
-        table = Table(title=f"{', '.join(group.methods)}: (ε, δ) by client", title_justify="left")
-        updates = (
-            ("one update", "all, expected", "all, at worst")
-            if self.protected_updates
-            else ("updates",)
-        )
-        for column in ("client", "n_i", "scores", "noise / signal", *updates):
-            table.add_column(column, justify="right")
+    def _table(self, group: MethodsPlan) -> TerminalTable:
+        headers = ["client", "n_i", "scores", "noise / signal"]
+        if self.protected_updates:
+            headers += ["one update", "total, expected", "total, at worst"]
+        else:
+            headers += ["updates"]
+        rows = []
         for client in group.clients:
-            scores = client.scores
-            spent = [
-                privacy_budget(*cost)
-                for cost in (client.update, client.expected, client.worst)
-                if cost is not None
-            ]
-            table.add_row(
-                str(client.client),
-                str(client.num_examples),
-                "–" if scores is None else privacy_budget(*scores.cost),
-                "–"
-                if scores is None or math.isinf(scores.cost[0])
-                else f"{scores.noise_share:.2g}",
-                *(spent if self.protected_updates else ["not protected"]),
+            scores, spent = client.scores, (client.update, client.expected, client.worst)
+            finite = scores is not None and not math.isinf(scores.cost[0])
+            rows.append(
+                [
+                    client.client,
+                    client.num_examples,
+                    UNKNOWN if scores is None else privacy_budget(*scores.cost),
+                    f"{scores.noise_share:.2g}" if scores is not None and finite else UNKNOWN,
+                    *(privacy_budget(*cost) for cost in spent if cost is not None),
+                    *([] if self.protected_updates else ["not protected"]),
+                ]
             )
-        return table
+        caption = f"{', '.join(group.methods)}: (ε, δ) by client"
+        return to_terminal(Table(headers, rows, "r" * len(headers), caption))
 
 
 def privacy_plan(
@@ -198,13 +194,14 @@ def privacy_plan(
     input_shape: tuple[int, ...],
     num_negatives: int,
 ) -> PrivacyPlan:
-    """Return what each client will spend, from the sizes n_i of the clients and public numbers alone.
+    """Return the privacy cost of each client from the sizes n_i and other public numbers.
 
-    Raises ValueError where sizes and population disagree, and, with `local.privacy`, where dp-accounting is missing.
+    Raises ValueError if there is not one size per client or, with `local.privacy`, dp-accounting is
+    not installed.
     """
     if len(sizes) != experiment.split.num_clients:
         raise ValueError(
-            f"{len(sizes)} sizes: split.num_clients = {experiment.split.num_clients} of them are needed"
+            f"{len(sizes)} sizes: should be {experiment.split.num_clients}, split.num_clients"
         )
     present = [client for client, size in enumerate(sizes) if size > 0]
     share = min(1.0, clients_per_round(experiment) / max(1, len(present)))
@@ -273,13 +270,13 @@ def _client_plan(
 
 
 def _score_plan(section: Certainty, size: int, feature_width: int, num_negatives: int) -> ScorePlan:
-    """Return the cost of scores; a mechanism that proves no sensitivity has an infinite one and no useful noise."""
+    """Return the cost of scores; infinite for a mechanism without a proved sensitivity."""
     sensitivity: Callable[[int], float]
     if section.mechanism == "mean":
         dimensions, signal = min(section.components, feature_width), 1.0
         sensitivity = mean.sensitivity_of
     elif section.mechanism == "paper":
-        # At the optimum lambda |w| is a mean of vectors of norm at most 1, and J(w) <= J(0) = log 2.
+        # At the optimum, lambda |w| is a mean of vectors of norm <= 1, and J(w) <= J(0) = log 2.
         dimensions = feature_width
         signal = min(
             1.0 / section.regularisation, math.sqrt(2.0 * math.log(2.0) / section.regularisation)
@@ -301,7 +298,8 @@ def _score_plan(section: Certainty, size: int, feature_width: int, num_negatives
 
 
 def least_examples(noise_share: Callable[[int], float], *, limit: float) -> int | None:
-    """Return the least n with noise_share(n) <= limit, for a share that falls with n; None above a billion."""
+    """Return the smallest n with noise_share(n) <= limit, for a decreasing share; None above
+    1e9."""
     low, high = 0, 1
     while noise_share(high) > limit:
         low, high = high, 2 * high

@@ -1,7 +1,8 @@
-"""From an experiment to a finished run directory: every method and seed, resumable after every round."""
+"""Run every method and seed of an experiment in a run directory, resumable after every round."""
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from torch import Tensor
 import fedaux
 from fedaux import seeding
 from fedaux.config import Experiment
-from fedaux.core.compute import Compute, compute_for
+from fedaux.core.compute import CLIENTS_AT_ONCE, Compute, compute_for, inference_batch
 from fedaux.core.messages import Clients, Weights
 from fedaux.core.methods import METHODS
 from fedaux.core.preparation import prepare
@@ -32,15 +33,14 @@ from fedaux.fast import best_backend
 from fedaux.fast.feature_cache import FeatureCache
 from fedaux.files import save_json, save_tensors
 from fedaux.models import SplitModel
-from fedaux.pretrain import Wanted, content_digest, pretrained_extractor, shared_store
+from fedaux.pretrain import H0Request, content_digest, pretrained_extractor, shared_store
 from fedaux.privacy.mechanisms import Public
-from fedaux.running import plugins, tensorboard
-from fedaux.running import preflight as checks
+from fedaux.running import plugins, preflight, tensorboard
 from fedaux.running.run_directory import Progress, RunDirectory
 from fedaux.running.summary import summarise
 
 TOP_IMAGES = 8
-"""How many of the auxiliary images that a client scores highest are kept for the report."""
+"""Number of each client's highest-scored auxiliary images in the report."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Result:
 
 
 class NullCallback:
-    """A callback that does not look."""
+    """A callback that does nothing."""
 
     def phase(self, task: Task, round: int, name: str) -> None:
         """Do nothing."""
@@ -63,7 +63,7 @@ class NullCallback:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run needs besides its experiment: data on the device, and how to compute there."""
+    """The inputs of a run besides its experiment: data on the device, and how to compute."""
 
     data: LabelledData
     auxiliary: Tensor
@@ -89,15 +89,15 @@ def run(
     callback: Callback | None = None,
     load: Callable[[Experiment], Inputs] = load_inputs,
 ) -> Result:
-    """Run every method and seed of an experiment into a run directory, and report.
+    """Run every method and seed of an experiment in a run directory, and write the report.
 
-    `load` brings the data; who runs many experiments can keep what they share. Raises ConfigError or ValueError before
-    anything is written where the experiment cannot be run.
+    `load` loads the data; a sweep reuses it between runs. Raises ConfigError or ValueError, before
+    anything is written, if the experiment cannot be run.
     """
-    checks.check(experiment)
+    preflight.check(experiment)
     tensorboard.check(experiment)
     inputs = load(experiment)
-    return carry_out(
+    return run_with_clients(
         experiment,
         inputs,
         simulated(experiment, inputs.data),
@@ -109,25 +109,25 @@ def run(
 
 
 def simulated(experiment: Experiment, data: LabelledData) -> Callable[[Task], Clients]:
-    """Return what makes the simulated clients of a task."""
+    """Return a factory of simulated clients for a task."""
     return lambda task: SimulatedClients(
         task, data.images, data.labels, split_for(experiment, data, task.seed)
     )
 
 
 def prepare_device(experiment: Experiment) -> torch.device:
-    """Return the device to work on, with torch set up as the experiment says."""
+    """Return the experiment's device, and set torch's number of threads."""
     if experiment.engine.threads is not None:
         torch.set_num_threads(experiment.engine.threads)
     return choose_device(experiment.engine.device)
 
 
 def run_path(experiment: Experiment, out: Path | str | None) -> Path:
-    """Return the run directory: as asked for, as the experiment says, or runs/NAME."""
+    """Return the run directory: `out`, the experiment's own, or runs/NAME."""
     return Path(out or experiment.output.directory or Path("runs") / experiment.name)
 
 
-def carry_out(
+def run_with_clients(
     experiment: Experiment,
     inputs: Inputs,
     clients: Callable[[Task], Clients],
@@ -137,12 +137,12 @@ def carry_out(
     callback: Callback,
     tables: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Result:
-    """Run every method and seed with whatever clients there are; the server sees test data and names of classes alone.
+    """Run every method and seed with any clients; the server uses test data and class names only.
 
-    `tables` tells who holds what, where anybody knows.
+    `tables` returns the content of split.json, if the split is known.
     """
     data, auxiliary, compute = inputs.data, inputs.auxiliary, inputs.compute
-    checks.check_data(experiment, data, auxiliary)
+    preflight.check_data(experiment, data, auxiliary)
     if resume:
         plugins.check_same(path)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
@@ -151,24 +151,28 @@ def carry_out(
             save_json(path / "split.json", tables())
         directory.write_metrics()
         directory.write_ledger()
-        with tensorboard.watching(directory, callback) as watching:
-            work = Work(experiment, directory, data, auxiliary, watching, compute, clients)
-            for method, seed in directory.cells():
+        with tensorboard.event_files(directory, callback) as both:
+            runner = ExperimentRunner(
+                experiment, directory, data, auxiliary, both, compute, clients
+            )
+            for method, seed in directory.tasks():
                 try:
-                    work.finish(method, seed)
+                    runner.run(method, seed)
                 except torch.cuda.OutOfMemoryError as error:
-                    said = out_of_memory(experiment, f"{method}, seed {seed}")
+                    hint = "; engine settings can be changed with --resume"
                     raise ValueError(
-                        f"{said}; the first can be changed when going on with --resume"
+                        out_of_memory(experiment, f"{method}, seed {seed}") + hint
                     ) from error
         directory.write_metrics()
         summary = write_summary(directory)
+        from fedaux.report import write_report  # a slow import
+
         write_report(path)
     return Result(path, summary)
 
 
-class Work:
-    """What the methods and seeds of one run share."""
+class ExperimentRunner:
+    """Runs the methods and seeds of one experiment."""
 
     def __init__(
         self,
@@ -189,8 +193,8 @@ class Work:
         self._content = content_digest(auxiliary)
         self._callback = callback
 
-    def finish(self, method: str, seed: int) -> None:
-        """Bring one method and seed from wherever it stands to its last round."""
+    def run(self, method: str, seed: int) -> None:
+        """Run one method and seed, from its last saved round to the end."""
         directory, rounds = self._directory, self._experiment.rounds
         progress = directory.load(method, seed, device=str(self._auxiliary.device))
         if (
@@ -209,7 +213,7 @@ class Work:
                 clients,
                 extractor=self.extractor(task),
                 callback=self._callback,
-                settle=lambda public: self._settled(public, seed),
+                settle=lambda public: self._shared_public(public, seed),
             )
             progress = Progress(state, preparation, [])
             directory.save(method, seed, progress)
@@ -233,7 +237,7 @@ class Work:
         write_summary(directory)
 
     def task(self, method: str, seed: int) -> Task:
-        """Return the task of one method and seed: all methods of a seed see the same public data."""
+        """Return the task of one method and seed; all methods of a seed share the public data."""
         negatives, distill_set = split_auxiliary(
             len(self._auxiliary),
             negatives_fraction=self._experiment.auxiliary.negatives_fraction,
@@ -264,12 +268,12 @@ class Work:
         )
 
     def extractor(self, task: Task) -> Callable[[str, SplitModel], Weights]:
-        """Return the function that gives each prototype's h0 for `prepare`."""
+        """Return the function that trains or loads each prototype's h0, for `prepare`."""
         section = self._experiment.pretraining
         prototypes = {prototype.name: prototype for prototype in self._experiment.prototypes}
 
         def extract(name: str, model: SplitModel) -> Weights:
-            wanted = Wanted(
+            request = H0Request(
                 prototypes[name],
                 model,
                 section=section,
@@ -280,16 +284,16 @@ class Work:
                 vocabulary=self._data.vocabulary,
             )
             return pretrained_extractor(
-                wanted,
+                request,
                 store=self._directory.path / "pretrained",
                 shared=shared_store(),
-                on_epoch=lambda passed: self._callback.phase(task, 0, f"pretrain {passed}"),
+                on_epoch=lambda progress: self._callback.phase(task, 0, f"pretrain {progress}"),
             )
 
         return extract
 
-    def _settled(self, public: dict[str, Public], seed: int) -> dict[str, Public]:
-        """Return the public map that was made first in this run: methods of a seed share it, and so their releases."""
+    def _shared_public(self, public: dict[str, Public], seed: int) -> dict[str, Public]:
+        """Return the first public map of a seed in this run, which all its methods share."""
         file = self._directory.path / "public" / f"seed{seed}.safetensors"
         if not file.exists():
             save_tensors(
@@ -304,14 +308,14 @@ class Work:
         return {name: {key: stored[f"{name}/{key}"] for key in own} for name, own in public.items()}
 
     def _lacks_scores(self, method: str, seed: int) -> bool:
-        """Whether the scores picture is still to be made, and from this method and seed."""
+        """Return whether scores.safetensors is missing and comes from this method and seed."""
         scoring = [name for name in self._experiment.method if METHODS[name].scores]
         first = (scoring[:1], self._experiment.seeds[0]) == ([method], seed)
         return first and not (self._directory.path / "scores.safetensors").exists()
 
 
 def split_for(experiment: Experiment, data: LabelledData, seed: int) -> list[NDArray[np.int64]]:
-    """Return the examples of each client: its own where it brought them, else the same for every method of a seed."""
+    """Return the examples of each client: `data.clients`, or a split that depends on the seed."""
     if data.clients is not None:
         return list(data.clients)
     return split_dirichlet(
@@ -324,7 +328,7 @@ def split_for(experiment: Experiment, data: LabelledData, seed: int) -> list[NDA
 
 
 def split_table(experiment: Experiment, data: LabelledData, seed: int) -> NDArray[np.int64]:
-    """Return how many examples of each class each client holds, clients x classes."""
+    """Return the number of examples per client and class."""
     labels = data.labels.cpu().numpy()
     parts = split_for(experiment, data, seed)
     return np.stack([np.bincount(labels[part], minlength=len(data.classes)) for part in parts])
@@ -333,7 +337,6 @@ def split_table(experiment: Experiment, data: LabelledData, seed: int) -> NDArra
 def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
     """Return the client-by-class table of every seed, for split.json."""
     tables = {str(seed): split_table(experiment, data, seed).tolist() for seed in experiment.seeds}
-    # Data that clients brought was not drawn at any concentration.
     drawn = (
         {"alpha": experiment.split.alpha}
         if data.clients is None
@@ -345,12 +348,10 @@ def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
 def describe_scores(
     federation: Federation, state: State, *, vocabulary: Vocabulary | None = None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return what the released scores say: weight of each client by test class, its highest-scored public examples.
+    """Return each client's weight by test class and its highest-scored public examples.
 
-    Test labels are used for this picture alone; nothing else sees it.
+    Test labels are used for this figure only.
     """
-    import json
-
     task, scorer = federation.task, federation.scorer
     chosen = sorted(state.releases)
     projected = {
@@ -371,28 +372,27 @@ def describe_scores(
 
 
 def out_of_memory(experiment: Experiment, what: str) -> str:
-    """Say which settings to lower where a GPU is too small, and what they are; pretraining says it of its own."""
-    at_once, batch = experiment.engine.clients_at_once, experiment.evaluation.batch_size
+    """Return which settings to reduce, with their values."""
+    at_once = experiment.engine.clients_at_once or CLIENTS_AT_ONCE
+    batch = experiment.evaluation.batch_size or inference_batch(torch.device("cuda"))
     return (
-        f"{what}: the GPU's memory is not enough. Lower engine.clients_at_once (now {at_once or 8}), "
-        f"evaluation.batch_size (now {batch or 4096}) or distillation.batch_size "
+        f"{what}: out of GPU memory. Reduce engine.clients_at_once (now {at_once}), "
+        f"evaluation.batch_size (now {batch}) or distillation.batch_size "
         f"(now {experiment.distillation.batch_size})"
     )
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device to work on; `auto` takes a GPU where there is one."""
+    """Return a device by name; `auto` is a GPU if one is available."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(
-            f"engine.device = {name}: torch finds no CUDA device here; use auto or cpu"
-        )
+        raise ValueError(f"engine.device = {name}: no CUDA device is available; use auto or cpu")
     return torch.device(name)
 
 
 def environment(compute: Compute) -> dict[str, Any]:
-    """Return the versions, the machine, the precision and the plugins that a result depends on."""
+    """Return versions, machine, precision and plugins, for environment.json."""
     device = compute.device
     return {
         "fedaux": fedaux.__version__,
@@ -414,10 +414,3 @@ def write_summary(directory: RunDirectory) -> dict[str, Any]:
     summary = summarise(directory.experiment, directory.headers())
     save_json(directory.path / "summary.json", summary)
     return summary
-
-
-def write_report(path: Path) -> Path:
-    """Write report.html; imported late, because drawing is not part of the work."""
-    from fedaux.report import write_report as write
-
-    return write(path)

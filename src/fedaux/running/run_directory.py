@@ -1,13 +1,14 @@
 """The run directory: configuration, metrics, checkpoints, ledger, summary.
 
-    config.toml  environment.json  metrics.jsonl  ledger.json  summary.json  split.json  scores.safetensors  report.html
-    pretrained/       h0 of each prototype and seed
-    public/           what clients were sent of each seed for their releases, besides h0
-    cells/METHOD-seedN/   one method and seed: state.json names the checkpoint that counts
-        memory/ kept/     a file a client: its last predictions, what it keeps between rounds
+    config.toml  environment.json  metrics.jsonl  ledger.json  summary.json  split.json
+    scores.safetensors  report.html
+    pretrained/            h0 of each prototype and seed
+    public/                what clients receive for their releases besides h0, per seed
+    cells/METHOD-seedN/    one method and seed; state.json names the current checkpoint
+        memory/ kept/      one file per client: its last predictions, its state between rounds
 
-`state.json` of a cell is replaced in one step after its tensors are safely on disk: it is the truth, and the other
-files are derived from it. Nothing is ever pickled.
+`state.json` is replaced atomically after its tensors are on disk; the other files are derived from
+it. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from fedaux.recipes import flatten, load_experiment
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one method and seed has come."""
+    """The progress of one method and seed."""
 
     state: State
     preparation: Preparation
     rows: Sequence[Mapping[str, Any]]
     """The metrics of every finished round."""
     kept: Mapping[int, ClientState] = field(default_factory=dict)
-    """What the simulated clients keep between rounds."""
+    """State of simulated clients between rounds."""
 
 
 class RunDirectory:
-    """One run on disk, held by one process at a time."""
+    """One run on disk, used by one process at a time."""
 
     def __init__(self, path: Path, experiment: Experiment) -> None:
         self.path = path
@@ -59,20 +60,20 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, experiment: Experiment, *, resume: bool) -> RunDirectory:
-        """Start a run in a new or empty directory, or resume the same experiment's run in a used one."""
+        """Start a run in a new or empty directory, or resume a run of the same experiment."""
         recipe = path / "config.toml"
         if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} is a file; the run directory needs another name (--out)")
+            raise ValueError(f"{path} is a file; choose a directory with --out (out=)")
         if recipe.exists():
             if not resume:
                 raise ValueError(
-                    f"{path} already holds a run; continue it with --resume (in Python resume=True), "
+                    f"{path} already contains a run; continue it with --resume (resume=True), "
                     "or choose another directory with --out (out=)"
                 )
             refuse_other_experiment(path, load_experiment(recipe), experiment)
         elif path.exists() and any(item.name != ".lock" for item in path.iterdir()):
             raise ValueError(
-                f"{path} is not empty and holds no run; choose another directory with --out"
+                f"{path} is not empty and contains no run; choose another directory with --out"
             )
         path.mkdir(parents=True, exist_ok=True)
         directory = cls(path, experiment)
@@ -82,7 +83,7 @@ class RunDirectory:
         return directory
 
     def close(self) -> None:
-        """Let others use the directory."""
+        """Release the directory."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -93,28 +94,28 @@ class RunDirectory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def cells(self) -> Iterator[tuple[str, int]]:
-        """Yield (method, seed) in the order of work: all methods of a seed share its split and h0."""
+    def tasks(self) -> Iterator[tuple[str, int]]:
+        """Yield (method, seed) in order; all methods of a seed share its split and h0."""
         for seed in self.experiment.seeds:
             for method in self.experiment.method:
                 yield method, seed
 
-    def cell(self, method: str, seed: int) -> Path:
+    def folder(self, method: str, seed: int) -> Path:
         """Return the directory of one method and seed."""
         return self.path / "cells" / f"{method}-seed{seed}"
 
     def load(self, method: str, seed: int, *, device: str = "cpu") -> Progress | None:
-        """Return how far one method and seed has come, or None where it has not begun."""
-        cell = self.cell(method, seed)
-        if not (cell / "state.json").exists():
+        """Return the progress of one method and seed, or None if it has not started."""
+        folder = self.folder(method, seed)
+        if not (folder / "state.json").exists():
             return None
-        header = read_json(cell / "state.json")
+        header = read_json(folder / "state.json")
         prepared = (
-            _nested(load_file(cell / header["prepared"], device=device))
+            _nested(load_file(folder / header["prepared"], device=device))
             if header["prepared"]
             else {}
         )
-        tensors = _nested(load_file(cell / header["checkpoint"], device=device))
+        tensors = _nested(load_file(folder / header["checkpoint"], device=device))
         entries = [LedgerEntry.from_json(entry) for entry in header["ledger"]]
         vectors = tensors.get("vector", {}).get("client", {})
         releases = {
@@ -126,7 +127,8 @@ class RunDirectory:
         memory, kept = (
             {
                 int(client): ClientState(
-                    number, load_file(_stamped_file(cell, kind, int(client), number), device=device)
+                    number,
+                    load_file(_stamped_file(folder, kind, int(client), number), device=device),
                 )
                 for client, number in header.get(kind, {}).items()
             }
@@ -139,24 +141,21 @@ class RunDirectory:
         return Progress(state, preparation, header["rows"], kept)
 
     def save(self, method: str, seed: int, progress: Progress) -> None:
-        """Make a round durable: tensors first, then the header that names them, then the old tensors go."""
-        cell, state, preparation = self.cell(method, seed), progress.state, progress.preparation
+        """Save a round: its tensors, then the header that refers to them; remove old tensors."""
+        folder, state, preparation = self.folder(method, seed), progress.state, progress.preparation
         prepared = _flat("extractor", preparation.extractors) | _flat("public", preparation.public)
         if prepared and state.round == 0:
-            save_tensors(cell / "prepared.safetensors", prepared)
+            save_tensors(folder / "prepared.safetensors", prepared)
         checkpoint = f"round-{state.round:05d}.safetensors"
         vectors = {str(client): released.vector for client, released in state.releases.items()}
         save_tensors(
-            cell / checkpoint,
+            folder / checkpoint,
             _flat("weights", state.weights) | _flat("vector", {"client": vectors}),
         )
         stamped = dict(zip(STAMPED, (state.memory, progress.kept), strict=True))
-        for (
-            kind,
-            clients,
-        ) in stamped.items():  # a client's tensors are written once, in the round they are from
+        for kind, clients in stamped.items():
             for client, one in clients.items():
-                if not (file := _stamped_file(cell, kind, client, one.round)).exists():
+                if not (file := _stamped_file(folder, kind, client, one.round)).exists():
                     save_tensors(file, one.tensors)
         header = {
             "method": method,
@@ -181,37 +180,38 @@ class RunDirectory:
             kind: {str(client): one.round for client, one in clients.items()}
             for kind, clients in stamped.items()
         }
-        save_json(cell / "state.json", header)
-        for old in cell.glob("round-*.safetensors"):
+        save_json(folder / "state.json", header)
+        for old in folder.glob("round-*.safetensors"):
             if old.name != checkpoint:
                 old.unlink()
         for kind, clients in stamped.items():
             current = {
-                _stamped_file(cell, kind, client, one.round) for client, one in clients.items()
+                _stamped_file(folder, kind, client, one.round) for client, one in clients.items()
             }
-            for file in (cell / kind).glob("client-*.safetensors"):
+            for file in (folder / kind).glob("client-*.safetensors"):
                 if file not in current:
                     file.unlink()
-        if state.ledger:  # it grows with every round
+        if state.ledger:  # updates add entries in every round
             self.write_ledger()
 
     def headers(self) -> list[dict[str, Any]]:
-        """Return the header of every method and seed that has begun, in the order of work."""
-        files = [self.cell(method, seed) / "state.json" for method, seed in self.cells()]
+        """Return the header (state.json) of every method and seed that has started, in order."""
+        files = [self.folder(method, seed) / "state.json" for method, seed in self.tasks()]
         return [read_json(file) for file in files if file.exists()]
 
     def write_metrics(self) -> None:
-        """Write metrics.jsonl anew from the cells."""
+        """Rewrite metrics.jsonl from the headers."""
         lines = [json.dumps(row) + "\n" for header in self.headers() for row in header["rows"]]
         save_text(self.path / "metrics.jsonl", "".join(lines))
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Add a finished round to metrics.jsonl."""
+        """Append a finished round to metrics.jsonl."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def write_ledger(self) -> None:
-        """Write ledger.json from the cells: every release of every client, with its price."""
+        """Write ledger.json from the headers: every release of every client with its privacy
+        cost."""
         entries = [
             {"method": header["method"], "seed": header["seed"]} | entry
             for header in self.headers()
@@ -224,11 +224,11 @@ class RunDirectory:
 
 
 STAMPED = ("memory", "kept")
-"""What is stored a file a client: the server's memory of predictions, and what simulated clients keep."""
+"""Stored in one file per client: the server's memory, and the state of simulated clients."""
 
 
-def _stamped_file(cell: Path, kind: str, client: int, number: int) -> Path:
-    return cell / kind / f"client-{client:05d}-round-{number:05d}.safetensors"
+def _stamped_file(folder: Path, kind: str, client: int, number: int) -> Path:
+    return folder / kind / f"client-{client:05d}-round-{number:05d}.safetensors"
 
 
 def _flat(kind: str, groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -248,7 +248,7 @@ def _nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, dict[str, Tens
 
 
 def locked(path: Path) -> IO[str]:
-    """Return the lock of a directory; it is free again when the file is closed. Raises ValueError if another has it."""
+    """Lock a directory until the returned file is closed. Raises ValueError if it is locked."""
     lock = (path / ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -259,7 +259,7 @@ def locked(path: Path) -> IO[str]:
 
 
 def refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -> None:
-    """Raise ConfigError naming the keys in which a run and the experiment that wants to continue it differ."""
+    """Raise ConfigError with the settings that differ between a run and an experiment."""
     old, new = (flatten(experiment.essentials()) for experiment in (stored, given))
     different = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     if different:
@@ -268,5 +268,5 @@ def refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -
                 f"{key} = {new.get(key)!r}: the run was started with {old.get(key)!r}"
                 for key in different
             ],
-            origin=f"{path} holds a run of another experiment and cannot be resumed",
+            origin=f"{path} contains a run of another experiment and cannot be resumed",
         )

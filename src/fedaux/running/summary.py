@@ -1,4 +1,4 @@
-"""What a run comes to: a row a method, over its seeds."""
+"""The summary of a run: one row per method, over its seeds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from fedaux.privacy.ledger import SCORES, LedgerEntry, worst_client
 
 
 def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return summary.json: accuracy of the last round and maximum over rounds, price in privacy, time and bytes.
+    """Return summary.json: accuracy of the last round and maximum over rounds, privacy, time,
+    bytes.
 
-    The standard deviation is over seeds, with n - 1; 0 for a single seed. The maximum over rounds is what the paper
-    reports; it looks at the test data, so the last round is the honest figure and stands first.
+    The standard deviation over seeds uses n - 1, and is 0 for a single seed. The paper reports the
+    maximum over rounds, which is selected on test data; the last round is not.
     """
     rows = []
     for method in experiment.method:

@@ -1,7 +1,7 @@
-"""TensorBoard's event files beside the metrics, where `output.tensorboard` asks for them.
+"""TensorBoard event files (`output.tensorboard`).
 
-They are derived from the run's cells, like metrics.jsonl: whoever goes on with a run writes them anew first, so every
-round is one point, whatever was interrupted.
+Like metrics.jsonl they are derived from state.json: a resumed run rewrites them first, so that
+every round is one point.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from fedaux.running.run_directory import RunDirectory
 
 FOLDER = "tensorboard"
-"""Where the event files of a run directory are, in a folder for each method and seed."""
+"""Folder of the event files in a run directory, with one folder per method and seed."""
 
 
 def check(experiment: ExperimentFields) -> None:
-    """Raise ValueError where event files are wanted and TensorBoard is not installed."""
+    """Raise ValueError if event files are requested but TensorBoard is not installed."""
     if experiment.output.tensorboard and find_spec("tensorboard") is None:
         raise ValueError(
             "output.tensorboard = true: needs TensorBoard, pip install 'fedaux[tensorboard]'"
@@ -33,20 +33,20 @@ def check(experiment: ExperimentFields) -> None:
 
 
 @contextmanager
-def watching(directory: RunDirectory, callback: Callback) -> Iterator[Callback]:
-    """Give a callback that also writes event files, or the same one where the experiment asks for none."""
+def event_files(directory: RunDirectory, callback: Callback) -> Iterator[Callback]:
+    """Yield a callback that also writes event files, or the same callback if none are requested."""
     if not directory.experiment.output.tensorboard:
         yield callback
         return
-    board = Board(directory, callback)
+    board = TensorBoardCallback(directory, callback)
     try:
         yield board
     finally:
         board.close()
 
 
-class Board:
-    """A callback that writes a point a round and quantity, and passes on what it is told."""
+class TensorBoardCallback:
+    """Writes one point per round and quantity, and forwards events to another callback."""
 
     def __init__(self, directory: RunDirectory, callback: Callback) -> None:
         self._directory = directory
@@ -57,11 +57,11 @@ class Board:
             self._end_if_finished(header)
 
     def phase(self, task: Task, round: int, name: str) -> None:
-        """Pass it on."""
+        """Forward the phase."""
         self._callback.phase(task, round, name)
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Write the points of a finished round, visible at once."""
+        """Write the points of a finished round and flush."""
         writer = self._writer(row["method"], row["seed"])
         _write(writer, round_points(row), step=row["round"])
         writer.flush()
@@ -69,29 +69,29 @@ class Board:
         self._callback.round(row)
 
     def close(self) -> None:
-        """Finish the files."""
+        """Close the files."""
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
 
     def _end_if_finished(self, row: Mapping[str, Any]) -> None:
-        """Close the files of a method and seed after its last round: a long run has many."""
+        """Close the files of a method and seed after its last round."""
         if row["round"] >= self._directory.experiment.rounds:
             self._writers.pop((row["method"], row["seed"])).close()
 
     def _writer(self, method: str, seed: int) -> SummaryWriter:
-        """Return the writer of one method and seed; the first time with new files, which hold what its cell holds."""
+        """Return the writer of a method and seed; the first call rewrites its files."""
         if (method, seed) in self._writers:
             return self._writers[method, seed]
         from torch.utils.tensorboard import (
             SummaryWriter,
-        )  # imports for seconds, and only where it is wanted
+        )  # a slow import
 
-        state = self._directory.cell(method, seed) / "state.json"
+        state = self._directory.folder(method, seed) / "state.json"
         folder = self._directory.path / FOLDER / state.parent.name
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
-        # A TensorBoard that is looking on forgets the points it has: each comes again.
+        # A running TensorBoard drops its old points, which are written again.
         writer = SummaryWriter(str(folder), purge_step=0)
         header = read_json(state)
         times = _times(header["rows"], last=state.stat().st_mtime)
@@ -104,7 +104,7 @@ class Board:
 
 
 def preparation_points(preparation: Mapping[str, Any]) -> dict[str, float]:
-    """Return what the preparation phase took, by tag; it is drawn at round 0."""
+    """Return the quantities of the preparation phase by tag, for round 0."""
     return {
         **{f"seconds/{phase}": seconds for phase, seconds in preparation["seconds"].items()},
         "bytes/up": preparation["bytes_up"],
@@ -113,7 +113,7 @@ def preparation_points(preparation: Mapping[str, Any]) -> dict[str, float]:
 
 
 def round_points(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the quantities of a round by tag; what was not measured has no point."""
+    """Return the measured quantities of a round by tag."""
     points: dict[str, float | None] = {
         "test/accuracy": row["accuracy"],
         "test/loss": row["loss"],
@@ -142,7 +142,7 @@ def _write(
 
 
 def _times(rows: list[dict[str, Any]], *, last: float) -> list[float]:
-    """Return when preparation and each round ended, if nothing came between them: counted back from the last."""
+    """Estimate when preparation and each round ended, backwards from the last."""
     times = [last]
     for row in reversed(rows):
         times.append(times[-1] - sum(row["seconds"].values()))

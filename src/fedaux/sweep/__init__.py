@@ -1,7 +1,7 @@
-"""Sweeps: a grid of runs from one recipe, each in a directory of its own (docs/sweeps.md).
+"""Sweeps: a grid of runs from one recipe, each in its own directory (docs/sweeps.md).
 
-`sweep(expand(raw), out)` runs what is not finished yet, in parallel where asked; `read_records(out)` is the table of
-all.
+`sweep(expand(raw), out)` runs the cells that are not finished; `read_records(out)` is the table of
+results.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedaux.report.results import group, read_records
     from fedaux.sweep.grid import Cell, axes_of, cells_of, expand
-    from fedaux.sweep.runner import Callback, Outcome, sweep
+    from fedaux.sweep.runner import Outcome, SweepCallback, sweep
 
 __all__ = [
     "Callback",
     "Cell",
     "Outcome",
+    "SweepCallback",
     "axes_of",
     "cells_of",
     "expand",
@@ -28,7 +29,7 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("Cell", "axes_of", "cells_of", "expand"), "fedaux.sweep.grid"),
-    **dict.fromkeys(("Outcome", "Callback", "sweep"), "fedaux.sweep.runner"),
+    **dict.fromkeys(("Outcome", "SweepCallback", "sweep"), "fedaux.sweep.runner"),
     **dict.fromkeys(("group", "read_records"), "fedaux.report.results"),
 }
 

@@ -1,8 +1,8 @@
-"""A sweep on several machines: its workers live on the nodes of a Ray cluster (docs/sweeps.md).
+"""A sweep on several machines: its workers run on the nodes of a Ray cluster (docs/sweeps.md).
 
-Only where a worker lives differs. An actor on a node starts the very `python -m fedaux.sweep.worker` that a sweep on
-one machine starts, and passes lines of JSON between it and the sweep; logs and runs go into the folder that all
-machines share. Ray decides which GPU a worker sees.
+An actor on a node starts `python -m fedaux.sweep.worker`, as on a single machine, and forwards JSON
+lines between it and the sweep. Logs and runs are in a folder that all machines share. Ray assigns
+the GPUs.
 """
 
 from __future__ import annotations
@@ -24,30 +24,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedaux.sweep.processes import PATIENCE, Lost, NoPlace, OwnProcess, Process, shared_cores
+from fedaux.sweep.processes import (
+    STOP_TIMEOUT,
+    LocalProcess,
+    Process,
+    SlotUnavailable,
+    WorkerLost,
+    shared_cores,
+)
 
-CHECKING = 120.0
-"""Seconds that a node has to tell what it sees and runs."""
-PLACING = 120.0
-"""Seconds that a node has to start a worker; it may be busy with others' work."""
-POLLING = 5.0
-"""Seconds after which an actor answers even where its worker says nothing."""
-NOTICING = 30.0
-"""Seconds that a cluster has to notice that a node is gone, where a worker was lost."""
+CHECK_TIMEOUT = 120.0
+"""Seconds a node has for the check of its folder and its version of fedaux."""
+START_TIMEOUT = 120.0
+"""Seconds a node has to start a worker; it may be busy."""
+POLL_SECONDS = 5.0
+"""Seconds after which an actor answers without output of its worker."""
+LOSS_TIMEOUT = 30.0
+"""Seconds a cluster has to detect the loss of a node, after a worker was lost."""
 CODE = """
 import hashlib, json, pathlib, fedaux
 root = pathlib.Path(fedaux.__file__).parent
 digest = hashlib.sha256()
 for file in sorted(root.rglob("*.py")):
-    digest.update(file.relative_to(root).as_posix().encode() + bytes(1) + file.read_bytes() + bytes(1))
+    name = file.relative_to(root).as_posix().encode()
+    digest.update(name + bytes(1) + file.read_bytes() + bytes(1))
 print(json.dumps({"version": fedaux.__version__, "path": str(root), "digest": digest.hexdigest()}))
 """
-"""Tells which fedaux a Python would run."""
+"""Prints which fedaux a Python imports."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster: how Ray and how people call it, and what it has."""
+    """A machine of the cluster: its id in Ray, a readable name, its resources."""
 
     id: str
     name: str
@@ -57,7 +65,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Share:
-    """What a worker gets: a node, a share of one of its GPUs or none, and how many workers are on that node."""
+    """Resources of a worker: a node, a share of a GPU or 0, and the number of workers on the
+    node."""
 
     node: Node
     gpu: float
@@ -65,9 +74,10 @@ class Share:
 
 
 def shares(nodes: Sequence[Node], *, jobs: int | None) -> list[Share]:
-    """Return a share for each worker, spread over the nodes: a worker a GPU or, where there is none, a node.
+    """Return the resources of each worker: one worker per GPU, or one per node without GPUs.
 
-    More ``jobs`` than that share GPUs, or the processors of nodes. Raises ValueError where there are not so many.
+    With more ``jobs``, workers share GPUs or the processors of nodes. Raises ValueError if there
+    are too few processors.
     """
     gpus, processors = sum(node.gpus for node in nodes), sum(node.processors for node in nodes)
     if gpus:
@@ -80,7 +90,7 @@ def shares(nodes: Sequence[Node], *, jobs: int | None) -> list[Share]:
         number = jobs or len({node.id for node in places})
         if number > len(places):
             raise ValueError(
-                f"jobs = {number}: should be at most {len(places)}, the processors of the cluster"
+                f"jobs = {number}: should be at most {len(places)}, the cluster's processors"
             )
     chosen = places[:number]
     part = 1 / math.ceil(number / gpus) if gpus else 0.0
@@ -93,10 +103,12 @@ def _in_turn(nodes: Sequence[Node], number: Callable[[Node], int]) -> list[Node]
 
 
 @contextmanager
-def seats(address: str, *, root: Path, jobs: int | None, most: int) -> Iterator[list[Distant]]:
-    """Join a cluster and yield at most ``most`` seats for workers on nodes that share the folder ``root``.
+def remote_slots(
+    address: str, *, root: Path, jobs: int | None, most: int
+) -> Iterator[list[RemoteSlot]]:
+    """Connect to a cluster and yield at most ``most`` slots on nodes that share ``root``.
 
-    Raises ValueError where there is no cluster, or its nodes lack the folder or run another fedaux.
+    Raises ValueError if there is no cluster, or its nodes lack the folder or have another fedaux.
     """
     ray = _ray()
     if own := not ray.is_initialized():
@@ -110,10 +122,10 @@ def seats(address: str, *, root: Path, jobs: int | None, most: int) -> Iterator[
             root=root,
             address=address,
         )
-        yield [Distant(ray, share, root) for share in listed]
+        yield [RemoteSlot(ray, share, root) for share in listed]
     finally:
         if own:
-            ray.shutdown()  # which ends all actors of this program
+            ray.shutdown()  # stops all actors of this program
 
 
 def _ray() -> Any:
@@ -125,16 +137,14 @@ def _ray() -> Any:
 
 
 def _join(ray: Any, address: str) -> None:
-    if not address.strip() or address == "local":  # with which Ray would start a cluster of its own
+    if not address.strip() or address == "local":  # Ray would start its own cluster
         raise ValueError(f"cluster = {address!r}: should be HOST:PORT, ray://HOST:PORT or auto")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ValueError(
-            f"cluster = {address!r}: no Ray cluster could be joined there ({error})"
-        ) from error
+        raise ValueError(f"cluster = {address!r}: no Ray cluster found ({error})") from error
 
 
 def _node(row: Mapping[str, Any]) -> Node:
@@ -150,11 +160,12 @@ def _on(node: Node) -> Any:
 
 
 def _check(ray: Any, nodes: Sequence[Node], *, root: Path, address: str) -> None:
-    """Raise ValueError naming every node that does not see or cannot write the folder, or runs another fedaux."""
+    """Raise ValueError for every node that lacks the folder, cannot write it or has another
+    fedaux."""
 
     def look(
         path: str, reply: str, program: str, seconds: float
-    ) -> dict[str, Any]:  # goes there as it stands
+    ) -> dict[str, Any]:  # sent to the node as is
         import subprocess
         import sys
         import time
@@ -163,7 +174,7 @@ def _check(ray: Any, nodes: Sequence[Node], *, root: Path, address: str) -> None
         until = time.monotonic() + seconds
         while (
             not Path(path).exists() and time.monotonic() < until
-        ):  # a network's file system may be late
+        ):  # network file systems have delays
             time.sleep(0.2)
         seen, refused = Path(path).exists(), ""
         if seen:
@@ -195,13 +206,13 @@ def _check(ray: Any, nodes: Sequence[Node], *, root: Path, address: str) -> None
         task = ray.remote(look)
         asked = {
             node.id: task.options(num_cpus=0, max_retries=0, scheduling_strategy=_on(node)).remote(
-                str(token), str(replies[node.id]), CODE, PATIENCE
+                str(token), str(replies[node.id]), CODE, STOP_TIMEOUT
             )
             for node in nodes
         }
         for node in nodes:
             try:
-                answer = ray.get(asked[node.id], timeout=CHECKING)
+                answer = ray.get(asked[node.id], timeout=CHECK_TIMEOUT)
             except ray.exceptions.RayError as error:
                 problems.append(f"node {node.name}: does not answer ({type(error).__name__})")
                 continue
@@ -220,25 +231,25 @@ def _problems(
     answer: Mapping[str, Any], reply: Path, root: Path, own: Mapping[str, str]
 ) -> Iterator[str]:
     if not answer["seen"]:
-        yield f"does not see {root}; all machines must share the sweep's folder under one path (--out)"
+        yield f"does not see {root}; all machines must share this folder (--out)"
     elif answer["refused"]:
         yield f"cannot write to {root} ({answer['refused']})"
     elif not _appears(reply):
-        yield f"has a {root} of its own; all machines must share the sweep's folder (--out)"
+        yield f"has another {root}; all machines must share this folder (--out)"
     try:
         other = json.loads(answer["out"])
     except ValueError:
-        last = (answer["error"].strip().splitlines() or ["nothing said"])[-1]
-        yield f"{answer['python']} there cannot import fedaux ({last}); install fedaux {own['version']} on it"
+        last = (answer["error"].strip().splitlines() or ["no output"])[-1]
+        yield f"{answer['python']} cannot import fedaux ({last}); install {own['version']}"
         return
     if other["version"] != own["version"]:
-        yield f"has fedaux {other['version']} at {other['path']}; should be {own['version']}, as on this machine"
+        yield f"has fedaux {other['version']} at {other['path']}; should be {own['version']}"
     elif other["digest"] != own["digest"]:
-        yield f"has other code of fedaux {own['version']} at {other['path']} than this machine at {own['path']}"
+        yield f"fedaux at {other['path']} differs from {own['path']} on this machine"
 
 
 def _appears(file: Path) -> bool:
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + STOP_TIMEOUT
     while not file.exists():
         if time.monotonic() > until:
             return False
@@ -246,8 +257,8 @@ def _appears(file: Path) -> bool:
     return True
 
 
-class Host:
-    """The actor: a worker's process on the actor's node, from afar."""
+class WorkerActor:
+    """A Ray actor that controls a worker process on its node."""
 
     def __init__(self, log: str, environment: Mapping[str, str | None], folder: str) -> None:
         chosen = {
@@ -256,7 +267,7 @@ class Host:
             if value is not None
         }
         here = Path(folder) if Path(folder).is_dir() else None
-        self._process = OwnProcess(log=Path(log), environment=chosen, folder=here)
+        self._process = LocalProcess(log=Path(log), environment=chosen, folder=here)
         self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._open = True
         threading.Thread(target=self._listen, daemon=True).start()
@@ -267,29 +278,29 @@ class Host:
         self._said.put(None)
 
     def ready(self) -> None:
-        """Answer once it is there."""
+        """Return once the actor has started."""
 
     def send(self, line: str) -> None:
-        """Give the worker a line."""
+        """Send a line to the worker."""
         self._process.send(line)
 
     def receive(self) -> tuple[list[str], bool]:
-        """Return what the worker has said since, after a while at the latest, and whether more may come."""
+        """Return new output of the worker, possibly none, and whether more may follow."""
         lines: list[str] = []
         with suppress(queue.Empty):
             while self._open:
-                line = self._said.get(timeout=POLLING if not lines else 0)
+                line = self._said.get(timeout=POLL_SECONDS if not lines else 0)
                 self._open = line is not None
                 lines += [] if line is None else [line]
         return lines, self._open
 
     def stop(self) -> int:
-        """End the worker."""
+        """Stop the worker."""
         return self._process.stop()
 
 
-class Distant:
-    """A seat on a node of the cluster."""
+class RemoteSlot:
+    """A slot on a node of a Ray cluster."""
 
     def __init__(self, ray: Any, share: Share, root: Path) -> None:
         self.device = "cuda" if share.gpu else None
@@ -299,9 +310,9 @@ class Distant:
         self._gone = False
 
     def start(self) -> Process:
-        """Start a worker on the node. Raises NoPlace where the node is gone or stays busy; then it is given up."""
+        """Start a worker on the node. Raises SlotUnavailable if the node is gone or busy."""
         node, gpu = self._share.node, self._share.gpu
-        # Ray gives every actor threads by its share of processors; torch shall have those of a worker of ours.
+        # Ray sets threads by an actor's share of processors; use those of a local worker.
         given = {
             key: value for key, value in os.environ.items() if key.startswith(("FEDAUX_", "OMP_"))
         }
@@ -317,24 +328,25 @@ class Distant:
             "max_concurrency": 4,
         }
         actor = (
-            self._ray.remote(Host)
+            self._ray.remote(WorkerActor)
             .options(**options, scheduling_strategy=_on(node))
             .remote(str(log), environment, str(Path.cwd()))
         )
         try:
-            self._ray.get(actor.ready.remote(), timeout=PLACING)
+            self._ray.get(actor.ready.remote(), timeout=START_TIMEOUT)
         except self._ray.exceptions.RayError as error:
             self._gone = True
             self._ray.kill(actor)
             needed = "GPU" if gpu else "processor"
-            raise NoPlace(
-                f"node {node.name}: no worker could be started, or no {needed} was free ({type(error).__name__})"
+            raise SlotUnavailable(
+                f"node {node.name}: a worker did not start, or no {needed} was free "
+                f"({type(error).__name__})"
             ) from error
-        return _DistantProcess(self._ray, actor, node)
+        return _RemoteProcess(self._ray, actor, node)
 
     def gone(self) -> bool:
-        """Whether the node is gone; the cluster gets a while to notice, a worker that is only out of reach to end."""
-        until = time.monotonic() + NOTICING
+        """Return whether the node is gone, after some time for the cluster to detect it."""
+        until = time.monotonic() + LOSS_TIMEOUT
         while not self._gone and time.monotonic() < until:
             alive = {row["NodeID"] for row in self._ray.nodes() if row["Alive"]}
             self._gone = self._share.node.id not in alive
@@ -342,8 +354,8 @@ class Distant:
         return self._gone
 
 
-class _DistantProcess:
-    """A worker on a node, by way of its actor."""
+class _RemoteProcess:
+    """A worker on a node, controlled by its actor."""
 
     def __init__(self, ray: Any, actor: Any, node: Node) -> None:
         self._ray = ray
@@ -351,21 +363,21 @@ class _DistantProcess:
         self._node = node
 
     def send(self, line: str) -> None:
-        """Give it a line."""
+        """Send a line."""
         self._ask(self._actor.send.remote(line))
 
     def lines(self) -> Iterator[str]:
-        """Yield what it says."""
+        """Yield the output line by line."""
         more = True
         while more:
             lines, more = self._ask(self._actor.receive.remote())
             yield from lines
 
     def stop(self) -> int | None:
-        """End it, and its actor."""
+        """Stop the worker and its actor."""
         status: int | None = None
-        with suppress(Exception):  # whatever became of it
-            status = self._ray.get(self._actor.stop.remote(), timeout=2 * PATIENCE)
+        with suppress(Exception):  # it may be gone
+            status = self._ray.get(self._actor.stop.remote(), timeout=2 * STOP_TIMEOUT)
         with suppress(Exception):
             self._ray.kill(self._actor)
         return status
@@ -373,15 +385,11 @@ class _DistantProcess:
     def _ask(self, answer: Any) -> Any:
         try:
             return self._ray.get(answer)
-        except (
-            self._ray.exceptions.RayTaskError
-        ):  # what its process raised, such as OSError, and also that
+        except self._ray.exceptions.RayTaskError:  # also the error that the process raised
             raise
         except self._ray.exceptions.RayError as error:
-            with suppress(
-                Exception
-            ):  # the line may be down, not the actor: nobody must go on with a cell that moves
+            with suppress(Exception):  # a reachable actor must not continue a cell that moves
                 self._ray.kill(self._actor)
-            raise Lost(
-                f"node {self._node.name}: the worker there is out of reach ({type(error).__name__})"
+            raise WorkerLost(
+                f"node {self._node.name}: the worker is unreachable ({type(error).__name__})"
             ) from error

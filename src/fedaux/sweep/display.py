@@ -1,40 +1,57 @@
-"""What a person sees of a sweep: the plan, its progress, and the table at its end."""
+"""Progress of a run or a sweep, the plan of a sweep, and the table of its results."""
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import TaskID, TextColumn
-from rich.table import Table
 
-from fedaux.formatting import setting_text
+from fedaux.config import Experiment
+from fedaux.formatting import plural, setting_text
 from fedaux.report.results import ranked, results_table, settings_of
 from fedaux.report.tables import to_terminal
-from fedaux.running.display import QUIET_SECONDS, live_bar
+from fedaux.running.display import LINE_SECONDS, live_bar
 from fedaux.sweep.grid import Cell
+from fedaux.sweep.runner import SweepCallback
 
-MOST_ROWS = 40
+if TYPE_CHECKING:
+    from rich.table import Table as TerminalTable
+
+    from fedaux.core.task import Task
+
+MAX_ROWS = 40
 
 
-class Display:
-    """A callback for people: a bar for the sweep and one for each running cell on a terminal, plain lines elsewhere."""
+class ProgressDisplay(SweepCallback):
+    """Bars on a terminal, a line every few seconds elsewhere; callback of a run or a sweep.
 
-    def __init__(self, console: Console) -> None:
+    A run (`experiment`, with `done` finished rounds) is displayed as a sweep of one cell.
+    """
+
+    def __init__(
+        self, console: Console, *, experiment: Experiment | None = None, done: int = 0
+    ) -> None:
         self._console = console
         self._cells: Sequence[Cell] = ()
         self._done: dict[str, int] = {}
         self._before = self._ended = 0
         self._began = time.monotonic()
-        self._spoke = 0.0
+        self._printed = 0.0
+        self._interrupted = False
         self._live = live_bar(console, TextColumn("{task.fields[text]}"))
         self._bars: dict[str, TaskID] = {}
+        self._single = experiment is not None
+        if experiment is not None:
+            self._start((Cell("", {}, experiment),), done={"": done})
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> ProgressDisplay:
+        self._previous_handler = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def __exit__(
@@ -44,73 +61,108 @@ class Display:
         trace: TracebackType | None,
     ) -> None:
         self._live.stop()
+        signal.signal(signal.SIGINT, self._previous_handler)
+
+    def _interrupt(self, *_: object) -> None:
+        # Python drops an exception raised in a destructor; the next phase then raises it again.
+        self._interrupted = True
+        raise KeyboardInterrupt
+
+    def phase(self, task: Task, round: int, name: str) -> None:
+        """Display the current phase of a run."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+        event = {"event": "phase", "phase": name, "method": task.method.name, "seed": task.seed}
+        self.progressed(self._cells[0], event | {"round": round})
+
+    def round(self, row: Mapping[str, Any]) -> None:
+        """Display a finished round of a run."""
+        self.progressed(self._cells[0], {"event": "round", **row})
 
     def planned(
         self, cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]
     ) -> None:
-        """Say what there is to do."""
-        self._cells, self._done = cells, dict(done)
-        self._ended = len(finished)
-        self._before = sum(done.values())
+        """Print the plan of a sweep."""
         for line in plan_lines(cells, finished=finished, done=done):
-            self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+            self._print(line)
+        self._ended = len(finished)
+        self._start(cells, done=done)
+
+    def _start(self, cells: Sequence[Cell], *, done: Mapping[str, int]) -> None:
+        self._cells, self._done, self._before = cells, dict(done), sum(done.values())
         self._bars[""] = self._live.add_task(
-            "all", total=self._total(), completed=self._before, text=self._standing()
+            "starting" if self._single else "all",
+            total=sum(cell.rounds for cell in cells),
+            completed=self._before,
+            text=self._status(),
         )
         if self._ended < len(cells):
             self._live.start()
 
     def started(self, cell: Cell) -> None:
-        """Show a cell that runs."""
+        """Add a bar for a cell."""
         self._bars[cell.name] = self._live.add_task(
             escape(cell.name), total=cell.rounds, completed=self._done[cell.name], text="starting"
         )
 
     def progressed(self, cell: Cell, event: Mapping[str, Any]) -> None:
-        """Show how far a cell is."""
-        where = f"{event['method']} seed {event['seed']} round {event['round']}/{cell.experiment.rounds}"
+        """Display the progress of a cell."""
+        rounds = cell.experiment.rounds
+        where = f"{event['method']} seed {event['seed']} round {event['round']}/{rounds}"
+        last = False
         if event["event"] == "round":
+            last = self._single and event["round"] == rounds
             self._done[cell.name] += 1
-            self._live.update(
-                self._bars[""], completed=sum(self._done.values()), text=self._standing()
-            )
-            accuracy = event["accuracy"]
-            where += "" if accuracy is None else f" {100 * accuracy:.1f} %"
+            if event["accuracy"] is not None:
+                where += f" {100 * event['accuracy']:.1f} %"
+            if event.get("clients_dropped"):
+                where += f", dropped clients {', '.join(event['clients_dropped'])}"
+            if event.get("model_kept"):
+                where += ", no usable update, the model is unchanged"
         else:
             where += f" {event['phase']}"
-        self._live.update(
-            self._bars[cell.name], completed=self._done[cell.name], text=escape(where)
-        )
-        if not self._console.is_terminal and time.monotonic() - self._spoke >= QUIET_SECONDS:
-            self._say(f"{cell.name}: {where}; {self._standing()}")
+        if self._single:
+            self._live.update(self._bars[""], description=escape(where))
+        else:
+            done = self._done[cell.name]
+            self._live.update(self._bars[cell.name], completed=done, text=escape(where))
+        self._update_total()
+        quiet = time.monotonic() - self._printed < LINE_SECONDS
+        if not self._console.is_terminal and (last or not quiet):
+            name = f"{cell.name}: " if cell.name else ""
+            self._print(f"{name}{where}; {self._status()}")
 
     def moved(self, cell: Cell, reason: str) -> None:
-        """Say that a cell waits for another worker."""
-        if (bar := self._bars.pop(cell.name, None)) is not None:
-            self._live.remove_task(bar)
-        self._say(f"{cell.name}: waits for another worker: {reason}")
+        """Report that a cell waits for another worker."""
+        self._remove_bar(cell)
+        self._print(f"{cell.name}: waits for another worker: {reason}")
 
     def ended(self, cell: Cell, reason: str | None) -> None:
-        """Say how a cell ended."""
+        """Report the outcome of a cell."""
         self._ended += 1
+        self._remove_bar(cell)
+        self._update_total()
+        how = "finished" if reason is None else f"FAILED: {reason}"
+        self._print(f"{cell.name}: {how}; {self._status()}")
+
+    def _remove_bar(self, cell: Cell) -> None:
         if (bar := self._bars.pop(cell.name, None)) is not None:
             self._live.remove_task(bar)
-        self._live.update(self._bars[""], completed=sum(self._done.values()), text=self._standing())
-        how = "finished" if reason is None else f"FAILED: {reason}"
-        self._say(f"{cell.name}: {how}; {self._standing()}")
 
-    def _say(self, line: str) -> None:
-        self._spoke = time.monotonic()
+    def _update_total(self) -> None:
+        done = sum(self._done.values())
+        self._live.update(self._bars[""], completed=done, text=self._status())
+
+    def _print(self, line: str) -> None:
+        self._printed = time.monotonic()
         self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
-    def _total(self) -> int:
-        return sum(cell.rounds for cell in self._cells)
-
-    def _standing(self) -> str:
-        """How many cells and rounds are done, and how long the rest will take at the pace so far."""
-        done, total = sum(self._done.values()), self._total()
-        text = f"{self._ended}/{len(self._cells)} cells, {done}/{total} rounds"
-        if done > self._before and done < total:
+    def _status(self) -> str:
+        """Return finished cells and rounds, and the expected remaining time."""
+        done, total = sum(self._done.values()), sum(cell.rounds for cell in self._cells)
+        text = "" if self._single else f"{self._ended}/{len(self._cells)} cells, "
+        text += f"{done}/{total} rounds"
+        if self._before < done < total:
             elapsed = time.monotonic() - self._began
             text += f", ETA {_time(elapsed / (done - self._before) * (total - done))}"
         return text
@@ -119,16 +171,14 @@ class Display:
 def plan_lines(
     cells: Sequence[Cell], *, finished: Sequence[str], done: Mapping[str, int]
 ) -> list[str]:
-    """Say how many cells there are, what differs between them, and how much is done already."""
+    """Return the number of cells, their differences, and the work done before."""
     values: dict[str, list[Any]] = {}
     for cell in cells:
         for key, value in cell.settings.items():
             seen = values.setdefault(key, [])
             seen += [value] if value not in seen else []
     rounds = sum(cell.rounds for cell in cells)
-    lines = [
-        f"Sweep: {len(cells)} cell{'s' if len(cells) != 1 else ''}, {rounds:,} rounds altogether"
-    ]
+    lines = [f"Sweep: {plural(len(cells), 'cell')}, {rounds:,} rounds in total"]
     lines += [f"  {key} = {', '.join(map(_shown, listed))}" for key, listed in values.items()]
     methods = list(dict.fromkeys(method for cell in cells for method in cell.experiment.method))
     seeds = list(dict.fromkeys(seed for cell in cells for seed in cell.experiment.seeds))
@@ -142,15 +192,15 @@ def plan_lines(
     return lines
 
 
-def result_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the ranking of methods and settings, best last round first."""
+def sweep_table(name: str, rows: Sequence[Mapping[str, Any]]) -> TerminalTable:
+    """Return the ranking of methods and settings, by accuracy of the last round."""
     keys = list(dict.fromkeys(key for row in rows for key in settings_of(row)))
     caption = f"{name}: test accuracy in %, mean ± standard deviation over seeds"
-    if len(rows) > MOST_ROWS:
-        caption += f"; the best {MOST_ROWS} of {len(rows)}, all are in the report"
+    if len(rows) > MAX_ROWS:
+        caption += f"; best {MAX_ROWS} of {len(rows)}, all rows are in the report"
     names = {key: key.rpartition(".")[2] for key in keys}
     return to_terminal(
-        results_table(ranked(rows)[:MOST_ROWS], names=names, caption=caption, without="seconds")
+        results_table(ranked(rows)[:MAX_ROWS], names=names, caption=caption, without="seconds")
     )
 
 

@@ -1,7 +1,7 @@
-"""From a recipe whose keys may be lists to a grid of experiments: every combination, each with a name of its own.
+"""Expand a recipe with lists to a grid of experiments, one cell for every combination.
 
-Whether a list is swept over is decided by the field's type. A list for a single value (`split.alpha`) is swept over. A
-list for what is a list anyway (`method`, `seeds`, `data.channel_mean`) is its value; a list of lists is swept over.
+The type of a field decides whether a list is swept over. For a single-valued field (`split.alpha`)
+it is; for a list-valued field (`method`, `seeds`, `data.channel_mean`) only a list of lists is.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fedaux.config import ConfigError, Experiment, ExperimentFields
 from fedaux.config_errors import inspect, plain, section_in
 
 APART = ("method", "seeds")
-"""Lists that mean several methods or seeds within one run, unless each is asked to be a run of its own."""
+"""Lists of methods or seeds within one run; `apart` makes each a separate run."""
 FIXED = {
-    "name": "names the sweep; its cells are named after what differs between them",
-    "output.directory": "is where the whole sweep goes",
-    "engine.device": "should be one device; --devices spreads cells over several",
+    "name": "is the name of the sweep; cells are named after their settings",
+    "output.directory": "is the directory of the whole sweep",
+    "engine.device": "should be one device; use --devices for several",
 }
-LONGEST_NAME = 120
+MAX_NAME_LENGTH = 120
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep: the name of its directory, the values of the swept keys, and the whole experiment."""
+    """One run of a sweep: the name of its directory, its swept settings, and its experiment."""
 
     name: str
     settings: Mapping[str, Any]
@@ -42,14 +42,15 @@ class Cell:
 
     @property
     def rounds(self) -> int:
-        """How many rounds all its methods and seeds play together."""
+        """Total number of rounds of all methods and seeds."""
         return self.experiment.rounds * len(self.experiment.method) * len(self.experiment.seeds)
 
 
 def expand(raw: Mapping[str, Any], *, apart: Sequence[str] = ()) -> list[Cell]:
-    """Return a cell for every combination of the swept keys, the last key fastest.
+    """Return a cell for every combination of the swept keys; the last key varies fastest.
 
-    Each of `apart` (`method`, `seeds`) is swept over too. Raises ConfigError with the mistakes of all cells.
+    Keys in `apart` (`method`, `seeds`) are swept over too. Raises ConfigError with the problems of
+    all cells.
     """
     axes, problems = axes_of(raw)
     for key in dict.fromkeys(apart):
@@ -58,24 +59,24 @@ def expand(raw: Mapping[str, Any], *, apart: Sequence[str] = ()) -> list[Cell]:
         elif key not in axes and key not in problems:
             axes[key] = _each(raw, key)
     table = plain(raw)
-    for key in problems:  # what is wrong with the rest is told too
+    for key in problems:  # check the other keys too
         _remove(table, key)
-    told = list(problems.values())
+    lines = list(problems.values())
     try:
         cells = cells_of(
             table, [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
         )
     except ConfigError as error:
-        told += error.problems
-    if told:
-        raise ConfigError(told)
+        lines += error.problems
+    if lines:
+        raise ConfigError(lines)
     return cells
 
 
 def cells_of(raw: Mapping[str, Any], points: Iterable[Mapping[str, Any]]) -> list[Cell]:
-    """Return a cell for each point, {dotted key: value}: the recipe with these values in place of its own.
+    """Return a cell for each point, {dotted key: value}: the recipe with these values.
 
-    Raises ConfigError with the mistakes of all cells, each told once.
+    Raises ConfigError with the problems of all cells, each once.
     """
     from fedaux.running.preflight import problems_of
 
@@ -93,7 +94,7 @@ def cells_of(raw: Mapping[str, Any], points: Iterable[Mapping[str, Any]]) -> lis
     if not listed:
         found["the grid is empty: there is no cell to run"] = []
     if found:
-        raise ConfigError([_told(line, of, number=len(names)) for line, of in found.items()])
+        raise ConfigError([_with_cells(line, of, number=len(names)) for line, of in found.items()])
     return [
         Cell(name, point, Experiment(**table))
         for name, point, table in zip(names, listed, tables, strict=True)
@@ -101,7 +102,7 @@ def cells_of(raw: Mapping[str, Any], points: Iterable[Mapping[str, Any]]) -> lis
 
 
 def axes_of(raw: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, str]]:
-    """Return the values of each key that is swept over, and a line for each whose list cannot be, by dotted name."""
+    """Return the values of each swept key, and a line for each invalid list, by dotted key."""
     axes: dict[str, list[Any]] = {}
     problems: dict[str, str] = {}
     for key, annotation, values in _lists(plain(raw), ExperimentFields, ""):
@@ -111,8 +112,8 @@ def axes_of(raw: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, str
                 continue  # its value
             if not all(inner):
                 problems[key] = (
-                    f"{key} = {_shown(values)}: is a list by itself, and some of its items are lists; should be one "
-                    "list, or a list of lists to sweep over"
+                    f"{key} = {_shown(values)}: mixes lists and other items; should be one list, "
+                    "or a list of lists to sweep over"
                 )
                 continue
         if reason := FIXED.get(key):
@@ -129,7 +130,7 @@ def axes_of(raw: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, str
 
 
 def is_list(annotation: Any) -> bool:
-    """Whether a field holds several values by itself."""
+    """Return whether a field is list-valued."""
     origin = get_origin(annotation)
     if origin in (tuple, list) or annotation in (tuple, list):
         return True
@@ -146,7 +147,7 @@ def is_list(annotation: Any) -> bool:
 def _lists(
     table: Mapping[str, Any], section: type[BaseModel], prefix: str
 ) -> Iterator[tuple[str, Any, list[Any]]]:
-    """Yield key, type and value wherever a key of a recipe holds a list; unknown keys are others' to tell."""
+    """Yield key, type and value of every list in a recipe; unknown keys are skipped."""
     for name, value in table.items():
         key, field = prefix + name, section.model_fields.get(name)
         if field is None:
@@ -168,14 +169,14 @@ def _lists(
 
 
 def _each(raw: Mapping[str, Any], key: str) -> list[Any]:
-    """Return the methods as they are, or each seed in a list of its own, for the field is one."""
+    """Return the methods, or each seed as a list of one."""
     value = raw.get(key, list(ExperimentFields.model_fields[key].default))
     listed = value if isinstance(value, list | tuple) else [value]
     return list(listed) if key == "method" else [[item] for item in listed]
 
 
 def _with_settings(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe with values in the places that dotted keys name; numbers count the items of a list."""
+    """Return a recipe with values set at dotted keys; numbers are indices of lists."""
     table = deepcopy(plain(raw))
     for key, value in settings.items():
         *parents, last = key.split(".")
@@ -185,7 +186,7 @@ def _with_settings(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
                 place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
             place[int(last) if isinstance(place, list) else last] = deepcopy(value)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
-            raise ConfigError([f"{key}: names no place in the recipe"]) from error
+            raise ConfigError([f"{key}: is no key of the recipe"]) from error
     return dict(table)
 
 
@@ -200,9 +201,9 @@ def _remove(table: Any, key: str) -> None:
 
 
 def cell_names(points: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a readable name a point, fit for a directory: `alpha=0.01,epsilon=0.1`; the same point, the same name.
+    """Return a readable directory name per point: `alpha=0.01,epsilon=0.1`.
 
-    Values that would read alike, such as two paths that end alike, get a digest.
+    Different values with the same text, such as paths with the same file name, get a digest.
     """
     keys = list(dict.fromkeys(key for point in points for key in point))
     ends = Counter(key.rpartition(".")[2] for key in keys)
@@ -223,14 +224,14 @@ def cell_names(points: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     return [
         name
-        if len(name) <= LONGEST_NAME
-        else f"{name[: LONGEST_NAME - 9]}-{_digest(_exact(dict(point)))}"
+        if len(name) <= MAX_NAME_LENGTH
+        else f"{name[: MAX_NAME_LENGTH - 9]}-{_digest(_exact(dict(point)))}"
         for name, point in zip(names, points, strict=True)
     ]
 
 
 def value_name(value: Any) -> str:
-    """Return a value as part of a file's name: numbers as people write them, the last part of a path."""
+    """Return a value as part of a file name; of a path only the last part."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -244,7 +245,7 @@ def value_name(value: Any) -> str:
 
 
 def _exact(value: Any) -> str:
-    """Return a value as text that differs where values do; 1 and 1.0 do not."""
+    """Return a unique text for a value; 1 and 1.0 are the same."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True, default=str)
@@ -254,8 +255,8 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _told(line: str, cells: Sequence[str], *, number: int) -> str:
-    """Return a problem with the cells that have it, unless all have."""
+def _with_cells(line: str, cells: Sequence[str], *, number: int) -> str:
+    """Return a problem with the cells that have it, unless all do."""
     if len(cells) in (0, number):
         return line
     others = len(cells) - 1

@@ -1,4 +1,4 @@
-"""The process of a worker, as whoever gives it cells sees it: lines of JSON go in, and lines come out until it ends."""
+"""Worker processes and the slots they run in: JSON lines in, JSON lines out."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-PATIENCE = 10.0
-"""Seconds that a process has to end by itself."""
+STOP_TIMEOUT = 10.0
+"""Seconds a process has to stop by itself."""
 
 
-class Lost(Exception):
-    """A process is out of reach, with the machine it was on."""
+class WorkerLost(Exception):
+    """A worker is unreachable, with its machine."""
 
 
-class NoPlace(Lost):
-    """A process could not be started: its machine is gone, or has nothing free."""
+class SlotUnavailable(WorkerLost):
+    """A worker could not be started: its machine is gone or has no free resources."""
 
 
 class Process(Protocol):
-    """A worker that has been started, here or on another machine. Raises Lost where that machine is gone."""
+    """A running worker, local or remote. Raises WorkerLost if its machine is gone."""
 
     def send(self, line: str) -> None:
-        """Give it a line. Raises OSError where it does not listen."""
+        """Send a line. Raises OSError if the worker does not read it."""
 
     def lines(self) -> Iterator[str]:
-        """Yield what it says, line by line, until it ends."""
+        """Yield the worker's output line by line until it exits."""
 
     def stop(self) -> int | None:
-        """End it, and return its status where that is known."""
+        """Stop the worker and return its exit status, if known."""
 
 
-class Seat(Protocol):
-    """A place for a worker."""
+class Slot(Protocol):
+    """A place to run a worker."""
 
     @property
     def device(self) -> str | None:
-        """The device of its cells; None leaves it to the recipe."""
+        """The device of its cells; None for the recipe's own."""
 
     def start(self) -> Process:
-        """Start a worker. Raises NoPlace where there can be none any more."""
+        """Start a worker. Raises SlotUnavailable if the slot cannot run one any more."""
 
     def gone(self) -> bool:
-        """Whether no worker can be started here any more; asked after one was lost, which may take a while."""
+        """Return whether the slot is gone for good; called after a worker was lost, may wait."""
 
 
-class OwnProcess:
+class LocalProcess:
     """A worker on this machine, which stops when its input ends."""
 
     def __init__(
@@ -60,16 +60,12 @@ class OwnProcess:
         lock: int | None = None,
         folder: Path | None = None,
     ) -> None:
-        """``lock`` is a file that stays locked as long as the worker lives; ``folder`` is where it works."""
+        """``lock``: descriptor of a file that stays locked until the worker exits."""
+        inherited = [] if lock is None else [lock]
         log.parent.mkdir(exist_ok=True)
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "fedaux.sweep.worker",
-                    *([] if lock is None else [str(lock)]),
-                ],
+                [sys.executable, "-m", "fedaux.sweep.worker", *map(str, inherited)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -77,41 +73,41 @@ class OwnProcess:
                 encoding="utf-8",
                 env=environment,
                 cwd=folder,
-                pass_fds=[] if lock is None else [lock],
+                pass_fds=inherited,
             )
 
     def send(self, line: str) -> None:
-        """Give it a line."""
+        """Send a line."""
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def lines(self) -> Iterator[str]:
-        """Return what it says, line by line; a generator would close the pipe when it is left."""
+        """Return an iterator over the output; a generator would close the pipe when abandoned."""
         assert self._process.stdout is not None
         return iter(self._process.stdout)
 
     def stop(self) -> int:
-        """End it, and return its status."""
+        """Stop the process and return its exit status."""
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
         try:
-            return self._process.wait(timeout=PATIENCE)
+            return self._process.wait(timeout=STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
 
 
 def shared_cores(cores: int, *, at_once: int) -> dict[str, str]:
-    """Return the environment of one of several workers on a machine: a share of its cores, and idle threads sleep."""
+    """Return the environment of one of several workers: a share of the cores, no busy waiting."""
     if at_once <= 1:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, cores // at_once)), "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-class Here:
-    """A seat on this machine; its worker holds the sweep's lock too, so that it is free when the last one is gone."""
+class LocalSlot:
+    """A slot on this machine; its worker inherits the sweep's lock and releases it on exit."""
 
     def __init__(self, root: Path, device: str | None, *, lock: int, at_once: int) -> None:
         self.device = device
@@ -122,13 +118,10 @@ class Here:
     def start(self) -> Process:
         """Start a worker."""
         environment = shared_cores(os.cpu_count() or 1, at_once=self._at_once) | dict(os.environ)
-        if (
-            os.environ.get("FEDAUX_CACHE") == ""
-        ):  # nothing is shared with others, but the cells of one sweep share h0
+        if os.environ.get("FEDAUX_CACHE") == "":  # no global store, but cells of a sweep share h0
             environment["FEDAUX_CACHE"] = str((self._root / ".shared").resolve())
-        return OwnProcess(
-            log=self._root / "logs" / "workers.log", environment=environment, lock=self._lock
-        )
+        log = self._root / "logs" / "workers.log"
+        return LocalProcess(log=log, environment=environment, lock=self._lock)
 
     def gone(self) -> bool:
         """Return False."""

@@ -1,10 +1,10 @@
-"""A worker of a sweep, a process of its own: runs the cells it is given one after another, and says how far it is.
+"""A worker process of a sweep: runs cells one after another and reports their progress.
 
     python -m fedaux.sweep.worker [LOCK]
 
-Cells come as lines of JSON on its input, what happens goes out likewise; LOCK is the number of a file that stays locked
-as long as the worker lives, where the sweep is on the same machine. When its input ends, so does the worker, at once:
-finished rounds are safe on disk, and a sweep that is killed leaves nobody behind.
+Cells arrive as JSON lines on standard input, events are written to standard output. LOCK is the
+descriptor of a file that stays locked until the worker exits (local sweeps only). The worker exits
+as soon as its input ends, so that a killed sweep leaves no processes; finished rounds are on disk.
 """
 
 from __future__ import annotations
@@ -30,43 +30,33 @@ if TYPE_CHECKING:
     from fedaux.core.task import Task
     from fedaux.running.run import Inputs
 
-OF_ROUNDS = {
-    *(
-        "name",
-        "method",
-        "seeds",
-        "rounds",
-        "participation_rate",
-        "split",
-        "pretraining",
-        "certainty",
-        "local",
-    ),
-    *("distillation", "bayesian", "memory", "evaluation", "output"),
+ROUND_SECTIONS = {
+    *("name", "method", "seeds", "rounds", "participation_rate", "split", "pretraining"),
+    *("certainty", "local", "distillation", "bayesian", "memory", "evaluation", "output"),
 }
-"""Sections that neither the data on the device nor compiled steps depend on."""
-OF_MODELS = {"prototypes", "mode", "batch_normalisation"}
-"""Sections that compiled steps depend on, and the data does not."""
-OF_TEXTS = {"pretraining", "prototypes"}
-"""Where the vocabulary of texts may come from."""
-QUIET_SECONDS = 0.5
+"""Sections that affect neither the data on the device nor compiled steps."""
+MODEL_SECTIONS = {"prototypes", "mode", "batch_normalisation"}
+"""Sections that affect compiled steps but not the data."""
+VOCABULARY_SECTIONS = {"pretraining", "prototypes"}
+"""Sections that affect the vocabulary of texts."""
+REPORT_SECONDS = 0.5
+"""Minimum time between two reported phases."""
 
 
 def input_keys(experiment: Experiment) -> tuple[str, str]:
-    """Return what the data and what the compiled steps of an experiment depend on, as text."""
+    """Return the settings that data and compiled steps depend on, as JSON."""
     table = experiment.to_dict()
-    others = (OF_ROUNDS | OF_MODELS) - (OF_TEXTS if experiment.text is not None else set())
+    others = (ROUND_SECTIONS | MODEL_SECTIONS) - (
+        VOCABULARY_SECTIONS if experiment.text is not None else set()
+    )
     data = {key: table[key] for key in sorted(table.keys() - others)}
     return json.dumps(data), json.dumps(
-        {key: table[key] for key in sorted(table.keys() & OF_MODELS)}
+        {key: table[key] for key in sorted(table.keys() & MODEL_SECTIONS)}
     )
 
 
-class Remembered:
-    """Loads the inputs of a cell, or takes those of the cell before where nothing they depend on has changed.
-
-    On a GPU, start, data and compilation take longer than many a cell.
-    """
+class InputCache:
+    """Loads the inputs of a cell, or reuses those of the previous one if they are the same."""
 
     def __init__(self) -> None:
         self._inputs: Inputs | None = None
@@ -83,50 +73,50 @@ class Remembered:
         if (data, models) == self._keys and self._inputs is not None:
             return self._inputs
         if self._inputs is not None and self._inputs.compute.compile:
-            torch.compiler.reset()  # what was compiled for other models would count against those to come
+            torch.compiler.reset()  # graphs of other models count towards the recompile limit
         if data == self._keys[0] and self._inputs is not None:
             compute = compute_for(experiment.engine, self._inputs.auxiliary.device, experiment.data)
             self._inputs = replace(self._inputs, compute=compute)
         else:
-            self._inputs = None  # the old data makes room first
+            self._inputs = None  # free the memory of the old data first
             self._inputs = load_inputs(experiment)
         self._keys = data, models
         return self._inputs
 
 
-class Telling:
-    """A callback that passes on what it sees."""
+class EventWriter:
+    """A callback that writes events as JSON lines."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
-        self._spoke = 0.0
+        self._reported = 0.0
         self._preparing = ""
 
-    def tell(self, **event: Any) -> None:
+    def write(self, **event: Any) -> None:
         """Write one event."""
         self._out.write(json.dumps(event) + "\n")
         self._out.flush()
 
     def phase(self, task: Task, round: int, name: str) -> None:
-        """Tell what is being done, now and then; of the preparation all of it, for each part can take long."""
+        """Report every phase of the preparation, and phases of rounds at intervals."""
         kind = name.partition(" ")[0]
         prepares = round == 0 and kind != self._preparing
-        if prepares or time.monotonic() - self._spoke >= QUIET_SECONDS:
-            self._spoke = time.monotonic()
+        if prepares or time.monotonic() - self._reported >= REPORT_SECONDS:
+            self._reported = time.monotonic()
             self._preparing = kind
-            self.tell(
+            self.write(
                 event="phase", method=task.method.name, seed=task.seed, round=round, phase=name
             )
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Tell of a finished round."""
-        self.tell(
+        """Report a finished round."""
+        self.write(
             event="round", **{key: row[key] for key in ("method", "seed", "round", "accuracy")}
         )
 
 
-def run_cell(order: Mapping[str, Any], *, load: Remembered, telling: Telling) -> None:
-    """Run one cell, with what it prints in its log, and tell how it ended."""
+def run_cell(order: Mapping[str, Any], *, load: InputCache, events: EventWriter) -> None:
+    """Run one cell with its output in its log, and report its outcome."""
     from fedaux.running import run as execute
 
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -141,30 +131,28 @@ def run_cell(order: Mapping[str, Any], *, load: Remembered, telling: Telling) ->
             Experiment(**plain(table)),
             out=Path(order["out"]),
             resume=True,
-            callback=telling,
+            callback=events,
             load=load,
         )
     except (Exception, SystemExit) as error:
         traceback.print_exc()
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        telling.tell(event="failed", reason=reason.strip())
+        events.write(event="failed", reason=reason.strip())
     else:
-        telling.tell(event="finished")
+        events.write(event="finished")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        gc.collect()  # a federation holds its graphs in circles
+        gc.collect()  # CUDA graphs are in reference cycles
 
 
 def main() -> None:
-    """Run cells until there are no more."""
+    """Run cells until the input ends."""
     for lock in sys.argv[1:]:
         os.set_inheritable(int(lock), False)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal sends it to everybody; the sweep ends its workers itself
-    telling = Telling(os.fdopen(os.dup(1), "w", encoding="utf-8"))
-    os.dup2(2, 1)  # nothing else may write between the events
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the sweep stops its workers itself
+    events = EventWriter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    os.dup2(2, 1)  # other output must not mix with the events
     orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def listen() -> None:
@@ -173,7 +161,7 @@ def main() -> None:
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
-    load = Remembered()
+    load = InputCache()
     while True:
         order = orders.get()
         if "plugins" in order:
@@ -182,7 +170,7 @@ def main() -> None:
             for path in order["plugins"]:
                 load_plugin(path)
             continue
-        run_cell(order, load=load, telling=telling)
+        run_cell(order, load=load, events=events)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from fedaux.core.compute import Compute
 from fedaux.fast.convolutions import plain_type
 from fedaux.models import SplitModel
 from fedaux.models.resnet import ResNetFeatures, resnet8
-from fedaux.models.split import is_meddled_with
+from fedaux.models.split import has_overrides
 
 INSTALLED = find_spec("triton") is not None
 CAPABILITY = (9, 0)
@@ -112,7 +112,7 @@ def is_like(module: nn.Module, expected: nn.Module) -> bool:
     return str(module) == str(expected) and all(
         plain_type(part) is type(other)
         and _settings(part) == _settings(other)
-        and not is_meddled_with(part)
+        and not has_overrides(part)
         for part, other in zip(module.modules(), expected.modules(), strict=True)
     )
 

@@ -1,4 +1,4 @@
-"""The workers of a sweep and the cells they share: who takes which, and what becomes of a cell whose worker is lost."""
+"""Workers take cells from a common queue; a cell whose worker is lost returns to the queue."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 
 from fedaux.running import plugins
 from fedaux.sweep.grid import Cell
-from fedaux.sweep.processes import PATIENCE, Lost, NoPlace, Process, Seat
+from fedaux.sweep.processes import STOP_TIMEOUT, Process, Slot, SlotUnavailable, WorkerLost
 
 Events = queue.SimpleQueue[tuple[Cell, Mapping[str, Any]] | None]
-"""What happens to the cells; None where a worker has no more to do."""
-MOST_LOSSES = 3
-"""How often a cell may lose its worker before it counts as failed: perhaps it is the cell that brings machines down."""
+"""Events of the cells; None when a worker has finished."""
+MAX_LOSSES = 3
+"""Times a cell may lose its worker before it counts as failed: the cell may be the cause."""
 
 
-class Work:
-    """The cells that are left, taken by several threads."""
+class CellQueue:
+    """The cells that are left, shared by several threads."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Work:
         time_limit: float | None,
         may_return: bool = False,
     ) -> None:
-        """Where cells ``may_return``, whoever finds none waits for those that others have taken."""
+        """``may_return``: if no cell is left, wait for those that are running elsewhere."""
         self.left = list(cells)
         self._done = done
         self._limit = time_limit
@@ -45,7 +45,7 @@ class Work:
         self._changed = threading.Condition()
 
     def take(self) -> Cell | None:
-        """Return the next cell that is expected to be finished in time."""
+        """Return the next cell that is expected to finish in time."""
         with self._changed:
             while True:
                 for place, cell in enumerate(self.left):
@@ -56,22 +56,22 @@ class Work:
                     return None
                 self._changed.wait()
 
-    def took(self, cell: Cell, seconds: float | None) -> None:
-        """Learn from a cell that has ended: how long it took, where it is finished."""
+    def done(self, cell: Cell, *, seconds: float | None) -> None:
+        """Remove a cell that has ended; ``seconds`` is its duration if it succeeded."""
         with self._changed:
             if seconds is not None:
                 self._rates.append(seconds / max(1, self._rounds(cell)))
             self._taken -= 1
             self._changed.notify_all()
 
-    def lose(self, cell: Cell) -> bool:
-        """Count a cell whose worker was lost; return whether it may be tried again."""
+    def count_loss(self, cell: Cell) -> bool:
+        """Count the loss of a cell's worker; return whether the cell may be tried again."""
         with self._changed:
             self._losses[cell.name] += 1
-            return self._losses[cell.name] < MOST_LOSSES
+            return self._losses[cell.name] < MAX_LOSSES
 
-    def give_back(self, cell: Cell) -> None:
-        """Leave a cell to another worker."""
+    def put_back(self, cell: Cell) -> None:
+        """Return a cell to the queue for another worker."""
         with self._changed:
             self.left.insert(0, cell)
             self._taken -= 1
@@ -88,24 +88,27 @@ class Work:
 
 
 class Worker:
-    """One process that runs cells, started when there is one; a new one takes the place of one that failed."""
+    """A process that runs cells, started on demand and replaced after a failure."""
 
-    def __init__(self, root: Path, seat: Seat) -> None:
+    def __init__(self, root: Path, slot: Slot) -> None:
         self._root = root
-        self._seat = seat
+        self._slot = slot
         self.gone = False
-        """Whether it can run no more cells."""
+        """Whether its slot is gone."""
         self._process: Process | None = None
         self._closed = False
         self._starting = threading.Lock()
 
     def run(self, cell: Cell, events: Events) -> str | None:
-        """Run a cell and pass on what happens; return the reason if it failed. Raises Lost if its machine is gone."""
+        """Run a cell and forward its events; return the reason if it failed.
+
+        Raises WorkerLost if the worker's machine is gone.
+        """
         try:
             return self._run(cell, events)
-        except Lost:
+        except WorkerLost:
             self._process = None
-            self.gone = self._seat.gone()
+            self.gone = self._slot.gone()
             raise
 
     def _run(self, cell: Cell, events: Events) -> str | None:
@@ -117,7 +120,7 @@ class Worker:
             "experiment": cell.experiment.to_dict(),
             "out": str(self._root / cell.name),
             "log": str(self._root / "logs" / f"{cell.name}.log"),
-            "device": self._seat.device,
+            "device": self._slot.device,
         }
         reason = None
         try:
@@ -130,59 +133,47 @@ class Worker:
                     reason = str(event["reason"])
                     break
                 events.put((cell, event))
-        except (OSError, ValueError) as error:  # its end of the pipe is gone
-            reason = f"the worker does not listen ({error})"
-        # Whatever made a cell fail may have left the process in disorder.
-        status = process.stop()
+        except (OSError, ValueError) as error:  # the pipe is closed
+            reason = f"the worker does not respond ({error})"
+        status = process.stop()  # a failed cell may leave the process in a bad state
         self._process = None
-        return (
-            reason or f"the worker ended by itself, with status {status}; see {self._root / 'logs'}"
-        )
+        return reason or f"the worker exited with status {status}; see {self._root / 'logs'}"
 
     def close(self) -> None:
-        """End the process, if there is one, for good."""
+        """Stop the process, if there is one, and start no other."""
         self._closed = True
-        if self._starting.acquire(
-            timeout=PATIENCE
-        ):  # a machine that is slow to start one is left to the cluster
+        if self._starting.acquire(timeout=STOP_TIMEOUT):  # Ray stops a worker that starts slowly
             self._starting.release()
         if self._process is not None:
             self._process.stop()
 
     def _start(self) -> Process:
-        process = self._seat.start()
+        process = self._slot.start()
         if paths := list(plugins.LOADED):
             process.send(json.dumps({"plugins": [str(path) for path in paths]}))
         return process
 
 
-def serve(worker: Worker, work: Work, events: Events) -> None:
-    """Give a worker cells until there are none, or it is gone."""
+def serve(worker: Worker, cells: CellQueue, events: Events) -> None:
+    """Run cells on a worker until none is left or its slot is gone."""
     try:
-        while (cell := work.take()) is not None:
+        while (cell := cells.take()) is not None:
             events.put((cell, {"event": "started"}))
             began = time.monotonic()
             try:
                 reason = worker.run(cell, events)
-            except Lost as error:
-                if isinstance(error, NoPlace) or work.lose(cell):
+            except WorkerLost as error:
+                if isinstance(error, SlotUnavailable) or cells.count_loss(cell):
                     events.put((cell, {"event": "moved", "reason": str(error)}))
-                    work.give_back(cell)
+                    cells.put_back(cell)
                 else:
-                    events.put(
-                        (
-                            cell,
-                            {
-                                "event": "ended",
-                                "reason": f"lost its worker {MOST_LOSSES} times: {error}",
-                            },
-                        )
-                    )
-                    work.took(cell, None)
+                    reason = f"lost its worker {MAX_LOSSES} times: {error}"
+                    events.put((cell, {"event": "ended", "reason": reason}))
+                    cells.done(cell, seconds=None)
                 if worker.gone:
                     return
                 continue
             events.put((cell, {"event": "ended", "reason": reason}))
-            work.took(cell, time.monotonic() - began if reason is None else None)
+            cells.done(cell, seconds=time.monotonic() - began if reason is None else None)
     finally:
         events.put(None)
