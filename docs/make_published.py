@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedaux.paper import published
-from fedaux.paper.tables import Table
+from fedaux.report.tables import Table, to_markdown
 
 HEADING = """# The paper's tables
 
@@ -29,16 +29,15 @@ def render() -> str:
                 for method, cells in block.items()
                 if method != "columns"
             ]
-            parts.append(Table([title, *block["columns"]], rows).to_markdown())
+            parts.append(to_markdown(Table([title, *block["columns"]], rows)))
     claims = [[name, claim["value"]] for name, claim in published.tables()["claims"].items()]
-    table = Table(["where", "value"], claims).to_markdown()
-    parts.append(f"## In the text\n\nFigures that stand in the text alone.\n\n{table}")
+    table = to_markdown(Table(["where", "value"], claims))
+    parts.append(f"## In the text\n\nFigures that appear only in the text.\n\n{table}")
     subsets = [
         [name, *cells] for name, cells in published.tables()["subsets"].items() if name != "label"
     ]
-    parts.append(
-        Table(["subset", "WordNet id", "images"], subsets, "Subsets of ImageNet").to_markdown()
-    )
+    table = to_markdown(Table(["subset", "WordNet id", "images"], subsets))
+    parts.append(f"## Subsets of ImageNet\n\n{table}")
     return "\n".join(parts)
 
 

@@ -129,6 +129,10 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
             "auxiliary.source = 'letter': not known; did you mean letters?",
         ),
         (
+            {"certainty": {"mechanism": "release"}},
+            "certainty.mechanism = 'release': not known; did you mean released-code?",
+        ),
+        (
             {"certainty": {"mechanism": "maen"}},
             "certainty.mechanism = 'maen': not known; did you mean mean?",
         ),

@@ -296,7 +296,7 @@ class Certainty(Section):
     sharpness: Positive = 0.5
     """`mean`: exponent applied to density ratios before they become weights."""
     regularisation: Positive = 0.1
-    """`paper` and `release`: λ of the logistic regression."""
+    """`paper` and `released-code`: λ of the logistic regression."""
 
 
 class LocalPrivacy(Section):

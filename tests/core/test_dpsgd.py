@@ -282,7 +282,7 @@ def test_a_protected_run_states_one_number_for_everything_a_client_sent(tmp_path
     assert len(lines) == 4
     assert "fedaux released one vector for certainty scores at (ε, δ) = (1, 1e-5)" in lines[0]
     assert "sent 2 model updates, trained with DP-SGD, at ε = " in lines[1]
-    assert f"(ε, δ) = ({scored['epsilon']:.4g}, 1e-5) at most" in lines[1]
+    assert f"at most (ε, δ) = ({scored['epsilon']:.4g}, 1e-5)" in lines[1]
     assert lines[3] == f"Not protected: {ledger['unprotected']}"
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert all(

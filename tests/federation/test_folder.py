@@ -18,7 +18,7 @@ from rich.console import Console
 from fedaux.config import ConfigError
 from fedaux.core.dpsgd import update_entry
 from fedaux.data import load_labelled
-from fedaux.federation.checking import _score_entry, check_node
+from fedaux.federation.check import _score_entry, check_node
 from fedaux.federation.folder import port_of, write_folder
 from fedaux.federation.node import load_node
 from fedaux.federation.policy import Guard
@@ -122,7 +122,7 @@ def test_nothing_is_overwritten_and_names_are_checked(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert (
         done.stderr
-        == f"error: {tmp_path / 'used'} is there already, and is not overwritten; choose another name\n"
+        == f"error: {tmp_path / 'used'} exists already and is not overwritten; choose another name\n"
     )
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["note"]
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -218,8 +218,8 @@ def test_check_says_what_a_node_holds_and_what_would_leave_it(node: Path) -> Non
     )
     assert "NOT PRIVATE: privacy.noise = simulated" in text
     assert "A trial: [split] gives this node" in text
-    assert "(ε, δ) = (0.5, 1e-5), 1 time, one a seed" in text
-    assert "Within the budget: together ε = 0.5 at δ = 1e-05." in text
+    assert "(ε, δ) = (0.5, 1e-5), 1 time, once per seed" in text
+    assert "Within the budget: total ε = 0.5 at δ = 1e-05." in text
     assert not (node.parent / "state-1").exists()  # looking leaves nothing behind
 
 
@@ -251,7 +251,7 @@ def test_check_counts_what_was_spent_before_and_what_training_would_cost(node: P
     said, willing = check_node(node, recipe=str(node.parents[1] / "app/recipe.toml"))
     assert not willing
     assert "of which 0.5 is spent (1 releases" in text_of(said)
-    assert "REFUSED: all of it" in text_of(said)
+    assert "REFUSED: if this client takes part in every round" in text_of(said)
 
     (node.parents[1] / "dp.toml").write_text(
         'method = ["fedavg"]\nrounds = 4\n[split]\nnum_clients = 3\n[local.privacy]\nnoise_multiplier = 40.0\n'
@@ -262,9 +262,7 @@ def test_check_counts_what_was_spent_before_and_what_training_would_cost(node: P
     examples = own_data(config)[1]
     update = update_entry(experiment.local, num_examples=examples, client=1, noise="simulated")
     assert willing
-    assert f"together ε = {Guard(load_node(node)).spent([entry, *[update] * 4]):.4g} " in text_of(
-        said
-    )
+    assert f"total ε = {Guard(load_node(node)).spent([entry, *[update] * 4]):.4g} " in text_of(said)
 
 
 def test_the_exit_status_of_check_is_the_nodes_answer(node: Path) -> None:

@@ -69,9 +69,9 @@ def test_private_keys_are_private_and_nothing_is_overwritten(
     for key in (releases / "ca.key", releases / "server.key", tmp_path / "node.key"):
         assert stat.S_IMODE(key.stat().st_mode) == 0o600, key
     before = (releases / "ca.crt").read_bytes(), (tmp_path / "node.key").read_bytes()
-    with pytest.raises(ValueError, match=r"ca.crt is there already"):
+    with pytest.raises(ValueError, match=r"ca.crt exists already"):
         write_certificates(releases, hosts=["server.example"], days=30)
-    with pytest.raises(ValueError, match=r"node.key is there already"):
+    with pytest.raises(ValueError, match=r"node.key exists already"):
         write_node_key(tmp_path / "node.key")
     assert ((releases / "ca.crt").read_bytes(), (tmp_path / "node.key").read_bytes()) == before
 
@@ -134,7 +134,7 @@ def answer_to(
         "client": client and (client, 1234),
         "server": (server, 8000),
     }
-    asyncio.run(processes.FromOutsideFleetOnly(application)(scope, receive, send))
+    asyncio.run(processes.RemoteNodesOnly(application)(scope, receive, send))
     return str(sent[0].get("status", sent[0]["type"]))
 
 
@@ -240,10 +240,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     done = federate_command("link", "hospitals", cwd=tmp_path)
     assert done.returncode == 2
     assert "certificates/ca.crt: there is no such file; fedaux federate certificates" in done.stderr
-    assert (
-        "`fedaux federate init` makes the folder"
-        in federate_command("link", ".", cwd=tmp_path).stderr
-    )
+    assert "`fedaux federate init` creates" in federate_command("link", ".", cwd=tmp_path).stderr
     (tmp_path / "ca.crt").touch()
     with pytest.raises(ValueError, match=r"--key .*: there is no such file"):
         processes.node_command(

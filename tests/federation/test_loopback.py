@@ -114,8 +114,10 @@ def test_a_release_beyond_the_budget_is_refused_and_the_server_says_why(tmp_path
     assert first["clients_answered"] == [0, 1, 2]
     assert second["clients_answered"] == []
     reason = second["clients_dropped"]["0"]
-    assert reason.startswith("no certainty release: refused: this would come to epsilon = 1.")
-    assert reason.endswith("with the 1 spent before; this node's budget is 1.2")
+    assert reason.startswith(
+        "no certainty release: refused: this would cost a total of epsilon = 1."
+    )
+    assert reason.endswith("1 of it already spent; this node's budget is 1.2")
     assert [len(spent(tmp_path, client)) for client in range(3)] == [1, 1, 1]
 
 
@@ -133,9 +135,9 @@ def test_a_release_beyond_the_budget_is_refused_and_the_server_says_why(tmp_path
             "certainty.mechanism = none: this node allows mean, paper",
         ),
         (
-            {"certainty": {"mechanism": "release"}},
+            {"certainty": {"mechanism": "released-code"}},
             {},
-            "certainty.mechanism = release: this node allows mean, paper",
+            "certainty.mechanism = released-code: this node allows mean, paper",
         ),
         ({"certainty": {"mechanism": "paper"}}, {"mechanisms": ["mean"]}, "this node allows mean"),
     ],
@@ -272,7 +274,7 @@ def test_who_does_not_answer_is_named_and_not_waited_for_again(tmp_path: Path) -
 def test_no_client_at_all_stops_the_run_with_words(tmp_path: Path) -> None:
     experiment = federated(federation={"wait_seconds": 0.5})
     with pytest.raises(
-        ValueError, match=r"no client is there: 0.5 s \(federation.wait_seconds\) have passed"
+        ValueError, match=r"no client is present after 0.5 s \(federation.wait_seconds\)"
     ):
         federate(experiment, LoopbackGrid({}), path=tmp_path / "run", resume=False)
 
@@ -365,18 +367,18 @@ def rubbish(change: str) -> Any:
         ("swapped", "is float32 [1, "),
         ("bytes", "bytes, which is not float32"),
         ("beyond", "bytes, which is not"),
-        ("below", "or has no shape"),
-        ("type", "is of type object"),
-        ("pickle", "holds no tensors"),
-        ("header", "without a header that could be read"),
-        ("long", "without a header that could be read"),
+        ("below", "is not valid"),
+        ("type", "of type object is not valid"),
+        ("pickle", "has no tensors"),
+        ("header", "header of the tensors cannot be read"),
+        ("long", "header of the tensors cannot be read"),
         ("missing", "is missing"),
         ("more", "tensor evil?<script> is unknown"),
-        ("other", "speaks as client 0"),
-        ("examples", "claims a number of examples that is none"),
+        ("other", "answers as client 0"),
+        ("examples", "number of examples is not valid"),
         ("loss", "training came to a loss of nan"),
-        ("json", "says nothing that could be read"),
-        ("nothing", "says nothing that could be read"),
+        ("json", "the answer cannot be read"),
+        ("nothing", "the answer cannot be read"),
     ],
 )
 def test_rubbish_is_refused_in_words(tmp_path: Path, change: str, words: str) -> None:
@@ -405,7 +407,7 @@ def test_an_error_at_a_node_says_nothing_of_its_disk(tmp_path: Path) -> None:
     files[1001].write_text(text)
     federate(experiment, LoopbackGrid(files), path=tmp_path / "run", resume=False)
     (row,) = rows_of(tmp_path / "run")
-    assert row["clients_dropped"] == {"1": "the node failed; its log says why"}
+    assert row["clients_dropped"] == {"1": "the node failed; see its log"}
 
 
 def test_a_recipe_may_say_whose_key_is_whose(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_paths_are_beside_the_file_and_the_client_may_come_from_flower(tmp_path:
             'client = 0\n[data]\nsource = "digits"\n[privacy]\nnoise = "none"\n',
             "privacy.noise = \"none\": should be 'secure'",
         ),
-        ('client = 0\n[data]\nclients = ["a"]\n', "data.clients: a node has data of its own alone"),
+        ('client = 0\n[data]\nclients = ["a"]\n', "data.clients: a node has only its own data"),
         (
             "client = 4\n[data]\n[split]\nnum_clients = 4\nalpha = 1.0\n",
             "client = 4: there are 4 parts",
@@ -95,6 +95,7 @@ def test_paths_are_beside_the_file_and_the_client_may_come_from_flower(tmp_path:
             "client = 0\n[data]\n[privacy]\nepsilon = 1e-6\n",
             "privacy.epsilon = 1e-06: should be between 0.001",
         ),
+        ('client = 0\n[data]\n[privacy]\nmechanisms = ["release"]\n', "called `released-code`"),
         (
             "client = 0\n[data]\n[privacy]\ndelta = 1e-40\n",
             "privacy.delta = 1e-40: should be between 1e-12",
@@ -267,7 +268,7 @@ def test_a_model_too_large_is_refused_before_it_is_built() -> None:
         )
 
     blank_model(terms(width=4), most_bytes=10**6)
-    with pytest.raises(Refusal, match="this node takes 1000000"):
+    with pytest.raises(Refusal, match="this node accepts 1000000"):
         blank_model(terms(width=100_000), most_bytes=10**6)
     with pytest.raises(Refusal, match="no such option"):
         blank_model(terms(path="/etc/passwd"), most_bytes=10**6)
@@ -413,7 +414,7 @@ def test_what_is_out_of_the_question_is_refused_before_any_work(tmp_path: Path) 
     own = guard(tmp_path, "epsilon = 0.6")
     own.check_release(Certainty(mechanism="paper", epsilon=0.5, regularisation=0.1))
     for section, words in (
-        (Certainty(mechanism="release", epsilon=0.5), "this node allows mean, paper"),
+        (Certainty(mechanism="released-code", epsilon=0.5), "this node allows mean, paper"),
         (Certainty(mechanism="none", epsilon=0.5), "this node allows mean, paper"),
         (Certainty(mechanism="mean", epsilon=0.7), "this node's budget is 0.6"),
         (

@@ -15,7 +15,7 @@ import pytest
 from helpers.federate_trial import federate_command
 from rich.console import Console
 
-from fedaux.federation.status import NodeBoard
+from fedaux.federation.status import StatusCallback
 from fedaux.federation.watch import read_status, view, watch
 
 
@@ -27,7 +27,7 @@ def seen(status: dict[str, Any], *, later: float = 0.0) -> str:
 
 def test_the_board_follows_every_client(tmp_path: Path) -> None:
     task: Any = SimpleNamespace(method=SimpleNamespace(name="fedaux"), seed=0)
-    board = NodeBoard(tmp_path, num_clients=4, rounds=5)
+    board = StatusCallback(tmp_path, num_clients=4, rounds=5)
     assert {row["state"] for row in read_status(tmp_path)["clients"].values()} == {"unknown"}
     for client in range(3):
         board.seen(client, node_id=2**63 + client, name=f"hospital {client}")
@@ -76,7 +76,7 @@ def test_many_answers_are_not_as_many_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Path] = []
-    board = NodeBoard(tmp_path, num_clients=100, rounds=1)
+    board = StatusCallback(tmp_path, num_clients=100, rounds=1)
     monkeypatch.setattr("fedaux.files.save_json", lambda path, value: written.append(path))
     board.asked(range(100), what="train", round=1)
     for client in range(100):
@@ -85,7 +85,7 @@ def test_many_answers_are_not_as_many_files(
 
 
 def test_watch_goes_on_until_the_run_ends(tmp_path: Path) -> None:
-    board = NodeBoard(tmp_path, num_clients=2, rounds=3)
+    board = StatusCallback(tmp_path, num_clients=2, rounds=3)
     shown = StringIO()
     looking = threading.Thread(
         target=watch,
@@ -112,15 +112,15 @@ def test_watch_says_what_it_cannot_read(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: nowhere/nodes.json: there is no such file")
     (tmp_path / "nodes.json").write_text(json.dumps({"version": 99}))
-    assert "is of version 99" in federate_command("watch", ".", cwd=tmp_path).stderr
-    NodeBoard(tmp_path, num_clients=2, rounds=1).finished()
+    assert "has version 99" in federate_command("watch", ".", cwd=tmp_path).stderr
+    StatusCallback(tmp_path, num_clients=2, rounds=1).finished()
     done = federate_command("watch", ".", cwd=tmp_path)
     assert done.returncode == 0
     assert "finished  ·  2 unknown" in done.stdout
 
 
 def test_names_from_the_network_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
-    board = NodeBoard(tmp_path, num_clients=1, rounds=1)
+    board = StatusCallback(tmp_path, num_clients=1, rounds=1)
     board.seen(0, name="\x1b[2J[red]evil")
     text = seen(read_status(tmp_path))
     assert "\x1b" not in text

@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 from helpers.latex_checks import check_latex
 
-from fedaux.paper import tables
-from fedaux.paper.document import Document, Items, write
-from fedaux.paper.tables import Table
+from fedaux.paper.document import Document, Items, html_text, write
+from fedaux.paper.latex import PACKAGES, latex_text, to_latex
+from fedaux.report.tables import Table, to_html, to_markdown
 
 NASTY = "50 % & more_of {it} \\ #1 ~ ^ <a|b> $5"
 SIGNS = "α ε δ λ μ σ τ Σ ² → × ∞ – ±"
 
 
 def small(*, name: str = "method", caption: str = "") -> Table:
-    return Table(
-        [name, "figure", "C = 0.4"], [["fedaux", "**best**", 1.5], ["fedaux", "last", "–"]], caption
-    )
+    rows: list[list[object]] = [["fedaux", "best", 1.5], ["fedaux", "last", "–"]]
+    return Table([name, "figure", "C = 0.4"], rows, caption=caption, bold={(0, 1)})
 
 
 def wide() -> Table:
@@ -30,43 +29,41 @@ def wide() -> Table:
 
 
 def test_signs_are_escaped_and_marks_become_commands() -> None:
-    assert tables.to_latex("**71.2 ± 2.1**") == r"\textbf{71.2 $\pm$ 2.1}"
-    assert tables.to_latex("`a_b` & 5 %") == r"\texttt{a\_b} \& 5 \%"
-    assert tables.to_latex("\\") == r"\textbackslash{}"
-    assert tables.to_html("**a** `<b>`") == "<b>a</b> <code>&lt;b&gt;</code>"
-    text = small(name="[first]", caption=f"{NASTY} {SIGNS}").to_latex(label="tab:x")
+    assert latex_text("**71.2 ± 2.1**") == r"\textbf{71.2 $\pm$ 2.1}"
+    assert latex_text("`a_b` & 5 %") == r"\texttt{a\_b} \& 5 \%"
+    assert latex_text("\\") == r"\textbackslash{}"
+    assert html_text("**a** `<b>`") == "<b>a</b> <code>&lt;b&gt;</code>"
+    text = to_latex(small(name="[first]", caption=f"{NASTY} {SIGNS}"), label="tab:x")
     assert check_latex(text) == [3]
     assert "{}[first]" in text
 
 
 def test_a_table_has_three_renderers() -> None:
     table = small(caption="one")
-    assert table.to_markdown() == (
-        "## one\n\n| method | figure | C = 0.4 |\n| --- | --- | --- |\n"
-        "| fedaux | **best** | 1.5 |\n| fedaux | last | – |\n"
+    assert to_markdown(table) == (
+        "| method | figure | C = 0.4 |\n| --- | --- | ---: |\n| fedaux | **best** | 1.5 |\n| fedaux | last | – |\n"
     )
-    html = table.to_html()
-    assert html.startswith("<h2>one</h2>")
-    assert '<th class="text">fedaux</th><td class="text"><b>best</b></td><td>1.5</td>' in html
-    assert html.count("fedaux") == 1, "a name is not repeated"
-    latex = table.to_latex(label="tab:x", text="title.")
+    html = Document("title", {}, [table]).to_html()
+    assert html.count("<h2>one</h2>") == html.count(">one<") == 1
+    assert 'fedaux</th><td class="text"><strong>best</strong></td><td>1.5</td>' in html
+    latex = to_latex(table, label="tab:x", text="title.")
     assert "\nfedaux & \\textbf{best} & 1.5 \\\\\n & last & -- \\\\\n" in latex
     assert r"\caption{title. one.}" in latex
     assert r"\begin{tabular}{llr}" in latex
 
 
 def test_long_texts_wrap() -> None:
-    latex = wide().to_latex(label="tab:x")
+    latex = to_latex(wide(), label="tab:x")
     assert check_latex(latex) == [3]
     assert latex.count("p{") == 2
-    assert wide().to_html().count('<td class="text wrap">') == 4
+    assert to_html(wide()).count('<td class="text wrap">') == 2
     many = Table([f"column {number}" for number in range(12)], [["0.123 ± 0.456"] * 12])
-    assert check_latex(many.to_latex(label="tab:x")) == [12]
+    assert check_latex(to_latex(many, label="tab:x")) == [12]
 
 
 def test_an_empty_table_is_accepted() -> None:
-    assert check_latex(Table(["a", "b"], []).to_latex(label="tab:x")) == [2]
-    assert "<tbody>" in Table(["a", "b"], []).to_html()
+    assert check_latex(to_latex(Table(["a", "b"], []), label="tab:x")) == [2]
+    assert "<tbody>" in to_html(Table(["a", "b"], []))
 
 
 def test_a_document_is_written_in_every_form_with_its_notes(tmp_path: Path) -> None:
@@ -115,7 +112,7 @@ def test_latex_accepts_it(tmp_path: Path) -> None:
         text, {}, [text, small(name="[a]", caption="one"), small(name="[b]"), wide(), many]
     )
     (tmp_path / "tables.tex").write_text(document.to_latex("tab:x"))
-    packages = tables.PACKAGES.removeprefix("% ")
+    packages = PACKAGES.removeprefix("% ")
     (tmp_path / "paper.tex").write_text(
         f"\\documentclass{{article}}{packages}\\begin{{document}}\\input{{tables}}\\end{{document}}"
     )

@@ -283,7 +283,7 @@ def test_grid_tells_the_last_and_the_best_round_of_every_line() -> None:
     assert "last round / maximum of 10 rounds, seed 0" in text
     assert "Without scores (feddf+p): 10.0 / 20.0." in text
     assert "74.6 at no noise" in text
-    assert "| mean | ε = 0.01 | ε = 0.04 | ε = 0.1 | ε = 0.5 | ε = 1 | hardly any noise |" in text
+    assert "| mean | ε = 0.01 | ε = 0.04 | ε = 0.1 | ε = 0.5 | ε = 1 | almost no noise |" in text
     ends = "35.0 / 45.0 | 60.0 / 70.0 | 70.0 / 80.0 |"
     assert f"| δ = 1e-6 | 10.5 / 20.5 | 12.0 / 22.0 | 15.0 / 25.0 | {ends}" in text
     assert text.count("| λ 0.01, δ = 1e-4 | 11.5 / 21.5 |") == 2, "paper and release"
@@ -306,7 +306,7 @@ def test_three_mechanisms_fit_a_page() -> None:
     assert len(figure.axes) == 3
     assert 72 * figure.get_figwidth() <= 720
     for axes in figure.axes:
-        assert [tick.get_text() for tick in axes.get_xticklabels()][-1] == "hardly\nany\nnoise"
+        assert [tick.get_text() for tick in axes.get_xticklabels()][-1] == "almost\nno\nnoise"
         assert {len(line.get_xdata()) for line, *_ in axes.containers} == {6}, (
             "every line reaches its ceiling"
         )

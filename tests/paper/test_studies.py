@@ -28,7 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_table_and_figure_has_its_name() -> None:
-    listed = command.listing().cells
+    listed = command.listing().rows
     names = {row[0] for row in listed}
     assert names == {
         *(
@@ -158,7 +158,7 @@ def test_table2_has_columns_of_ours_where_they_are_named(root: Path, tmp_path: P
     )
     assert {e.pretraining.checkpoint for e in one_h0} == {str(checkpoint)}
     with pytest.raises(
-        ValueError, match="STL-10 and Tiny-ImageNet read the same data; should be one of them"
+        ValueError, match="STL-10 and Tiny-ImageNet read the same data; choose one of them"
     ):
         planned(
             "table2", root, auxiliary="tinyimagenet32", only=["auxiliary=[STL-10,Tiny-ImageNet]"]
@@ -174,7 +174,7 @@ def test_what_is_there_is_offered_where_columns_are_missing(tmp_path: Path, root
     with pytest.raises(ValueError, match="2 of 5 data sets missing") as error:
         plan(STUDIES["table2"], Request(tmp_path, data_root=tmp_path, auxiliary="tinyimagenet32"))
     left = "'auxiliary=[STL-10,Invertebrates,Birds,Devices,Dogs,Structures]'"
-    assert str(error.value).endswith(f"The data suffice for --only {left}")
+    assert str(error.value).endswith(f"The available data suffice for --only {left}")
 
 
 def test_table3_cifar100_and_linear_are_the_paper_s_grids(root: Path) -> None:
@@ -272,7 +272,7 @@ def test_nlp_says_where_texts_cannot_be_read(root: Path, monkeypatch: pytest.Mon
     ):
         planned("nlp", root)
     assert "not in this version" in next(
-        row[1] for row in command.listing().cells if row[0] == "nlp"
+        str(row[1]) for row in command.listing().rows if row[0] == "nlp"
     )
 
 
@@ -293,10 +293,10 @@ def test_nlp_is_listed_and_says_what_it_needs(tmp_path: Path) -> None:
             )
     with pytest.raises(ValueError, match="1 of 3 data sets missing") as error:
         plan(STUDIES["nlp"], Request(tmp_path, data_root=tmp_path))
-    assert str(error.value).endswith("The data suffice for --only 'data=[ag_news]'")
+    assert str(error.value).endswith("The available data suffice for --only 'data=[ag_news]'")
     request = Request(tmp_path, data_root=tmp_path, only=["data=ag_news"])
     assert command.size_line("nlp", request) == "nlp: 18 runs, 360 rounds"
-    assert "--data-root" in next(row[3] for row in command.listing().cells if row[0] == "nlp")
+    assert "--data-root" in next(str(row[3]) for row in command.listing().rows if row[0] == "nlp")
 
 
 def test_another_set_takes_the_place_of_stl10(root: Path) -> None:
@@ -323,7 +323,7 @@ def test_missing_data_is_named_with_its_place(tmp_path: Path, root: Path) -> Non
         f"CIFAR-10: none of {tmp_path}/cifar10/train*.parquet, {tmp_path}/cifar10/data_batch_*.bin"
         in said
     )
-    assert "--aux tinyimagenet32 takes it instead" in said
+    assert "--aux tinyimagenet32 uses it instead" in said
     assert not (tmp_path / "cells").exists()
 
 

@@ -187,7 +187,7 @@ def test_without_outliers_the_published_theorem_holds() -> None:
 
 def test_the_released_code_is_off_by_more_than_the_size_of_the_data() -> None:
     claim = QUICK | {"epsilon": 0.1, "trials": 1_000_000, "pairs": 200, "shapes": FEATURES}
-    result = audit("release", **claim)
+    result = audit("released-code", **claim)
     assert result.max_sensitivity_ratio > 2000  # |D_i| + |D-| in the scenes of many examples
     assert result.epsilon_lower_bound > 100 * result.epsilon
     assert result.violated
@@ -309,7 +309,7 @@ def test_the_number_of_threads_is_left_as_it_was() -> None:
     assert torch.get_num_threads() == before
 
 
-# The mechanism `release`
+# The mechanism `released-code`
 
 
 @pytest.mark.parametrize("regularisation", [1.0, 0.1, 1e-2])
@@ -324,7 +324,7 @@ def test_released_code_equals_scikit_learn(regularisation: float) -> None:
 
 
 def test_released_scores_are_scikit_learns_probabilities() -> None:
-    mechanism: Mechanism = MECHANISMS["release"](Certainty(regularisation=0.1))
+    mechanism: Mechanism = MECHANISMS["released-code"](Certainty(regularisation=0.1))
     positives, negatives, points = (
         normal(15, 4, shift=1.0),
         normal(40, 4, seed=1).float(),
@@ -345,7 +345,7 @@ def test_released_scores_are_scikit_learns_probabilities() -> None:
 
 
 def test_released_noise_is_the_papers_and_shrinks_with_the_clients_norm() -> None:
-    mechanism = MECHANISMS["release"](Certainty(epsilon=0.5, regularisation=0.1))
+    mechanism = MECHANISMS["released-code"](Certainty(epsilon=0.5, regularisation=0.1))
     public = mechanism.publish(normal(40, 4))
     features = 100 * normal(15, 4, seed=1)
     clean = mechanism.release(features, public, noise=NoNoise())
@@ -360,7 +360,7 @@ def test_released_noise_is_the_papers_and_shrinks_with_the_clients_norm() -> Non
 
 
 def test_released_code_states_that_it_is_not_private() -> None:
-    mechanism = MECHANISMS["release"](Certainty())
+    mechanism = MECHANISMS["released-code"](Certainty())
     public, noise = mechanism.publish(normal(40, 4)), SimulatedNoise(seeding.generator(0, "n"))
     release = mechanism.release(normal(10, 4, seed=1), public, noise=noise)
     assert (release.epsilon, release.sensitivity, release.noise) == (

@@ -175,7 +175,7 @@ def test_a_hostile_public_map_can_make_no_client_fail(name: str, value: float) -
 def test_negatives_without_spread_are_refused() -> None:
     negatives = torch.cat([torch.zeros(30, 3), normal(10, 3)])
     negatives[30:] -= negatives[30:].mean(dim=0)
-    with pytest.raises(ValueError, match="no public scale"):
+    with pytest.raises(ValueError, match="no scale to clip to"):
         MECHANISMS["mean"](section()).publish(negatives)
 
 
@@ -267,7 +267,7 @@ def test_releases_state_their_price() -> None:
         assert release.mechanism == name
         if name == "none":
             assert (release.epsilon, release.sigma, release.noise) == (math.inf, 0.0, "none")
-        elif name == "release":
+        elif name == "released-code":
             assert (release.epsilon, release.sensitivity, release.noise) == (
                 math.inf,
                 math.inf,

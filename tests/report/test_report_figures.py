@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.report_runs import make_run, read_metrics
 
-from fedaux.report import figures, svg
+from fedaux.report import data_figures, figures, svg
 from fedaux.report.run import curve_points
 
 
@@ -33,7 +33,7 @@ def test_labels_are_spread_without_leaving_the_figure() -> None:
 
 
 def test_bubbles_have_areas_in_proportion_to_counts() -> None:
-    figure = figures.split_bubbles(
+    figure = data_figures.split_bubbles(
         [("one", [[100, 0], [0, 25]]), ("two", [[0, 4], [100, 0]])], ["a", "b"]
     )
     first = figure.axes[0].collections[0]
@@ -42,27 +42,27 @@ def test_bubbles_have_areas_in_proportion_to_counts() -> None:
     assert widths[0] / widths[1] == pytest.approx(2)
     assert [axes.get_title() for axes in figure.axes] == ["one", "two"]
     with pytest.raises(ValueError, match="at least one"):
-        figures.split_bubbles([], ["a"])
+        data_figures.split_bubbles([], ["a"])
 
 
 def test_score_matrix_compares_like_with_like() -> None:
     table, weights = [[0, 30], [10, 10]], np.array([[0.1, 0.7], [0.9, 0.3]])
-    figure = figures.score_matrix(weights, table, ["a", "b"], [7, 4])
+    figure = data_figures.score_matrix(weights, table, ["a", "b"], [7, 4])
     held, weight = (axes.images[0] for axes in figure.axes[:2])
     assert held.get_clim() == weight.get_clim() == (0, 1)
     # Client 4 comes first: its main class is the first one.
     assert np.asarray(held.get_array()) == pytest.approx(np.array([[1, 0.25], [0, 0.75]]))
     assert np.asarray(weight.get_array()) == pytest.approx(np.array([[0.9, 0.3], [0.1, 0.7]]))
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["4", "7"]
-    with pytest.raises(ValueError, match="do not fit together"):
-        figures.score_matrix(weights, table, ["a", "b"], [7])
+    with pytest.raises(ValueError, match="do not match"):
+        data_figures.score_matrix(weights, table, ["a", "b"], [7])
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_top_images_stand_in_the_row_of_their_client(channels: int) -> None:
     images = np.zeros((2, 3, channels, 96, 96), dtype=np.uint8)
     images[1] = 200
-    figure = figures.top_images(
+    figure = data_figures.top_images(
         images, table=[[0, 5], [5, 0]], classes=["cat", "dog"], clients=[3, 8]
     )
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
@@ -75,7 +75,7 @@ def test_top_images_stand_in_the_row_of_their_client(channels: int) -> None:
     assert mosaic[60, 10].tolist() == [0, 0, 0, 255]
     assert mosaic[49, 10, 3] == 0
     with pytest.raises(ValueError, match="C = 1 or 3"):
-        figures.top_images(
+        data_figures.top_images(
             images[:, :, :, 0], table=[[0, 5], [5, 0]], classes=["cat", "dog"], clients=[3, 8]
         )
 
@@ -92,5 +92,5 @@ def test_saved_figures_are_the_same_bytes(
         svg.save(figures.labelled_lines(curve_points(read_metrics(run))), path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert paths[0].read_bytes()[:5] == start
-    with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf"):
+    with pytest.raises(ValueError, match=r"should end in \.png, \.svg or \.pdf"):
         svg.save(figures.labelled_lines({}), tmp_path / "curves.gif")

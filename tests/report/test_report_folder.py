@@ -212,7 +212,7 @@ def test_what_is_shown_depends_on_what_there_is_to_compare(tmp_path: Path) -> No
         "configuration",
     ]
     text = (alphas / "report.html").read_text()
-    assert "All methods and settings sent the same amount within 2 %" in text
+    assert "All methods and settings sent the same within 2 %" in text
     assert "Effect of α" in text
     epsilons = make_folder(
         tmp_path / "epsilons", alphas=(0.01,), rates=(0.4,), epsilons=(0.1, 1.0), levels=one
@@ -501,16 +501,13 @@ def test_labels_of_settings_stay_apart(folder: Path) -> None:
 
 
 def test_points_of_different_settings_can_be_told_apart(tmp_path: Path, text: str) -> None:
-    assert "All 6 settings look the same here" in text
+    assert "All 6 settings look the same" in text
     few = make_folder(
         tmp_path / "few", alphas=(0.01, 1.0), rates=(0.4,), epsilons=(0.1, 1.0), clients=6
     )
     page = write_report(few).read_text(encoding="utf-8")
     privacy = page.partition('id="privacy"')[2].partition("</section>")[0]
-    assert (
-        "The size of a mark stands for the setting. Methods stand side by side at each ε."
-        in privacy
-    )
+    assert "The size of a mark shows the setting. Methods are side by side at each ε." in privacy
     assert ">α = 0.01<" in privacy, "in the legend"
     assert ">α = 1<" in privacy
     marks = [

@@ -241,7 +241,7 @@ def test_a_run_that_just_started_has_a_report(tmp_path: Path) -> None:
     text = write_report(directory).read_text()
     assert "Nothing has been evaluated yet." in text
     assert "0 of 30 for each of fedavg" in text
-    assert "nothing is known about privacy" in text
+    assert "There is no ledger" in text
     assert "<svg" not in text
     (directory / "metrics.jsonl").touch()
     assert write_report(directory).read_text() == text
@@ -323,11 +323,11 @@ def test_only_a_run_directory_is_reported(tmp_path: Path) -> None:
         write_report(directory)
     (directory / "summary.json").write_text("{}")
     (directory / "metrics.jsonl").write_text('{"method": "fedavg"}\n{}\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1, is not a round"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1, is not a valid round"):
         write_report(directory)
     (directory / "metrics.jsonl").unlink()
     (directory / "scores.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"scores\.safetensors does not hold certainty scores"):
+    with pytest.raises(ValueError, match=r"scores\.safetensors has no valid certainty scores"):
         write_report(directory)
     assert [path.name for path in directory.iterdir() if "report" in path.name] == []
 

@@ -64,7 +64,7 @@ def test_terminal_shows_cells_as_they_are_and_keeps_a_column_whole() -> None:
 
 def test_csv_can_be_read_back() -> None:
     rows = [['a,"b"', "1"], ["c\nd", "2"]]
-    assert list(csv.reader(io.StringIO(to_csv(("x", "y"), rows)))) == [["x", "y"], *rows]
+    assert list(csv.reader(io.StringIO(to_csv(Table(("x", "y"), rows))))) == [["x", "y"], *rows]
 
 
 def test_rows_must_fit_the_headers() -> None:

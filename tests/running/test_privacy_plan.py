@@ -130,7 +130,7 @@ def test_protected_updates_are_planned_for_expected_and_all_rounds() -> None:
 
 
 def test_mechanisms_without_protection_say_so() -> None:
-    for mechanism in ("none", "release"):
+    for mechanism in ("none", "released-code"):
         assert "∞" in printed(plan(certainty={"mechanism": mechanism}))
 
 

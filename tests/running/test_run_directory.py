@@ -269,7 +269,7 @@ def test_experiment_is_what_python_users_run() -> None:
 
 
 def test_a_run_without_protection_says_so_everywhere(tmp_path: Path) -> None:
-    for mechanism in ("release", "none"):
+    for mechanism in ("released-code", "none"):
         directory = tmp_path / mechanism
         result = fedaux.run(tiny(rounds=1, certainty={"mechanism": mechanism}), out=directory)
         row = result.summary["rows"][0]

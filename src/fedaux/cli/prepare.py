@@ -46,7 +46,7 @@ def data(
     if out.suffix not in {".png", ".svg", ".pdf"}:
         raise ValueError(f"--out {out}: should end in .png, .svg or .pdf")
     from fedaux.data import load_private
-    from fedaux.report import figures, svg
+    from fedaux.report import data_figures, svg
     from fedaux.running import display
     from fedaux.running.preflight import check
     from fedaux.running.run import split_table
@@ -72,7 +72,7 @@ def data(
         split = experiment.split.model_copy(update={"alpha": value})
         drawn = split_table(experiment.model_copy(update={"split": split}), labelled, chosen)
         panels.append((f"α = {value:g}", drawn))
-    svg.save(figures.split_bubbles(panels, labelled.classes), out)
+    svg.save(data_figures.split_bubbles(panels, labelled.classes), out)
     console.print(f"Figure: {out}", highlight=False, soft_wrap=True)
 
 

@@ -253,8 +253,8 @@ def reproduce(
     if name is None:
         listed = command.listing()
         table = RichTable(*map(str, listed.headers))
-        for row in listed.cells:
-            table.add_row(*row)
+        for row in listed.rows:
+            table.add_row(*map(str, row))
         table.columns[0].no_wrap = True
         console.print(table)
         return

@@ -1,5 +1,7 @@
-"""A real federation over Flower: the same rounds and the same client work, carried by Flower's messages.
+"""A real federation over Flower: the same rounds and client work as in the simulator, over Flower's
+messages.
 
-With what people need to run one: the app's folder, keys, guarded Flower processes, and a view of the nodes. Nothing
-here imports Flower until a module that needs it is imported: `client`, `server`, `grid`, `records`.
+Also the tools to run one: the app's folder, keys, guarded Flower processes, and a live view of the
+nodes. Flower is imported only by the modules that need it: `client`, `server`, `flower_clients`,
+`records`.
 """

@@ -1,6 +1,7 @@
-"""The Flower app of a node: unpack a request, ask the node's policy, work, pack the answer.
+"""The Flower app of a node: unpacks a request, checks the node's policy, computes and packs the
+answer.
 
-Whatever goes wrong here is told to the server in words that were chosen for it; the rest stays in this node's log.
+On errors the server gets a message without details; these stay in this node's log.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from fedaux.federation.policy import Guard
 
 NODE_KEY, NODE_VARIABLE = "fedaux", "FEDAUX_NODE"
-"""Where the node's configuration is found: in Flower's --node-config, or in the environment."""
+"""Where the path of the node's configuration is given: Flower's --node-config, or the
+environment."""
 Kind = TypeVar("Kind", bound=Terms)
 LOGGER = logging.getLogger("fedaux.node")
 
@@ -34,7 +36,7 @@ app = ClientApp()
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Say which client this node speaks for. Torch is not loaded for it."""
+    """Report which client this node is. Does not import torch."""
 
     def answer(config: NodeConfig) -> RecordDict:
         said = {"client": config.number, "name": config.name[:100], "version": __version__}
@@ -45,7 +47,7 @@ def hello(message: Message, context: Context) -> Message:
 
 @app.query("prepare")
 def prepare(message: Message, context: Context) -> Message:
-    """Release this client's certainty vector, once, at the price that the node allows."""
+    """Release this client's certainty vector, once, within the node's budget."""
 
     def answer(config: NodeConfig) -> RecordDict:
         from fedaux.federation import records, work
@@ -108,7 +110,8 @@ def train(message: Message, context: Context) -> Message:
 
 
 def node_of(context: Context) -> NodeConfig:
-    """Read this node's configuration, from the place its operator gave. The network has no say in it."""
+    """Read this node's configuration from the path that its operator gave, never from the
+    network."""
     given = context.node_config.get(NODE_KEY) or os.environ.get(NODE_VARIABLE)
     if not isinstance(given, str):
         raise ConfigError([f'--node-config: should hold {NODE_KEY}="/path/to/node.toml"'])
@@ -119,27 +122,27 @@ def node_of(context: Context) -> NodeConfig:
 def _answered(
     message: Message, context: Context, answer: Callable[[NodeConfig], RecordDict]
 ) -> Message:
-    """Return the answer or a refusal; nothing of an unforeseen error leaves but that there was one."""
+    """Return the answer or a refusal; details of unexpected errors do not leave the node."""
     try:
         content = answer(node_of(context))
     except Exception as error:
         reason = _reason(error)
-        LOGGER.error("not answered as asked: %s", reason, exc_info=error)
+        LOGGER.error("request refused: %s", reason, exc_info=error)
         content = RecordDict({"refusal": ConfigRecord({"text": reason})})
     return Message(content, reply_to=message)
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ConfigError):
-        return "the node's configuration cannot be used; its log says why"
+        return "the node's configuration is not valid; see its log"
     if isinstance(error, ValidationError):
-        return "the request's terms are not valid here; are both sides of the same version?"
+        return "the request's terms are not valid here; do both sides run the same version?"
     from fedaux.federation.policy import Refusal
     from fedaux.federation.records import Unusable
 
     if isinstance(error, Refusal | Unusable):
         return f"refused: {error}"
-    return "the node failed; its log says why"
+    return "the node failed; see its log"
 
 
 def _terms(message: Message, config: NodeConfig, kind: type[Kind]) -> Kind:

@@ -1,7 +1,8 @@
-"""Flower's `flwr-clientapp` at a node of fedaux: the installed client answers, and the app that was sent is left alone.
+"""Flower's `flwr-clientapp` at a node: the installed client answers, and code that was sent is not
+executed.
 
-Flower sends the app's code with the first message of a run and would unpack, import and execute it here. The node's
-policy would then be worth as much as the server's good will.
+Flower sends the app's code with the first message of a run and would unpack, import and execute it
+here, so that the server could bypass the node's policy.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ REPLACED = (
     "get_load_client_app_fn",
     "install_app_dependencies",
 )
-"""All that Flower's process does with the app it was sent."""
+"""The functions by which Flower's process uses the app that it was sent."""
 
 
 def guard(runtime: Any) -> None:
-    """Take the app that was sent out of Flower's client process.
+    """Keep Flower's client process from using the app that was sent.
 
-    Raises RuntimeError where that process is not the one this was written for, rather than run what it would run.
+    Raises RuntimeError for an unknown version of Flower, rather than execute foreign code.
     """
     if missing := [name for name in REPLACED if not hasattr(runtime, name)]:
         raise RuntimeError(
@@ -35,7 +36,7 @@ def guard(runtime: Any) -> None:
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """Leave what was sent where it is."""
+    """Ignore what was sent."""
 
 
 def _load_own(*_: object, **__: object) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""`fedaux federate`: what the people at the server and at the nodes of a federation type."""
+"""`fedaux federate`: the commands for the server and the nodes of a federation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import typer
 from rich.console import Console
 
 app = typer.Typer(
-    help="A real federation over Flower: its folder, keys, server, nodes, and a view of them. docs/deployment.md leads "
-    "through it.",
+    help="Run a real federation over Flower: folder, keys, server, nodes. See docs/deployment.md.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Folder = Annotated[
-    Path, typer.Argument(help="The folder of the federation, at the server.", metavar="DIR")
+    Path, typer.Argument(help="The federation's folder, on the server.", metavar="DIR")
 ]
 NodeFile = Annotated[Path, typer.Argument(help="The node's configuration.", metavar="NODE.toml")]
 
@@ -35,36 +34,30 @@ def init(
     clients: Annotated[
         int | None,
         typer.Option(
-            "--clients",
-            help="How many nodes there are.",
-            show_default="the recipe's number of clients",
+            "--clients", help="Number of nodes.", show_default="the recipe's number of clients"
         ),
     ] = None,
     trial: Annotated[
         bool,
         typer.Option(
             "--trial",
-            help="Give each node its part of the recipe's own data, and seeded noise: the figures are then those of "
-            "`fedaux run`. Nobody is protected.",
+            help="Give nodes parts of the recipe's data and seeded noise, without privacy: results "
+            "equal those of `fedaux run`.",
         ),
     ] = False,
     port: Annotated[
-        int,
-        typer.Option(
-            "--port",
-            help="The port on which the server will listen; that of simulations is 100 further.",
-        ),
+        int, typer.Option("--port", help="The server's port; simulations use this port plus 100.")
     ] = 8000,
     plain_updates: Annotated[
         bool | None,
         typer.Option(
             "--plain-updates/--no-plain-updates",
             help="Whether trained models may leave the nodes without differential privacy.",
-            show_default="asks, unless the recipe has [local.privacy] or this is a trial",
+            show_default="prompts, unless the recipe has [local.privacy] or this is a trial",
         ),
     ] = None,
 ) -> None:
-    """Write a ready Flower app, its recipe, and a configuration for every node, all with comments."""
+    """Write a Flower app, its recipe, and a commented configuration for each node."""
     from fedaux.federation.folder import needs_plain_updates, write_folder
 
     if plain_updates is None and not trial and needs_plain_updates(recipe):
@@ -79,21 +72,21 @@ def init(
     )
     for file in files:
         typer.echo(folder / file.relative_to(folder.resolve()))
-    typer.echo(
-        f"Next: fedaux federate certificates {folder} --host NAME, the server's name as nodes know it."
-    )
+    typer.echo(f"Next: fedaux federate certificates {folder} --host NAME, the server's host name.")
 
 
 def _ask_for_plain_updates() -> bool:
-    """Ask whether unprotected models may leave; without a terminal, say which option answers."""
+    """Ask whether unprotected models may leave. Raises ValueError without a terminal."""
     if not sys.stdin.isatty():
         raise ValueError(
-            "the recipe trains without DP-SGD, so trained models would leave the nodes unprotected: "
-            "say --plain-updates to allow that, or --no-plain-updates and give the recipe a [local.privacy]"
+            "the recipe trains without DP-SGD, so trained models would leave the nodes "
+            "unprotected: use --plain-updates to allow that, or --no-plain-updates and add "
+            "[local.privacy] to the recipe"
         )
     return typer.confirm(
-        "The recipe trains without DP-SGD: trained models leave each node unprotected, and a hostile server can read "
-        "private data out of them. Certainty scores are private either way. Allow unprotected models?",
+        "The recipe trains without DP-SGD: trained models leave each node unprotected, and a "
+        "hostile server can extract private data from them. Certainty scores are private either "
+        "way. Allow unprotected models?",
         default=False,
     )
 
@@ -104,25 +97,21 @@ def certificates(
     hosts: Annotated[
         list[str],
         typer.Option(
-            "--host",
-            help="Name or address of the server as nodes know it. May be repeated.",
-            metavar="NAME",
+            "--host", help="Host name or address of the server. May be repeated.", metavar="NAME"
         ),
     ],
     days: Annotated[
-        int, typer.Option("--days", help="How long the server's certificate is valid.")
+        int, typer.Option("--days", help="Validity of the server's certificate in days.")
     ] = 365,
     renew: Annotated[
         bool,
-        typer.Option(
-            "--renew", help="A new certificate for the server, from the authority that is there."
-        ),
+        typer.Option("--renew", help="Renew the server's certificate with the existing authority."),
     ] = False,
 ) -> None:
-    """Make the federation's own authority and the server's certificate.
+    """Create the federation's certificate authority and the server's certificate.
 
-    Nodes are given ca.crt, and nothing else of this. Whoever has ca.key can pose as the server: once server.pem is
-    there, it is needed for --renew only and is best kept elsewhere.
+    Nodes need only ca.crt. The holder of ca.key can impersonate the server: it is needed only for
+    --renew, so store it elsewhere.
     """
     from fedaux.federation.keys import write_certificates
 
@@ -134,16 +123,17 @@ def certificates(
 def key(
     path: Annotated[
         Path,
-        typer.Argument(
-            help="Where the private key goes; the public one beside it.", metavar="FILE"
-        ),
+        typer.Argument(help="File of the private key; FILE.pub is the public key.", metavar="FILE"),
     ],
 ) -> None:
-    """Make a node's key pair, on the node. The private key stays there; the server registers FILE.pub."""
+    """Create a node's key pair, on the node. The private key stays there; the server registers
+    FILE.pub."""
     from fedaux.federation.keys import write_node_key
 
     public = write_node_key(path, comment=path.stem)
-    typer.echo(f"{path}: private, stays here\n{public}: for the server")
+    typer.echo(
+        f"{path}: private key, keep it on this machine\n{public}: public key, for the server"
+    )
 
 
 @app.command()
@@ -151,16 +141,13 @@ def link(
     folder: Folder,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "0.0.0.0",
     simulation: Annotated[
-        bool,
-        typer.Option(
-            "--simulation", help="All nodes on this machine, by Flower's simulation engine (Ray)."
-        ),
+        bool, typer.Option("--simulation", help="Simulate all nodes on this machine, with Ray.")
     ] = False,
 ) -> None:
-    """Run the server: Flower's SuperLink with TLS and node authentication, until it is stopped.
+    """Run the server until it is stopped: Flower's SuperLink with TLS and node authentication.
 
-    Other machines reach the nodes' interface alone; starting runs and registering nodes is for this machine. Runs are
-    written to DIR/runs.
+    Other machines can only connect as nodes; runs are started and nodes registered on this machine.
+    Runs are written to DIR/runs.
     """
     from fedaux.federation import processes
     from fedaux.federation.folder import port_of
@@ -197,16 +184,13 @@ def node(
         ),
     ] = None,
     port: Annotated[
-        int,
-        typer.Option(
-            "--port",
-            help="A port of this machine for the node's own processes; nobody else needs it.",
-        ),
+        int, typer.Option("--port", help="A local port for the node's own processes.")
     ] = 9094,
 ) -> None:
-    """Run a node: Flower's SuperNode, whose work is done by this installation of fedaux, until it is stopped.
+    """Run a node until it is stopped: Flower's SuperNode with this installation of fedaux.
 
-    The configuration and the data are checked first. Code that the server sends is neither unpacked nor executed.
+    The configuration and the data are checked first. Code that the server sends is neither unpacked
+    nor executed.
     """
     from fedaux.federation import processes
 
@@ -233,34 +217,33 @@ def check(
         str | None,
         typer.Option(
             "--recipe",
-            help="Also say what this recipe would ask of the node, and what it would refuse.",
+            help="Also show what this recipe would request and what the node would refuse.",
         ),
     ] = None,
 ) -> None:
-    """Check a node's configuration, read its data, and say what would leave this machine. No network is used.
+    """Check a node's configuration, read its data, and show what would leave this machine. Works
+    offline.
 
-    With --recipe the exit status is 1 where the node would refuse.
+    With --recipe the exit status is 1 if the node would refuse.
     """
-    from fedaux.federation.checking import check_node
+    from fedaux.federation.check import check_node
 
     console = Console()
-    said, willing = check_node(file, recipe=recipe)
-    for part in said:
+    shown, accepted = check_node(file, recipe=recipe)
+    for part in shown:
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
-    if not willing:
+    if not accepted:
         raise typer.Exit(1)
 
 
 @app.command()
 def watch(
     directory: Annotated[
-        Path, typer.Argument(help="The run directory, at the server.", metavar="RUN_DIR")
+        Path, typer.Argument(help="The run directory, on the server.", metavar="RUN_DIR")
     ],
-    once: Annotated[
-        bool, typer.Option("--once", help="Show the nodes as they are, and end.")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the nodes once and exit.")] = False,
 ) -> None:
-    """Show who is present, busy or missing, until the run ends."""
+    """Show which clients are present, busy or missing, until the run ends."""
     from fedaux.federation.watch import watch as show
 
     try:

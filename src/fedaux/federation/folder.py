@@ -1,4 +1,5 @@
-"""The folder of a federation: a Flower app that points at fedaux, its recipe, a configuration for every node."""
+"""The folder of a federation: a Flower app that imports fedaux, its recipe, and a configuration
+per node."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from fedaux.recipes import find_recipe, merged, read_recipe
 from fedaux.running.preflight import source_problems
 
 PORT = 8000
-FEWEST = 3
-"""Clients, where neither the recipe nor the command says how many."""
-FURTHER = 100
-"""How far from the server's port that of the simulation lies: both may run at once."""
+DEFAULT_CLIENTS = 3
+"""Used if neither the recipe nor the command states a number."""
+PORT_OFFSET = 100
+"""Difference between the ports of the server and of the simulation: both may run at once."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,38}")
-OF_THE_DATA = (
+DATA_KEYS = (
     "source",
     "image_size",
     "channels",
@@ -36,7 +37,7 @@ OF_THE_DATA = (
     "subset",
     "skip_bad",
 )
-"""What a node's data has in common with the recipe's."""
+"""Settings that a node's data takes from the recipe's."""
 
 
 def write_folder(
@@ -48,25 +49,29 @@ def write_folder(
     port: int = PORT,
     plain_updates: bool = False,
 ) -> list[Path]:
-    """Write the folder of a federation; return its files. `plain_updates` lets nodes send unprotected updates.
+    """Write the folder of a federation; return its files. `plain_updates` lets nodes send
+    unprotected updates.
 
-    A trial gives each node its part of the recipe's own data and seeded noise, so that the federation comes to the
-    simulator's figures; otherwise nodes read their own data and draw noise that protects. Raises ValueError where the
-    folder is not empty or its name is no name for a Flower app, and ConfigError for a wrong recipe.
+    A trial gives each node its part of the recipe's data and seeded noise, so that results equal
+    the simulator's; otherwise nodes read their own data and draw secure noise. Raises ValueError if
+    the folder is not empty or its name is not valid for a Flower app, and ConfigError for a wrong
+    recipe.
     """
     folder = folder.resolve()
-    if not 1 <= port <= 65535 - FURTHER:
-        raise ValueError(f"--port {port}: should be between 1 and {65535 - FURTHER}")
+    if not 1 <= port <= 65535 - PORT_OFFSET:
+        raise ValueError(f"--port {port}: should be between 1 and {65535 - PORT_OFFSET}")
     if not NAME.fullmatch(folder.name):
         raise ValueError(
-            f"{folder.name}: names the Flower app; should be a letter, then letters, digits and hyphens"
+            f"{folder.name}: names the Flower app; should be a letter, then letters, digits and "
+            "hyphens"
         )
     if found := re.search(r'["\\\\$`\n]', str(folder)):
         raise ValueError(
-            f"{folder}: {found.group()!r} in a path is more than shells and Flower bear; choose another place"
+            f"{folder}: shells and Flower do not support {found.group()!r} in a path; choose "
+            "another"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is there already, and is not overwritten; choose another name")
+        raise ValueError(f"{folder} exists already and is not overwritten; choose another name")
     raw, experiment = _recipe(recipe, name=folder.name, clients=clients)
     count = experiment.split.num_clients
     common = {
@@ -75,7 +80,7 @@ def write_folder(
         "shown": folder.name,
         "clients": str(count),
         "port": str(port),
-        "simulation_port": str(port + FURTHER),
+        "simulation_port": str(port + PORT_OFFSET),
         "recipe": _recipe_text(recipe, raw, name=folder.name, count=count),
     }
     texts = {
@@ -114,7 +119,7 @@ def needs_plain_updates(recipe: str) -> bool:
 
 
 def port_of(folder: Path, *, simulation: bool) -> int:
-    """Return the port on which the server of a folder listens. Raises ValueError where it is no such folder."""
+    """Return the port of the server of a folder. Raises ValueError for other folders."""
     file = folder / "flower" / "config.toml"
     try:
         connections = tomllib.loads(file.read_text(encoding="utf-8"))["superlink"]
@@ -124,13 +129,14 @@ def port_of(folder: Path, *, simulation: bool) -> int:
         return int(address.rpartition(":")[2])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{file}: names no address ({error}); `fedaux federate init` makes the folder of a federation"
+            f"{file}: has no address ({error}); `fedaux federate init` creates a federation's "
+            "folder"
         ) from error
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What every node declares about its data before anything is asked: it must not depend on private data."""
+    """What every node declares about its data in advance: it must not depend on private data."""
 
     classes: tuple[str, ...]
     image_size: int | None
@@ -138,7 +144,7 @@ class Declaration:
 
 
 def declaration(experiment: ExperimentFields) -> Declaration:
-    """Return classes and image shape of the server's test data; what cannot be read there is left for nodes to fill."""
+    """Return classes and image shape of the server's test data; left empty if it cannot be read."""
     section = experiment.data
     try:
         data = load_test(section)
@@ -159,13 +165,13 @@ def node_text(
     declared: Declaration,
     plain_updates: bool,
 ) -> str:
-    """Return the configuration of one node, with what the recipe asks of it as its budget."""
+    """Return the configuration of one node; its budget is the cost of the recipe."""
     section = experiment.certainty
-    # Methods of a seed ask for the same release, and get it once.
+    # All methods of a seed share one release.
     releases = (
         len(experiment.seeds) if any(METHODS[name].scores for name in experiment.method) else 0
     )
-    data: dict[str, Any] = {key: getattr(experiment.data, key) for key in OF_THE_DATA}
+    data: dict[str, Any] = {key: getattr(experiment.data, key) for key in DATA_KEYS}
     if trial:
         data |= {"path": experiment.data.path, "test": experiment.data.test}
         data |= {"test_fraction": experiment.data.test_fraction}
@@ -186,9 +192,9 @@ def node_text(
             [section.mechanism] if section.mechanism in {"mean", "paper"} else ["mean"]
         ),
         "noise": "simulated" if trial else "secure",
-        "noise_comment": "# a trial: seeded by the server, which protects nobody. Never with private data"
+        "noise_comment": "# seeded by the server: only for trials, never with private data"
         if trial
-        else "# drawn on this machine, unpredictable and safe from rounding",
+        else "# drawn on this machine: unpredictable, and safe from floating-point attacks",
         "plain_updates": "true" if plain_updates and not protected else "false",
         "split": _split_text(experiment) if trial else "",
     }
@@ -199,24 +205,25 @@ def _split_text(experiment: ExperimentFields) -> str:
     split, seed = experiment.split, experiment.seeds[0]
     table = {"num_clients": split.num_clients, "alpha": split.alpha, "seed": seed}
     lines = "\n".join(f"{key} = {value}" for key, value in table.items())
-    return f"\n[split] # a trial: the node takes its part of data that the simulator would split in the same way\n{lines}"
+    return f"\n[split] # a trial: this node's part of the simulator's split\n{lines}"
 
 
 def _for_simulation(text: str) -> str:
-    """Return a node's configuration for all nodes of Flower's simulation, which gives them their numbers."""
+    """Return a node's configuration for all nodes of Flower's simulation, which numbers them
+    itself."""
     lines = [
         line.replace("state-0", "../state-simulation")
         for line in text.splitlines()
-        if not line.startswith(("client = ", "# What the node", "# `fedaux"))
+        if not line.startswith(("client = ", "# The policy", "# `fedaux"))
     ]
-    heading = "# What every node of Flower's simulation allows; Flower gives them their numbers."
+    heading = "# The policy of every node of Flower's simulation; Flower numbers the nodes."
     return "\n".join([heading, *lines]) + "\n"
 
 
 def _recipe(
     recipe: str, *, name: str, clients: int | None
 ) -> tuple[dict[str, Any], ExperimentFields]:
-    """Return the raw recipe and its fields, with the number of clients it will have."""
+    """Return the raw recipe and its fields, with the number of clients."""
     path = find_recipe(recipe)
     raw, problems = read_recipe(path)
     named = len((raw.get("data") or {}).get("clients") or ())
@@ -226,13 +233,13 @@ def _recipe(
         raise ValueError(f"--clients {clients}: should be at least 1")
     stated = (raw.get("split") or {}).get("num_clients")
     if _ships(recipe):
-        raw = merged(raw, _changes(name=name, count=clients or stated or FEWEST))
+        raw = merged(raw, _changes(name=name, count=clients or stated or DEFAULT_CLIENTS))
     elif not named:
-        raw = merged(raw, {"split": {"num_clients": clients or stated or FEWEST}})
+        raw = merged(raw, {"split": {"num_clients": clients or stated or DEFAULT_CLIENTS}})
     fields, found = inspect(raw)
     if problems := [*problems, *found, *source_problems(fields.data)]:
         raise ConfigError(problems, origin=str(path))
-    # Nodes name their own data, so the recipe that is written must say how many they are.
+    # Nodes name their own data, so the written recipe must state the number of clients.
     return merged(raw, {"split": {"num_clients": fields.split.num_clients}}), fields
 
 
@@ -241,7 +248,7 @@ def _ships(recipe: str) -> bool:
 
 
 def _changes(*, name: str, count: int) -> dict[str, Any]:
-    """Return how a federation's recipe differs from one that ships: one method, one seed, everybody in every round."""
+    """Return changes to a shipped recipe: one method, one seed, all clients in every round."""
     return {
         "name": name,
         "method": ["fedaux"],
@@ -252,7 +259,7 @@ def _changes(*, name: str, count: int) -> dict[str, Any]:
 
 
 def _recipe_text(recipe: str, raw: Mapping[str, Any], *, name: str, count: int) -> str:
-    """Return the recipe as it is written: what differs from one that ships, or all of a user's own."""
+    """Return the text of the recipe: the changes to a shipped one, or all of a user's own."""
     if _ships(recipe):
         return tomli_w.dumps({"extends": recipe, **_changes(name=name, count=count)}).rstrip()
     data = {key: value for key, value in (raw.get("data") or {}).items() if key != "clients"}

@@ -1,6 +1,8 @@
-"""Keys and certificates: an authority of the federation's own, the server's certificate, a node's key pair.
+"""Keys and certificates: the federation's certificate authority, the server's certificate, node key
+pairs.
 
-Private keys are made on the machine that uses them, readable by their owner alone, and never sent.
+Private keys are created on the machine that uses them, readable only by their owner, and never
+sent.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from typing import Any
 AUTHORITY = ("ca.crt", "ca.key")
 SERVER = ("server.pem", "server.key")
 ALWAYS = ("localhost", "127.0.0.1", "::1")
-"""Names under which the server is known to itself: its own processes speak to it over TLS too."""
+"""Names by which the server's own processes reach it over TLS."""
 AUTHORITY_DAYS = 3650
 
 
 def write_certificates(
     folder: Path, *, hosts: Sequence[str], days: int, renew: bool = False
 ) -> list[Path]:
-    """Make the authority and the server's certificate; with `renew` only the latter anew, from the same authority.
+    """Create the authority and the server's certificate; with `renew`, only a new certificate.
 
-    Raises ValueError where files would be overwritten, for names that are none, and without the extra.
+    Raises ValueError if files would be overwritten, for wrong host names, and without the extra.
     """
     x509, _, ec, serialization = _cryptography()
     names = [_general_name(host) for host in dict.fromkeys([*hosts, *ALWAYS])]
@@ -36,7 +38,7 @@ def write_certificates(
         for file in (authority_file, authority_key_file):
             if not file.is_file():
                 raise ValueError(
-                    f"{file}: there is no such file; --renew signs with the authority that is there"
+                    f"{file}: there is no such file; --renew needs the existing authority"
                 )
         authority = x509.load_pem_x509_certificate(authority_file.read_bytes())
         authority_key = serialization.load_pem_private_key(
@@ -76,9 +78,9 @@ def write_certificates(
 
 
 def write_node_key(path: Path, *, comment: str = "") -> Path:
-    """Make a node's key pair in OpenSSH's format, as Flower wants it; return the file of the public key.
+    """Create a node's key pair in OpenSSH's format, for Flower; return the file of the public key.
 
-    Raises ValueError where files would be overwritten, and without the extra.
+    Raises ValueError if files would be overwritten, and without the extra.
     """
     _, _, ec, serialization = _cryptography()
     public = path.with_name(path.name + ".pub")
@@ -99,14 +101,14 @@ def write_node_key(path: Path, *, comment: str = "") -> Path:
 
 
 def refuse_existing(files: Sequence[Path]) -> None:
-    """Raise ValueError for the first file that is there already."""
+    """Raise ValueError for the first file that exists."""
     for file in files:
         if file.exists():
-            raise ValueError(f"{file} is there already, and is not overwritten; move it away first")
+            raise ValueError(f"{file} exists already and is not overwritten; move it first")
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a new file that only its owner can read, from its first byte on."""
+    """Write a new file that only its owner can ever read."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
@@ -163,7 +165,7 @@ def _certificate(
 
 
 def _general_name(host: str) -> Any:
-    """Return an address or a host name as certificates know them."""
+    """Return an address or a host name for a certificate."""
     x509, *_ = _cryptography()
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
@@ -191,7 +193,7 @@ def _pem(key: Any) -> bytes:
 
 
 def _cryptography() -> tuple[Any, Any, Any, Any]:
-    """Return the parts of `cryptography` that are used here; Flower brings it along."""
+    """Return the parts of `cryptography` that are used here; Flower depends on it."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization

@@ -1,6 +1,7 @@
-"""A node's own configuration: which client it is, where its data lies, and what it lets out. Written by its operator.
+"""A node's configuration, written by its operator: its client number, its data and its privacy
+policy.
 
-Nothing in it comes over the network, and nothing that does can change it.
+Nothing in it comes from the network, and the network cannot change it.
 """
 
 from __future__ import annotations
@@ -24,28 +25,32 @@ from fedaux.config import (
 from fedaux.config_errors import problems_in
 from fedaux.privacy.bounds import DELTA, EPSILON
 
-UNPROTECTED_MECHANISMS = ("release", "none")
-"""Mechanisms that state an infinite epsilon; a node that allows them has left them out of its budget."""
+UNPROTECTED_MECHANISMS = ("released-code", "none")
+"""Mechanisms with an infinite epsilon; the budget of a node that allows them does not cover
+them."""
 
 
 class NodePrivacy(Section):
-    """What may leave this node, whatever a server asks for."""
+    """What may leave this node, whatever a server requests."""
 
     epsilon: Positive = 1.0
-    """Budget for everything that ever leaves: certainty scores and, where they are trained with DP-SGD, updates."""
+    """Budget for everything that ever leaves: certainty scores and, where they are trained with
+    DP-SGD, updates."""
     delta: Fraction = 1e-5
     """The delta at which that budget is counted."""
     accountant: Literal["gaussian", "renyi"] = "gaussian"
-    """How the budget is counted when the server chooses requests after seeing answers. `gaussian` is exact for scores
-    and counts DP-SGD without amplification by sampling; `renyi` is for DP-SGD and counts scores at a little more than
-    they state. Choose before the node is first used."""
+    """How the budget is counted when the server chooses requests after seeing answers.
+    `gaussian` is exact for scores and counts DP-SGD without amplification by sampling; `renyi`
+    is for DP-SGD and counts scores at a little more than they state. Choose before the node is
+    first used."""
     mechanisms: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ("mean", "paper")
-    """Ways of releasing certainty that are allowed; `release` and `none` protect nothing and no budget counts them."""
+    """Allowed certainty mechanisms; `released-code` and `none` are not private and not covered
+    by the budget."""
     noise: Literal["secure", "simulated"] = "secure"
-    """`simulated` noise can be computed by the server, so it protects nobody: for trials alone."""
+    """`simulated` noise can be computed by the server, so it is not private: for trials only."""
     plain_updates: bool = False
-    """Whether updates that were not trained with DP-SGD may leave. The budget then covers the scores alone: a server
-    can read private data out of unprotected updates."""
+    """Whether updates without DP-SGD may leave. The budget then covers only the scores: a server
+    can extract private data from unprotected updates."""
 
 
 class NodeSplit(Section):
@@ -63,42 +68,44 @@ class Limits(Section):
     """How much a server can make this node hold in memory."""
 
     message_megabytes: Count = 1024
-    """Largest message, and largest model, that is looked at."""
+    """Largest accepted message and model."""
 
 
 class NodeConfig(Section):
     """One node: a client, its data and its terms."""
 
     client: Annotated[int, Field(ge=0)] | None = None
-    """Which client of the federation this is; when not given, `partition-id` of Flower's node configuration."""
+    """Which client of the federation this is; when not given, `partition-id` of Flower's node
+    configuration."""
     name: str = ""
-    """What people call it; the server sees it."""
+    """A display name; the server sees it."""
     state: str = "state"
-    """Folder on this node's disk for its releases and its ledger, beside this file unless it is absolute. It must
-    outlive the node: who loses it loses count of what was spent."""
+    """Folder on this node's disk for its releases and its ledger, relative to this file. It must
+    outlive the node: without it, earlier releases are no longer counted."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
     """auto, cpu, cuda or cuda:N."""
     threads: Count | None = None
-    """Threads of torch on the CPU; its own choice when not given."""
+    """Threads of torch on the CPU; torch's default when not given."""
     classes: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
-    """The names of the classes this node takes part with. Examples of other classes count as examples and contribute
-    nothing, so that no answer tells which classes are held."""
+    """The names of the classes this node takes part with. Examples of other classes count as
+    examples and contribute nothing, so that no answer tells which classes are held."""
     data: Data
-    """This node's labelled data, as in a recipe; all of it is used for training. Paths are beside this file unless they
-    are absolute. `image_size` and `channels` must be given: no answer may depend on the first image."""
+    """This node's labelled data, as in a recipe; all of it is used for training. Paths are
+    relative to this file. `image_size` and `channels` must be given: no answer may depend on the
+    first image."""
     split: NodeSplit | None = None
     privacy: NodePrivacy = NodePrivacy()
     limits: Limits = Limits()
 
     @property
     def number(self) -> int:
-        """The client this node speaks for."""
-        assert self.client is not None, "load_node has seen to it"
+        """The client number of this node."""
+        assert self.client is not None, "load_node requires it"
         return self.client
 
     @property
     def folder(self) -> Path:
-        """Where this client's state lies."""
+        """The folder of this client's state."""
         return Path(self.state) / f"client-{self.number:05d}"
 
 
@@ -119,7 +126,7 @@ def load_node(path: Path, *, partition: int | None = None) -> NodeConfig:
     if config.client is None:
         problems.append("client: missing; the number of this client, from 0 upwards")
     if config.data.clients:
-        problems.append("data.clients: a node has data of its own alone; should be data.path")
+        problems.append("data.clients: a node has only its own data; should be data.path")
     if not config.classes:
         problems.append(
             'classes: missing; the names of all classes of the federation, such as ["cat", "dog"]'
@@ -136,10 +143,13 @@ def load_node(path: Path, *, partition: int | None = None) -> NodeConfig:
         ]
     if config.data.source == "jsonl":
         problems += [
-            f"data.{key}: missing; should be the name of a field, so that no row decides how the others are read"
+            f"data.{key}: missing; should be the name of a field, so that no row decides how the "
+            "others are read"
             for key in ("image_column", "label_column")
             if getattr(config.data, key) is None
         ]
+    if "release" in config.privacy.mechanisms:
+        problems.append("privacy.mechanisms: `release` is now called `released-code`")
     if problem := EPSILON.problem("privacy.epsilon", config.privacy.epsilon):
         problems.append(problem)
     if problem := DELTA.problem("privacy.delta", config.privacy.delta):

@@ -1,10 +1,11 @@
-"""What a node lets out: checked where the data is, and written down on the node's own disk before it leaves.
+"""A node's privacy policy: every release is checked and recorded on the node's own disk before it
+leaves.
 
-    ledger.json               every release and every private update, with its price and the file of what was sent
-    release-DIGEST.safetensors, answer-DIGEST.safetensors, extractor-DIGEST.safetensors
+    ledger.json               every release and every private update, with its cost and the file of
+what was sent release-DIGEST.safetensors, answer-DIGEST.safetensors, extractor-DIGEST.safetensors
 
-A request is known by the digest of its content. One that was answered before gets the same answer again and spends
-nothing, so neither side can lose anything by stopping at any moment. Names of files are digests made here.
+A request is identified by the digest of its content. One that was answered before gets the same
+answer again at no cost, so both sides may stop at any time. File names are digests computed here.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from fedaux.privacy.ledger import LedgerEntry
 
 
 class Refusal(ValueError):
-    """What this node does not do. The text goes to the server, so it holds nothing of the data."""
+    """A request that this node refuses. The text goes to the server, so it must not depend on
+    the data."""
 
 
 class Guard:
-    """A node's terms and its ledger."""
+    """A node's privacy settings and its ledger."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._terms = config.privacy
@@ -41,7 +43,7 @@ class Guard:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Let one message at a time look at the ledger and spend."""
+        """Lock the ledger for one message at a time."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -52,9 +54,10 @@ class Guard:
         return [LedgerEntry.from_json(row["entry"]) for row in self._ledger()["spent"]]
 
     def counted(self) -> list[LedgerEntry]:
-        """Return what the budget counts: everything but what was released without protection.
+        """Return what the budget covers: everything except unprotected releases.
 
-        Updates always count: their own epsilon, stated at a delta of the server's choice, may be infinite.
+        Updates always count: their own epsilon, stated at a delta of the server's choice, may be
+        infinite.
         """
         return [
             one for one in self.entries() if one.steps is not None or not math.isinf(one.epsilon)
@@ -66,7 +69,7 @@ class Guard:
         return FILTERS[terms.accountant](entries, epsilon=terms.epsilon, delta=terms.delta)
 
     def check_release(self, section: Certainty) -> None:
-        """Raise Refusal for a release that is out of the question, before any work is done for it."""
+        """Raise Refusal for a release that is not allowed, before any work is done for it."""
         if section.mechanism not in self._terms.mechanisms:
             allowed = ", ".join(self._terms.mechanisms) or "nothing"
             raise Refusal(f"certainty.mechanism = {section.mechanism}: this node allows {allowed}")
@@ -75,7 +78,8 @@ class Guard:
             and section.epsilon > self._terms.epsilon
         ):
             raise Refusal(
-                f"certainty.epsilon = {section.epsilon:g}: this node's budget is {self._terms.epsilon:g}"
+                f"certainty.epsilon = {section.epsilon:g}: this node's budget is "
+                f"{self._terms.epsilon:g}"
             )
         if (problem := release_problem(section)) is not None:
             raise Refusal(problem)
@@ -90,19 +94,17 @@ class Guard:
             self.check_budget(entry)
 
     def check_budget(self, entry: LedgerEntry) -> None:
-        """Raise Refusal where one more release would go beyond the budget."""
-        if (
-            entry.steps is None
-            and math.isinf(entry.epsilon)
-            and entry.mechanism in self._terms.mechanisms
-        ):
-            return  # allowed by name, and beyond counting
+        """Raise Refusal if one more release would exceed the budget."""
+        release = entry.steps is None and math.isinf(entry.epsilon)
+        if release and entry.mechanism in self._terms.mechanisms:
+            return  # allowed by name, and not covered
         counted = self.counted()
         together, before = self.spent([*counted, entry]), self.spent(counted)
         if together > self._terms.epsilon * (1.0 + ROUNDING):
             raise Refusal(
-                f"this would come to epsilon = {together:.4g} at delta = {self._terms.delta:g} with the "
-                f"{before:.4g} spent before; this node's budget is {self._terms.epsilon:g}"
+                f"this would cost a total of epsilon = {together:.4g} at delta = "
+                f"{self._terms.delta:g}, {before:.4g} of it already spent; this node's budget is "
+                f"{self._terms.epsilon:g}"
             )
 
     def stored_release(self, key: str) -> tuple[Tensor, LedgerEntry] | None:
@@ -114,7 +116,7 @@ class Guard:
         return None
 
     def store_release(self, key: str, vector: Tensor, entry: LedgerEntry) -> None:
-        """Book a release within the budget; only then may it leave. Raises Refusal."""
+        """Record a release within the budget; only then may it leave. Raises Refusal."""
         self.check_budget(entry)
         file = f"release-{key}.safetensors"
         save_tensors(self._folder / file, {"vector": vector})
@@ -123,7 +125,7 @@ class Guard:
         self._save(ledger)
 
     def stored_answer(self, key: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the last update and what was said with it, where it answers the same request."""
+        """Return the last update and its answer, if it is for the same request."""
         last = self._ledger().get("last")
         if last is None or last["request"] != key:
             return None
@@ -150,7 +152,8 @@ class Guard:
         about: Mapping[str, Any],
         entry: LedgerEntry | None,
     ) -> None:
-        """Keep the last update, with what training keeps, and book it where it was private. Raises Refusal."""
+        """Store the last update with the optimizer state, and record it if it was private.
+        Raises Refusal."""
         if entry is not None:
             self.check_budget(entry)
         file = f"answer-{key}.safetensors"
@@ -173,7 +176,7 @@ class Guard:
         return held if digest_of("h0", held) == digest else None
 
     def keep_extractor(self, weights: Mapping[str, Tensor]) -> None:
-        """Keep h0 for the rounds to come, instead of an older one."""
+        """Store h0 for later rounds, replacing an older one."""
         digest = digest_of("h0", weights)
         self._folder.mkdir(parents=True, exist_ok=True)
         for old in self._folder.glob("extractor-*.safetensors"):

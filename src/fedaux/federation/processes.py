@@ -1,8 +1,8 @@
-"""Flower's long-running processes, started so that they serve this federation alone.
+"""Flower's long-running processes, restricted to this federation.
 
-Open Flower answers two questions in a way that this package does not: who may start runs and register nodes (whoever
-reaches the port), and whose code a node executes (the server's). `link` and `node` answer: the server's own machine,
-and the node's own installation.
+By default, Flower lets everyone who reaches the server's port start runs and register nodes, and
+nodes execute the server's code. Here only the server's own machine may do the former, and nodes
+execute only their own installation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedaux.federation import asking, warm
+from fedaux.federation import relay, warm
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -26,11 +26,11 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
 }
-"""What keeps Flower and Ray from calling home, from installing software, and from idling between message and task; what
-the user has set already, stands."""
+"""Turns off telemetry, installation of software, and idle time between message and task, unless
+the user has set these variables."""
 
 TASK = "flwr-clientapp"
-"""The command by which Flower answers a message; at a node, fedaux takes its place."""
+"""Flower's command that answers a message; a node replaces it."""
 REFUSED_TASKS = (
     "flwr-serverapp",
     "flwr-agentapp",
@@ -46,19 +46,20 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def require_flower() -> None:
-    """Raise ValueError where Flower is not installed."""
+    """Raise ValueError if Flower is not installed."""
     if find_spec("flwr") is None:
         raise ValueError("a federation needs Flower: pip install 'fedaux[flower,privacy]'")
 
 
 def require_secure_noise() -> None:
-    """Raise ValueError where noise that protects cannot be drawn: better now than when the server asks for it."""
+    """Raise ValueError if secure noise cannot be drawn."""
     if find_spec("opendp") is None:
         raise ValueError("privacy.noise = secure: needs OpenDP, pip install 'fedaux[privacy]'")
 
 
 def environment(home: Path, *, first: Sequence[Path] = ()) -> dict[str, str]:
-    """Return the environment of a Flower process: quiet, with a home of its own, its commands found beside Python."""
+    """Return the environment of a Flower process, with its own home and the commands beside
+    Python."""
     folders = [
         *map(str, first),
         str(Path(sys.executable).parent),
@@ -68,11 +69,12 @@ def environment(home: Path, *, first: Sequence[Path] = ()) -> dict[str, str]:
     return QUIET | dict(os.environ) | own
 
 
-class FromOutsideFleetOnly:
-    """Answer other machines on the nodes' interface alone; starting runs and registering nodes is for this machine.
+class RemoteNodesOnly:
+    """Lets other machines use only the nodes' interface; only this machine starts runs and
+    registers nodes.
 
-    Flower serves all of its interfaces on one port and asks nobody who they are but nodes. A connection is from this
-    machine when it comes from a loopback address, or from the very address it was made to.
+    Flower serves all interfaces on one port and authenticates only nodes. A connection is from this
+    machine if it comes from a loopback address, or from the address it was made to.
     """
 
     OPEN = ("/v1/fleet/", "/health")
@@ -81,7 +83,7 @@ class FromOutsideFleetOnly:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is allowed; answer 403 to the rest."""
+        """Forward allowed requests; answer 403 to others."""
         if scope["type"] == "lifespan" or from_this_machine(scope) or self._is_open(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -94,7 +96,7 @@ class FromOutsideFleetOnly:
             await send(
                 {
                     "type": "http.response.body",
-                    "body": b"only the server's own machine may ask this\n",
+                    "body": b"only allowed on the server's own machine\n",
                 }
             )
         else:
@@ -106,7 +108,7 @@ class FromOutsideFleetOnly:
 
 
 def from_this_machine(scope: Mapping[str, Any]) -> bool:
-    """Whether a connection was made on this machine; whatever is not certain was not."""
+    """Return whether a connection was made on this machine; False if in doubt."""
     client, server = scope.get("client"), scope.get("server")
     if not client or not server:
         return False
@@ -119,19 +121,19 @@ def from_this_machine(scope: Mapping[str, Any]) -> bool:
 
 
 def serve_link(arguments: Sequence[str]) -> None:
-    """Run Flower's SuperLink in this process, closed to the outside but for nodes. It ends with the process.
+    """Run Flower's SuperLink in this process; other machines can connect only as nodes.
 
-    Raises RuntimeError where Flower does not take the guard, rather than serve without it.
+    Raises RuntimeError if this version of Flower does not support the restriction.
     """
     from starlette.middleware import Middleware
 
     extensions: Any
     main: Any
     extensions, main = (import_module(f"flwr.superlink.{name}") for name in ("extensions", "main"))
-    extensions.get_middleware = lambda: (Middleware(FromOutsideFleetOnly),)
+    extensions.get_middleware = lambda: (Middleware(RemoteNodesOnly),)
     outermost = next((layer.cls for layer in main._get_middleware()), None)
-    if outermost is not FromOutsideFleetOnly:
-        raise RuntimeError("this version of Flower does not take the guard; fedaux needs flwr 1.41")
+    if outermost is not RemoteNodesOnly:
+        raise RuntimeError("this version of Flower cannot be restricted; fedaux needs flwr 1.41")
     from flwr.superlink.cli import flower_superlink
 
     sys.argv = ["flower-superlink", *arguments]
@@ -139,7 +141,7 @@ def serve_link(arguments: Sequence[str]) -> None:
 
 
 def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> list[str]:
-    """Return the arguments of the SuperLink of a federation's folder. Raises ValueError where certificates lack."""
+    """Return the arguments of a folder's SuperLink. Raises ValueError for missing certificates."""
     place = ["--host", host, "--port", str(port), "--disable-runtime-dependency-installation"]
     if simulation:
         return [*place, "--insecure", "--simulation"]
@@ -152,7 +154,8 @@ def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> l
     for name in names.values():
         if not (certificates / name).is_file():
             raise ValueError(
-                f"{certificates / name}: there is no such file; fedaux federate certificates {folder} --host NAME"
+                f"{certificates / name}: there is no such file; fedaux federate certificates "
+                f"{folder} --host NAME"
             )
     paths = [part for option, name in names.items() for part in (option, str(certificates / name))]
     return [
@@ -167,7 +170,7 @@ def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> l
 def node_command(
     file: Path, *, superlink: str, certificate: Path, key: Path, port: int
 ) -> list[str]:
-    """Return the command of a SuperNode that speaks for a node file. Raises ValueError for what is not there."""
+    """Return the command of a SuperNode for a node file. Raises ValueError for missing files."""
     for option, path in (("--root-certificates", certificate), ("--key", key)):
         if not path.is_file():
             raise ValueError(f"{option} {path}: there is no such file")
@@ -187,18 +190,20 @@ def node_command(
 
 
 def become_node(command: Sequence[str], *, file: Path, state: Path) -> NoReturn:
-    """Become a SuperNode whose work is done by this installation of fedaux, never by code that it is sent."""
+    """Replace this process by a SuperNode that uses this installation of fedaux, never code that
+    was sent."""
     commands = write_commands(state / "commands")
     own = environment(state / "flower", first=[commands]) | warm.start(file.resolve())
-    # Not a child: whoever stops this process, stops the node.
+    # Not a child process: stopping this process stops the node.
     os.execve(command[0], list(command), own)
 
 
 def write_commands(folder: Path) -> Path:
-    """Write the commands that take the place of Flower's own at a node; return their folder, for the front of PATH."""
+    """Write the commands that replace Flower's at a node; return their folder, for the front of
+    PATH."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    scripts = {TASK: f'#!/bin/sh\nexec "{sys.executable}" -I -S "{asking.__file__}" "$@"\n'}
-    refusal = "a fedaux node does the work of its own installation alone: refused"
+    scripts = {TASK: f'#!/bin/sh\nexec "{sys.executable}" -I -S "{relay.__file__}" "$@"\n'}
+    refusal = "refused: a fedaux node only executes its own installation"
     scripts |= {
         name: f'#!/bin/sh\necho "{name}: {refusal}" >&2\nexit 1\n' for name in REFUSED_TASKS
     }

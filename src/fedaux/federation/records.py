@@ -1,9 +1,9 @@
-"""Tensors and tables as Flower's records. Bytes are taken for what they should be and for nothing else.
+"""Tensors and texts as Flower's records, strictly validated.
 
-All tensors of a record travel as one array, in the format of safetensors: a header of JSON with type, shape and place
-of each, then their little-endian bytes. Flower passes every array on in requests of its own, so that one takes a
-fraction of the time of many. Names, types, shapes and sizes are compared with what was expected before a tensor is
-made.
+All tensors of a record are sent as one array in the format of safetensors: a JSON header with the
+type, shape and offsets of each, then their little-endian bytes. Flower sends every array in
+separate requests, so one array is much faster than many. Names, types, shapes and sizes are checked
+before a tensor is created.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from torch import Tensor
 from fedaux.core.messages import sent_as, shortened
 
 FORMAT = "fedaux.safetensors"
-"""How tensors are written, in Flower's field for it."""
+"""The serialization type in Flower's arrays."""
 ALL = "tensors"
 """The name of the one array."""
 DTYPES = {"F16": torch.float16, "F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
 """Types that are sent, by safetensors' names."""
 LONGEST_HEADER = 1_000_000
-"""Bytes of the header that are looked at."""
+"""Largest header, in bytes."""
 LONGEST_TEXT = 1_000_000
-"""Characters of JSON that are looked at."""
+"""Longest JSON text, in characters."""
 LONGEST_REASON = 300
 Expected = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """Type and shape of each tensor of a record."""
 
 
 class Unusable(ValueError):
-    """A message that cannot be what it should be; the text says why and holds nothing of its content."""
+    """A message is not valid; the text states why, without its content."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a tensor lies in a record, and what it says it is."""
+    """The type, shape and bytes of a tensor in a record."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -57,13 +57,13 @@ def arrays(tensors: Mapping[str, Tensor], *, wire: str = "fp32") -> ArrayRecord:
     }
     for name, tensor in sent.items():
         if tensor.dtype not in DTYPES.values():
-            raise TypeError(f"tensor {name} is {_words(tensor.dtype)}, which is not sent")
+            raise TypeError(f"tensor {name} is {_words(tensor.dtype)}: this type is not supported")
     data = save(sent)
     return ArrayRecord({ALL: Array("uint8", (len(data),), FORMAT, data)})
 
 
 def tensors(record: object, expected: Expected, *, wire: str = "fp32") -> dict[str, Tensor]:
-    """Return the tensors of a record, each in the type that is expected of it. Raises Unusable."""
+    """Return the tensors of a record, each in its expected type. Raises Unusable."""
     pieces = _pieces(record)
     if missing := sorted(expected.keys() - pieces.keys()):
         raise Unusable(f"tensor {missing[0]} is missing")
@@ -80,17 +80,18 @@ def tensors(record: object, expected: Expected, *, wire: str = "fp32") -> dict[s
 
 
 def some_tensors(record: object, *, most_bytes: int, most_tensors: int = 64) -> dict[str, Tensor]:
-    """Return the tensors of a record whose names and shapes are not known beforehand, within limits."""
+    """Return the tensors of a record with unknown names and shapes, within limits. Raises
+    Unusable."""
     pieces = _pieces(record)
     if len(pieces) > most_tensors:
-        raise Unusable(f"should hold tensors, {most_tensors} at most")
+        raise Unusable(f"has {len(pieces)} tensors, more than {most_tensors}")
     if (size := sum(len(piece.data) for piece in pieces.values())) > most_bytes:
-        raise Unusable(f"holds {size} bytes, more than {most_bytes}")
+        raise Unusable(f"has {size} bytes, more than {most_bytes}")
     return {name: _tensor(piece) for name, piece in pieces.items()}
 
 
 def expected_of(weights: Mapping[str, Tensor]) -> Expected:
-    """Return types and shapes of weights, which may lie on the meta device."""
+    """Return types and shapes of weights, which may be on the meta device."""
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in weights.items()}
 
 
@@ -104,13 +105,21 @@ def text_of(content: RecordDict, name: str) -> str:
     record = content.get(name)
     text = record.get("text") if isinstance(record, ConfigRecord) else None
     if not isinstance(text, str) or len(text) > LONGEST_TEXT:
-        raise Unusable(f"says no {name}, or too much")
+        raise Unusable(f"{name} is missing or too long")
     return text
 
 
 def reason_of(text: str) -> str:
-    """Return somebody else's words as they may stand in metrics and on a screen: short, and nothing but print."""
+    """Return a foreign text in a form that is safe to show: short and printable."""
     return _printable(text)[:LONGEST_REASON]
+
+
+def refusal_in(content: RecordDict) -> str:
+    """Return a node's reason for a refusal."""
+    try:
+        return reason_of(text_of(content, "refusal"))
+    except Unusable:
+        return "refused without a reason"
 
 
 def size_of(content: RecordDict) -> int:
@@ -125,19 +134,19 @@ def size_of(content: RecordDict) -> int:
 
 
 def _pieces(record: object) -> dict[str, Piece]:
-    """Return what a record says that it holds, where its bytes are as many as that. Raises Unusable."""
+    """Return the tensors that a record declares, after checking their sizes. Raises Unusable."""
     array = record.get(ALL) if isinstance(record, ArrayRecord) and len(record) == 1 else None
     if array is None or array.stype != FORMAT:
-        raise Unusable("holds no tensors, or not as this version writes them")
+        raise Unusable("has no tensors in the format of this version")
     data = memoryview(array.data)
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(LONGEST_HEADER, len(data) - 8):
-        raise Unusable("holds tensors without a header that could be read")
+        raise Unusable("the header of the tensors cannot be read")
     try:
         header = json.loads(bytes(data[8 : 8 + length]))
         entries = list(header.items())
     except (ValueError, AttributeError, RecursionError) as error:
-        raise Unusable("holds tensors without a header that could be read") from error
+        raise Unusable("the header of the tensors cannot be read") from error
     return {name: _piece(name, entry, data[8 + length :]) for name, entry in entries}
 
 
@@ -151,9 +160,7 @@ def _piece(name: str, entry: object, body: memoryview) -> Piece:
         and _are_counts(place)
         and len(place) == 2
     ):
-        raise Unusable(
-            f"tensor {_printable(name)} is of type {_printable(str(kind))}, or has no shape"
-        )
+        raise Unusable(f"tensor {_printable(name)} of type {_printable(str(kind))} is not valid")
     begin, end = place
     if not begin <= end <= len(body) or end - begin != math.prod(shape) * DTYPES[kind].itemsize:
         wanted = f"{_words(DTYPES[kind])} {list(shape)[:8]}"

@@ -1,4 +1,4 @@
-"""The Flower app of the server: a recipe, the run directory, and the same rounds as in the simulator."""
+"""The Flower app of the server: runs a recipe with the same rounds as the simulator."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedaux.core.compute import compute_for
 from fedaux.core.messages import Clients
 from fedaux.core.task import Task
 from fedaux.data import load_auxiliary, load_test
-from fedaux.federation.grid import FlowerClients
+from fedaux.federation.flower_clients import FlowerClients
 from fedaux.federation.members import Members
-from fedaux.federation.status import NodeBoard
+from fedaux.federation.status import StatusCallback
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running import preflight as checks
 from fedaux.running import tensorboard
@@ -28,7 +28,7 @@ LOGGER = logging.getLogger("fedaux.core.weights")
 
 
 def server_app(folder: Path | None = None) -> ServerApp:
-    """Return the server's app; recipes are looked for beside `folder` and above it, too."""
+    """Return the server's app; recipes are also searched in `folder` and its parent."""
     made = ServerApp()
 
     @made.main()
@@ -42,9 +42,10 @@ app = server_app()
 
 
 def serve(grid: Grid, run_config: Mapping[str, Any], *, folder: Path | None = None) -> Result:
-    """Run the recipe of a run configuration with whatever nodes the grid has.
+    """Run the recipe of a run configuration with the nodes of the grid.
 
-    Its keys: `recipe`, `out` (the run directory), `resume`, and `set`, changes such as "rounds=3; local.epochs=2".
+    Its keys: `recipe`, `out` (the run directory), `resume`, and `set`, overrides such as
+    "rounds=3; local.epochs=2".
     """
     log_to_stdout()
     overrides = [one.strip() for one in str(run_config.get("set", "")).split(";") if one.strip()]
@@ -61,7 +62,7 @@ def serve(grid: Grid, run_config: Mapping[str, Any], *, folder: Path | None = No
 
 
 def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) -> Result:
-    """Run an experiment over a grid: what the simulator does, with real clients."""
+    """Run an experiment over Flower's grid, with real clients."""
     checks.check(experiment, federated=True)
     tensorboard.check(experiment)
     device = prepare_device(experiment)
@@ -69,39 +70,35 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
     compute = compute_for(experiment.engine, device, experiment.data)
     auxiliary = load_auxiliary(experiment.auxiliary, shape=data.input_shape).to(device)
     inputs = Inputs(data, auxiliary, compute)
-    watching = Watching()
+    callback = ServerCallback()
     members: Members | None = None
 
     def clients(task: Task) -> Clients:
         nonlocal members
-        if members is None:  # now the run directory is there, and is ours
-            watching.board = NodeBoard(
-                path, num_clients=experiment.split.num_clients, rounds=experiment.rounds
-            )
+        if members is None:  # now the run directory exists, and is locked
+            count = experiment.split.num_clients
+            status = StatusCallback(path, num_clients=count, rounds=experiment.rounds)
             members = Members(
-                grid,
-                path,
-                section=experiment.federation,
-                num_clients=experiment.split.num_clients,
-                board=watching.board,
+                grid, path, section=experiment.federation, num_clients=count, status=status
             )
+            callback.status = status
         return FlowerClients(task, members, classes=data.classes)
 
     try:
         result = run_with_clients(
-            experiment, inputs, clients, path=path, resume=resume, callback=watching
+            experiment, inputs, clients, path=path, resume=resume, callback=callback
         )
     except BaseException as error:
-        if watching.board is not None:
-            watching.board.failed(str(error))
+        if callback.status is not None:
+            callback.status.failed(str(error))
         raise
-    if watching.board is not None:
-        watching.board.finished()
+    if callback.status is not None:
+        callback.status.finished()
     return result
 
 
 def log_to_stdout() -> None:
-    """Let fedaux's own lines be seen: Flower passes this process's output on to `flwr run --stream` and `flwr log`."""
+    """Log to stdout, which Flower forwards to `flwr run --stream` and `flwr log`."""
     logger = logging.getLogger("fedaux")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stdout)
@@ -110,27 +107,27 @@ def log_to_stdout() -> None:
         logger.setLevel(logging.INFO)
 
 
-class Watching:
-    """A callback that tells the log and the board of nodes."""
+class ServerCallback:
+    """Writes the progress of a run to the log and to the status file."""
 
     def __init__(self) -> None:
-        self.board: NodeBoard | None = None
+        self.status: StatusCallback | None = None
 
     def phase(self, task: Task, round: int, name: str) -> None:
-        """Show what is being done."""
-        if self.board is not None:
-            self.board.phase(task, round, name)
+        """Record the phase of the run."""
+        if self.status is not None:
+            self.status.phase(task, round, name)
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Tell of a finished round."""
-        if self.board is not None:
-            self.board.round(row)
+        """Log a finished round."""
+        if self.status is not None:
+            self.status.round(row)
         accuracy = "" if row["accuracy"] is None else f", accuracy {100 * row['accuracy']:.1f} %"
         dropped = "".join(
             f"; client {client}: {reason}" for client, reason in row["clients_dropped"].items()
         )
         absent = (
-            f"; not there: {', '.join(map(str, row['clients_absent']))}"
+            f"; absent: {', '.join(map(str, row['clients_absent']))}"
             if row["clients_absent"]
             else ""
         )
@@ -149,7 +146,7 @@ class Watching:
 def _recipe(name: str, folder: Path | None) -> Path:
     if not name:
         raise ValueError(
-            "recipe: missing in the run configuration; the path or the name of a recipe"
+            "recipe: missing in the run configuration; should be the path or name of a recipe"
         )
     for place in [] if folder is None else [folder, folder.parent]:
         if (place / name).is_file():

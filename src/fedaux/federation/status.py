@@ -1,4 +1,5 @@
-"""Who is there: the server writes RUN_DIR/nodes.json as a federation goes on, `fedaux federate watch` reads it."""
+"""The status file RUN_DIR/nodes.json: the server writes it, and `fedaux federate watch` shows
+it."""
 
 from __future__ import annotations
 
@@ -15,14 +16,15 @@ if TYPE_CHECKING:
 FILE = "nodes.json"
 VERSION = 1
 LEAST_SECONDS = 0.5
-"""Between two writings of what is not urgent: a hundred answers are not a hundred files."""
+"""Least time between two writes that are not urgent: a hundred answers need not be a hundred
+writes."""
 
 
-class NodeBoard:
-    """The state of every client and of the run, written in one step after a change. It is a callback too.
+class StatusCallback:
+    """Writes the state of every client and of the run atomically after each change.
 
-    A client is `unknown` until its node is heard of, then `present`, `busy` while something was asked of it, and
-    `missing` when it did not answer or is no longer connected.
+    A client is `unknown` until its node connects, then `present`, `busy` while it has a request,
+    and `missing` if it did not answer or is no longer connected.
     """
 
     def __init__(self, directory: Path, *, num_clients: int, rounds: int) -> None:
@@ -36,21 +38,21 @@ class NodeBoard:
         self._write(urgent=True)
 
     def seen(self, client: int, *, node_id: int | None = None, name: str = "") -> None:
-        """A node is connected and speaks for this client."""
+        """The node of this client is connected."""
         with self._lock:
             row = self._clients[client]
             if new := row["state"] in {"unknown", "missing"}:
                 row["state"] = "present"
                 row.pop("reason", None)
             row["last_seen"] = _now()
-            # Flower's node ids have 64 bits, more than the numbers of JSON can hold everywhere.
+            # Flower's node ids have 64 bits, too many for JSON numbers in some readers.
             row |= ({} if node_id is None else {"node": str(node_id)}) | (
                 {"name": name} if name else {}
             )
         self._write(urgent=new)
 
     def asked(self, clients: Iterable[int], *, what: str, round: int) -> None:
-        """Something was asked of these clients: they are busy until they answer or are given up."""
+        """These clients have a request."""
         with self._lock:
             for client in clients:
                 self._clients[client] |= {
@@ -72,7 +74,7 @@ class NodeBoard:
         self._write()
 
     def missing(self, client: int, reason: str) -> None:
-        """A client was given up: it did not answer in time, refused, or its node has failed."""
+        """A client did not answer in time, refused, or its node failed."""
         with self._lock:
             row = self._clients[client]
             row |= {"state": "missing", "reason": reason}
@@ -87,7 +89,7 @@ class NodeBoard:
                 self.missing(client, "not connected")
 
     def phase(self, task: Task, round: int, name: str) -> None:
-        """Note what the server is doing."""
+        """Record the phase of the run."""
         with self._lock:
             self._run |= {
                 "method": task.method.name,
@@ -98,7 +100,7 @@ class NodeBoard:
         self._write(urgent=True)
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Note a finished round."""
+        """Record a finished round."""
         with self._lock:
             self._run |= {key: row[key] for key in ("method", "seed", "round")}
             if row["accuracy"] is not None:
@@ -106,21 +108,19 @@ class NodeBoard:
         self._write(urgent=True)
 
     def finished(self) -> None:
-        """The run has come to its end."""
+        """The run is finished."""
         with self._lock:
             self._run |= {"state": "finished", "phase": ""}
         self._write(urgent=True)
 
     def failed(self, reason: str) -> None:
-        """The run has stopped before its end."""
+        """The run stopped with an error."""
         with self._lock:
             self._run |= {"state": "failed", "phase": "", "reason": reason}
         self._write(urgent=True)
 
     def _write(self, *, urgent: bool = False) -> None:
-        from fedaux.files import (
-            save_json,
-        )  # which loads torch, and whoever only reads the file needs none
+        from fedaux.files import save_json  # imports torch, which `watch` does not need
 
         with self._lock:
             if not urgent and time.monotonic() - self._written < LEAST_SECONDS:

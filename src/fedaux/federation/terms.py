@@ -1,4 +1,4 @@
-"""What a request says besides its tensors: what a client needs of the recipe, as JSON, validated on arrival."""
+"""The settings that a request carries besides its tensors, as JSON, validated on arrival."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PREPARE, TRAIN, HELLO = "query.prepare", "train", "query.hello"
 
 
 class Terms(Section):
-    """What every request states: for which client, and for which model on which images."""
+    """The terms of every request: the client, the model and the images."""
 
     client: Annotated[int, Field(ge=0)]
-    """Whom the server takes the node for."""
+    """The client that the server expects."""
     run: Annotated[str, Field(min_length=1, max_length=200)]
-    """Names the run, method and seed; the same when the server goes on after a stop."""
+    """Identifies the run, method and seed; unchanged when the server resumes."""
     seed: Annotated[int, Field(ge=0)]
     prototype: Prototype
     mode: Literal["full", "linear"]
@@ -45,4 +45,4 @@ class TrainTerms(Terms):
     proximal: NonNegative
     wire: Literal["fp32", "fp16"]
     extractor: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    """Digest of h0, where heads alone are trained: the node has it, or it comes with the message."""
+    """Digest of h0, if only heads are trained: the node has it, or it comes with the message."""

@@ -1,7 +1,8 @@
-"""A node's warm process: it loads everything once, and forks for each message, which then costs no start.
+"""A node's warm process: imports everything once and forks for each message, to save the start-up
+time.
 
-Loading torch, Flower and the rest takes some seconds of a processor for every message otherwise. A fork has nothing of
-earlier messages: it is as fresh as a new process. No random number is drawn and no thread started before it.
+Importing torch, Flower and the rest takes seconds of CPU time. A fork shares no state with earlier
+messages, like a new process. No random number is drawn and no thread started before the fork.
 """
 
 from __future__ import annotations
@@ -18,22 +19,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from fedaux.federation.asking import VARIABLE
+from fedaux.federation.relay import VARIABLE
 
 LONGEST_REQUEST = 65536
 
 
 def start(node: Path) -> dict[str, str]:
-    """Start the warm process of a node; return what the environment of the node's other processes has to say of it.
+    """Start the warm process of a node; return the environment variables for the node's other
+    processes.
 
-    It ends when the process that called this ends, whatever program that has become.
+    It ends when the calling process ends.
     """
-    folder = Path(
-        tempfile.mkdtemp(prefix="fedaux-")
-    )  # readable by its owner alone, and short as sockets need it
+    folder = Path(tempfile.mkdtemp(prefix="fedaux-"))  # private, and short enough for a socket
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "node"))
-    listener.listen(16)  # messages that come before everything is loaded wait
+    listener.listen(16)  # early messages wait until everything is loaded
     listener.set_inheritable(True)
     parent = os.getpid()
     if os.fork() == 0:
@@ -44,13 +44,13 @@ def start(node: Path) -> dict[str, str]:
 
 
 def main() -> None:
-    """Load, then fork for every message until the node ends."""
+    """Load everything, then fork for every message until the node ends."""
     node, descriptor, parent, folder = sys.argv[1:]
     listener = socket.socket(fileno=int(descriptor))
     listener.set_inheritable(False)
     own = os.getpid()
     threads = load(Path(node))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are not waited for
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     listener.settimeout(1.0)
     try:
@@ -70,9 +70,9 @@ def main() -> None:
 
 
 def load(node: Path) -> int:
-    """Import what a message needs, and return how many threads torch would use; here it has none yet.
+    """Import what a message needs, and return torch's default number of threads.
 
-    A pool of threads does not survive a fork, so nothing may start one before.
+    A thread pool does not survive a fork, so none may be started before it.
     """
     import torch
 
@@ -83,14 +83,14 @@ def load(node: Path) -> int:
     from fedaux.federation.node import load_node
     from fedaux.federation.work import own_data
 
-    torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # loads half of torch
-    with suppress(Exception):  # whoever is asked for the data will say what is wrong with it
+    torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # imports much of torch
+    with suppress(Exception):  # errors are reported when a request needs the data
         own_data(load_node(node))
     return threads
 
 
 def answer(connection: socket.socket, *, threads: int) -> NoReturn:
-    """Answer one message as `flwr-clientapp` would, in this process, and end it."""
+    """Answer one message as `flwr-clientapp` would, and end this process."""
     import torch
 
     code = 1
@@ -110,7 +110,7 @@ def answer(connection: socket.socket, *, threads: int) -> NoReturn:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
-        # From here on nothing may turn this fork back: Flower's handlers raise exceptions.
+        # Flower's signal handlers raise exceptions, which must not interrupt the exit.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
         with suppress(Exception):
@@ -121,7 +121,7 @@ def answer(connection: socket.socket, *, threads: int) -> NoReturn:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """End this process when the one that asked has been ended."""
+    """End this process when the requesting process ends."""
     with suppress(OSError):
         connection.recv(1)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A live view of a federation's nodes, from the small file that its server keeps in the run directory."""
+"""A live view of a federation's nodes, from the status file in the run directory."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from rich.text import Text
 from fedaux.federation.status import FILE, VERSION
 
 SILENT_SECONDS = 60.0
-"""A running server that has written nothing for so long is worth a remark: it may be training, or gone."""
+"""Silence of the server after which the view mentions it: it may be training, or may have
+stopped."""
 COLOURS = {"present": "green", "busy": "cyan", "missing": "red", "unknown": "yellow"}
 
 
 def read_status(directory: Path) -> dict[str, Any]:
-    """Return what the server last wrote. Raises ValueError where there is no such file, or one of another version."""
+    """Return the status that the server last wrote. Raises ValueError if it is missing or not
+    valid."""
     file = directory / FILE
     try:
         status: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(
-            f"{file}: there is no such file; a federation's server writes it when a run begins"
+            f"{file}: there is no such file; the server writes it when a run starts"
         ) from None
     except ValueError as error:
         raise ValueError(f"{file}: damaged, not readable as JSON ({error})") from error
     if status.get("version") != VERSION:
-        raise ValueError(
-            f"{file}: is of version {status.get('version')}, this fedaux reads {VERSION}"
-        )
+        raise ValueError(f"{file}: has version {status.get('version')}; should be {VERSION}")
     return status
 
 
 def view(status: Mapping[str, Any], *, now: datetime) -> Group:
-    """Return the run in a line and the nodes in a table."""
+    """Return one line about the run and a table of the nodes."""
     run = status["run"]
     table = Table()
     for column in ("client", "name", "state", "doing", "last seen", "rounds", "remark"):
@@ -69,7 +69,7 @@ def view(status: Mapping[str, Any], *, now: datetime) -> Group:
 
 
 def run_line(run: Mapping[str, Any], nodes: str, *, silent: float) -> str:
-    """Say in a line how far the run is."""
+    """Return the progress of the run in one line."""
     parts = [run["state"] + (f": {_printable(run['reason'])}" if run.get("reason") else "")]
     if "method" in run:
         parts.append(
@@ -86,7 +86,7 @@ def run_line(run: Mapping[str, Any], nodes: str, *, silent: float) -> str:
 
 
 def watch(directory: Path, console: Console, *, once: bool, every: float = 1.0) -> None:
-    """Show the nodes until the run ends; once, and as plain text, where nobody is looking on."""
+    """Show the nodes until the run ends; only once, as plain text, if there is no terminal."""
     status = read_status(directory)
     if once or not console.is_terminal:
         console.print(view(status, now=datetime.now(UTC)))
@@ -101,7 +101,7 @@ def watch(directory: Path, console: Console, *, once: bool, every: float = 1.0) 
 
 
 def _printable(text: str) -> Text:
-    """Return what a node has said of itself, without what a terminal would take for a command."""
+    """Return a node's text without control characters."""
     return Text("".join(letter if letter.isprintable() else "?" for letter in text))
 
 

@@ -1,4 +1,4 @@
-"""A node's part of the work: load its own examples, check its policy, release or train, and book it."""
+"""A node's work: load its own examples, check its policy, release or train, and record it."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ from fedaux.privacy.secure import noise_for
 
 @dataclass(frozen=True)
 class Answer:
-    """A trained update and what is said with it."""
+    """A trained update."""
 
     update: Update
     repeated: bool
-    """Whether it was stored and is sent again."""
+    """Whether it was stored before and is sent again."""
 
 
 def prepare(
     config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: Weights, public: Public
 ) -> ScoreRelease:
-    """Release certainty for h0 and the public map, within the node's policy; a second time, the stored release."""
+    """Release certainty for h0 and the public map, within the node's policy; repeats return the
+    stored release."""
     guard.check_release(terms.certainty)
     check_declared(config, terms)
     about = {
@@ -83,15 +84,16 @@ def prepare(
 def train(
     config: NodeConfig, guard: Guard, terms: TrainTerms, weights: Weights, extractor: Weights | None
 ) -> Answer:
-    """Train one round within the node's policy; where an answer must not be made twice, the stored one is repeated."""
+    """Train one round within the node's policy; answers that must be unique are stored and
+    repeated."""
     check_declared(config, terms)
     if terms.mode == "linear":
         if extractor is not None:
             guard.keep_extractor(extractor)
         extractor = guard.extractor(terms.extractor or "") if extractor is None else extractor
         if extractor is None:
-            raise Refusal("h0 is missing here; it has to come with the message")
-    # A private update costs when it is made, and kept moments move when it is: neither may happen twice.
+            raise Refusal("h0 is missing here; it must be sent with the message")
+    # A private update has a cost, and kept moments change with it: neither may happen twice.
     once = terms.local.privacy is not None or terms.local.optimizer_state == "kept"
     key = digest_of(terms.model_dump_json(), weights) if once else ""
     if once and (stored := guard.stored_answer(key)) is not None:
@@ -122,7 +124,7 @@ def train(
     model, backend = built(terms, compute), PlainBackend(compute)
     inputs = compute.place_inputs(examples.images)
     if terms.mode == "linear":
-        assert extractor is not None, "looked for above"
+        assert extractor is not None, "checked above"
         h0 = placed(extractor, compute)
         inputs = backend.features(model.features, h0, inputs, batch_size=terms.batch_size)
         model = head_alone(model)
@@ -155,7 +157,7 @@ def train(
 
 
 def release_noise(config: NodeConfig, seed: int) -> Noise:
-    """Return noise that nobody else can know; in a trial, the simulator's."""
+    """Return secret noise; in a trial, the simulator's."""
     if config.privacy.noise == "secure":
         return noise_for(deployment=True)
     generator = seeding.generator(seed, "certainty noise", client=config.number)
@@ -163,7 +165,7 @@ def release_noise(config: NodeConfig, seed: int) -> Noise:
 
 
 def private_draws(config: NodeConfig, terms: TrainTerms, compute: Compute) -> Draws:
-    """Return sampling and noise of private training that nobody else can know; in a trial, the simulator's."""
+    """Return secret sampling and noise for private training; in a trial, the simulator's."""
     if config.privacy.noise == "secure":
         return SecureDraws()
     generator = seeding.generator(terms.seed, "local", round=terms.round, client=config.number)
@@ -171,7 +173,8 @@ def private_draws(config: NodeConfig, terms: TrainTerms, compute: Compute) -> Dr
 
 
 def check_declared(config: NodeConfig, terms: Terms) -> None:
-    """Raise Refusal where the server's terms do not fit what node.toml declares. Private data has no part in it."""
+    """Raise Refusal if the server's terms do not match what node.toml declares. Uses no private
+    data."""
     if set(terms.classes) != set(config.classes) or len(terms.classes) != len(config.classes):
         raise Refusal("the server's classes are not those that this node declares in its `classes`")
     shape = declared_shape(config)
@@ -183,13 +186,13 @@ def check_declared(config: NodeConfig, terms: Terms) -> None:
 
 
 def declared_shape(config: NodeConfig) -> tuple[int, int, int]:
-    """Return (channels, height, width) as node.toml declares them; embedded data and trials have their own."""
+    """Return (channels, height, width) as declared in node.toml, or of embedded data and trials."""
     if config.data.path is None or config.split is not None:
-        shape = own_data(config)[0].images.shape  # nobody's private data
+        shape = own_data(config)[0].images.shape  # not private
         return shape[1], shape[2], shape[3]
     side, channels = config.data.image_size, config.data.channels
-    assert side is not None, "load_node asks for it"
-    assert channels is not None, "load_node asks for it"
+    assert side is not None, "load_node requires it"
+    assert channels is not None, "load_node requires it"
     return channels, side, side
 
 
@@ -203,15 +206,15 @@ class OwnExamples:
     """[n], BLANK or the server's number of the class."""
 
     def without_blanks(self) -> OwnExamples:
-        """Return the usable ones alone, for what is not protected anyway."""
+        """Return only the usable examples, for unprotected releases."""
         usable = self.labels != BLANK
         return OwnExamples(self.images[usable], self.labels[usable])
 
 
 def own_examples(config: NodeConfig, classes: tuple[str, ...]) -> OwnExamples:
-    """Return this node's examples; those that cannot be read, or have an undeclared class, count and are blank.
+    """Return this node's examples; unreadable ones, and those of undeclared classes, are blank.
 
-    Their number n is that of the rows in the data, whatever they hold.
+    Their number n is the number of rows in the data, whatever their content.
     """
     data, total = own_data(config)
     number = {name: index for index, name in enumerate(classes) if name in config.classes}
@@ -225,9 +228,10 @@ def own_examples(config: NodeConfig, classes: tuple[str, ...]) -> OwnExamples:
 
 
 def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
-    """Load this node's readable training data, and count all of it; in a trial, the simulator's part for this client.
+    """Return this node's readable training data and the number of all rows; in a trial, of its
+    part.
 
-    Unreadable rows are left out of the first and counted in the second.
+    The number includes unreadable rows.
     """
     section, split = config.data.model_copy(update={"skip_bad": True}), config.split
     if section.source not in SOURCES or SOURCES[section.source].load_labelled is None:
@@ -256,7 +260,7 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
 
 
 def compute_of(config: NodeConfig, terms: Terms) -> Compute:
-    """Return how this node computes: the plain way, on its own device."""
+    """Return plain computation on this node's device."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     engine = Engine(
@@ -288,13 +292,13 @@ def placed(tensors: Mapping[str, Tensor], compute: Compute) -> dict[str, Tensor]
 
 
 def blank_model(terms: Terms, *, most_bytes: int) -> SplitModel:
-    """Return the model without memory for its weights. Raises Refusal for one that is unknown or too large."""
+    """Return the model on the meta device. Raises Refusal for one that is unknown or too large."""
     section = terms.prototype
     if section.model not in MODELS:
         raise Refusal(f"prototypes.model = {section.model}: not known here")
     if (
         model_input(section.model) == "text"
-    ):  # those of texts may name files, and names from the network are not used
+    ):  # these may name files, and file names from the network are not used
         raise Refusal(f"prototypes.model = {section.model}: nodes train models of images")
     known = model_options(section.model)
     wrong = [
@@ -304,7 +308,7 @@ def blank_model(terms: Terms, *, most_bytes: int) -> SplitModel:
     ]
     if wrong:
         raise Refusal(
-            f"prototypes.options.{wrong[0]}: {section.model} has no such option, or not of this kind"
+            f"prototypes.options.{wrong[0]}: {section.model} has no such option of this type"
         )
     try:
         with torch.device("meta"):
@@ -315,12 +319,12 @@ def blank_model(terms: Terms, *, most_bytes: int) -> SplitModel:
         ) from error
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     if size > most_bytes:
-        raise Refusal(f"the model has {size} bytes; this node takes {most_bytes}")
+        raise Refusal(f"the model has {size} bytes; this node accepts {most_bytes}")
     return model
 
 
 def update_noise(config: NodeConfig) -> str:
-    """Return what the ledger says of noise in private training."""
+    """Return the ledger's noise kind of private training."""
     return config.privacy.noise
 
 

@@ -26,8 +26,8 @@ from fedaux.paper.running import (
 from fedaux.paper.studies import STUDIES
 from fedaux.paper.study import RECIPES, quick_base
 from fedaux.paper.study_page import run_study, scope
-from fedaux.paper.tables import Table
 from fedaux.recipes import find_recipe, load_experiment, parse_value
+from fedaux.report.tables import Table
 from fedaux.running.run import out_of_memory
 from fedaux.sweep import cells_of
 
@@ -36,7 +36,7 @@ SHARED_RUNS = {"curves": "architectures"}
 
 
 def default_folder(name: str, *, quick: bool) -> Path:
-    """Return where an experiment goes by default."""
+    """Return the default folder of an experiment."""
     return Path("runs") / (SHARED_RUNS.get(name, name) + ("-quick" if quick else ""))
 
 
@@ -73,7 +73,7 @@ def _listed() -> Iterator[list[str]]:
 
 
 def size_line(name: str, request: Request) -> str:
-    """Return how many runs and rounds a request for a study is, on the data that is there."""
+    """Return the number of runs and rounds of a study, on the available data."""
     if name not in STUDIES:
         raise ValueError(
             f"--list {name}: not a table of runs; without a name, --list names all experiments"
@@ -94,7 +94,8 @@ def reproduce(
     if name in STUDIES:
         if recipe is not None or options:
             raise ValueError(
-                f"--recipe and --with: {name} has its own recipe; --set, --only and --also change it"
+                f"--recipe and --with: {name} has its own recipe; --set, --only and --also change "
+                "it"
             )
         return run_study(STUDIES[name], request)
     if request.only or request.also:
@@ -162,7 +163,8 @@ def base_of(
 ) -> tuple[Experiment, list[str]]:
     """Return the base of an experiment, and which data sets replace others.
 
-    It is a given recipe, the paper's recipe on --data-root, or the quick one, with --set and --seeds applied.
+    It is a given recipe, the paper's recipe on --data-root, or the quick one, with --set and
+    --seeds applied.
     """
     overrides = [*request.overrides]
     if request.seeds is not None:
@@ -174,9 +176,7 @@ def base_of(
     found, notes = locate_all(entry.data, request)
     raw = read_base(RECIPES / f"{name}.toml", overrides)
     private, *public = (found[key] for key in entry.data)
-    unread = datasets.Found(
-        "noise", "noise", None
-    )  # a valid experiment has public data, even if nothing reads it
+    unread = datasets.Found("noise", "noise", None)  # a valid experiment needs public data
     settings = private.settings("data") | public_settings(public[0] if public else unread, raw)
     (cell,) = cells_of(without_paths(raw), [settings])
     return cell.experiment, notes

@@ -1,4 +1,4 @@
-"""What a study found, in sentences: which method leads, here and in the paper, and how far the figures are apart."""
+"""Findings of a study in sentences: the best method here and in the paper, and the differences."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def findings(numbers: Mapping[str, Any]) -> list[str]:
     found += [*_leads(several), *_order(several, numbers["study"])]
     if numbers["quick"]:
         found.append(
-            "Data, networks and settings differ from the paper's, so accuracies cannot be compared with its "
-            "figures; the order of the methods can."
+            "Data, networks and settings differ from the paper's, so accuracies cannot be compared "
+            "with its figures; the order of the methods can."
         )
     else:
         found += _differences([row for row in rows if row["published"] is not None])
@@ -61,7 +61,8 @@ def _leads(columns: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def _order(columns: Mapping[str, Sequence[Row]], study: str) -> list[str]:
-    """State in how many columns the paper's best method is also best here, where it has a result."""
+    """State in how many columns the paper's best method is also best here, where it has a
+    result."""
     same, other = 0, []
     for place, group in columns.items():
         ranking = published.ranking(study, group[0]["block"], group[0]["column"])
@@ -94,15 +95,15 @@ def _differences(rows: Sequence[Row]) -> list[str]:
     )
     below, above = sum(gap < -CLOSE for gap, _ in gaps), sum(gap > CLOSE for gap, _ in gaps)
     found = [
-        f"{len(rows) - below - above} of {len(rows)} figures are within {CLOSE:g} point of the published ones, "
-        f"{below} below and {above} above."
+        f"{len(rows) - below - above} of {len(rows)} figures are within {CLOSE:g} point of the "
+        f"published ones, {below} below and {above} above."
     ]
     for word, count, (gap, index) in (("below", below, gaps[0]), ("above", above, gaps[-1])):
         if count:
             row = rows[index]
             found.append(
-                f"Furthest {word}: {row['method']}, {_place(row)}, {row['best']['mean']:.1f} against "
-                f"{row['published']['text']}, {abs(gap):.1f} points."
+                f"Furthest {word}: {row['method']}, {_place(row)}, {row['best']['mean']:.1f} "
+                f"against {row['published']['text']}, {abs(gap):.1f} points."
             )
     return found
 

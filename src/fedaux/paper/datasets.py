@@ -1,4 +1,5 @@
-"""The paper's data sets below one folder, `--data-root`, as on the Hugging Face hub or as published."""
+"""The paper's data sets below one folder, `--data-root`, as on the Hugging Face hub or as
+published."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ class Found:
     """None for generated data."""
 
     def settings(self, section: str) -> dict[str, Any]:
-        """Return the settings of `data` or `auxiliary` that read it; public images are resized to CIFAR's."""
+        """Return the settings of `data` or `auxiliary` that read it; public images are resized
+        to CIFAR's."""
         if self.path is None:
             return {f"{section}.source": self.source, f"{section}.size": DATA_SETS[self.name].made}
         chosen: dict[str, Any] = {
@@ -136,7 +138,7 @@ def locate(root: Path | None, names: Iterable[str]) -> dict[str, Found]:
                 f"{DATA_SETS[name].title}: none of {', '.join(map(str, _looked_for(root, name)))}"
             )
             if name == "stl10" and _find(root, "tinyimagenet32"):
-                missing[-1] += "; Tiny-ImageNet is there, and --aux tinyimagenet32 takes it instead"
+                missing[-1] += "; Tiny-ImageNet is available: --aux tinyimagenet32 uses it instead"
     if missing:
         raise Missing(
             "\n".join(
@@ -169,7 +171,8 @@ def _find(root: Path, name: str) -> Found | None:
 
 
 def _to_read(place: Path, pattern: str) -> Path | None:
-    """Return the folder with the files of a pattern; the one file if a source would read others beside it."""
+    """Return the folder with the files of a pattern; the one file if a source would read others
+    beside it."""
     files = list(place.glob(pattern))
     if pattern != UNLABELED[1] or not any(place.glob(PARQUET[1])):
         return place if files else None
@@ -177,14 +180,16 @@ def _to_read(place: Path, pattern: str) -> Path | None:
 
 
 def _places(folder: Path) -> Iterator[Path]:
-    """Yield a folder and its subfolders: the hub has one per configuration, and archives unpack into one."""
+    """Yield a folder and its subfolders: the hub has one per configuration, and archives unpack
+    into one."""
     if folder.is_dir():
         yield folder
         yield from sorted(inner for inner in folder.iterdir() if inner.is_dir())
 
 
 def _looked_for(root: Path, name: str) -> list[Path]:
-    """Return the searched places: each form in the first folder, and the last form in the others."""
+    """Return the searched places: each form in the first folder, and the last form in the
+    others."""
     first, *others = DATA_SETS[name].folders
     forms = [pattern for _, pattern in DATA_SETS[name].forms]
     return [

@@ -1,11 +1,13 @@
-"""What an experiment found, and the files that show it: a page, Markdown, LaTeX tables, numbers and figures."""
+"""The result of an experiment and its files: a page, Markdown, LaTeX tables, numbers and
+figures."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,19 +15,21 @@ from matplotlib.figure import Figure
 
 from fedaux.config import Experiment
 from fedaux.files import save_json, save_text
-from fedaux.paper.tables import PACKAGES, Table, sentence, to_html
-from fedaux.report import html, svg
+from fedaux.formatting import mean_and_deviation
+from fedaux.paper.latex import PACKAGES, pieces, sentence, to_latex
+from fedaux.report import html, svg, tables
+from fedaux.report.tables import Table
 
-# Okabe and Ito's palette, in the order in which the eye tells its colours apart.
+# Okabe and Ito's palette, most distinct colours first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 Version = Literal["quick", "paper", "own"]
-"""An experiment runs on embedded data, on the paper's recipe and your data, or on a recipe of your own."""
+"""On embedded data, on the paper's recipe and data, or on the user's own recipe."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What an experiment is based on, and where its runs go."""
+    """The base of an experiment, and the folder of its runs."""
 
     out: Path
     experiment: Experiment
@@ -33,7 +37,7 @@ class Context:
     sweeping: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of `fedaux.sweep.sweep`."""
     on_line: Callable[[str], None] = print
-    """Receives a line of progress."""
+    """Called with a line of progress."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Document:
-    """The result of an experiment: numbers, and the paragraphs, lists, tables and figures that show them."""
+    """The result of an experiment: numbers, and the paragraphs, lists, tables and figures that
+    show them."""
 
     title: str
     numbers: Mapping[str, Any]
@@ -67,7 +72,8 @@ class Document:
         parts = [f"# {self.title}\n"]
         for part in self.parts:
             if isinstance(part, Table):
-                parts.append(part.to_markdown())
+                heading = f"## {part.caption}\n\n" if part.caption else ""
+                parts.append(heading + tables.to_markdown(part))
             elif isinstance(part, Items):
                 heading = f"## {part.heading}\n\n" if part.heading else ""
                 parts.append(heading + "".join(f"- {item}\n" for item in part.items))
@@ -77,31 +83,27 @@ class Document:
 
     def to_html(self) -> str:
         """Return one self-contained page; figures stand before the first table or heading."""
-        before: list[str] = [f"<h1>{to_html(self.title)}</h1>\n"]
+        before: list[str] = [f"<h1>{html_text(self.title)}</h1>\n"]
         after: list[str] = []
         for part in self.parts:
             if isinstance(part, Table):
-                after.append(part.to_html())
+                heading = f"<h2>{html_text(part.caption)}</h2>\n" if part.caption else ""
+                after.append(heading + tables.to_html(replace(part, caption="")))
             elif isinstance(part, Items):
-                heading = f"<h2>{to_html(part.heading)}</h2>\n" if part.heading else ""
-                items = "".join(f"<li>{to_html(item)}</li>\n" for item in part.items)
+                heading = f"<h2>{html_text(part.heading)}</h2>\n" if part.heading else ""
+                items = "".join(f"<li>{html_text(item)}</li>\n" for item in part.items)
                 (after if after or heading else before).append(f"{heading}<ul>\n{items}</ul>\n")
             else:
-                (after or before).append(f"<p>{to_html(part)}</p>\n")
+                (after or before).append(f"<p>{html_text(part)}</p>\n")
         drawn = [
-            html.picture(
-                svg.as_svg(drawing.figure, prefix=f"figure{number}", label=drawing.caption),
-                drawing.caption,
-                name,
-                drawing.numbers.headers,
-                drawing.numbers.rows,
-            )
-            for number, (name, drawing) in enumerate(self.figures.items())
+            html.picture(shown.figure, f"figure{number}", shown.caption, shown.numbers, name=name)
+            for number, (name, shown) in enumerate(self.figures.items())
         ]
         return html.document(self.title, "".join([*before, *drawn, *after]))
 
     def to_latex(self, label: str, *, notes: Sequence[str] = ()) -> str:
-        """Return every table as a float, captioned with the title and the text above it; empty if there is none.
+        """Return every table as a float, captioned with the title and the text above it; empty if
+        there is none.
 
         The first caption also states `notes`, what differs from the paper.
         """
@@ -112,16 +114,14 @@ class Document:
                 text = part
             elif isinstance(part, Table):
                 first = not floats
-                said = [
+                stated = [
                     self.title,
                     text,
                     f"What differs from the paper: {'; '.join(notes)}" if first and notes else "",
                 ]
                 name = label if first else f"{label}-{len(floats) + 1}"
                 floats.append(
-                    part.to_latex(
-                        label=name, text=" ".join(sentence(each) for each in said if each)
-                    )
+                    to_latex(part, label=name, text=" ".join(map(sentence, filter(None, stated))))
                 )
                 text = ""
         return "\n".join([PACKAGES, *floats, ""]) if floats else ""
@@ -129,7 +129,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an experiment found, and the files it wrote."""
+    """The numbers of an experiment, and the files it wrote."""
 
     numbers: Mapping[str, Any]
     markdown: str
@@ -139,9 +139,10 @@ class Outcome:
 def write(
     document: Document, out: Path, name: str, *, version: Version = "own", notes: Sequence[str] = ()
 ) -> Outcome:
-    """Write NAME.html, NAME.md, NAME.json, the tables as NAME.tex, and each figure as PNG and SVG into `out`.
+    """Write NAME.html, NAME.md, NAME.json, the tables as NAME.tex, and each figure as PNG and SVG
+    into `out`.
 
-    `notes` are what differs from the paper in what was run; every file but the figures states them.
+    `notes` are differences from the paper; every file except the figures states them.
     """
     parts = list(document.parts)
     if notes and not any(isinstance(part, Items) and part.heading == DIFFERS for part in parts):
@@ -158,13 +159,19 @@ def write(
     markdown = document.to_markdown()
     save_text(
         written[0], document.to_html()
-    )  # after the figures: drawing one again moves it slightly
+    )  # after the figures: a second drawing moves them slightly
     save_text(written[1], markdown)
     save_json(written[2], numbers)
     if tables := document.to_latex(f"tab:{name}", notes=notes):
         written.append(out / f"{name}.tex")
         save_text(written[-1], tables)
     return Outcome(numbers, markdown, tuple(written))
+
+
+def html_text(text: str) -> str:
+    """Return a line of text in HTML."""
+    marks = {"bold": "<b>{}</b>", "code": "<code>{}</code>", "plain": "{}"}
+    return "".join(marks[kind].format(escape(piece)) for kind, piece in pieces(text))
 
 
 DIFFERS = "What differs from the paper"
@@ -176,7 +183,7 @@ def unfinished(lines: Sequence[str]) -> list[Items]:
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
-    """Return over which seeds a number is."""
+    """Return a description of the seeds of a number."""
     over = "mean ± standard deviation over seeds" if len(seeds) > 1 else "seed"
     return f"{over} {', '.join(map(str, seeds))}"
 
@@ -187,7 +194,8 @@ def epsilon_text(epsilon: float | str) -> str:
 
 
 def spread(values: Iterable[float]) -> dict[str, Any] | None:
-    """Return mean, standard deviation (n - 1; None for one value) and the values; None if there is none."""
+    """Return mean, standard deviation (n - 1; None for one value) and the values; None if there
+    is none."""
     listed = [round(value, 6) for value in values]
     if not listed:
         return None
@@ -197,9 +205,6 @@ def spread(values: Iterable[float]) -> dict[str, Any] | None:
 
 def spread_text(value: Mapping[str, Any] | None, *, scale: float = 1) -> str:
     """Return "71.2 ± 2.1", the mean alone for one seed, or a dash."""
-    if value is None:
-        return "–"
-    deviation = value["deviation"]
-    return f"{scale * value['mean']:.1f}" + (
-        "" if deviation is None else f" ± {scale * deviation:.1f}"
+    return (
+        "–" if value is None else mean_and_deviation(value["mean"], value["deviation"], scale=scale)
     )

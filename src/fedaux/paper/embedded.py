@@ -1,4 +1,4 @@
-"""Data of the quick versions, without downloads: digits, letters, pieces of photographs and noise."""
+"""Data of the quick versions, without downloads: digits, letters, photographs and noise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ TRAINING_SIZE, TEST_SIZE = 2600, 520
 
 
 def settings(name: str, section: str, folder: Path) -> dict[str, Any]:
-    """Return the settings of `data` or `auxiliary` that read an embedded data set; its files go into a folder."""
+    """Return the settings of `data` or `auxiliary` that read an embedded data set; its files go
+    into a folder."""
     if (name, section) in {("digits", "data"), ("letters", "auxiliary")}:
         return {f"{section}.source": name}
     if name == "noise":
@@ -35,15 +36,14 @@ def settings(name: str, section: str, folder: Path) -> dict[str, Any]:
 
 
 def photographs() -> NDArray[np.uint8]:
-    """Return grey pieces [N, 1, 8, 8] of the two photographs that come with scikit-learn, at random places."""
+    """Return grey pieces [N, 1, 8, 8] of the two photographs that come with scikit-learn, at
+    random places."""
     generator = seeding.generator(0, "photographs")
     pieces = []
     for picture in load_sample_images().images:
         grey = np.asarray(picture, dtype=np.float64).mean(axis=2)
         grey = grey[: grey.shape[0] // 4 * 4, : grey.shape[1] // 4 * 4]
-        grey = grey.reshape(grey.shape[0] // 4, 4, grey.shape[1] // 4, 4).mean(
-            axis=(1, 3)
-        )  # 8 pixels show something
+        grey = grey.reshape(grey.shape[0] // 4, 4, grey.shape[1] // 4, 4).mean(axis=(1, 3))
         for row, column in zip(
             generator.integers(grey.shape[0] - 8, size=PUBLIC_SIZE // 2),
             generator.integers(grey.shape[1] - 8, size=PUBLIC_SIZE // 2),

@@ -1,7 +1,9 @@
-"""How good is the teacher? Accuracy of the ensemble of all clients after one local training from h0, by weights.
+"""How good is the teacher? Accuracy of the ensemble of all clients after one local training from
+h0, by weights.
 
-There is no distillation and no further round: this isolates what certainty scores contribute. Local training is shared
-by all mechanisms of a split. The ensemble predicts the test images, so the figures are about the teacher itself.
+There is no distillation and no further round: this isolates what certainty scores contribute. Local
+training is shared by all mechanisms of a split. The ensemble predicts the test images, so the
+figures are about the teacher itself.
 """
 
 from __future__ import annotations
@@ -23,19 +25,20 @@ from fedaux.core.teachers import Ensemble, Member, certainty_teacher, mean_teach
 from fedaux.data import LabelledData, load_both
 from fedaux.paper import datasets
 from fedaux.paper.document import Context, Document, seeds_text, spread, spread_text
-from fedaux.paper.tables import Table
+from fedaux.report.tables import Table
 from fedaux.running import preflight as checks
 from fedaux.running.run import ExperimentRunner, NullCallback, choose_device, split_for
 from fedaux.running.run_directory import RunDirectory
 
-MECHANISMS = ("mean", "release", "paper", "none")
+MECHANISMS = ("mean", "released-code", "paper", "none")
 ALPHAS = (0.01, 0.04, 0.1, 0.16, 0.64, 2.56, 10.24)
 
 
 def run(
     context: Context, *, alphas: Sequence[float] = ALPHAS, mechanisms: Sequence[str] = MECHANISMS
 ) -> Document:
-    """Measure the ensemble over heterogeneity: plain means, and each mechanism's weights on logits and probabilities.
+    """Measure the ensemble over heterogeneity: plain means, and each mechanism's weights on logits
+    and probabilities.
 
     Seeds, clients and privacy are those of the context's experiment.
     """
@@ -52,7 +55,8 @@ def run(
             for row in _ensemble_rows(changed, data, auxiliary, seed, mechanisms, context.out):
                 rows.append({"alpha": alpha, "seed": seed} | row)
                 context.on_line(
-                    f"alpha {alpha:g}  seed {seed}  {row['weights']:<24} {100 * row['accuracy']:.1f} %"
+                    f"alpha {alpha:g}  seed {seed}  {row['weights']:<24} "
+                    f"{100 * row['accuracy']:.1f} %"
                 )
     values: dict[tuple[str, float], list[float]] = {}
     for row in rows:
@@ -66,10 +70,11 @@ def run(
         "the teacher itself over heterogeneity, by kind of weights",
         {"rows": rows},
         [
-            f"{datasets.describe(experiment)} Accuracy of the weighted ensemble of all {experiment.split.num_clients} "
-            f"clients on the test images after {experiment.local.epochs} local epoch(s) from h0, in %, "
-            f"{seeds_text(experiment.seeds)}. Private mechanisms at ({section.epsilon:g}, {section.delta:g}); "
-            "`release` and `none` are not private.",
+            f"{datasets.describe(experiment)} Accuracy of the weighted ensemble of all "
+            f"{experiment.split.num_clients} clients on the test images after "
+            f"{experiment.local.epochs} local epoch(s) from h0, in %, "
+            f"{seeds_text(experiment.seeds)}. Private mechanisms at ({section.epsilon:g}, "
+            f"{section.delta:g}); `released-code` and `none` are not private.",
             Table(["weights", *(f"α = {alpha:g}" for alpha in alphas)], lines),
         ],
     )

@@ -1,4 +1,4 @@
-"""EXPERIMENTS: what the paper shows besides tables of runs."""
+"""EXPERIMENTS: the paper's results besides tables of runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Reproduction:
     quick_time: str
     """Measured, on 2 cores."""
     data: tuple[str, ...] = ()
-    """The paper's data sets: the clients', then the server's. Without any, there is one version only."""
+    """The paper's data sets: the clients', then the server's. Without any, there is one version
+    only."""
     sweeps: bool = False
     """Whether it is a grid of runs, which a cluster can share."""
 
@@ -40,7 +41,10 @@ EXPERIMENTS: dict[str, Reproduction] = {
         sweeps=True,
     ),
     "split": Reproduction(
-        split.run, "who holds which classes at four values of alpha", "5 seconds", ("cifar10",)
+        split.run,
+        "which client holds which classes at four values of alpha",
+        "5 seconds",
+        ("cifar10",),
     ),
     "toy-iris": Reproduction(
         toy_iris.run,
@@ -54,7 +58,8 @@ EXPERIMENTS: dict[str, Reproduction] = {
     ),
     "similar-images": Reproduction(
         similar_images.run,
-        "the public images a client scores highest beside its nearest private ones, with and without noise",
+        "the public images a client scores highest beside its nearest private ones, with and "
+        "without noise",
         "20 seconds",
         ("cifar10", "imagenet32"),
     ),

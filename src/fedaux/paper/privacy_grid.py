@@ -1,7 +1,9 @@
-"""Accuracy against privacy (the paper's Privacy Analysis): a run for every setting of a grid and every seed.
+"""Accuracy against privacy (the paper's Privacy Analysis): a run for every setting of a grid and
+every seed.
 
-Mechanisms also run at an epsilon that leaves hardly any noise, and the federation without scores (equal weights), as
-ceiling and floor. An interrupted grid resumes, and complete runs are kept when settings or seeds are added.
+Mechanisms also run at an epsilon that leaves hardly any noise, and the federation without scores
+(equal weights), as ceiling and floor. An interrupted grid resumes, and complete runs are kept when
+settings or seeds are added.
 """
 
 from __future__ import annotations
@@ -32,10 +34,10 @@ from fedaux.paper.document import (
 )
 from fedaux.paper.running import complete_records, without_result
 from fedaux.paper.study_figures import GREY, new_figure, tidy
-from fedaux.paper.tables import Table
 from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.report.figures import DASHES
 from fedaux.report.svg import STYLE
+from fedaux.report.tables import Table
 from fedaux.sweep import cells_of, sweep
 
 Row = Mapping[str, Any]
@@ -57,9 +59,10 @@ PAPER_EPSILONS = {"epsilon": (0.01, 0.04, 0.1, 0.5, 1.0), "delta": (1e-6, 1e-4)}
 PAPER_GRIDS: Grids = {
     "mean": PAPER_EPSILONS,
     "paper": PAPER_EPSILONS | {"regularisation": (0.01, 0.1)},
-    "release": PAPER_EPSILONS | {"regularisation": (0.01, 0.1)},
+    "released-code": PAPER_EPSILONS | {"regularisation": (0.01, 0.1)},
 }
-"""For the paper's setting; it names lambda = 0.01 and 0.1, epsilon = 0.04 and 0.1, delta = 1e-6, and no others."""
+"""For the paper's setting; it names lambda = 0.01 and 0.1, epsilon = 0.04 and 0.1, delta = 1e-6,
+and no others."""
 ALMOST_NO_NOISE = 1e6
 """The epsilon of the ceiling, at which the noise of every mechanism is negligible."""
 NO_SCORES = "feddf+p"
@@ -73,9 +76,11 @@ WHOLE = ("components",)
 
 
 def run(context: Context, *, grids: Grids | None = None, method: str = "fedaux") -> Document:
-    """Run every setting of the grids that is not finished yet under OUT/cells, and draw accuracy over epsilon.
+    """Run every setting of the grids that is not finished yet under OUT/cells, and draw accuracy
+    over epsilon.
 
-    Failed and missing runs are named. Raises ConfigError if OUT holds the runs of another experiment.
+    Failed and missing runs are named. Raises ConfigError if OUT holds the runs of another
+    experiment.
     """
     base = context.experiment
     if grids is None:
@@ -151,12 +156,13 @@ def run_name(settings: Mapping[str, Any], seed: int) -> str:
 
 
 def describe(numbers: Mapping[str, Any]) -> Document:
-    """Return the page, with a table for each mechanism: a row per delta and own setting, a column per epsilon."""
+    """Return the page, with a table for each mechanism: a row per delta and own setting, a
+    column per epsilon."""
     rows = numbers["rows"]
     text = (
-        f"{numbers['data']} Test accuracy in %, last round / maximum of {numbers['rounds']} rounds, "
-        f"{seeds_text(numbers['seeds'])}. Without scores ({NO_SCORES}): {_accuracy_text(rows[0])}. `release` is not "
-        "private: ε is what its authors claim."
+        f"{numbers['data']} Test accuracy in %, last round / maximum of {numbers['rounds']} "
+        f"rounds, {seeds_text(numbers['seeds'])}. Without scores ({NO_SCORES}): "
+        f"{_accuracy_text(rows[0])}. `released-code` is not private: ε is what its authors claim."
     )
     tables = [
         Table(
@@ -180,7 +186,8 @@ def describe(numbers: Mapping[str, Any]) -> Document:
 
 
 def findings(numbers: Mapping[str, Any]) -> list[str]:
-    """Return sentences: what is missing, and how far the paper's figures are from those of the same settings."""
+    """Return sentences: what is missing, and how far the paper's figures are from those of the
+    same settings."""
     rows = numbers["rows"]
     finished = sum(row["last"] is not None for row in rows)
     found = []
@@ -190,7 +197,8 @@ def findings(numbers: Mapping[str, Any]) -> list[str]:
     if mode != "full":
         return [
             *found,
-            f"Here mode = {mode!r}; the paper's figures are of whole networks, so they are not shown.",
+            f"Here mode = {mode!r}; the paper's figures are of whole networks, so they are not "
+            "shown.",
         ]
     claims = published.tables()["claims"]
     printed = {noise: float(claims[f"privacy, λ = 0.01, {noise}"]["value"]) for noise in PUBLISHED}
@@ -199,7 +207,8 @@ def findings(numbers: Mapping[str, Any]) -> list[str]:
         setting = "10 rounds, 40 clients, ResNet-8, CIFAR-10, STL-10, λ = 0.01"
         return [
             *found,
-            f"The paper states {values} ({setting}). Data and settings differ here: do not compare.",
+            f"The paper states {values} ({setting}). Data and settings differ here: do not "
+            "compare.",
         ]
     for row, (noise, value) in product(rows, printed.items()):
         settings = row["settings"]
@@ -213,8 +222,8 @@ def findings(numbers: Mapping[str, Any]) -> list[str]:
             gap = f"{abs(best - value):.1f} points {'below' if best < value else 'above'}"
             close = f"within {CLOSE:g} point" if abs(best - value) <= CLOSE else gap
             found.append(
-                f"`{settings['mechanism']}`, λ = 0.01, {noise}: maximum {best:.1f}, the paper states {value:g}: "
-                f"{close}."
+                f"`{settings['mechanism']}`, λ = 0.01, {noise}: maximum {best:.1f}, the paper "
+                f"states {value:g}: {close}."
             )
     return found or ["No finished run has the settings of the paper's figures."]
 
@@ -222,7 +231,8 @@ def findings(numbers: Mapping[str, Any]) -> list[str]:
 def by_mechanism(
     rows: Sequence[Row],
 ) -> Iterator[tuple[str, list[float], dict[str, list[Row | None]]]]:
-    """Yield each mechanism with its epsilons and its lines, {name of own settings and delta: a row per epsilon}.
+    """Yield each mechanism with its epsilons and its lines, {name of own settings and delta: a row
+    per epsilon}.
 
     Without noise delta does not matter: the lines of all deltas end in one ceiling.
     """
@@ -265,7 +275,7 @@ def _line_name(own: str, delta: float) -> str:
 
 
 def _epsilon_name(epsilon: float) -> str:
-    return "hardly any noise" if epsilon == ALMOST_NO_NOISE else epsilon_text(epsilon)
+    return "almost no noise" if epsilon == ALMOST_NO_NOISE else epsilon_text(epsilon)
 
 
 def _accuracy_text(row: Row) -> str:
@@ -280,8 +290,8 @@ def _accuracy_text(row: Row) -> str:
 def drawn(rows: Sequence[Row]) -> Drawing:
     """Draw the figure, with its caption and numbers."""
     caption = (
-        "Test accuracy in the last round over ε, a panel per mechanism, a colour for its own settings, a dash for δ; "
-        f"dotted: without scores ({NO_SCORES})."
+        "Test accuracy in the last round over ε, a panel per mechanism, a colour for its own "
+        f"settings, a dash for δ; dotted: without scores ({NO_SCORES})."
     )
     keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
     shown = [(key, part) for key in ("last", "best") for part in ("mean", "deviation")]
@@ -299,7 +309,8 @@ def drawn(rows: Sequence[Row]) -> Drawing:
 
 @matplotlib.rc_context(STYLE)
 def draw(rows: Sequence[Row]) -> Figure:
-    """Draw one panel per mechanism: accuracy over epsilon, a colour for its own settings, a dash for delta."""
+    """Draw one panel per mechanism: accuracy over epsilon, a colour for its own settings, a dash
+    for delta."""
     mechanisms = list(by_mechanism(rows))
     figure = new_figure(40 + 220 * max(1, len(mechanisms)), 300)
     panels = figure.subplots(1, max(1, len(mechanisms)), squeeze=False, sharey=True)[0]

@@ -33,7 +33,8 @@ def tables() -> dict[str, Any]:
 
 
 def where(study: str) -> str:
-    """Return where in the paper a study's figures are, and what they are; empty if it prints none."""
+    """Return where in the paper a study's figures are, and what they are; empty if it prints
+    none."""
     table = tables().get(study, {})
     return f"{table['where']}: {table['says']}" if table else ""
 
@@ -50,7 +51,8 @@ def printed(study: str, block: str, column: str, method: str) -> Printed | None:
 
 
 def ranking(study: str, block: str, column: str) -> dict[str, float]:
-    """Return the printed figures of all methods in one column; of `hpo` those of the best combinations."""
+    """Return the printed figures of all methods in one column; of `hpo` those of the best
+    combinations."""
     if study == "hpo":
         best = tables()["hpo"]["blocks"].get(block, {})
         return {method: float(row[-1]) for method, row in best.items() if method != "columns"}
@@ -64,7 +66,8 @@ def ranking(study: str, block: str, column: str) -> dict[str, float]:
 def tuned_proximal(method: str, alpha: float) -> float | None:
     """Return the mu that the paper's search found best for a method; None if it prints none.
 
-    It searched at alpha = 0.01 and 100; other values take that of the nearer one, by ratio: up to 1 that of 0.01.
+    It searched at alpha = 0.01 and 100; other values take that of the nearer one, by ratio: up to 1
+    that of 0.01.
     """
     searched = {float(block.removeprefix("α = ")): block for block in tables()["hpo"]["blocks"]}
     nearest = min(sorted(searched), key=lambda at: round(abs(math.log(alpha / at)), 9))

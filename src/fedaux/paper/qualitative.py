@@ -1,7 +1,9 @@
-"""What methods compute, send and reveal (the paper's qualitative comparison), counted in a run.
+"""Operations, communication and privacy of methods (the paper's qualitative comparison), from a
+run.
 
-Bytes come from the metrics, privacy from the ledger, operations from the clients that answered and the examples they
-hold; multiplications and additions of a forward pass are counted by torch, and a training step counts as three passes.
+Bytes come from the metrics, privacy from the ledger, operations from the clients that answered and
+the examples they hold; multiplications and additions of a forward pass are counted by torch, and a
+training step counts as three passes.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from fedaux.files import read_json
 from fedaux.models import MODELS
 from fedaux.paper import datasets, published
 from fedaux.paper.document import Context, Document, Items
-from fedaux.paper.tables import Table
 from fedaux.privacy.ledger import SCORES
+from fedaux.report.tables import Table
 from fedaux.running.run import run as run_experiment
 
 TRAINING_PASSES = 3
@@ -33,7 +35,7 @@ PRINTED = ("ResNet-8 in MB", "negatives' features in MB")
 
 
 def run(context: Context) -> Document:
-    """Run every method of the experiment under OUT/run, and count."""
+    """Run every method of the experiment under OUT/run, and count its costs."""
     experiment, path = context.experiment, context.out / "run"
     run_experiment(experiment, out=path, resume=True)
     shape = tuple(load_both(experiment)[1].shape)
@@ -57,8 +59,8 @@ def run(context: Context) -> Document:
     }
     text = (
         f"{datasets.describe(experiment)} Counted in a run of {experiment.rounds} rounds with "
-        f"{experiment.split.num_clients} clients and {numbers['model']}; operations are multiplications and additions "
-        "of forward passes, a training step counted as three."
+        f"{experiment.split.num_clients} clients and {numbers['model']}; operations are "
+        "multiplications and additions of forward passes, a training step counted as three."
     )
     return Document(
         "what methods compute, send and reveal",
@@ -148,7 +150,8 @@ def count(
 def forward_flops(
     experiment: Experiment, *, shape: tuple[int, ...], num_classes: int
 ) -> tuple[int, int]:
-    """Return the operations of one example's forward pass: through the whole model, and through its features."""
+    """Return the operations of one example's forward pass: through the whole model, and through
+    its features."""
     prototype = experiment.prototypes[0]
     model = MODELS[prototype.model](shape, num_classes, **prototype.options).eval()
     batch = torch.zeros(2, *shape)
@@ -198,13 +201,15 @@ def column_table(columns: list[dict[str, Any]]) -> Table:
 
 
 def _preparation(column: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return the operations of clients and server before the first round, and the privacy of what is sent."""
+    """Return the operations of clients and server before the first round, and the privacy of
+    what is sent."""
     clients, server = column["clients"], column["server"]
     loss = "∞" if column["epsilon"] == "inf" else f"{column['epsilon']:g}"
     return (
-        f"features of {clients['features of own examples']:,} examples, a mean each; {flops(clients['flops'])}",
-        f"pretraining on {server['pretraining views']:,} views, {server['examples scored']:,} examples scored; "
-        f"{flops(server['flops'])}",
+        f"features of {clients['features of own examples']:,} examples, a mean each; "
+        f"{flops(clients['flops'])}",
+        f"pretraining on {server['pretraining views']:,} views, {server['examples scored']:,} "
+        f"examples scored; {flops(server['flops'])}",
         f"scores: ({loss}, {column['delta']:g}), once",
     )
 
@@ -236,11 +241,12 @@ def remarks(numbers: Mapping[str, Any]) -> list[Items]:
         Items(
             [
                 f"The model has {megabytes(model)}; the paper counts {resnet8} MB for ResNet-8.",
-                f"Instead of the features of its {scored[0]['negatives']:,} negatives the server sends a summary of "
-                f"them, {megabytes(sent['public'])}, beside h0, {megabytes(sent['extractor'])}. The paper sends "
-                f"features, {features} MB for 12,000 negatives of 512 numbers.",
-                f"Preparation sends a client {100 * scored[0]['bytes_down'] / model:.0f} % of a model, once. The paper "
-                "counts less than a model for h0, plus the negatives.",
+                f"Instead of the features of its {scored[0]['negatives']:,} negatives the server "
+                f"sends a summary of them, {megabytes(sent['public'])}, beside h0, "
+                f"{megabytes(sent['extractor'])}. The paper sends features, {features} MB for "
+                "12,000 negatives of 512 numbers.",
+                f"Preparation sends a client {100 * scored[0]['bytes_down'] / model:.0f} % of a "
+                "model, once. The paper counts less than a model for h0, plus the negatives.",
             ]
         )
     ]

@@ -1,4 +1,4 @@
-"""The runs of a study: which ones, on which data, and what they measured beside the paper's figures."""
+"""The runs of a study, their data, and their results beside the paper's figures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from fedaux.report.run import curve_points, read_run
 from fedaux.sweep import Cell, Outcome, cells_of, read_records
 
 CENTRAL = "centralised"
-"""The name of centralised training among the methods: FedAVG from h0 with one client that holds all data."""
+"""The name of centralised training among the methods: FedAVG from h0 with one client that holds
+all data."""
 ALONE = {"split.num_clients": 1, "split.alpha": 100.0, "participation_rate": 1.0}
-TUNED = "μ of FedPROX is the paper's for the nearer of α = 0.01 and 100 (`--set local.proximal=MU` for another)"
+TUNED = (
+    "μ of FedPROX is the paper's for the nearer of α = 0.01 and 100 "
+    "(`--set local.proximal=MU` for another)"
+)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for."""
+    """The options of the command line."""
 
     out: Path
     quick: bool = False
@@ -46,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a study's tables a run belongs."""
+    """The place of a run in a study's tables."""
 
     block: str
     column: str
@@ -57,7 +61,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a study, and where each belongs."""
+    """The runs of a study, and the place of each."""
 
     cells: list[Cell]
     places: dict[str, Place]
@@ -69,7 +73,8 @@ class Plan:
 
 
 def plan(study: Study, request: Request) -> Plan:
-    """Return the requested runs. Raises ValueError for missing data and mistakes, before anything runs."""
+    """Return the requested runs. Raises ValueError for missing data and mistakes, before
+    anything runs."""
     check_available(study)
     grid, only = narrowed(study.quick if request.quick else study.grid, request.only)
     raw = read_base(grid.path(), request.overrides)
@@ -106,7 +111,7 @@ def plan(study: Study, request: Request) -> Plan:
                 | data[grid.data_of(block, column)]
             )
             name = _name(grid, block, column, method, seed, tuned)
-            # Settings that a method does not read make no new run: FedAVG has no distillation to tune.
+            # Settings that a method ignores do not make a new run: FedAVG has no distillation.
             if seen.setdefault(json.dumps(point, sort_keys=True), name) == name:
                 points[name] = point
                 places[name] = Place(
@@ -140,7 +145,8 @@ def plan(study: Study, request: Request) -> Plan:
     printed_mode, mode = (table.get("mode", "full") for table in (read_base(grid.path(), ()), raw))
     if mode != printed_mode:
         notes.append(
-            f"the paper's figures are of mode = {printed_mode!r}, so they are not shown beside these"
+            f"the paper's figures are of mode = {printed_mode!r}, so they are not shown beside "
+            "these"
         )
     return Plan(cells, places, tuple(notes), grid, tuple(methods), comparable=mode == printed_mode)
 
@@ -152,8 +158,8 @@ def check_available(study: Study) -> None:
             find_recipe(study.needs_recipe)
         except ValueError:
             raise ValueError(
-                f"{study.name}: not available, because this version of fedaux cannot read texts (it has no recipe "
-                f"{study.needs_recipe})"
+                f"{study.name}: not available, because this version of fedaux cannot read texts "
+                f"(it has no recipe {study.needs_recipe})"
             ) from None
 
 
@@ -178,7 +184,8 @@ def without_paths(raw: Mapping[str, Any]) -> dict[str, Any]:
 def find_data(
     grid: Grid, request: Request, raw: Mapping[str, Any]
 ) -> tuple[dict[tuple[str, str], dict[str, Any]], list[str]]:
-    """Return the settings that read each pair of data sets of a grid, and which sets replace others."""
+    """Return the settings that read each pair of data sets of a grid, and which sets replace
+    others."""
     pairs = list(dict.fromkeys(grid.data_of(block, column) for block, column in grid.points()))
     texts = any(
         datasets.DATA_SETS[name].text
@@ -208,7 +215,8 @@ def find_data(
 
 
 def public_settings(found: datasets.Found, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that read public data; generated data have the recipe's size, if it states one."""
+    """Return the settings that read public data; generated data have the recipe's size, if it
+    states one."""
     settings = found.settings("auxiliary")
     size = (raw.get("auxiliary") or {}).get("size")
     return (
@@ -221,7 +229,8 @@ def public_settings(found: datasets.Found, raw: Mapping[str, Any]) -> dict[str, 
 def locate_all(
     names: Sequence[str], request: Request
 ) -> tuple[dict[str, datasets.Found], list[str]]:
-    """Find data sets below --data-root, with --aux in place of STL-10; return them and which replace others."""
+    """Find data sets below --data-root, with --aux in place of STL-10; return them and which
+    replace others."""
     replacement = request.auxiliary or "stl10"
     if replacement not in datasets.DATA_SETS:
         raise ValueError(f"--aux {replacement}: should be one of {', '.join(datasets.DATA_SETS)}")
@@ -232,7 +241,7 @@ def locate_all(
 
 
 def _what_is_left(grid: Grid, request: Request) -> str:
-    """Name the columns, or else the blocks, whose data are all there."""
+    """Return the columns, or else the blocks, whose data are available."""
     for axis in (grid.columns, grid.blocks):
         there = []
         for value in axis.values:
@@ -244,7 +253,7 @@ def _what_is_left(grid: Grid, request: Request) -> str:
             except datasets.Missing:
                 continue
         if there:
-            return f"\nThe data suffice for --only '{axis.name}=[{','.join(there)}]'"
+            return f"\nThe available data suffice for --only '{axis.name}=[{','.join(there)}]'"
     return ""
 
 
@@ -257,7 +266,8 @@ def _refuse_axes(grid: Grid, overrides: Sequence[str]) -> None:
         key = override.partition("=")[0].strip()
         if key in varied:
             raise ValueError(
-                f"--set {override}: the study varies {key}; choose values with --only {varied[key]}=..."
+                f"--set {override}: the study varies {key}; choose values with --only "
+                f"{varied[key]}=..."
             )
         if key in ("method", "seeds"):
             option = "--only method=... or --also ..." if key == "method" else "--seeds N"
@@ -265,7 +275,8 @@ def _refuse_axes(grid: Grid, overrides: Sequence[str]) -> None:
 
 
 def _refuse_same_columns(grid: Grid, data: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
-    """Raise ValueError if two columns would be the same runs, as when --aux names what another column reads."""
+    """Raise ValueError if two columns would be the same runs, as when --aux names what another
+    column reads."""
     block = grid.blocks.values[0]
     seen: dict[str, str] = {}
     for column in grid.columns.values:
@@ -274,12 +285,14 @@ def _refuse_same_columns(grid: Grid, data: Mapping[tuple[str, str], Mapping[str,
         )
         if (first := seen.setdefault(settings, column.key)) != column.key:
             raise ValueError(
-                f"--only {grid.columns.name}=...: {first} and {column.key} read the same data; should be one of them"
+                f"--only {grid.columns.name}=...: {first} and {column.key} read the same data; "
+                "choose one of them"
             )
 
 
 def _tuned(method: str, settings: Mapping[str, Any]) -> dict[str, float]:
-    """Return the setting that the paper tunes for each method and alpha, unless the study varies it."""
+    """Return the setting that the paper tunes for each method and alpha, unless the study varies
+    it."""
     if "local.proximal" in settings or "split.alpha" not in settings:
         return {}
     mu = published.tuned_proximal(method, settings["split.alpha"])
@@ -289,7 +302,7 @@ def _tuned(method: str, settings: Mapping[str, Any]) -> dict[str, float]:
 def _name(
     grid: Grid, block: Value, column: Value, method: str, seed: int, tuned: Mapping[str, float]
 ) -> str:
-    """Return the name of a run's folder, which depends on no other run. A mu other than the default is part of it."""
+    """Return the name of a run's folder, with mu if it is not the default."""
     parts = [] if grid.blocks.name == "table" else [f"{grid.blocks.name}={block.key}"]
     if method != CENTRAL:
         read = relevant(method, column.changes)
@@ -315,7 +328,8 @@ def complete_records(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def measure(study: Study, prepared: Plan, folder: Path) -> list[dict[str, Any]]:
-    """Return a row for each method in each place: published and measured, best and last round, in %."""
+    """Return a row for each method in each place: published and measured, best and last round,
+    in %."""
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for name, place in prepared.places.items():
         key = place.block, place.column, place.method, json.dumps(place.settings, sort_keys=True)

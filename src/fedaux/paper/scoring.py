@@ -1,4 +1,4 @@
-"""Certainty mechanisms on points in the plane: what the two toy examples share."""
+"""Certainty mechanisms on points in the plane, for the two toy examples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.config import Certainty
 from fedaux.paper.document import epsilon_text
-from fedaux.paper.tables import Table
 from fedaux.privacy.mechanisms import MECHANISMS, Noise, SimulatedNoise
+from fedaux.report.tables import Table
 
 
 class NoNoise:
-    """Noise of size zero: what a mechanism would release at infinite epsilon."""
+    """No noise: what a mechanism would release at infinite epsilon."""
 
     kind = "none"
 
@@ -28,13 +28,13 @@ class NoNoise:
         return vector.clone()
 
 
-def silent(client: int) -> Noise:
-    """Return the noise of a client at infinite epsilon."""
+def without_noise(client: int) -> Noise:
+    """Return no noise, for any client."""
     return NoNoise()
 
 
-def drawn(seed: int, *, draw: int) -> Callable[[int], Noise]:
-    """Return the noise of each client in one of several draws."""
+def seeded_noise(seed: int, *, draw: int) -> Callable[[int], Noise]:
+    """Return the seeded noise of each client in one of several draws."""
     return lambda client: SimulatedNoise(
         seeding.generator(seed, "certainty noise", client=client, round=draw)
     )
@@ -48,7 +48,7 @@ class Toy:
     negatives: Tensor
 
     def log_scores(
-        self, section: Certainty, points: Tensor, *, noise: Callable[[int], Noise] = silent
+        self, section: Certainty, points: Tensor, *, noise: Callable[[int], Noise] = without_noise
     ) -> Tensor:
         """Return log s_i(x) [K, N] of points [N, F] under h0(x) = (1, x)."""
         mechanism = MECHANISMS[section.mechanism](section)
@@ -58,7 +58,7 @@ class Toy:
             mechanism.release(homogeneous(features), public, noise=source)
             for features, source in zip(self.clients, sources, strict=True)
         ]
-        # A mechanism must not correct for noise that was left out.
+        # A mechanism must not correct for noise that is not there.
         sigmas = [
             0.0 if source.kind == "none" else release.sigma
             for release, source in zip(releases, sources, strict=True)
@@ -70,7 +70,8 @@ class Toy:
     def variants(
         self, changes: Sequence[Mapping[str, Any]], points: Tensor
     ) -> Iterator[tuple[str, Certainty]]:
-        """Yield every mechanism under every change of settings that changes its weights, with a name for each."""
+        """Yield every mechanism under every change of settings that changes its weights, with a
+        name for each."""
         for name in MECHANISMS:
             seen: list[Tensor] = []
             for change in changes:
@@ -93,7 +94,8 @@ class Toy:
         epsilons: Sequence[float],
         draws: int,
     ) -> list[dict[str, Any]]:
-        """Return one row per mechanism, setting and epsilon: mean, least and largest value of `judge` over draws.
+        """Return one row per mechanism, setting and epsilon: mean, least and largest value of
+        `judge` over draws.
 
         `judge` takes the weights [K, N] of the points.
         """
@@ -104,10 +106,12 @@ class Toy:
         rows = []
         for setting, section in self.variants(changes, points):
             kept = promise(section)
-            found = {math.inf: [value(section, silent)]}
+            found = {math.inf: [value(section, without_noise)]}
             for epsilon in () if kept == "no noise" else epsilons:
                 noisy = section.model_copy(update={"epsilon": epsilon})
-                found[epsilon] = [value(noisy, drawn(seed, draw=draw)) for draw in range(draws)]
+                found[epsilon] = [
+                    value(noisy, seeded_noise(seed, draw=draw)) for draw in range(draws)
+                ]
             rows += [
                 {
                     "mechanism": section.mechanism,
@@ -125,7 +129,7 @@ class Toy:
 
 
 def promise(section: Certainty) -> str:
-    """Return what epsilon means to a mechanism: proved, claimed, or no noise."""
+    """Return the status of a mechanism's epsilon: proved, claimed, or no noise."""
     mechanism = MECHANISMS[section.mechanism](section)
     features = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 3.0]])
     release = mechanism.release(features, mechanism.publish(features), noise=NoNoise())
@@ -135,7 +139,7 @@ def promise(section: Certainty) -> str:
 
 
 def homogeneous(points: Tensor) -> Tensor:
-    """Return h0(x) = (1, x): the constant gives a regression without intercept one; whitening ignores it."""
+    """Return h0(x) = (1, x): the constant acts as an intercept; whitening ignores it."""
     return torch.cat([torch.ones(len(points), 1, dtype=points.dtype), points], dim=1)
 
 
@@ -156,7 +160,8 @@ def epsilon_table(
     text: Callable[[Mapping[str, Any]], str],
     caption: str = "",
 ) -> Table:
-    """Return a table with one column per epsilon, after those of the keys in `headers`, {key: its header}."""
+    """Return a table with one column per epsilon, after those of the keys in `headers`, {key:
+    its header}."""
     epsilons = sorted({float(row["epsilon"]) for row in rows})
     lines: dict[tuple[Any, ...], dict[float, str]] = {}
     for row in rows:
@@ -167,5 +172,5 @@ def epsilon_table(
             [*key, *(cells.get(epsilon, "–") for epsilon in epsilons)]
             for key, cells in lines.items()
         ],
-        caption,
+        caption=caption,
     )

@@ -1,8 +1,8 @@
-"""What do certainty scores show of private data? (the paper's Empirical Privacy Evaluation)
+"""What do certainty scores reveal about private data? (the paper's Empirical Privacy Evaluation)
 
-For a few clients, the public images that they score highest, beside the nearest neighbours in their own data by
-cosine similarity of h0's features, once from releases without noise and once as released. The figures show private
-images, so they are for simulations only.
+For a few clients, the public images that they score highest, beside the nearest neighbours in their
+own data by cosine similarity of h0's features, once from releases without noise and once as
+released. The figures show private images, so they are for simulations only.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fedaux.data import load_both
 from fedaux.paper import datasets
 from fedaux.paper.document import Context, Document, Drawing, epsilon_text
 from fedaux.paper.scoring import NoNoise
-from fedaux.paper.tables import Table
 from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
-from fedaux.report.figures import shrink_images
+from fedaux.report.data_figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.report.tables import Table
 from fedaux.running import preflight as checks
 from fedaux.running.run import ExperimentRunner, NullCallback, choose_device, split_for
 from fedaux.running.run_directory import RunDirectory
@@ -49,10 +49,10 @@ class Shown:
     similarities: Tensor
     """Cosine similarity of each neighbour [M, k]."""
     similarity_of_all: float
-    """Mean similarity of all public images to their nearest neighbour, to compare with."""
+    """Mean similarity of all public images to their nearest neighbour, for comparison."""
 
     def numbers(self) -> dict[str, Any]:
-        """Return what the JSON file states of a client."""
+        """Return a client's numbers for the JSON file."""
         return {
             "top_images": self.top.tolist(),
             "neighbours": self.neighbours.tolist(),
@@ -66,7 +66,8 @@ class Shown:
 def run(
     context: Context, *, num_clients: int = 4, num_images: int = 5, num_neighbours: int = 4
 ) -> Document:
-    """Draw the highest-scored public images beside their nearest private neighbours, with and without noise.
+    """Draw the highest-scored public images beside their nearest private neighbours, with and
+    without noise.
 
     The clients are the first that hold `num_neighbours` examples, with the first seed.
     """
@@ -99,7 +100,8 @@ def run(
             runner.extractor(task)(prototype, model),
             task.backend.predictor(model.features),
         )
-        # As in a run, a client is scored among all that share its prototype: `mean` depends on how they differ.
+        # As in a run, a client is scored among all that share its prototype: `mean` depends on how
+        # they differ.
         members = [
             client
             for client, part in enumerate(parts)
@@ -122,7 +124,7 @@ def run(
                 mechanism.release(
                     own,
                     public,
-                    # The noise that a run of this experiment draws.
+                    # The same noise as in a run of this experiment.
                     noise=SimulatedNoise(seeding.generator(seed, "certainty noise", client=client))
                     if noisy
                     else NoNoise(),
@@ -172,7 +174,8 @@ def run(
     figures = {
         name: Drawing(
             draw(found[noisy], task.distill_images, data.images, title=title),
-            f"Public images that clients score highest, {title}, each beside the client's nearest private images.",
+            f"Public images that clients score highest, {title}, each beside the client's nearest "
+            "private images.",
             neighbour_table(found[noisy]),
         )
         for name, noisy, title in (
@@ -181,15 +184,16 @@ def run(
         )
     }
     text = (
-        f"{datasets.describe(experiment)} Mechanism `{section.mechanism}`, {privacy}, seed {seed}. Mean cosine "
-        "similarity to the nearest private image of the client, under h0:"
+        f"{datasets.describe(experiment)} Mechanism `{section.mechanism}`, {privacy}, seed {seed}. "
+        "Mean cosine similarity to the nearest private image of the client, under h0:"
     )
     title = "public images scored highest, and private images near them"
     return Document(title, numbers, [WARNING, text, client_table(numbers["clients"])], figures)
 
 
 def nearest(queries: Tensor, features: Tensor, *, count: int) -> tuple[Tensor, Tensor]:
-    """Return indices and cosine similarities [Q, count] of the features [n, F] nearest to queries [Q, F]."""
+    """Return indices and cosine similarities [Q, count] of the features [n, F] nearest to
+    queries [Q, F]."""
     similarities = (
         functional.normalize(queries.double(), dim=1)
         @ functional.normalize(features.double(), dim=1).T
@@ -199,7 +203,8 @@ def nearest(queries: Tensor, features: Tensor, *, count: int) -> tuple[Tensor, T
 
 
 def neighbour_table(shown: Sequence[Shown]) -> Table:
-    """Return one line per pair of a public image and a private one that a figure shows, by their indices."""
+    """Return one line per pair of a public image and a private one that a figure shows, by their
+    indices."""
     headers = (
         "client",
         "main class",
@@ -220,7 +225,8 @@ def neighbour_table(shown: Sequence[Shown]) -> Table:
 
 
 def client_table(clients: Sequence[Mapping[str, Any]]) -> Table:
-    """Return how near the highest-scored images are to private ones, and how many survive the noise."""
+    """Return how near the highest-scored images are to private ones, and how many survive the
+    noise."""
     rows = [
         [
             row["client"],

@@ -1,4 +1,5 @@
-"""Who holds what at several values of alpha (the paper's illustration of the Dirichlet split)."""
+"""The data of each client at several values of alpha (the paper's figure of the Dirichlet
+split)."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import numpy as np
 from fedaux.data import load_labelled
 from fedaux.paper import datasets
 from fedaux.paper.document import Context, Document, Drawing
-from fedaux.paper.tables import Table
-from fedaux.report.figures import split_bubbles
+from fedaux.report.data_figures import split_bubbles
+from fedaux.report.tables import Table
 from fedaux.running import preflight as checks
 from fedaux.running.run import split_table
 
@@ -58,7 +59,7 @@ def run(context: Context, *, alphas: Sequence[float] = ALPHAS) -> Document:
     private = datasets.describe(experiment).partition(";")[0]
     figure = Drawing(
         split_bubbles([(f"α = {alpha}", table) for alpha, table in tables.items()], data.classes),
-        "Who holds what: a column per client, a row per class; the area of a bubble is the number of examples.",
+        "One column per client, one row per class; the area of a bubble is the number of examples.",
         Table(("alpha", "client", "class", "examples"), held),
     )
     return Document(
@@ -76,7 +77,8 @@ def run(context: Context, *, alphas: Sequence[float] = ALPHAS) -> Document:
 
 
 def describe_split(table: np.ndarray) -> dict[str, Any]:
-    """Return how skewed a split [clients, classes] is, as means over the clients that hold anything."""
+    """Return how skewed a split [clients, classes] is, as means over the clients that hold
+    anything."""
     held = table[table.sum(axis=1) > 0]
     shares = held / held.sum(axis=1, keepdims=True)
     return {

@@ -1,4 +1,5 @@
-"""STUDIES: every table and figure of the paper that is a grid of runs. Their settings: `recipes/`."""
+"""STUDIES: every table and figure of the paper that is a grid of runs. Their settings:
+`recipes/`."""
 
 from __future__ import annotations
 
@@ -110,8 +111,7 @@ SMALL_AUXILIARY = Axis(
     ),
 )
 TEXTS = Axis(
-    "data",
-    (Value("ag_news", "AG News", data="ag_news"), Value("amazon", "Amazon", data="amazon")),
+    "data", (Value("ag_news", "AG News", data="ag_news"), Value("amazon", "Amazon", data="amazon"))
 )
 DIGITS = (
     "handwritten digits, letters as public data, 10 clients, a small network, one seed, ε = 0.5"
@@ -177,8 +177,8 @@ _STUDIES = (
             FEW_ALPHAS,
             "letters",
             "digits",
-            cut="rendered letters in 26 classes, digits as public data, 10 clients, a small network, 3 of 6 α, "
-            "5 of 100 rounds, ε = 0.5",
+            cut="rendered letters in 26 classes, digits as public data, 10 clients, a small "
+            "network, 3 of 6 α, 5 of 100 rounds, ε = 0.5",
         ),
         quick_time="1 minute",
         figure="lines",
@@ -196,7 +196,8 @@ _STUDIES = (
             alphas(0.01, 1.0),
             "ag_news",
             "bookcorpus",
-            cut="AG News alone, 1,000 texts of it, 600 public sentences, MiniLM for TinyBERT, 3 of 20 rounds, ε = 1",
+            cut="only 1,000 texts of AG News, 600 public sentences, MiniLM for TinyBERT, 3 of 20 "
+            "rounds, ε = 1",
         ),
         quick_time="2 minutes per round, 18 rounds; texts from --data-root",
         figure="curves",
@@ -225,7 +226,8 @@ _STUDIES = (
         central=True,
         left_open=(
             ALPHAS_OF_FIGURE,
-            "centralised training is not described: here one client holds all data and starts from h0",
+            "centralised training is not described: here one client holds all data and starts "
+            "from h0",
         ),
     ),
     Study(

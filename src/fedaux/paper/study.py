@@ -26,7 +26,7 @@ class Value:
     """A value of an axis: its label, and the settings and data sets that it stands for."""
 
     key: str
-    """What `--only` calls it."""
+    """Its name for `--only`."""
     label: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     data: str | None = None
@@ -37,7 +37,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Axis:
-    """What changes along the columns of a table, or from block to block."""
+    """The settings that vary over the columns or the blocks of a table."""
 
     name: str
     values: tuple[Value, ...]
@@ -116,7 +116,8 @@ class Study:
 
 
 def narrowed(grid: Grid, only: Sequence[str]) -> tuple[Grid, tuple[str, ...] | None]:
-    """Return the part of a grid, and the methods if named, of `--only alpha=0.01 --only method=[fedaux,feddf]`."""
+    """Return the part of a grid, and the methods if named, of `--only alpha=0.01 --only
+    method=[fedaux,feddf]`."""
     methods: tuple[str, ...] | None = None
     for text in only:
         name, equals, values = text.partition("=")

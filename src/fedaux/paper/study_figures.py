@@ -1,4 +1,5 @@
-"""The figures of studies: published beside measured accuracy, over heterogeneity, over the rounds, over settings."""
+"""The figures of studies: published beside measured accuracy, over heterogeneity, over the
+rounds, over settings."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from matplotlib.ticker import MaxNLocator
 from fedaux.core.methods import METHODS
 from fedaux.paper.document import Drawing
 from fedaux.paper.running import CENTRAL
-from fedaux.paper.tables import Table
 from fedaux.report.figures import BLUE, FADE, Style, method_styles, shorten
 from fedaux.report.svg import INK, STYLE
+from fedaux.report.tables import Table
 
 Numbers = Mapping[str, Any]
 GREY = "#777777"
@@ -46,22 +47,19 @@ def _panels(
     margin: tuple[float, float],
     **shared: Any,
 ) -> tuple[Figure, dict[tuple[str, str], Axes]]:
-    """Return a figure with one panel per block and column, at most `across` in a line; a block starts a line."""
+    """Return a figure with one panel per block and column; each block starts a new line."""
     across = min(across, len(columns))
     starts = range(0, len(columns), across)
     lines = len(blocks) * len(starts)
     figure = new_figure(margin[0] + panel[0] * across, margin[1] + panel[1] * lines)
     grid = figure.subplots(lines, across, squeeze=False, **shared)
     places = [(block, columns[start : start + across]) for block in blocks for start in starts]
-    for line, (_, some) in zip(grid, places, strict=True):
+    panels: dict[tuple[str, str], Axes] = {}
+    for line, (block, some) in zip(grid, places, strict=True):
         for axes in line[len(some) :]:
             axes.set_visible(False)
-    found = zip(grid, places, strict=True)
-    return figure, {
-        (block, column): axes
-        for line, (block, some) in found
-        for axes, column in zip(line, some, strict=False)
-    }
+        panels |= {(block, column): axes for axes, column in zip(line, some, strict=False)}
+    return figure, panels
 
 
 def _legend(figure: Figure, handles: Mapping[str, Any], *, columns: int) -> None:
@@ -103,7 +101,8 @@ def _shows_published(numbers: Numbers) -> bool:
 
 @matplotlib.rc_context(STYLE)
 def dots(numbers: Numbers) -> Figure:
-    """Draw one panel per block and column: for each method the published figure, the best and the last round."""
+    """Draw one panel per block and column: for each method the published figure, the best and
+    the last round."""
     methods, several = numbers["methods"], numbers["rounds"] > 1
     size = (150, 34 + 17 * len(methods))
     figure, panels = _panels(
@@ -153,7 +152,8 @@ def dots(numbers: Numbers) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def lines(numbers: Numbers) -> Figure:
-    """Draw one panel per block: the best round of each method over the columns, and the published figures."""
+    """Draw one panel per block: the best round of each method over the columns, and the
+    published figures."""
     blocks, columns = numbers["blocks"], numbers["columns"]
     size = (max(390 / len(blocks), 250), 300)
     figure, panels = _panels(
@@ -182,7 +182,7 @@ def lines(numbers: Numbers) -> Figure:
         for row in rows:
             if row["method"] == CENTRAL and row["best"]:
                 level = axes.axhline(row["best"]["mean"], color=INK, linestyle="--", linewidth=1)
-                handles["all data in one place"] = level
+                handles["centralised training"] = level
         axes.set_title(block)
         axes.set_xticks(range(len(columns)), [column.removeprefix("α = ") for column in columns])
         axes.set_xlabel("α" if all(column.startswith("α") for column in columns) else "")
@@ -194,7 +194,8 @@ def lines(numbers: Numbers) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def curves(numbers: Numbers) -> Figure:
-    """Draw one panel per block and column: accuracy over the rounds, with a band from the worst to the best seed."""
+    """Draw one panel per block and column: accuracy over the rounds, with a band from the worst
+    to the best seed."""
     blocks, columns = numbers["blocks"], numbers["columns"]
     figure, panels = _panels(
         blocks, columns, across=3, panel=(215, 165), margin=(40, 46), sharex=True, sharey="row"
@@ -228,7 +229,8 @@ def curves(numbers: Numbers) -> Figure:
 
 @matplotlib.rc_context(STYLE)
 def heat(numbers: Numbers) -> Figure:
-    """Draw one panel per method and block: accuracy over the local rate and the other setting of the method."""
+    """Draw one panel per method and block: accuracy over the local rate and the other setting of
+    the method."""
     figure, panels = _panels(
         numbers["blocks"], numbers["methods"], across=4, panel=(150, 132), margin=(70, 20)
     )
@@ -267,7 +269,8 @@ def heat(numbers: Numbers) -> Figure:
 
 
 def other_setting(method: str) -> tuple[str, str]:
-    """Return the setting besides the local learning rate that the paper tunes for a method, and its label."""
+    """Return the setting besides the local learning rate that the paper tunes for a method, and
+    its label."""
     row = METHODS[method]
     if row.teacher:
         return "distillation.learning_rate", "distillation"
@@ -279,7 +282,7 @@ CAPTIONS = {
     "dots": "Test accuracy of each method{deviation}: best round{last}{published}.",
     "lines": "Test accuracy in the best round of each method{deviation}{published}.",
     "curves": "Test accuracy over the rounds{band}.",
-    "heat": "Test accuracy in the best round, in %, over the settings that each method is tuned by.",
+    "heat": "Test accuracy in the best round, in %, over the tuned settings of each method.",
 }
 
 

@@ -1,4 +1,4 @@
-"""A study from its runs to its page: tables, figure, findings, and what differs from the paper."""
+"""The page of a study: tables, figure, findings, and differences from the paper."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from fedaux.paper.document import (
     unfinished,
     write,
 )
+from fedaux.paper.latex import sentence
 from fedaux.paper.running import CENTRAL, Plan, Request, measure, plan, without_result
 from fedaux.paper.study import Study
 from fedaux.paper.study_figures import drawn
-from fedaux.paper.tables import Table, sentence
+from fedaux.report.tables import Table
 from fedaux.sweep import sweep
 
 PUBLISHED, BEST, LAST, APART = "published", "best round", "last round", "best less published"
 BEST_COMBINATION = "best combination"
 RATES = ("local.learning_rate", "distillation.learning_rate", "local.proximal")
 STANDING = (
-    "`fedaux` weighs probabilities with the private mechanism `mean`, whose scores are (ε, δ)-private as stated; the "
-    "authors' released scoring is not (docs/privacy.md). The printed rule is `--also fedaux+logits`."
+    "`fedaux` weights probabilities with the private mechanism `mean`, whose scores are (ε, "
+    "δ)-private as stated; the authors' released scoring is not (docs/privacy.md). The printed "
+    "rule is `--also fedaux+logits`."
 )
 MOST_NAMED = 8
 """Values of an axis that a title names; more are counted."""
@@ -50,7 +52,7 @@ def run_study(study: Study, request: Request) -> Outcome:
 def gather(
     study: Study, prepared: Plan, request: Request, unfinished_runs: Sequence[str]
 ) -> dict[str, Any]:
-    """Return everything that tables and figures are made from."""
+    """Return the numbers for tables and figures."""
     first = prepared.cells[0].experiment
     return {
         "study": study.name,
@@ -82,9 +84,10 @@ def describe(study: Study, numbers: Mapping[str, Any]) -> Document:
     judged = {**numbers, "rows": best_combinations(numbers["rows"])} if searched else numbers
     privacy, rounds = numbers["privacy"], numbers["rounds"]
     facts = [
-        f"Test accuracy in %, {seeds_text(numbers['seeds'])}, {rounds} round{'s' if rounds > 1 else ''}; best round "
-        "(what the paper reports) and last round.",
-        f"Scores: mechanism `{privacy['mechanism']}`, {epsilon_text(privacy['epsilon'])}, δ = {privacy['delta']:g}.",
+        f"Test accuracy in %, {seeds_text(numbers['seeds'])}, {rounds} "
+        f"round{'s' if rounds > 1 else ''}; best round (what the paper reports) and last round.",
+        f"Scores: mechanism `{privacy['mechanism']}`, {epsilon_text(privacy['epsilon'])}, δ = "
+        f"{privacy['delta']:g}.",
         f"In the paper, {numbers['where']}." if numbers["where"] else "",
     ]
     cut = [f"Cut for the quick version: {numbers['cut']}."] if numbers["cut"] else []
@@ -104,7 +107,7 @@ def describe(study: Study, numbers: Mapping[str, Any]) -> Document:
 
 
 def scope(numbers: Mapping[str, Any]) -> str:
-    """Return what was run: how many methods, and the values of both axes."""
+    """Return the number of methods and the values of both axes."""
     methods = len(numbers["methods"])
     named = [f"{methods} method{'s' if methods > 1 else ''}"]
     for labels in (numbers["blocks"], numbers["columns"]):
@@ -120,7 +123,8 @@ def scope(numbers: Mapping[str, Any]) -> str:
 
 
 def block_tables(numbers: Mapping[str, Any]) -> list[Table]:
-    """Return one table per block: for each method the published figure, the best round and the last one."""
+    """Return one table per block: the published figure, the best and the last round of each
+    method."""
     columns, quick = numbers["columns"], numbers["quick"]
     kinds = {PUBLISHED: "published", BEST: "best", LAST: "last"}
     if quick:
@@ -134,39 +138,45 @@ def block_tables(numbers: Mapping[str, Any]) -> list[Table]:
         ]
         at = {(row["method"], row["column"]): row for row in rows}
         lines: list[list[str]] = []
+        bold: set[tuple[int, int]] = set()
         for method in numbers["methods"]:
             cells = [at.get((method, column)) for column in columns]
             for kind, key in kinds.items():
                 if any(row and row[key] for row in cells):
-                    lines.append([method, kind, *(_cell(row, key, rows) for row in cells)])
+                    best = {n + 2 for n, row in enumerate(cells) if is_best(row, key, rows)}
+                    bold |= {(len(lines), column) for column in best}
+                    lines.append([method, kind, *(_figure(row, key) for row in cells)])
             gaps = [difference(row) for row in cells]
             if not quick and any(gap is not None for gap in gaps):
-                lines.append(
-                    [method, APART, *("–" if gap is None else f"{gap:+.1f}" for gap in gaps)]
-                )
-        tables.append(Table(["method", "figure", *columns], lines, block))
-    central = [row for row in numbers["rows"] if row["method"] == CENTRAL and row["best"]]
-    if central:
+                shown = ("–" if gap is None else f"{gap:+.1f}" for gap in gaps)
+                lines.append([method, APART, *shown])
+        headers = ("method", "figure", *columns)
+        tables.append(Table(headers, lines, caption=block, bold=bold))
+    if central := [row for row in numbers["rows"] if row["method"] == CENTRAL and row["best"]]:
         lines = [
             [row["block"], kind, spread_text(row[key])]
             for row in central
             for kind, key in ((BEST, "best"), (LAST, "last"))
         ]
-        tables.append(Table(["network", "figure", "accuracy"], lines, "All data in one place"))
+        headers = ("network", "figure", "accuracy")
+        tables.append(Table(headers, lines, caption="Centralised training"))
     return tables
 
 
-def _cell(row: Mapping[str, Any] | None, key: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a figure, bold if it is the best of its column."""
+def _figure(row: Mapping[str, Any] | None, key: str) -> str:
     if row is None or row[key] is None:
         return "–"
-    text = row[key]["text"] if key == "published" else spread_text(row[key])
+    return str(row[key]["text"]) if key == "published" else spread_text(row[key])
+
+
+def is_best(row: Mapping[str, Any] | None, key: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a figure is the best of several in its column."""
+    if row is None or row[key] is None:
+        return False
     peers = [
-        other[key]["mean"]
-        for other in rows
-        if other["column"] == row["column"] and other[key] is not None
+        other[key]["mean"] for other in rows if other["column"] == row["column"] and other[key]
     ]
-    return f"**{text}**" if len(peers) > 1 and row[key]["mean"] >= max(peers) else text
+    return len(peers) > 1 and row[key]["mean"] >= max(peers)
 
 
 def difference(row: Mapping[str, Any] | None) -> float | None:
@@ -218,5 +228,5 @@ def combination_tables(numbers: Mapping[str, Any]) -> list[Table]:
                 lines.append([row["method"], BEST, *settings, spread_text(row["best"])])
                 lines.append([row["method"], LAST, *settings, spread_text(row["last"])])
         headers = ["method", "figure", "local rate", "distillation rate", "μ", "accuracy"]
-        tables.append(Table(headers, lines, block))
+        tables.append(Table(headers, lines, caption=block))
     return tables

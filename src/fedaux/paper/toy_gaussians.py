@@ -1,11 +1,14 @@
-"""Do scores approximate the distribution weights of domain adaptation? (the paper's appendix on its motivation)
+"""Do scores approximate the distribution weights of domain adaptation? (the paper's appendix on its
+motivation)
 
-Three clients hold Gaussian data D_i; Mansour et al. (2008) weight them by D_i(x) / sum_j D_j(x). The paper claims that
-s_i(x) / sum_j s_j(x) is close to it on the support of the data. Here the distance is measured, for every mechanism.
+Three clients hold Gaussian data D_i; Mansour et al. (2008) weight them by D_i(x) / sum_j D_j(x).
+The paper claims that s_i(x) / sum_j s_j(x) is close to it on the support of the data. Here the
+distance is measured, for every mechanism.
 
-For clients of covariance sigma^2 I and negatives of covariance tau^2 I, `mean` has log s_i(x) = sharpness / tau^2
-(<mu_i, x> - |mu_i|^2 / 2) + a term that all clients share, and log D_i(x) has 1 / sigma^2 in its place: the calibrated
-sharpness is tau^2 / sigma^2, the variance of the negatives over that of a client, unless clipping matters.
+For clients of covariance sigma^2 I and negatives of covariance tau^2 I, `mean` has log s_i(x) =
+sharpness / tau^2 (<mu_i, x> - |mu_i|^2 / 2) + a term that all clients share, and log D_i(x) has 1 /
+sigma^2 in its place: the calibrated sharpness is tau^2 / sigma^2, the variance of the negatives
+over that of a client, unless clipping matters.
 """
 
 from __future__ import annotations
@@ -26,16 +29,24 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.config import Certainty
 from fedaux.paper.document import COLOURS, MARKERS, Document, Drawing, epsilon_text
-from fedaux.paper.scoring import Toy, drawn, epsilon_table, promise, silent, square_grid
+from fedaux.paper.scoring import (
+    Toy,
+    epsilon_table,
+    promise,
+    seeded_noise,
+    square_grid,
+    without_noise,
+)
 from fedaux.paper.study_figures import GREY, new_figure, tidy
-from fedaux.paper.tables import Table
 from fedaux.privacy.mean import PrivateMean
 from fedaux.privacy.mechanisms import Noise
 from fedaux.report.figures import DASHES, FADE
 from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.report.tables import Table
 
 RADIUS = 2.0
-"""Distance of the clients' means from the origin, at three angles; each client's variance is 1 (on average)."""
+"""Distance of the clients' means from the origin, at three angles; each client's variance is 1
+(on average)."""
 SPREAD = 3.0
 """Standard deviation tau of the public data, around the origin."""
 MAIN = "round clients, wide public data (τ = 3 σ)"
@@ -44,7 +55,8 @@ CASES = {
     "round clients, public data as wide as a client (τ = σ)": ("round", 1.0),
     "slanted clients, wide public data (τ = 3 σ)": ("slanted", SPREAD),
 }
-"""Shape of the clients and spread of the public data; the first is drawn, and measured for every n."""
+"""Shape of the clients and spread of the public data; the first is drawn, and measured
+for every n."""
 CHANGES: tuple[Mapping[str, float], ...] = (
     {},
     {"sharpness": 1.0},
@@ -56,7 +68,7 @@ NUM_POINTS = 2000
 SHARPNESSES = np.logspace(-2, 2, 81)
 FIGURE_EPSILON = 1.0
 EVERY = 4
-"""Every how many points of a drawn plane, across and up, its numbers are offered."""
+"""Step between the points of a plane whose numbers are saved."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +89,17 @@ class Gaussians(Toy):
         return torch.softmax(torch.from_numpy(np.stack(logs)), dim=0)
 
     def error(self, weights: Tensor) -> float:
-        """Return the mean of |s_i / sum_j s_j - D_i / sum_j D_j| over clients and points of the mixture."""
+        """Return the mean of |s_i / sum_j s_j - D_i / sum_j D_j| over clients and points of the
+        mixture."""
         return float((weights - self.true_weights(self.points)).abs().mean())
 
     def equal_error(self) -> float:
-        """Return the error of equal weights, the plain mean: a mechanism above it does harm."""
+        """Return the error of equal weights, the plain mean."""
         return self.error(torch.full((3, len(self.points)), 1 / 3, dtype=torch.float64))
 
     def best_sharpness(self, logs: Sequence[Tensor]) -> dict[str, Any]:
-        """Return the sharpness with the smallest mean error, for log scores at sharpness 1 under several noises."""
+        """Return the sharpness with the smallest mean error, for log scores at sharpness 1 under
+        several noises."""
         truth = self.true_weights(self.points)
         curve = [
             float(
@@ -110,9 +124,11 @@ def run(
     draws: int = 5,
     dimensions: Sequence[int] = (2, 16, 64),
 ) -> Document:
-    """Measure the distance of every mechanism's weights to the true ones over n and epsilon, and `mean`'s sharpness.
+    """Measure the distance of every mechanism's weights to the true ones over n and epsilon, and
+    `mean`'s sharpness.
 
-    Errors are means over `draws` of the noise. Sharpness is calibrated in each of `dimensions`; 2 is drawn.
+    Errors are means over `draws` of the noise. Sharpness is calibrated in each of `dimensions`; 2
+    is drawn.
     """
     middle = sizes[len(sizes) // 2]
     rows = []
@@ -141,8 +157,8 @@ def run(
         ),
     }
     caption = (
-        f"Mean error of the weights over ε, {middle} examples per client (left), and of mean over its sharpness "
-        "without noise (right); dotted: equal weights, and the default."
+        f"Mean error of the weights over ε, {middle} examples per client (left), and of mean over "
+        "its sharpness without noise (right); dotted: equal weights, and the default."
     )
     figures = {
         "toy-gaussians": draw_weights(build(middle, seed=seed), seed=seed),
@@ -158,9 +174,11 @@ def run(
 def build(
     size: int, *, seed: int, shape: str = "round", dimension: int = 2, spread: float = SPREAD
 ) -> Gaussians:
-    """Draw three clients of `size` examples, the negatives N(0, spread^2 I), and points of the clients' mixture.
+    """Draw three clients of `size` examples, the negatives N(0, spread^2 I), and points of the
+    clients' mixture.
 
-    `round` gives every client the identity as covariance; `slanted` gives each an ellipse of its own.
+    `round` gives every client the identity as covariance; `slanted` gives each an ellipse of its
+    own.
     """
     angles = np.radians([90.0, 210.0, 330.0])
     means = np.zeros((3, dimension))
@@ -203,9 +221,11 @@ def measure(
 
 
 def unit_scores(toy: Gaussians, *, clipped: bool) -> tuple[Tensor, float]:
-    """Return `mean`'s log scores at sharpness 1 without noise, and the share of the clients' examples it clips.
+    """Return `mean`'s log scores at sharpness 1 without noise, and the share of the clients'
+    examples it clips.
 
-    Scores are proportional to sharpness. A clipping norm a thousand times as large turns clipping off.
+    Scores are proportional to sharpness. A clipping norm a thousand times as large turns clipping
+    off.
     """
     mechanism = PrivateMean(Certainty(sharpness=1.0, components=toy.points.shape[1]))
     public = mechanism.publish(toy.negatives)
@@ -220,7 +240,8 @@ def unit_scores(toy: Gaussians, *, clipped: bool) -> tuple[Tensor, float]:
 
 
 def calibrate(*, dimension: int, spread: float, seed: int, size: int = 5000) -> dict[str, Any]:
-    """Return the sharpness at which `mean` is closest to the true weights, with and without clipping."""
+    """Return the sharpness at which `mean` is closest to the true weights, with and without
+    clipping."""
     toy = build(size, seed=seed, dimension=dimension, spread=spread)
     found: dict[str, Any] = {"dimension": dimension, "spread": spread, "predicted": spread**2}
     for name, clipped in (("unclipped", False), ("clipped", True)):
@@ -233,14 +254,19 @@ def calibrate(*, dimension: int, spread: float, seed: int, size: int = 5000) -> 
 def calibrate_noisy(
     *, seed: int, sizes: Sequence[int], epsilons: Sequence[float], draws: int
 ) -> list[dict[str, Any]]:
-    """Return the best sharpness of `mean` for each number of examples and epsilon, and without noise."""
+    """Return the best sharpness of `mean` for each number of examples and epsilon, and without
+    noise."""
     rows = []
     for size in sizes:
         toy = build(size, seed=seed)
         for epsilon in (*epsilons, math.inf):
             quiet = math.isinf(epsilon)
             section = Certainty(mechanism="mean", sharpness=1.0, epsilon=1.0 if quiet else epsilon)
-            noises = [silent] if quiet else [drawn(seed, draw=draw) for draw in range(2 * draws)]
+            noises = (
+                [without_noise]
+                if quiet
+                else [seeded_noise(seed, draw=draw) for draw in range(2 * draws)]
+            )
             found = toy.best_sharpness(
                 [toy.log_scores(section, toy.points, noise=noise) for noise in noises]
             )
@@ -287,13 +313,14 @@ def describe(numbers: Mapping[str, Any]) -> list[str | Table]:
             ]
             for row in numbers["calibration_without_noise"]
         ],
-        "The sharpness at which `mean` is calibrated, without noise, n = 5000 (error in brackets)",
+        caption="The calibrated sharpness of `mean` without noise, n = 5000 (error in brackets)",
     )
     title = "The best sharpness of `mean` under noise, round clients, τ / σ = 3"
     return [
-        "Mean absolute error between s_i / Σ s_j and D_i / Σ D_j over clients and points of their mixture; "
-        f"δ = {numbers['delta']:g}, means over {numbers['draws']} draws of noise. Sharpness {SPREAD**2:g} is the "
-        "variance of the negatives over that of a client where τ = 3 σ.",
+        "Mean absolute error between s_i / Σ s_j and D_i / Σ D_j over clients and points of their "
+        f"mixture; δ = {numbers['delta']:g}, means over {numbers['draws']} draws of noise. "
+        f"Sharpness {SPREAD**2:g} is the variance of the negatives over that of a client where τ "
+        "= 3 σ.",
         *tables,
         calibration,
         epsilon_table(
@@ -325,7 +352,8 @@ def error_table(numbers: Mapping[str, Any], *, size: int) -> Table:
 
 @matplotlib.rc_context(STYLE)
 def draw_weights(toy: Gaussians, *, seed: int) -> Drawing:
-    """Draw the data, the true weights, and those of every mechanism: a row per client, a column per mechanism.
+    """Draw the data, the true weights, and those of every mechanism: a row per client, a column per
+    mechanism.
 
     Private mechanisms are drawn with noise; contours show where the data is.
     """
@@ -380,9 +408,9 @@ def draw_weights(toy: Gaussians, *, seed: int) -> Drawing:
         for index in some
     ]
     caption = (
-        "The data of each client, its true weight at every point, and the weight that each mechanism gives it, from 0 "
-        f"(white) to 1; in the titles the mean error. One draw of noise. The numbers are those of every {EVERY}th "
-        "point across and up."
+        "The data of each client, its true weight at every point, and the weight that each "
+        "mechanism gives it, from 0 (white) to 1; in the titles the mean error. One draw of noise. "
+        f"The numbers are those of every {EVERY}th point across and up."
     )
     headers = ("client", "x", "y", *(" ".join(title.split()) for title, _ in columns))
     return Drawing(figure, caption, Table(headers, numbers))
@@ -391,10 +419,11 @@ def draw_weights(toy: Gaussians, *, seed: int) -> Drawing:
 def _defaults_and_best(
     toy: Gaussians, *, seed: int
 ) -> list[tuple[str, Certainty, Callable[[int], Noise], float]]:
-    """Return each mechanism with its defaults and with its best settings, with one draw of noise, and its error."""
+    """Return each mechanism with its defaults and with its best settings, with one draw of
+    noise, and its error."""
     found: dict[str, list[tuple[str, Certainty, Callable[[int], Noise], float]]] = {}
     for setting, variant in toy.variants(CHANGES, toy.points):
-        noise = silent if promise(variant) == "no noise" else drawn(seed, draw=0)
+        noise = without_noise if promise(variant) == "no noise" else seeded_noise(seed, draw=0)
         section = variant.model_copy(update={"epsilon": FIGURE_EPSILON})
         distance = toy.error(torch.softmax(toy.log_scores(section, toy.points, noise=noise), dim=0))
         found.setdefault(section.mechanism, []).append((setting, section, noise, distance))
@@ -407,7 +436,8 @@ def _defaults_and_best(
 
 @matplotlib.rc_context(STYLE)
 def draw_errors(numbers: Mapping[str, Any], *, size: int) -> Figure:
-    """Draw the error over epsilon for every mechanism, and the error of `mean` over its sharpness."""
+    """Draw the error over epsilon for every mechanism, and the error of `mean` over its
+    sharpness."""
     figure = new_figure(760, 300)
     left, right = figure.subplots(1, 2, sharey=True)
     listed = _drawn_errors(numbers, size)

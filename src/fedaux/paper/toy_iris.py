@@ -1,9 +1,9 @@
 """Weighted ensembles on Iris (the paper's first figure).
 
-Three clients hold disjoint parts of Iris, projected to two principal components, and train linear classifiers that know
-one or two classes. The mean of their logits is poor, the certainty-weighted mean is not. The paper weights by a kernel
-density estimate, which is not private; here every mechanism is measured as well. As in the paper, accuracy is on the
-training points.
+Three clients hold disjoint parts of Iris, projected to two principal components, and train linear
+classifiers that know one or two classes. The mean of their logits is poor, the certainty-weighted
+mean is not. The paper weights by a kernel density estimate, which is not private; here every
+mechanism is measured as well. As in the paper, accuracy is on the training points.
 """
 
 from __future__ import annotations
@@ -26,19 +26,28 @@ from torch.nn import functional
 from fedaux import seeding
 from fedaux.config import Certainty
 from fedaux.paper.document import COLOURS, MARKERS, Document, Drawing
-from fedaux.paper.scoring import Toy, drawn, epsilon_table, homogeneous, silent, square_grid
+from fedaux.paper.scoring import (
+    Toy,
+    epsilon_table,
+    homogeneous,
+    seeded_noise,
+    square_grid,
+    without_noise,
+)
 from fedaux.paper.study_figures import new_figure
-from fedaux.paper.tables import Table
 from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.report.tables import Table
 
 CLASSES = ("setosa", "versicolor", "virginica")
 HOLDINGS = ((50, 0, 0), (0, 40, 10), (0, 10, 40))
-"""Examples of each class that each client holds: 50 per client, as far apart as the paper's figure suggests."""
+"""Examples of each class that each client holds: 50 per client, as far apart as the paper's
+figure suggests."""
 CYCLIC = ((25, 25, 0), (0, 25, 25), (25, 0, 25))
 """Two classes per client, each class at two clients."""
 PENALTY = 1e-2
 FREE_PENALTY = 1e-4
-"""On intercepts: small, so that a client of one class predicts it everywhere, as in the paper's figure."""
+"""On intercepts: small, so that a client of one class predicts it everywhere, as in the paper's
+figure."""
 CHANGES: tuple[Mapping[str, float], ...] = (
     {},
     {"sharpness": 1.0},
@@ -55,7 +64,8 @@ Panel = tuple[str, Tensor, Tensor | float, NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Iris(Toy):
-    """Points [150, 2], their classes [150], the examples of each client and the clients' models [3 classes, 3]."""
+    """Points [150, 2], their classes [150], the examples of each client and the clients' models
+    [3 classes, 3]."""
 
     points: Tensor
     labels: Tensor
@@ -63,7 +73,8 @@ class Iris(Toy):
     models: list[Tensor]
 
     def predict(self, points: Tensor, weights: Tensor) -> Tensor:
-        """Return the softmax of the weighted mean of the clients' logits [N, C] (Eq. 3), for weights [K, N]."""
+        """Return the softmax of the weighted mean of the clients' logits [N, C] (Eq. 3), for
+        weights [K, N]."""
         logits = torch.stack([homogeneous(points) @ model.T for model in self.models])
         return torch.softmax((weights[:, :, None] * logits).sum(dim=0), dim=1)
 
@@ -74,13 +85,15 @@ class Iris(Toy):
         )
 
     def densities(self, points: Tensor) -> Tensor:
-        """Return Gaussian kernel density estimates [K, N] of the clients' data (Scott's bandwidth)."""
+        """Return Gaussian kernel density estimates [K, N] of the clients' data (Scott's
+        bandwidth)."""
         return torch.from_numpy(
             np.stack([gaussian_kde(own.numpy().T)(points.numpy().T) for own in self.clients])
         )
 
     def weights(self, points: Tensor) -> dict[str, Tensor]:
-        """Return the weights [K, N] of the plain mean, and the paper's: each client's share of the densities."""
+        """Return the weights [K, N] of the plain mean, and the paper's: each client's share of
+        the densities."""
         densities = self.densities(points)
         return {
             "plain mean": torch.full_like(densities, 1 / len(self.clients)),
@@ -123,8 +136,8 @@ def run(
     figures = {
         "toy-iris": Drawing(
             draw_panels(toy, accuracies),
-            "Predictions of each client alone, of their plain mean and of their density-weighted mean; opacity is a "
-            "client's certainty, points are those it holds.",
+            "Predictions of each client alone, of their plain mean and of their density-weighted "
+            "mean; opacity is a client's certainty, points are those it holds.",
             point_table(toy),
         ),
         "toy-iris-mechanisms": draw_mechanisms(toy, rows, seed=seed, draws=draws),
@@ -137,7 +150,8 @@ def run(
 def build(
     holdings: Sequence[Sequence[int]], *, seed: int, intercept_penalty: float = FREE_PENALTY
 ) -> Iris:
-    """Project Iris, distribute it over the clients, train them, and draw public points over the bounding box."""
+    """Project Iris, distribute it over the clients, train them, and draw public points over the
+    bounding box."""
     data, labels = load_iris(return_X_y=True)
     centred = np.asarray(data) - np.asarray(data).mean(axis=0)
     directions = np.linalg.svd(centred, full_matrices=False)[2][:2]
@@ -227,23 +241,25 @@ def describe(numbers: Mapping[str, Any]) -> list[str | Table]:
     ]
     headers = {"setting": "weights from", "promise": "(ε, δ)"}
     return [
-        "Accuracy in % on all 150 points, which are also the training points, as in the paper. Weights by density, the "
-        "paper's, are not private.",
+        "Accuracy in % on all 150 points, which are also the training points, as in the paper. "
+        "Weights by density, the paper's, are not private.",
         Table(
             ["prediction", "accuracy"],
             [[name, f"{100 * v:.1f}"] for name, v in numbers["accuracy"].items()],
         ),
-        f"Mechanisms, 50 examples per client, δ = {numbers['delta']:g}; mean over {numbers['draws']} draws of noise, "
-        f"least to largest in brackets; the figure shows ε = {FIGURE_EPSILON:g}.",
+        f"Mechanisms, 50 examples per client, δ = {numbers['delta']:g}; mean over "
+        f"{numbers['draws']} draws of noise, least to largest in brackets; the figure shows ε = "
+        f"{FIGURE_EPSILON:g}.",
         epsilon_table(numbers["accuracy_by_mechanism"], headers, text=cell),
-        "The gain depends on who holds which classes, and on how confident the clients are (L2 penalty on their "
-        "intercepts):",
+        "The gain depends on who holds which classes, and on how confident the clients are (L2 "
+        "penalty on their intercepts):",
         Table(["examples by client and class", "penalty", *numbers["accuracy"]], controls),
     ]
 
 
 def draw_panels(toy: Iris, accuracies: Mapping[str, float]) -> Figure:
-    """Draw five panels: three clients with certainty as opacity, the plain mean, the weighted mean."""
+    """Draw five panels: three clients with certainty as opacity, the plain mean, the weighted
+    mean."""
     grid = square_grid(*box(toy.points), GRID_SIDE)
     densities = toy.densities(grid)
     opacity = (
@@ -270,12 +286,13 @@ def draw_panels(toy: Iris, accuracies: Mapping[str, float]) -> Figure:
 def draw_mechanisms(
     toy: Iris, rows: Sequence[Mapping[str, Any]], *, seed: int, draws: int
 ) -> Drawing:
-    """Draw the weighted mean under every mechanism: above without noise, below at the figure's epsilon."""
+    """Draw the weighted mean under every mechanism: above without noise, below at the figure's
+    epsilon."""
     grid = square_grid(*box(toy.points), GRID_SIDE)
     panels: list[Panel] = []
     numbers = []
     noisy = [row for row in rows if row["epsilon"] == "inf" and row["promise"] != "no noise"]
-    for noise, epsilon in ((silent, "inf"), (drawn(seed, draw=0), FIGURE_EPSILON)):
+    for noise, epsilon in ((without_noise, "inf"), (seeded_noise(seed, draw=0), FIGURE_EPSILON)):
         for row in noisy:
             section = Certainty(**row["certainty"], epsilon=FIGURE_EPSILON)
             on_grid, on_points = (
@@ -290,15 +307,16 @@ def draw_mechanisms(
             panels.append((title, toy.predict(grid, on_grid), 0.5, np.arange(len(toy.points))))
             numbers.append([row["setting"], epsilon, round(accuracy, 6)])
     caption = (
-        f"The weighted mean under every mechanism: above without noise, below at ε = {FIGURE_EPSILON:g}. One draw of "
-        f"noise; the table has means over {draws}."
+        "The weighted mean under every mechanism: above without noise, below at ε = "
+        f"{FIGURE_EPSILON:g}. One draw of noise; the table has means over {draws}."
     )
     figure = _draw(toy, panels, columns=len(noisy))
     return Drawing(figure, caption, Table(("weights from", "epsilon", "accuracy"), numbers))
 
 
 def point_table(toy: Iris) -> Table:
-    """Return one line per point: its position, its class, its client, and what the two means predict."""
+    """Return one line per point: its position, its class, its client, and what the two means
+    predict."""
     weights = toy.weights(toy.points)
     predicted = [toy.predict(toy.points, each).argmax(dim=1).tolist() for each in weights.values()]
     holder = {int(index): client + 1 for client, part in enumerate(toy.parts) for index in part}

@@ -1,1 +1,1 @@
-"""Privacy: what a client releases, with how much noise, what it costs, and attacks on it. Imports nothing of `core`."""
+"""Privacy mechanisms, noise, accounting and audit. Imports nothing from `core`."""

@@ -1,9 +1,10 @@
-"""What all releases of one client cost together, by privacy loss distributions (Google's dp-accounting).
+"""The total cost of a client's releases, by privacy loss distributions (Google's dp-accounting).
 
-Neighbours differ by replacing one example, everywhere. A Gaussian release is the pair N(0, sigma^2), N(sensitivity,
-sigma^2). A step of DP-SGD with clipping norm C and sampling probability q is dominated by the pair
-(1-q) N(0, sigma^2) + q N(C, sigma^2), (1-q) N(0, sigma^2) + q N(-C, sigma^2) (proof: docs/privacy.md). Losses of a
-composition add up, so their distribution is a convolution; rounding is always upwards.
+Neighbours differ by replacing one example. A Gaussian release is the pair N(0, sigma^2),
+N(sensitivity, sigma^2). A step of DP-SGD with clipping norm C and sampling probability q is
+dominated by the pair (1-q) N(0, sigma^2) + q N(C, sigma^2), (1-q) N(0, sigma^2) + q N(-C, sigma^2)
+(proof: docs/privacy.md). Losses of a composition add up, so their distribution is a convolution;
+rounding is always upwards.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedaux.formatting import interval, privacy_budget
 from fedaux.privacy.ledger import LedgerEntry, basic_composition
 
 INTERVAL = 5e-4
-"""Spacing at which privacy losses are rounded up; coarser where noise is small and losses are large."""
+"""Spacing of the grid of privacy losses, which are rounded up; coarser if noise is small."""
 
 
 class MissingAccountantError(ValueError):
@@ -28,10 +29,10 @@ class MissingAccountantError(ValueError):
 
 @dataclass(frozen=True)
 class Query:
-    """One use of Gaussian noise: a release, or a step of DP-SGD where there is a sampling probability.
+    """One use of Gaussian noise: a release or, with a sampling probability, a step of DP-SGD.
 
-    `noise_multiplier` is sigma over the distance between neighbours for a release and, as is the custom, sigma over the
-    clipping norm, which is half that distance, for a step of DP-SGD.
+    `noise_multiplier` is sigma over the distance between neighbours for a release and, as is
+    customary, sigma over the clipping norm, half that distance, for a step of DP-SGD.
     """
 
     noise_multiplier: float
@@ -39,7 +40,7 @@ class Query:
 
 
 def query_of(entry: LedgerEntry) -> Query:
-    """Return what each step of a ledger entry is."""
+    """Return the query of a ledger entry, or of each of its steps."""
     if entry.steps is None:
         return Query(entry.sigma / entry.sensitivity)
     assert entry.sampling_probability is not None, "an entry with steps has a sampling probability"
@@ -49,14 +50,15 @@ def query_of(entry: LedgerEntry) -> Query:
 def tight_composition(entries: Iterable[LedgerEntry], *, delta: float) -> float:
     """Return an epsilon at which all releases of one client together are (epsilon, delta)-private.
 
-    Never above basic composition where that holds at this delta; infinite where a release was not protected. Raises
-    ValueError for entries of several clients, and where dp-accounting is missing.
+    Never above basic composition if that holds at this delta; infinite if a release was not
+    protected. Raises ValueError for entries of several clients, and if dp-accounting is not
+    installed.
     """
     listed = list(entries)
     if not 0 < delta < 1:
         raise ValueError(f"delta = {delta}: should lie between 0 and 1")
     if len({entry.client for entry in listed}) > 1:
-        raise ValueError("these are entries of several clients; compose each client's on their own")
+        raise ValueError("entries of several clients: compose those of each client separately")
     if any(math.isinf(entry.epsilon) for entry in listed):
         return math.inf
     counts: Counter[Query] = Counter()
@@ -70,8 +72,8 @@ def tight_composition(entries: Iterable[LedgerEntry], *, delta: float) -> float:
 def total_cost(entries: Sequence[LedgerEntry]) -> tuple[float, float]:
     """Return one (epsilon, delta) for everything that one client has sent.
 
-    Without DP-SGD, basic composition: the sums. With it, tight composition at the largest delta of any entry, so that
-    many updates share one delta; where dp-accounting is missing the sums again, which also hold.
+    Without DP-SGD, basic composition: the sums. With DP-SGD, tight composition at the largest delta
+    of any entry, so that many updates share one delta; if dp-accounting is not installed, the sums.
     """
     if all(entry.steps is None for entry in entries):
         return basic_composition(entries)
@@ -83,7 +85,7 @@ def total_cost(entries: Sequence[LedgerEntry]) -> tuple[float, float]:
 
 
 def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
-    """Say in sentences what a ledger.json comes to: scores, updates and all of a client's together, by method."""
+    """Summarise a ledger.json in sentences, by method: scores, updates, and a client's total."""
     lines = []
     for method in sorted({row["method"] for row in ledger["entries"]}):
         cells: dict[tuple[int, int], list[LedgerEntry]] = {}
@@ -97,7 +99,7 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
         sizes = interval(entry.num_examples for entry in entries)
         kinds = " and ".join(sorted({entry.noise for entry in entries}))
         about = (
-            f"({sizes} examples a client, {kinds} noise). Neighbours are {ledger['neighbours']}."
+            f"({sizes} examples per client, {kinds} noise). Neighbours are {ledger['neighbours']}."
         )
         scores = [entry for entry in entries if entry.steps is None]
         updates = [entry for entry in entries if entry.steps is not None]
@@ -109,8 +111,8 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
                     )
                 )
                 lines.append(
-                    f"NOT PRIVATE: each client of {method} released a vector for certainty scores through {names}, "
-                    f"which has no finite ε {about}"
+                    f"NOT PRIVATE: each client of {method} released a vector for certainty scores "
+                    f"through {names}, which has no finite ε {about}"
                 )
                 continue
             lines.append(
@@ -123,21 +125,21 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
             )
             epsilon, delta = max(map(total_cost, cells.values()))
             lines.append(
-                f"Privacy: each client of {method} sent {sent} model updates, trained with DP-SGD, at "
-                f"ε = {interval(round(entry.epsilon, 2) for entry in updates)} each. All that it sent comes to "
-                f"(ε, δ) = {privacy_budget(epsilon, delta)} at most {about}"
+                f"Privacy: each client of {method} sent {sent} model updates, trained with DP-SGD, "
+                f"at ε = {interval(round(entry.epsilon, 2) for entry in updates)} each. All it "
+                f"sent together is at most (ε, δ) = {privacy_budget(epsilon, delta)} {about}"
             )
     return [*lines, f"Not protected: {ledger['unprotected']}"]
 
 
 def composed_epsilon(counts: Mapping[Query, int], *, delta: float) -> float:
-    """Return the epsilon at `delta` of so many of each query, chosen adaptively one after another."""
+    """Return the epsilon at `delta` of the given number of each query, composed adaptively."""
     return _composed_epsilon(tuple(sorted(counts.items(), key=repr)), delta)
 
 
 @lru_cache(maxsize=4096)
 def _composed_epsilon(counts: tuple[tuple[Query, int], ...], delta: float) -> float:
-    # Losses grow with 1 / noise_multiplier^2, and the number of points on the grid should not.
+    # Losses grow with 1 / noise_multiplier^2; the number of grid points should not.
     least = min((query.noise_multiplier for query, _ in counts), default=1.0)
     interval = INTERVAL * max(1.0, 0.25 / least**2)
     together: Any = None
@@ -146,7 +148,7 @@ def _composed_epsilon(counts: tuple[tuple[Query, int], ...], delta: float) -> fl
             losses = _losses(query, interval).self_compose(count)
             together = losses if together is None else together.compose(losses)
         return 0.0 if together is None else float(together.get_epsilon_for_delta(delta))
-    except OverflowError:  # losses in the millions: no number that anybody would call protection
+    except OverflowError:  # losses in the millions: no protection
         return math.inf
 
 
@@ -158,9 +160,9 @@ def _losses(query: Query, interval: float) -> Any:
         from dp_accounting.pld import privacy_loss_distribution
     except ImportError as error:
         raise MissingAccountantError(
-            "composing the releases of a client tightly needs dp-accounting: pip install 'fedaux[privacy]'"
+            "tight composition needs dp-accounting: pip install 'fedaux[privacy]'"
         ) from error
-    # In dp-accounting's terms the sensitivity is what adding an example does, and replacing one does it twice.
+    # dp-accounting's sensitivity is for adding an example; replacing one doubles it.
     sampled = query.sampling_probability is not None
     return privacy_loss_distribution.from_gaussian_mechanism(
         query.noise_multiplier,

@@ -1,7 +1,7 @@
 """The settings for which the proofs of docs/privacy.md hold. A node refuses everything else.
 
-A server chooses these numbers, so a hostile one chooses them at the edge of what floating-point numbers can hold.
-All bounds stand here, with their reasons, and use public numbers only.
+The server chooses these numbers, and a hostile server may choose extreme ones. All bounds are
+stated here with their reasons, and use public numbers only.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ from dataclasses import dataclass
 from fedaux.config import Certainty, Local
 
 MOST_EXAMPLES = 2**26
-"""Examples of a client: sums of that many rows on the lattice of `integer_mean` fit 64-bit integers."""
+"""Examples of a client: sums of that many rows on the lattice of `integer_mean` fit 64-bit
+integers."""
 MOST_COMPONENTS = 2**16
 """Length of a released vector: rounding moves it by at most a 2^-25 of the sensitivity."""
 MOST_PARAMETERS = 2**32
 """Parameters trained with DP-SGD: rounding moves a gradient by at most a 2^-9 of the clip bound."""
 MOST_STEPS = 2**20
-"""Steps of DP-SGD in one update: a round then ends, and its cost is a number."""
+"""Steps of DP-SGD in one update: keeps rounds and their accounting finite."""
 MOST_BATCH = 2**20
-"""Expected batch size of DP-SGD: sums of that many gradients on the lattice are exact in double precision."""
+"""Expected batch size of DP-SGD: sums of that many gradients on the lattice are exact in double
+precision."""
 MOST_REGRESSION_ERROR = 2.0**37
-"""`paper`: N^2 sqrt(F) + N F / sqrt(lambda), N = n + |D-|, below which the gradient's rounding error is covered."""
+"""`paper`: N^2 sqrt(F) + N F / sqrt(lambda), N = n + |D-|, below which the gradient's rounding
+error is covered."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def release_problem(section: Certainty) -> str | None:
 
 
 def update_problem(section: Local, *, steps: int) -> str | None:
-    """Return why DP-SGD with these settings is outside the proofs; None if it is inside or not asked for."""
+    """Return why DP-SGD with these settings is outside the proofs; None if it is inside or not
+    used."""
     if section.privacy is None:
         return None
     return _first(
@@ -86,15 +90,16 @@ def require_size(num_examples: int, *, width: int) -> None:
 
 
 def require_exact_regression(num_rows: int, *, width: int, regularisation: float) -> None:
-    """Raise ValueError for a regression whose rounding error the proof of secure noise does not cover."""
+    """Raise ValueError for a regression whose rounding error the proof of secure noise does not
+    cover."""
     square, linear = math.sqrt(width), width / math.sqrt(regularisation)
     if num_rows**2 * square + num_rows * linear > MOST_REGRESSION_ERROR:
-        most = math.floor(
-            (math.sqrt(linear**2 + 4 * square * MOST_REGRESSION_ERROR) - linear) / (2 * square)
-        )
+        root = math.sqrt(linear**2 + 4 * square * MOST_REGRESSION_ERROR)
+        most = math.floor((root - linear) / (2 * square))
         raise ValueError(
-            f"certainty.mechanism = paper: {num_rows} examples and negatives with {width} features; "
-            f"the proof of secure noise covers {most}; use mechanism mean or fewer negatives"
+            f"certainty.mechanism = paper: {num_rows} examples and negatives with {width} "
+            f"features; the proof of secure noise covers {most}; use mechanism mean or fewer "
+            "negatives"
         )
 
 

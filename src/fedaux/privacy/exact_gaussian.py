@@ -1,9 +1,10 @@
 """Secret draws for DP-SGD at a node: unpredictable, exact, and fast enough for millions per step.
 
-All bits come from the operating system. A Gaussian is drawn as the integer X = round(scale * Z) with Z standard
-normal. For an integer v, v + X = round(v + scale * Z): adding X is the Gaussian mechanism followed by rounding, which
-is post-processing, so its privacy is exactly that of N(0, scale^2). Nothing is lost to floating point: X is computed
-in double precision where the error cannot change the rounding, and with as many bits as it takes where it could.
+All bits come from the operating system. A Gaussian is drawn as the integer X = round(scale * Z)
+with Z standard normal. For an integer v, v + X = round(v + scale * Z): adding X is the Gaussian
+mechanism followed by rounding, which is post-processing, so its privacy is exactly that of N(0,
+scale^2). X is exact: it is computed in double precision if the error cannot change the rounding,
+and with more bits otherwise.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from scipy.special import ndtri
 from torch import Tensor
 
 RELATIVE_ERROR = 2.0**-45
-"""Bound on the error of `ndtri` and of the arithmetic around it, in units of 1 + |z|; its own is below 2^-50."""
+"""Bound on the error of `ndtri` and of the arithmetic around it, in units of 1 + |z|; its own is
+below 2^-50."""
 EXTRA_BITS = 256
-"""Bits by which a draw is refined where double precision does not decide."""
+"""Bits by which a draw is refined if double precision is not sufficient."""
 
 
 def rounded_gaussian(size: int, *, scale: float) -> NDArray[np.int64]:
@@ -40,7 +42,8 @@ def rounded_gaussian(size: int, *, scale: float) -> NDArray[np.int64]:
 
 
 def _refined(tail: int, scale: float) -> int:
-    """Return round(scale * z) for a tail probability in [tail, tail + 1) / 2^63, drawn with further bits."""
+    """Return round(scale * z) for a tail probability in [tail, tail + 1) / 2^63, drawn with
+    further bits."""
     import mpmath  # rarely needed
 
     extra = int.from_bytes(os.urandom(EXTRA_BITS // 8), "little")
@@ -52,12 +55,13 @@ def _refined(tail: int, scale: float) -> int:
 
 
 class SecureDraws:
-    """What a node draws for private training: no seed, no state."""
+    """A node's draws for private training: no seed, no state."""
 
     kind = "secure"
 
     def sample(self, size: int, *, probability: float) -> NDArray[np.int64]:
-        """Return the rows of a Poisson sample: each of `size` rows with a probability of at most `probability`."""
+        """Return the rows of a Poisson sample: each of `size` rows with a probability of at most
+        `probability`."""
         if probability >= 1.0:
             return np.arange(size)
         bits = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
@@ -70,7 +74,7 @@ class SecureDraws:
 
 
 class SimulatedDraws:
-    """The same from a seeded generator: repeatable, so it protects nobody; the ledger says so."""
+    """Draws from a seeded generator: reproducible, so without protection, as the ledger states."""
 
     kind = "simulated"
 

@@ -1,11 +1,13 @@
-"""Privacy filters: whether one more release fits a budget, where the server chooses it after seeing earlier answers.
+"""Privacy filters: whether one more release fits a budget if the server chooses it after seeing
+earlier answers.
 
-Composition theorems for fixed mechanisms do not cover that. Two filters do (proofs: docs/privacy.md, Budgets); which
-one a node uses is fixed in its configuration, because it has to be chosen before anything is seen.
+Composition theorems for fixed mechanisms do not cover that case. Two filters do (proofs:
+docs/privacy.md, Budgets); a node's configuration fixes which one it uses, because it must be chosen
+before the first answer.
 
-`gaussian` adds up (sensitivity / sigma)^2: exact for releases; steps of DP-SGD count without amplification by sampling.
-`renyi` adds up Renyi divergences at three fixed orders, a third of delta each: right for DP-SGD, and releases cost a
-little more than they state.
+`gaussian` adds up (sensitivity / sigma)^2: exact for releases; steps of DP-SGD count without
+amplification by sampling. `renyi` adds up Renyi divergences at three fixed orders, a third of delta
+each: right for DP-SGD, and releases cost a little more than they state.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from fedaux.privacy.gaussian import epsilon_of
 from fedaux.privacy.ledger import LedgerEntry
 
 ROUNDING = 1e-9
-"""Relative excess over a budget that is put down to rounding; secure noise is larger than stated by more than that."""
+"""Tolerated relative excess over a budget, for rounding; secure noise exceeds its stated sigma
+by more."""
 SAFETY = 1e-9
 """Relative amount by which numerical integrals are rounded up."""
 MOST_POINTS = 2_000_000
@@ -30,7 +33,8 @@ MOST_POINTS = 2_000_000
 
 
 def gaussian_epsilon(entries: Sequence[LedgerEntry], *, epsilon: float, delta: float) -> float:
-    """Return the epsilon at `delta` of adaptively chosen releases, as one Gaussian of squared distance sum mu_i^2."""
+    """Return the epsilon at `delta` of adaptively chosen releases, as one Gaussian of squared
+    distance sum mu_i^2."""
     squared = math.fsum(_squared_distance(entry) for entry in entries)
     return 0.0 if squared == 0.0 else epsilon_of(1.0 / math.sqrt(squared), delta=delta)
 
@@ -38,8 +42,8 @@ def gaussian_epsilon(entries: Sequence[LedgerEntry], *, epsilon: float, delta: f
 def renyi_epsilon(entries: Sequence[LedgerEntry], *, epsilon: float, delta: float) -> float:
     """Return the epsilon at `delta` of adaptively chosen releases and updates.
 
-    The least over the orders a of sum_i D_a(i) + log((a - 1) / a) - (log(delta / 3) + log a) / (a - 1). The orders
-    follow from the budget (`epsilon`, `delta`) alone.
+    The least over the orders a of sum_i D_a(i) + log((a - 1) / a) - (log(delta / 3) + log a) / (a -
+    1). The orders follow from the budget (`epsilon`, `delta`) alone.
     """
     if not entries:
         return 0.0
@@ -56,11 +60,13 @@ def renyi_epsilon(entries: Sequence[LedgerEntry], *, epsilon: float, delta: floa
 
 
 FILTERS: dict[str, Callable[..., float]] = {"gaussian": gaussian_epsilon, "renyi": renyi_epsilon}
-"""Each is called as filter(entries, epsilon=..., delta=...) with the budget and returns what is spent at its delta."""
+"""Each is called as filter(entries, epsilon=..., delta=...) with the budget and returns what is
+spent at its delta."""
 
 
 def orders_of(epsilon: float, delta: float) -> tuple[float, float, float]:
-    """Return the three orders of a budget: the best one for Gaussians, and smaller ones for DP-SGD at little noise."""
+    """Return the three orders of a budget: the best one for Gaussians, and smaller ones for
+    DP-SGD at little noise."""
     best = 1.0 + 2.0 * math.log(1.0 / delta) / epsilon
     return best, 1.0 + (best - 1.0) / 2, 1.0 + (best - 1.0) / 4
 
@@ -84,11 +90,13 @@ def _divergence_of(entry: LedgerEntry, order: float) -> float:
 
 @lru_cache(maxsize=4096)
 def sampled_divergence(noise_multiplier: float, probability: float, order: float) -> float:
-    """Return D_a(P || Q) of a step of DP-SGD in units of its clip bound, m being its noise multiplier.
+    """Return D_a(P || Q) of a step of DP-SGD in units of its clip bound, m being its noise
+    multiplier.
 
-    P, Q = (1 - q) N(0, m^2) + q N(+-1, m^2), the dominating pair for replacing one example. The integral of P^a Q^(1-a)
-    is a sum over equidistant points, exponentially accurate for such functions; it is rounded up. Where that would
-    take very many points, so little noise that no budget allows it, the divergence without sampling is returned.
+    P, Q = (1 - q) N(0, m^2) + q N(+-1, m^2), the dominating pair for replacing one example. The
+    integral of P^a Q^(1-a) is a sum over equidistant points, exponentially accurate for such
+    functions; it is rounded up. If that would take very many points, which means so little noise
+    that no budget allows it, the divergence without sampling is returned.
     """
     m, a = noise_multiplier, order
     # Far to the right, P^a Q^(1-a) is Gaussian around a if q < 1 and around 2a - 1 if q = 1.

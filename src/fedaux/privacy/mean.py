@@ -1,15 +1,21 @@
 """The default mechanism: a linear-discriminant density ratio with a private mean.
 
-Public map: centre features on the negatives' mean, keep their leading principal components scaled to unit variance,
-clip to the norm c (the negatives' median norm) and divide by c; call the result u(x), so |u(x)| <= 1.
-Release: m_i = mean of u over the client's n_i examples, plus Gaussian noise. Replacing one example moves the mean by at
-most 2/n_i, which is the sensitivity; everything else is public or post-processing.
-Score: with unit covariance and d_i = m_i - m_0 (m_0: the negatives' mean of u), the log density ratio of x between
-the client and the negatives is c^2 (<d_i, u(x) - m_0> - |d_i|^2 / 2). The score is its exponential, tempered:
-log s_i(x) = sharpness * that, so that Eq. 3 becomes the distribution-weighted rule of Mansour et al. (2008).
-Noise makes clients look more different than they are. What tells clients apart is e_i = d_i - g, g the mean of the d_j
-of the K clients at hand; noise alone gives |e_i|^2 a mean of k sigma_i^2 (1 - 1/K). So e_i is first shrunk by the
-factor 1 - k sigma_i^2 (1 - 1/K) / mean_j |e_j|^2: clients that differ by no more than noise are weighted equally.
+Public map: centre features on the negatives' mean, keep their leading principal components scaled
+to unit variance, clip to the norm c (the negatives' median norm) and divide by c; call the result
+u(x), so |u(x)| <= 1.
+
+Release: m_i = mean of u over the client's n_i examples, plus Gaussian noise. Replacing one example
+moves the mean by at most 2/n_i, the sensitivity; everything else is public or post-processing.
+
+Score: with unit covariance and d_i = m_i - m_0 (m_0: the negatives' mean of u), the log density
+ratio of x between the client and the negatives is c^2 (<d_i, u(x) - m_0> - |d_i|^2 / 2). The log
+score is sharpness times that ratio, so that Eq. 3 becomes the distribution-weighted rule of Mansour
+et al. (2008).
+
+Shrinkage: noise makes clients look more different than they are. With e_i = d_i - g, g the mean of
+the d_j of the K clients, noise alone gives |e_i|^2 a mean of k sigma_i^2 (1 - 1/K). So e_i is first
+shrunk by the factor 1 - k sigma_i^2 (1 - 1/K) / mean_j |e_j|^2: clients that differ by no more than
+noise are weighted equally.
 """
 
 from __future__ import annotations
@@ -22,7 +28,6 @@ from torch import Tensor
 from fedaux.config import Certainty
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.mechanism import (
-    Mechanism,
     Noise,
     Public,
     Release,
@@ -38,10 +43,10 @@ def sensitivity_of(num_examples: int) -> float:
 
 
 def suitable_components(num_examples: int, *, epsilon: float, delta: float) -> int:
-    """Return how many components suit the noise on a client with so many examples: n / m, m the noise multiplier.
+    """Return the number of components that suits the noise of a client with n examples: n / m.
 
-    With more of them noise drowns what the first ones tell, with fewer clients look alike; found on held-out images
-    (docs/privacy.md). A public number, for n is.
+    m is the noise multiplier. With more components, noise dominates; with fewer, clients look alike
+    (docs/privacy.md). The result is public, because n is.
     """
     return max(1, round(num_examples / noise_multiplier(epsilon=epsilon, delta=delta)))
 
@@ -61,7 +66,7 @@ class PrivateMean:
         centre = features.mean(dim=0)
         covariance = (features - centre).T @ (features - centre) / max(1, len(features) - 1)
         variances, directions = torch.linalg.eigh(covariance)  # rising
-        # Directions in which the negatives hardly vary would be blown up to noise by whitening.
+        # Whitening would amplify directions in which the negatives hardly vary.
         usable = int((variances > 1e-6 * variances[-1].clamp_min(1e-12)).sum())
         keep = min(self._components, usable)
         if keep == 0:
@@ -70,9 +75,9 @@ class PrivateMean:
         bound = ((features - centre) @ whitening).norm(dim=1).median()
         if not bound > 1e-6:  # of whitened features, whose norm is about the root of their number
             raise ValueError(
-                "more than half of the negatives' features are the same: no public scale to clip at"
+                "more than half of the negatives' features are equal: no scale to clip to"
             )
-        # Single precision halves the message; whatever the rounded map is, it is public and norms stay clipped.
+        # Single precision halves the message; the rounded map is public, and norms stay clipped.
         public = {"centre": centre.float(), "whitening": whitening.float(), "bound": bound.float()}
         return public | {"mean": self.project(features, public).mean(dim=0).float()}
 
@@ -87,7 +92,7 @@ class PrivateMean:
         return Release(vector, "mean", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
 
     def project(self, features: Tensor, public: Public) -> Tensor:
-        """Return u(x) [N, k], each of norm at most 1, whatever the features are."""
+        """Return u(x) [N, k], each of norm at most 1, for any features."""
         width = features.shape[1]
         require_shapes(public, {"centre": (width,), "whitening": (width, None), "bound": ()})
         whitened = (
@@ -105,7 +110,8 @@ class PrivateMean:
 
 
 def without_noise(shifts: Tensor, sigmas: Tensor) -> Tensor:
-    """Return shifts [K, k] drawn towards their mean by the share that noise of sigmas [K] has in their differences."""
+    """Return shifts [K, k], shrunk towards their mean by the share of noise in their
+    differences."""
     clients, width = shifts.shape
     common = shifts.mean(dim=0)
     differences = shifts - common
@@ -114,16 +120,12 @@ def without_noise(shifts: Tensor, sigmas: Tensor) -> Tensor:
     return common + signal.clamp_min(0.0)[:, None] * differences
 
 
-class _Unprotected(PrivateMean):
-    """The same without noise, for ablations: it protects nothing and says so."""
+class UnprotectedMean(PrivateMean):
+    """The `mean` mechanism without noise, at infinite epsilon: for ablations."""
 
     def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        """Release the client's mean without noise."""
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
         mean = integer_mean(self.project(features, public))
         return Release(mean, "none", sensitivity_of(len(features)), 0.0, math.inf, 0.0, "none")
-
-
-def unprotected_mean(section: Certainty) -> Mechanism:
-    """The `mean` mechanism without noise, at infinite epsilon."""
-    return _Unprotected(section)

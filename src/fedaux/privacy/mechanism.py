@@ -1,4 +1,4 @@
-"""The seam between clients, server and the ways to release certainty: publish, release, score."""
+"""The interface of certainty mechanisms: publish, release, score."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ Public = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Release:
-    """The one thing that leaves a client, with what it cost.
+    """What a client releases, with its privacy cost.
 
-    `sensitivity` is the proved bound on the l2 distance between the noiseless vectors of neighbouring data sets:
-    those that differ by replacing one example, the number of examples being public.
+    `sensitivity` is the proved bound on the l2 distance between the noiseless vectors of
+    neighbouring data sets: those that differ by replacing one example, the number of examples being
+    public.
     """
 
     vector: Tensor
@@ -34,20 +35,21 @@ class Release:
 
 
 class Noise(Protocol):
-    """A source of Gaussian noise that says what it is: "simulated" or "secure"."""
+    """A source of Gaussian noise; `kind` is "simulated" or "secure"."""
 
     kind: str
 
     def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
         """Return vector [k] + N(0, sigma^2 I), as private as that for every epsilon >= 0.
 
-        `sensitivity` bounds the l2 distance between vectors of neighbours: a source that rounds needs to know it.
+        `sensitivity` bounds the l2 distance between vectors of neighbours; sources that round need
+        it.
         """
         ...
 
 
 class SimulatedNoise:
-    """Seeded noise: right for simulations, worthless as protection, and marked as such in the ledger."""
+    """Seeded noise for simulations: reproducible, so without protection, as the ledger states."""
 
     kind = "simulated"
 
@@ -62,7 +64,8 @@ class SimulatedNoise:
 
 
 class Mechanism(Protocol):
-    """One way to release certainty. `release` runs where the data is; the rest needs public data and releases."""
+    """One way to release certainty. `release` runs where the data is; the rest needs public data
+    and releases."""
 
     def publish(self, negatives: Tensor) -> Public:
         """Derive from the negatives' features [M, F] what clients need (server)."""
@@ -79,7 +82,8 @@ class Mechanism(Protocol):
     def log_scores(
         self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor
     ) -> Tensor:
-        """Return log s_i(x) [K, N] of released vectors [K, D] with noise sigmas [K] on projected features (server)."""
+        """Return log s_i(x) [K, N] of released vectors [K, D] with noise sigmas [K] on projected
+        features (server)."""
         ...
 
 
@@ -100,10 +104,11 @@ def require_shapes(public: Public, expected: Mapping[str, tuple[int | None, ...]
 
 
 def within_unit_ball(rows: Tensor) -> Tensor:
-    """Return rows [N, k] cut to norm 1; those that are no numbers count as 0, and so do those too long to have a norm.
+    """Return rows [N, k] clipped to norm 1; non-finite rows, and rows whose norm overflows, become
+    0.
 
-    The map that made them comes from the server. One that overflows on some examples must not make their client fail:
-    that it failed would tell of them, without noise.
+    The map comes from the server. If it overflows on some examples, the client must not fail: the
+    failure would reveal them without noise.
     """
     numbers = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
     cut: Tensor = numbers / numbers.norm(dim=1, keepdim=True).clamp_min(1.0)
@@ -113,8 +118,8 @@ def within_unit_ball(rows: Tensor) -> Tensor:
 def integer_mean(rows: Tensor) -> Tensor:
     """Return the mean [k] of rows [n, k] of norm at most 1, summed exactly.
 
-    Each coordinate is rounded to a multiple of 2^-32, and the integers are added up, so that the error does not grow
-    with the number of examples. `bounds` states the n and k for which the sums fit.
+    Each coordinate is rounded to a multiple of 2^-32 and summed as integers, so that the error does
+    not grow with n. `bounds` states the n and k for which the sums fit.
     """
     require_size(len(rows), width=rows.shape[1])
     total = (rows * 2.0**32).round().to(torch.int64).sum(dim=0)

@@ -1,11 +1,11 @@
 """The paper's mechanism (Eq. 4 to 6, Theorem 1), with what its proof needs in order to hold.
 
-w_i* = argmin_w J(w), J(w) = a sum_x l(t_x <w, u(x)>) + lambda/2 |w|^2 over D_i (t = +1) and D- (t = -1), where
-a = 1 / (|D_i| + |D-|).
-Three corrections. The norm bound is the largest norm of the *public* negatives, and private features are clipped to
-it: a bound that looks at private data, as published, is itself a leak. The loss is log(1 + exp(-z)); with the published
-sign a client would score its own data low. The solver stops at a gradient norm of at most `TOLERANCE`, which puts it
-within TOLERANCE / lambda of the optimum; that slack is part of the sensitivity, 2 (a + TOLERANCE) / lambda.
+w_i* = argmin_w J(w), J(w) = a sum_x l(t_x <w, u(x)>) + lambda/2 |w|^2 over D_i (t = +1) and D- (t =
+-1), where a = 1 / (|D_i| + |D-|). Three corrections. The norm bound is the largest norm of the
+*public* negatives, and private features are clipped to it: a bound computed from private data, as
+published, is itself a leak. The loss is log(1 + exp(-z)); with the published sign a client would
+score its own data low. The solver stops at a gradient norm of at most `TOLERANCE`, within TOLERANCE
+/ lambda of the optimum; that slack is part of the sensitivity, 2 (a + TOLERANCE) / lambda.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedaux.privacy.mechanism import Noise, Public, Release, require_shapes, wit
 TOLERANCE = 1e-9
 NEWTON_FEATURES = 64
 SCORE_FLOOR = 1e-8
-"""The paper's xi, which keeps weighted means defined where every score vanishes."""
+"""The paper's xi, which keeps weighted means defined if all scores vanish."""
 
 
 def sensitivity_of(num_examples: int, num_negatives: int, *, regularisation: float) -> float:
@@ -48,7 +48,7 @@ class PaperRegression:
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
         require_shapes(public, {"negatives": (None, features.shape[1])})
-        # Negatives are cut too: of norm 1 at most, they leave every client's regression with the same good condition.
+        # Negatives are clipped too, so that every client's regression is equally well conditioned.
         positives, negatives = (
             self.project(features, public),
             within_unit_ball(public["negatives"].double()),
@@ -69,7 +69,8 @@ class PaperRegression:
         return Release(vector, "paper", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
 
     def project(self, features: Tensor, public: Public) -> Tensor:
-        """Return u(x) [N, F], the features over the public bound, clipped to norm 1; 0 where they are not finite."""
+        """Return u(x) [N, F], the features over the public bound, clipped to norm 1; 0 if
+        non-finite."""
         require_shapes(public, {"bound": ()})
         return within_unit_ball(features.double() / public["bound"])
 
@@ -96,14 +97,14 @@ def solve(positives: Tensor, negatives: Tensor, *, regularisation: float) -> Ten
 
 
 def minimise(inputs: Tensor, penalties: Tensor, *, tolerance: float) -> Tensor:
-    """Return w [F] at which the gradient of mean_x l(<w, z_x>) + sum_j p_j w_j^2 / 2 has norm at most `tolerance`.
+    """Return w [F] at which the gradient of mean_x l(<w, z_x>) + sum_j p_j w_j^2 / 2 has norm at
+    most `tolerance`.
 
-    `inputs` [N, F] holds z_x = t_x u(x) and `penalties` [F] the p_j, both in double precision. Newton's steps look at
-    gradients only, and double the right digits each time once they are near. A step is halved until the gradient's norm
-    falls: along Newton's direction its square falls at the rate of twice itself, so that some halving always does.
-    Raises ValueError where rounding ends this above `tolerance`.
+    `inputs` [N, F] holds z_x = t_x u(x) and `penalties` [F] the p_j, both in double precision.
+    Newton's method; a step is halved until the gradient's norm falls. Raises ValueError if rounding
+    stops it above `tolerance`.
     """
-    # A Newton step costs N F^2: with many features L-BFGS, at N F a step, comes near at less cost.
+    # A Newton step costs N F^2. With many features, L-BFGS at N F per step is a cheaper start.
     weights = (
         _approach(inputs, penalties)
         if inputs.shape[1] > NEWTON_FEATURES
@@ -128,13 +129,14 @@ def minimise(inputs: Tensor, penalties: Tensor, *, tolerance: float) -> Tensor:
             break
         weights = moved
     raise ValueError(
-        f"the regression behind the certainty scores stopped at a gradient norm of {norm:.1e}, above the "
-        f"{tolerance:.0e} that is asked of it; use a larger certainty.regularisation"
+        f"the regression of the certainty scores stopped at a gradient norm of {norm:.1e}, above "
+        f"{tolerance:.0e}; use a larger certainty.regularisation"
     )
 
 
 def _approach(inputs: Tensor, penalties: Tensor) -> Tensor:
-    """Return a point near the minimum. L-BFGS comes no nearer than the square root of the loss's precision."""
+    """Return a point near the minimum, by L-BFGS: at best the square root of the loss's
+    precision."""
     weights = torch.zeros_like(inputs[0], requires_grad=True)
     optimizer = torch.optim.LBFGS(
         [weights],

@@ -1,14 +1,17 @@
-"""What the authors' released code computes (github.com/fedl-repo/fedaux), for comparison. It is not private.
+"""What the authors' released code computes (github.com/fedl-repo/fedaux), for comparison. It is not
+private.
 
-(w, b) = argmin sum_x l(t_x (<w, h(x)> / r + b)) + lambda/2 |w|^2 over D_i (t = +1) and D- (t = -1), where r is the
-largest norm over D_i *and* D-, and b is free. That is scikit-learn's LogisticRegression with C = 1 / lambda. Noise of
-sigma = sqrt(2 ln(1.25 / delta)) 2 / (lambda (|D_i| + |D-|) epsilon), the paper's, is added to w and b. Scores look at
-h(x) / r, so the vector that leaves the client is (w / r, b), with noise of sigma / r on the first part.
+(w, b) = argmin sum_x l(t_x (<w, h(x)> / r + b)) + lambda/2 |w|^2 over D_i (t = +1) and D- (t = -1),
+where r is the largest norm over D_i *and* D-, and b is free. That is scikit-learn's
+LogisticRegression with C = 1 / lambda. Noise of sigma = sqrt(2 ln(1.25 / delta)) 2 / (lambda (|D_i|
++ |D-|) epsilon), the paper's, is added to w and b. Scores use h(x) / r, so the released vector is
+(w / r, b), with noise of sigma / r on the first part.
 
-Three things break the paper's claim. The paper bounds the *averaged* loss; the summed one lets an example move w
-|D_i| + |D-| times as far. The intercept is not regularised: in its direction the strong convexity that the proof needs
-is missing. And r shows in the noise itself: one example of a huge norm leaves w / r almost without noise, which no
-epsilon allows. Hence epsilon and sensitivity are stated as infinite (docs/privacy.md).
+Three things break the paper's claim. The paper bounds the *averaged* loss; with the summed one an
+example moves w |D_i| + |D-| times as far. The intercept is not regularised, so the strong convexity
+that the proof needs is missing. And r scales the noise: one example of a huge norm leaves w / r
+almost without noise, which no epsilon allows. Hence epsilon and sensitivity are stated as infinite
+(docs/privacy.md).
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class ReleasedRegression:
         sigma = claimed * classical_multiplier(epsilon=self._epsilon, delta=self._delta)
         vector = noise.perturb(solution, sensitivity=math.inf, sigma=sigma)
         vector[:-1] /= largest
-        return Release(vector, "release", math.inf, sigma, math.inf, self._delta, noise.kind)
+        return Release(vector, "released-code", math.inf, sigma, math.inf, self._delta, noise.kind)
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return the features with a column of ones [N, F + 1]."""
@@ -73,7 +76,7 @@ def regress(
     inputs = torch.cat([_with_ones(positives / largest), -_with_ones(negatives / largest)])
     penalties = torch.full_like(
         inputs[0], regularisation / len(inputs)
-    )  # of the mean, which `minimise` looks at
+    )  # `minimise` takes the mean loss
     penalties[-1] = 0.0
     return minimise(
         inputs, penalties, tolerance=max(1e-13, 1e-6 * regularisation / len(inputs))
@@ -81,12 +84,13 @@ def regress(
 
 
 def claimed_sensitivity(num_examples: int, *, regularisation: float) -> float:
-    """Return the paper's 2 / (lambda (|D_i| + |D-|)) (Theorem 1), for `num_examples` in both sets together."""
+    """Return the paper's 2 / (lambda (|D_i| + |D-|)) (Theorem 1), for the examples of both sets."""
     return 2.0 / (regularisation * num_examples)
 
 
 def classical_multiplier(*, epsilon: float, delta: float) -> float:
-    """Return sigma / sensitivity of the classical Gaussian mechanism, proved for epsilon < 1 only."""
+    """Return sigma / sensitivity of the classical Gaussian mechanism, proved for epsilon < 1
+    only."""
     return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
 
 

@@ -1,4 +1,4 @@
-"""Figures of runs, for light and dark pages, in colours that colour-blind readers can tell apart."""
+"""Figures of runs: learning curves, heat maps, accuracy against cost. Colour-blind safe."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from zlib import crc32
 
 import matplotlib
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.collections import EllipseCollection
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedaux.report.run import Array, Point
-from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.report.svg import STYLE
 
-WIDTH = 400  # points: text of 10 points stays readable when the page of a phone shrinks it to 340 pixels
+WIDTH = 400  # points: 10-point text stays readable on a phone, at 340 pixels
 
 # Okabe and Ito's palette; a method keeps its colour and marker in every figure.
 METHOD_STYLES = {
@@ -38,17 +36,17 @@ OTHER_STYLES = (
     ("#0072B2", "p"),
 )
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
-BLUE = "#2A86C8"  # between the palette's two blues: seen on white and on black
+BLUE = "#2A86C8"  # between the palette's two blues: visible on white and on black
 
-# Clear where the value is 0, so that the page shows through, and solid where it is largest.
+# Transparent at 0, opaque at the largest value.
 FADE = ListedColormap([(*to_rgb(BLUE), (step / 255) ** 0.65) for step in range(256)])
-# Never solid, so that the numbers written on it can be read on light and dark pages.
+# Never opaque, so that text on it is readable on light and dark pages.
 TINT = ListedColormap([(*to_rgb(BLUE), 0.04 + 0.5 * step / 255) for step in range(256)])
-PLAIN_SIZE, MOST_SIZES = 6.0, 5  # of marks; more sizes cannot be told apart
+PLAIN_SIZE, MOST_SIZES = 6.0, 5  # of marks; more sizes cannot be distinguished
 
 
 class Style(NamedTuple):
-    """How the line of one method is drawn."""
+    """The style of a method's line."""
 
     colour: str
     marker: str
@@ -56,20 +54,21 @@ class Style(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A method at one setting: its cost, its accuracy, and the deviation over seeds (0 for one seed)."""
+    """A method at one setting: cost, accuracy, and standard deviation over seeds (0 for one
+    seed)."""
 
     method: str
     cost: float
     accuracy: float
     spread: float
     line: str
-    """Marks of one line are joined: they differ in their cost alone."""
+    """Marks of one line are connected: they differ only in their cost."""
     setting: str = ""
-    """The other settings; the size of a mark tells them apart."""
+    """The other settings, shown by the size of a mark."""
 
 
 def method_styles(methods: Iterable[str]) -> dict[str, Style]:
-    """Return a colour, marker and line for each method: its own if possible, never the same for two.
+    """Return a different colour, marker and line for each method.
 
     Methods that start from pretrained features are drawn solid, the others dashed.
     """
@@ -96,7 +95,7 @@ def setting_styles(settings: Sequence[str]) -> dict[str, Style]:
 
 
 def spread_labels(heights: Sequence[float], *, gap: float) -> list[float]:
-    """Move label positions in [0, 1] as little as needed so that neighbours are ``gap`` apart, order kept."""
+    """Move label positions in [0, 1] so that neighbours are ``gap`` apart, in the same order."""
     order = sorted(range(len(heights)), key=lambda index: -heights[index])
     placed = [heights[index] for index in order]
     for index in range(1, len(placed)):
@@ -111,22 +110,8 @@ def spread_labels(heights: Sequence[float], *, gap: float) -> list[float]:
     return result
 
 
-def class_shares(table: npt.ArrayLike) -> Array:
-    """Share of each class that each client holds [clients, classes]; columns sum to 1, or to 0 if unheld."""
-    counts = np.asarray(table, dtype=np.float64)
-    return np.asarray(counts / np.maximum(counts.sum(axis=0, keepdims=True), 1))
-
-
-def order_clients(table: npt.ArrayLike) -> list[int]:
-    """Row numbers of a table [clients, classes] sorted by each client's main class, purest first."""
-    counts = np.asarray(table, dtype=np.float64)
-    purity = counts.max(axis=1) / np.maximum(counts.sum(axis=1), 1)
-    main = np.where(counts.sum(axis=1) > 0, counts.argmax(axis=1), counts.shape[1])
-    return [int(index) for index in np.lexsort((-purity, main))]
-
-
 def shorten(name: object, *, length: int = 14) -> str:
-    """A label that fits beside an axis."""
+    """Return a label that fits beside an axis."""
     text = str(name)
     return text if len(text) <= length else text[: length - 1] + "…"
 
@@ -135,11 +120,11 @@ def shorten(name: object, *, length: int = 14) -> str:
 def labelled_lines(
     curves: Mapping[str, Sequence[Point]], *, styles: Mapping[str, Style] | None = None
 ) -> Figure:
-    """Draw learning curves with bands, each with its name and last value at its end.
+    """Draw learning curves with bands, each labelled with its name and last value.
 
     Without ``styles``, the names are those of methods.
     """
-    figure, height = _figure(WIDTH, 290), 290
+    figure, height = new_figure(WIDTH, 290), 290
     labels = {
         name: f"{shorten(name, length=24)}{':' if ' ' in name else ''} {100 * points[-1].mean:.1f}"
         for name, points in curves.items()
@@ -162,7 +147,7 @@ def labelled_lines(
 
 
 def draw_line(axes: Axes, points: Sequence[Point], style: Style, *, heavy: bool = False) -> None:
-    """Draw one line with its band, in percent, on axes with a light grid."""
+    """Draw one line with its band, in percent."""
     places = [point.round for point in points]
     means, lows, highs = (
         100 * np.array([getattr(point, name) for point in points])
@@ -220,7 +205,7 @@ def curve_panels(panels: Sequence[tuple[str, Mapping[str, Sequence[Point]]]]) ->
     styles = _styles(method for _, curves in panels for method in curves)
     columns = min(2, len(panels))
     lines = -(-len(panels) // columns)
-    figure = _figure(WIDTH, 160 * lines + 24 + _legend_height(styles), layout="constrained")
+    figure = new_figure(WIDTH, 160 * lines + 24 + _legend_height(styles), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     for place, (axes, (title, curves)) in enumerate(zip(grid.flat, panels, strict=False)):
         for method, points in curves.items():
@@ -246,11 +231,12 @@ def heat_maps(
     columns: Sequence[str],
     labels: tuple[str, str],
 ) -> Figure:
-    """Draw accuracy [rows, columns] over two settings, one panel per method, in one scale; NaN is drawn as a dash."""
+    """Draw accuracy [rows, columns] over two settings, one panel per method, in one scale; NaN
+    is drawn as a dash."""
     across = min(2, len(panels)) if len(columns) <= 5 else 1
     lines = -(-len(panels) // across)
     cell = float(np.clip((WIDTH - 60) / across / max(len(columns), 1) * 0.62, 20, 34))
-    figure = _figure(WIDTH, lines * (cell * len(rows) + 26) + 40, layout="constrained")
+    figure = new_figure(WIDTH, lines * (cell * len(rows) + 26) + 40, layout="constrained")
     grid = list(figure.subplots(lines, across, squeeze=False, sharex=True, sharey=True).flat)
     known = [value for _, panel in panels for value in panel[np.isfinite(panel)]]
     low, high = min(known, default=0.0), max(known, default=1.0)
@@ -279,9 +265,9 @@ def heat_maps(
 def against_values(
     marks: Sequence[Mark], *, xlabel: str, names: Mapping[float, str], settings: Sequence[str] = ()
 ) -> Figure:
-    """Draw accuracy against costs at equal distances, named and in order by ``names``, methods side by side.
+    """Draw accuracy against costs at equal distances, methods side by side.
 
-    ``settings`` are those of the marks, in order.
+    ``names`` are the costs in order with their labels, ``settings`` those of the marks in order.
     """
     figure, axes, styles, sizes = _scatter(marks, xlabel=xlabel, settings=settings)
     places = {cost: place for place, cost in enumerate(names)}
@@ -327,7 +313,7 @@ def against_bytes(marks: Sequence[Mark], *, settings: Sequence[str] = ()) -> Fig
 
 
 def frontier(marks: Sequence[Mark]) -> list[Mark]:
-    """Return the marks than which none is both cheaper and better, cheapest first."""
+    """Return the marks that no other beats in both cost and accuracy, cheapest first."""
     kept: list[Mark] = []
     for mark in sorted(marks, key=lambda mark: (mark.cost, -mark.accuracy)):
         if not kept or mark.accuracy > kept[-1].accuracy:
@@ -336,7 +322,7 @@ def frontier(marks: Sequence[Mark]) -> list[Mark]:
 
 
 def mark_sizes(settings: Sequence[str]) -> dict[str, float]:
-    """Return the size of a mark by its setting; empty for one setting, or more than sizes can tell apart."""
+    """Return the size of a mark by its setting; empty for one setting, or too many."""
     if not 2 <= len(settings) <= MOST_SIZES:
         return {}
     return {
@@ -348,9 +334,9 @@ def mark_sizes(settings: Sequence[str]) -> dict[str, float]:
 def _scatter(
     marks: Sequence[Mark], *, xlabel: str, settings: Sequence[str]
 ) -> tuple[Figure, Axes, dict[str, Style], dict[str, float]]:
-    """Return a figure with axes and legends, the looks of the methods and the sizes of the settings."""
+    """Return a figure with axes and legends, the styles of methods and the sizes of settings."""
     styles, sizes = _styles(mark.method for mark in marks), mark_sizes(settings)
-    figure = _figure(
+    figure = new_figure(
         WIDTH, 270 + _legend_height(styles) + _legend_height(sizes), layout="constrained"
     )
     axes = figure.add_subplot()
@@ -378,7 +364,7 @@ def _draw_marks(
         where,
         [100 * mark.accuracy for mark in marks],
         yerr=spreads if any(spreads) else None,
-        zorder=2 + 1 / size,  # small marks lie on large ones
+        zorder=2 + 1 / size,  # small marks on top
         linestyle=style.dashes if join else "none",
         linewidth=1.2,
         elinewidth=0.9,
@@ -399,7 +385,7 @@ def _look(style: Style, size: float, *, filled: bool = False) -> dict[str, Any]:
 
 
 def _styles(methods: Iterable[str]) -> dict[str, Style]:
-    """Return the looks of methods, in the order in which they are given."""
+    """Return the styles of methods, in the given order."""
     listed = list(dict.fromkeys(methods))
     styles = method_styles(listed)
     return {method: styles[method] for method in listed}
@@ -421,7 +407,7 @@ def _legend(
     lines: bool = True,
     sizes: Mapping[str, float] | None = None,
 ) -> None:
-    """Put names beside their looks: methods above the axes, and below them the settings that ``sizes`` stand for."""
+    """Add a legend: methods above the axes, or the settings of ``sizes`` below them."""
     handles = []
     for name, style in styles.items():
         look = _look(style, (sizes or {}).get(name, 5.5), filled=lines)
@@ -433,199 +419,8 @@ def _legend(
     )
 
 
-@matplotlib.rc_context(STYLE)
-def split_bubbles(panels: Sequence[tuple[str, npt.ArrayLike]], classes: Sequence[object]) -> Figure:
-    """Draw splits, one panel each: x = client, y = class, area of a bubble = number of examples.
-
-    Each panel is a title and a table [clients, classes] of counts; all share one scale. Counts below a fiftieth
-    of the largest are drawn at that size, to be seen.
-    """
-    if not panels:
-        raise ValueError("no panel to draw: give at least one (title, table)")
-    tables = [np.asarray(table, dtype=np.float64) for _, table in panels]
-    widest = max(table.shape[0] for table in tables)
-    columns = min(len(panels), max(1, 40 // max(widest, 1)))
-    lines = -(-len(panels) // columns)
-    left = 22 + 5.4 * max((len(shorten(name)) for name in classes), default=1)
-    cell = float(np.clip((WIDTH - left) / columns / max(widest, 1), 9.5, 24))
-    width = max(200, left + columns * (cell * widest + 12))
-    titled = any(title for title, _ in panels)
-    height = lines * (cell * len(classes) + (22 if titled else 4)) + 40
-    figure = _figure(width, height, layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
-    largest = max((table.max() for table in tables if table.size), default=1) or 1
-    for axes, (title, _), table in zip(grid.flat, panels, tables, strict=False):
-        clients, labels = np.nonzero(table)
-        diameters = np.maximum(
-            0.94 * np.sqrt(table[clients, labels] / largest), 0.14
-        )  # one is still seen
-        places, flat = np.column_stack([clients, labels]), np.zeros_like(diameters)
-        bubbles = EllipseCollection(
-            diameters, diameters, flat, units="x", offsets=places, offset_transform=axes.transData
-        )
-        bubbles.set(facecolor=BLUE, edgecolor="none")
-        axes.add_collection(bubbles)
-        axes.set_xlim(-0.6, widest - 0.4)
-        axes.set_ylim(-0.6, len(classes) - 0.4)
-        axes.set_aspect("equal")
-        axes.set_title(title)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=11, integer=True, steps=[1, 2, 5, 10]))
-        _name_ticks(axes, "y", classes, room=cell)
-        axes.set_axisbelow(True)
-        axes.grid(True)
-    for axes in list(grid.flat)[len(panels) :]:
-        axes.set_visible(False)
-    figure.supxlabel("client", fontsize=10.5)
-    figure.supylabel("class", fontsize=10.5)
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def score_matrix(
-    weights_by_class: npt.ArrayLike,
-    table: npt.ArrayLike,
-    classes: Sequence[object],
-    clients: Sequence[object],
+def new_figure(
+    width: float, height: float, *, layout: Literal["constrained"] | None = None
 ) -> Figure:
-    """Draw what each client holds beside the weight of its scores on test examples of each class.
-
-    Both [clients, classes], with columns that sum to 1, in one scale.
-    """
-    weights = np.asarray(weights_by_class, dtype=np.float64)
-    shares = class_shares(table)
-    if (
-        weights.shape != shares.shape
-        or len(clients) != len(weights)
-        or len(classes) != weights.shape[1]
-    ):
-        raise ValueError(
-            f"weights {weights.shape}, table {shares.shape}, {len(clients)} clients and {len(classes)} "
-            "classes do not fit together: weights and table must both be [clients, classes]"
-        )
-    order = order_clients(table)
-    names, rows = [shorten(name) for name in classes], [shorten(clients[index]) for index in order]
-    row = float(np.clip(260 / max(len(order), 1), 7, 20))
-    column = max(4.0, (WIDTH - 60) / 2 / max(len(names), 1))
-    steep = 6 * max(map(len, names), default=1) > column - 2
-    left = 24 + 6 * max(map(len, rows), default=1)
-    below = 26 + (6 * max(map(len, names), default=1) if steep else 10)
-    figure = _figure(
-        left + 2 * column * len(names) + 22, row * len(order) + below + 66, layout="constrained"
-    )
-    grid = figure.subplot_mosaic(
-        [["held", "weight"], ["scale", "."]], height_ratios=[row * max(len(order), 1), 9]
-    )
-    largest = max(float(weights.max(initial=0)), float(shares.max(initial=0))) or 1.0
-    panels = {
-        "held": (shares, "share of the class held"),
-        "weight": (weights, "weight on its test examples"),
-    }
-    for key, (values, title) in panels.items():
-        axes = grid[key]
-        axes.imshow(
-            values[order], cmap=FADE, vmin=0, vmax=largest, aspect="auto", interpolation="none"
-        )
-        axes.set_title(title)
-        axes.set_xlabel("class")
-        _name_ticks(axes, "x", names, room=column, rotation=90 if steep else 0)
-        _name_ticks(axes, "y", rows if key == "held" else [], room=row)
-        axes.tick_params(length=0)
-        axes.spines[:].set_alpha(0.5)
-    grid["held"].set_ylabel("client")
-    scale = grid["scale"]
-    ramp = np.linspace(0, 1, 256)[None]
-    scale.imshow(ramp, cmap=FADE, aspect="auto", interpolation="none", extent=(0, largest, 0, 1))
-    scale.set_yticks([])
-    scale.xaxis.set_major_locator(MaxNLocator(nbins=4))
-    scale.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-    scale.spines[:].set_alpha(0.5)
-    label = scale.annotate(
-        "share, weight", (largest, 0.5), (8, 0), textcoords="offset points", va="center", fontsize=9
-    )
-    label.set_in_layout(False)
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def top_images(
-    images: npt.ArrayLike,
-    *,
-    table: npt.ArrayLike,
-    classes: Sequence[object],
-    clients: Sequence[object],
-) -> Figure:
-    """Draw the auxiliary images that each client scores highest, one row per client, named by its main class.
-
-    images is uint8 [clients, M, C, H, W] with C = 1 or 3; table is [clients, classes].
-    """
-    pictures = np.asarray(images, dtype=np.uint8)
-    counts = np.asarray(table)
-    if pictures.ndim != 5 or pictures.shape[2] not in (1, 3) or len(pictures) != len(clients):
-        raise ValueError(
-            f"images of shape {pictures.shape} for {len(clients)} clients: "
-            "they must be [clients, M, C, H, W] with C = 1 or 3"
-        )
-    order = order_clients(counts)
-    mosaic = _mosaic(shrink_images(pictures[order], side=48))
-    names = [_main_class(counts[index], classes, clients[index]) for index in order]
-    left = 10 + 5.4 * max(map(len, names), default=1)
-    across = max(1.0, min(28.0 * pictures.shape[1], WIDTH - left))
-    width, height = left + across, across * mosaic.shape[0] / max(mosaic.shape[1], 1)
-    total = max(height, 10) + 6
-    figure = _figure(width, total)
-    axes = figure.add_axes((left / width, 3 / total, across / width, 1 - 6 / total))
-    axes.imshow(mosaic, interpolation="none", aspect="auto", gid=SMOOTH)
-    pitch = mosaic.shape[0] / max(len(order), 1)
-    axes.set_yticks([pitch * (index + 0.5) - 1 for index in range(len(order))], names)
-    axes.set_xticks([])
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    return figure
-
-
-def shrink_images(images: Array, *, side: int) -> Array:
-    """Average blocks of pixels until neither side of the images [..., H, W] is above ``side``."""
-    *lead, height, width = images.shape
-    factor = max(1, -(-max(height, width) // side))
-    rows, columns = height // factor, width // factor
-    blocks = images[..., : rows * factor, : columns * factor].reshape(
-        *lead, rows, factor, columns, factor
-    )
-    return np.asarray(blocks.mean(axis=(-3, -1)).round(), dtype=np.uint8)
-
-
-def _figure(width: float, height: float, *, layout: Literal["constrained"] | None = None) -> Figure:
     """Return an empty figure of a size in points."""
     return Figure(figsize=(width / 72, height / 72), layout=layout)
-
-
-def _name_ticks(
-    axes: Axes, which: str, names: Sequence[object], *, room: float, rotation: float = 0
-) -> None:
-    """Name the positions 0, 1, ... of an axis, leaving names out where there is no room for all."""
-    step = max(1, math.ceil(9.5 / room))
-    ticks = range(0, len(names), step)
-    labels = [shorten(names[index]) for index in ticks]
-    if which == "x":
-        axes.set_xticks(list(ticks), labels, rotation=rotation)
-    else:
-        axes.set_yticks(list(ticks), labels)
-
-
-def _main_class(counts: Array, classes: Sequence[object], client: object) -> str:
-    """A row's label: the client and the class it holds most of."""
-    if counts.sum() == 0:
-        return f"client {client}, no data"
-    return f"client {client}, class {shorten(classes[int(counts.argmax())])}"
-
-
-def _mosaic(images: Array) -> Array:
-    """Images [rows, columns, C, H, W] as one picture [.., .., 4] with clear gaps of 2 pixels."""
-    rows, columns, channels, height, width = images.shape
-    mosaic = np.zeros((rows, height + 2, columns, width + 2, 4), dtype=np.uint8)
-    colours = (
-        np.broadcast_to(images, (rows, columns, 3, height, width)) if channels == 1 else images
-    )
-    mosaic[:, :height, :, :width, :3] = colours.transpose(0, 3, 1, 4, 2)
-    mosaic[:, :height, :, :width, 3] = 255
-    return mosaic.reshape(rows * (height + 2), columns * (width + 2), 4)

@@ -1,27 +1,27 @@
-"""The pieces of a page: its style, sections, paragraphs, figures and downloads."""
+"""The parts of a page: style, sections, paragraphs, figures and downloads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from html import escape
 from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
 from fedaux.report.svg import as_svg
-from fedaux.report.tables import to_csv
+from fedaux.report.tables import Table, to_csv
 
 CSS = """
-:root{color-scheme:light dark;--ground:#fff;--ink:#1c2126;--soft:#59636e;--line:#d5dae0;--wash:#f3f5f8;
---link:#0a5ea8;--warn:#8a3c00;--warn-wash:#fff3e6}
-@media (prefers-color-scheme:dark){:root{--ground:#14171b;--ink:#e4e8ec;--soft:#a0abb7;--line:#363d46;
---wash:#1d2228;--link:#79bdf5;--warn:#ffb67a;--warn-wash:#2f2216}}
+:root{color-scheme:light dark;--ground:#fff;--ink:#1c2126;--soft:#59636e;--line:#d5dae0;
+--wash:#f3f5f8;--link:#0a5ea8;--warn:#8a3c00;--warn-wash:#fff3e6}
+@media (prefers-color-scheme:dark){:root{--ground:#14171b;--ink:#e4e8ec;--soft:#a0abb7;
+--line:#363d46;--wash:#1d2228;--link:#79bdf5;--warn:#ffb67a;--warn-wash:#2f2216}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--ground);color:var(--ink);line-height:1.55;overflow-wrap:anywhere;
 font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
 main{max-width:52rem;margin:0 auto;padding:2rem 1rem 4rem}
 h1{font-size:1.75rem;line-height:1.2;margin:0 0 .75rem;letter-spacing:-.01em}
-h2{font-size:1.25rem;line-height:1.3;margin:3rem 0 .75rem;padding-top:.75rem;border-top:1px solid var(--line)}
+h2{font-size:1.25rem;line-height:1.3;margin:3rem 0 .75rem;padding-top:.75rem;
+border-top:1px solid var(--line)}
 h3{font-size:1rem;margin:1.75rem 0 .5rem}
 p{margin:.6rem 0;max-width:42rem}
 .kind{margin:0 0 .25rem;color:var(--soft);font-size:.875rem}
@@ -47,15 +47,15 @@ figcaption{color:var(--soft);font-size:.9rem;margin-top:.6rem;max-width:42rem}
 details{border:1px solid var(--line);border-radius:6px;margin:1rem 0}
 summary{cursor:pointer;padding:.6rem .9rem;font-weight:600}
 details>div{padding:0 .9rem .6rem}
-pre{margin:0;padding:.2rem .9rem .9rem;overflow-x:auto;overflow-wrap:normal;font-size:.85rem;line-height:1.45;
-font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+pre{margin:0;padding:.2rem .9rem .9rem;overflow-x:auto;overflow-wrap:normal;
+font-size:.85rem;line-height:1.45;font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 @media (max-width:30rem){main{padding-top:1.25rem}h1{font-size:1.45rem}.finding{font-size:1.08rem}}
 @media print{details,.scroll{overflow:visible}figure,table{break-inside:avoid}}
 """
 
 
 def section(key: str, title: str, body: str) -> str:
-    """Return a section of the page; links and screen readers find its heading by ``key``."""
+    """Return a section of the page; ``key`` is the id of its heading."""
     return (
         f'<section aria-labelledby="{key}">\n<h2 id="{key}">{escape(title)}</h2>\n{body}</section>'
     )
@@ -67,50 +67,34 @@ def note(text: str, *, raw: bool = False) -> str:
 
 
 def picture(
-    svg: str, caption: str, name: str, header: Sequence[object], rows: Iterable[Sequence[object]]
+    figure: Figure, key: str, caption: str, numbers: Table, *, label: str = "", name: str = ""
 ) -> str:
-    """Return a figure with its caption and a link that saves its numbers."""
+    """Return a figure with its caption and a link that saves its numbers as NAME.csv (default:
+    key).
+
+    ``label`` is the text for screen readers, by default the caption.
+    """
+    drawn = as_svg(figure, prefix=key, label=label or caption)
     return (
-        f'<figure>\n<div class="scroll">{svg}</div>\n<figcaption>{escape(caption)} '
-        f"{download(name, header, rows)}</figcaption>\n</figure>\n"
+        f'<figure>\n<div class="scroll">{drawn}</div>\n<figcaption>{escape(caption)} '
+        f"{download(name or key, numbers)}</figcaption>\n</figure>\n"
     )
 
 
-def picture_of(
-    figure: Figure,
-    key: str,
-    caption: str,
-    headers: Sequence[object],
-    data: Iterable[Sequence[object]],
-    *,
-    label: str | None = None,
-    name: str | None = None,
-) -> str:
-    """Return :func:`picture` of a figure; screen readers are told ``label``, the file is called ``name``."""
-    return picture(
-        as_svg(figure, prefix=key, label=label or caption), caption, name or key, headers, data
-    )
-
-
-def download(
-    name: str,
-    header: Sequence[object],
-    rows: Iterable[Sequence[object]],
-    *,
-    text: str = "Save the numbers (CSV)",
-) -> str:
-    """Return a link that saves numbers as CSV; they are inside the page."""
-    link = f"data:text/csv;charset=utf-8,{quote(to_csv(header, rows))}"
+def download(name: str, numbers: Table, *, text: str = "Save the numbers (CSV)") -> str:
+    """Return a link that saves numbers, which the page contains, as CSV."""
+    link = f"data:text/csv;charset=utf-8,{quote(to_csv(numbers))}"
     return f'<a download="{escape(name)}.csv" href="{link}">{escape(text)}</a>'
 
 
 def folded(title: str, body: str) -> str:
-    """Return what a click on the title shows."""
+    """Return content that is folded under its title."""
     return f"<details>\n<summary>{escape(title)}</summary>\n<div>{body}</div>\n</details>\n"
 
 
 def document(title: str, body: str) -> str:
-    """Return a page that loads nothing and runs no scripts; its policy makes the browser enforce that."""
+    """Return a page without external resources and scripts, as its content security policy
+    enforces."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

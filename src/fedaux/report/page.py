@@ -1,11 +1,9 @@
-"""The page about one run or many: one self-contained HTML file with results, their cost and their origin."""
+"""The page about one run or many: a self-contained HTML file with results, costs and settings."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 from urllib.parse import quote
@@ -13,26 +11,24 @@ from urllib.parse import quote
 import numpy as np
 import tomli_w
 
-from fedaux.formatting import (
-    as_number,
-    interval,
-    mean_and_deviation,
-    megabytes,
-    over_seeds,
-    plural,
-    privacy_budget,
-    setting_text,
-    short,
-)
+from fedaux.formatting import as_number, mean_and_deviation, plural, privacy_budget, setting_text
 from fedaux.recipes import flatten
 from fedaux.report import figures, html
-from fedaux.report.comparison import against_bytes, against_privacy, effect_of_settings
+from fedaux.report.comparison import effect_of_settings
 from fedaux.report.results import Runs, group, ranked, results_table, spread
-from fedaux.report.run import Array, Point, Record, Row, Run, Scores
+from fedaux.report.run import Run
+from fedaux.report.sections import (
+    communication_section,
+    privacy_section,
+    prototype_table,
+    scores_section,
+    split_section,
+    time_section,
+)
 from fedaux.report.tables import Table, to_html
 
 MOST_PANELS = MOST_COLUMNS = 8
-MOST_SETTINGS, MOST_ROWS, TOP_TEXTS = 6, 12, 3
+MOST_SETTINGS, MOST_ROWS = 6, 12
 RESULTS = (
     *(
         "method",
@@ -48,10 +44,10 @@ CURVE = ("accuracy_mean", "accuracy_min", "accuracy_max", "seeds")
 
 
 def render(runs: Runs) -> str:
-    """Return the whole page; a section that has nothing to show is left out."""
+    """Return the whole page; empty sections are left out."""
     sections = (
-        *(_header, _results, _curves, effect_of_settings, _split, _scores),
-        *(_privacy, _communication, _time, _runs, _configuration),
+        *(_header, _results, _curves, effect_of_settings, split_section, scores_section),
+        *(privacy_section, communication_section, time_section, _runs, _configuration),
     )
     body = "\n".join(part for section in sections if (part := section(runs)))
     return html.document(f"{runs.name} · fedaux run{'' if runs.only else 's'}", body)
@@ -65,14 +61,15 @@ def finding(runs: Runs) -> str:
         return _finding_at_one_setting(runs)
     best, worst, settings = runs.rows[0], runs.rows[-1], runs.settings_in_order()
     seeds = f" (mean over {best['seeds_done']} seeds)" if best["seeds_done"] > 1 else ""
-    top = f"{best['method']} at {runs.setting(best)} reached {spread(best)} % in the last round{seeds}"
+    top = f"{best['method']} at {runs.setting(best)} reached {spread(best)} % "
+    top += f"in the last round{seeds}"
     if len(runs.rows) == 1:
         return f"{top}."
     if len(settings) > 1 and runs.ranks and len(runs.methods) > 1:
         leader = runs.methods[0]
         winners = {
             runs.setting(row): row["method"] for row in reversed(runs.rows)
-        }  # the best comes last, and stays
+        }  # the best comes last
         wins = sum(winner == leader for winner in winners.values())
         rank = f"mean rank {runs.ranks[leader]:.2f} of {len(runs.methods)}"
         return (
@@ -100,7 +97,7 @@ def _finding_at_one_setting(runs: Runs) -> str:
             text += " (less than one standard deviation over seeds)"
     if hero["epsilon"] is None:
         return f"{text}."
-    what = "All that a client sent is" if _protected(runs) else "The certainty scores are"
+    what = "All that a client sent is" if runs.updates_protected else "The certainty scores are"
     if math.isinf(hero["epsilon"]):
         return f"{text}. {what} not differentially private."
     return (
@@ -147,7 +144,7 @@ def _fact(pattern: str, value: object) -> str | None:
 
 
 def _notice(runs: Runs) -> str:
-    """Return what is missing, if anything is."""
+    """Return a notice about missing runs or rounds, if any."""
     unfinished = [
         name for name, run in runs.runs.items() if not run.complete and name not in runs.failed
     ]
@@ -165,7 +162,8 @@ def _notice(runs: Runs) -> str:
         if runs.only
         else f"Of {len(runs.planned)}: {', '.join(missing)}."
     )
-    return f'<p class="notice"><strong>{title}</strong> {escape(text)} The numbers below are preliminary.</p>\n'
+    text = f"{escape(text)} The numbers below are preliminary."
+    return f'<p class="notice"><strong>{title}</strong> {text}</p>\n'
 
 
 def _missing_rounds(run: Run) -> str:
@@ -200,20 +198,25 @@ def _results(runs: Runs) -> str:
     if rest:
         more = results_table(rest, names=runs.short, caption="Continued.", best=False)
         body += html.folded(f"The other {len(rest)} rows", to_html(more))
-    covered = "everything that the client sent" if _protected(runs) else "the certainty scores"
+    covered = (
+        "everything that the client sent" if runs.updates_protected else "the certainty scores"
+    )
     fields = list(dict.fromkeys(key for record in runs.records for key in record))
     headers = (RESULTS[0], *runs.keys, *RESULTS[1:])
     means = [[_plain(row[name]) for name in headers] for row in rows]
     records = [[_plain(record.get(name)) for name in fields] for record in runs.records]
+    every = html.download(
+        "records", Table(fields, records), text="Save every run, method and seed (CSV)"
+    )
     body += html.note(
-        "The best round is the maximum over the rounds. Choosing it takes the test data, so the last round is the fair "
-        f"number. (ε, δ) is the cost of {covered}, for the client that spent most; – means that nothing was released "
-        "through a privacy mechanism. Megabytes (10⁶ bytes) and seconds are for one seed, including its preparation. "
-        f"{html.download('results', headers, means)} "
-        f"{html.download('records', fields, records, text='Save every run, method and seed (CSV)')}",
+        "The best round is the maximum over the rounds. Choosing it takes the test data, so the "
+        f"last round is the fair number. (ε, δ) is the cost of {covered}, for the client that "
+        "spent most; – means that nothing was released through a privacy mechanism. Megabytes "
+        "(10⁶ bytes) and seconds are for one seed, including its preparation. "
+        f"{html.download('results', Table(headers, means))} {every}",
         raw=True,
     )
-    return html.section("results", "Results", body + _prototypes(runs.only))
+    return html.section("results", "Results", body + prototype_table(runs.only))
 
 
 def _by_setting(runs: Runs, measure: str, caption: str) -> Table:
@@ -241,34 +244,6 @@ def _by_setting(runs: Runs, measure: str, caption: str) -> Table:
     over = ", mean ± standard deviation over seeds" if runs.several_seeds else ""
     return Table(
         headers, rows, caption=f"{caption}{over}; the best of each setting is bold.", bold=bold
-    )
-
-
-def _prototypes(run: Run | None) -> str:
-    """Return the last accuracies of each prototype, if there are several."""
-    last: dict[str, dict[int, Record]] = defaultdict(dict)
-    for row in sorted(run.metrics if run else [], key=lambda row: int(row["round"])):
-        if row.get("accuracy_by_prototype"):
-            last[str(row["method"])][int(row["seed"])] = row["accuracy_by_prototype"]
-    names = sorted(
-        {name for seeds in last.values() for accuracies in seeds.values() for name in accuracies}
-    )
-    if len(names) < 2:
-        return ""
-
-    def mean(seeds: Mapping[int, Record], name: str) -> str:
-        known = [
-            value for row in seeds.values() if math.isfinite(value := as_number(row.get(name)))
-        ]
-        return mean_and_deviation(over_seeds(known)[0])
-
-    rows = [(method, *(mean(seeds, name) for name in names)) for method, seeds in last.items()]
-    return to_html(
-        Table(
-            ("method", *names),
-            rows,
-            caption="Test accuracy of each prototype in the last round, %, mean over seeds.",
-        )
     )
 
 
@@ -311,7 +286,11 @@ def _curves(runs: Runs) -> str:
             f" {which}{drawn} of {len(curves)} settings are drawn; the saved numbers include all."
         )
     data = [
-        (method, *([setting] if runs.keys else []), point.round, *_numbers(point))
+        (
+            *(method, *([setting] if runs.keys else []), point.round),
+            *(f"{value:.6g}" for value in (point.mean, point.low, point.high)),
+            point.seeds,
+        )
         for setting, methods in curves.items()
         for method, points in methods.items()
         for point in points
@@ -323,259 +302,7 @@ def _curves(runs: Runs) -> str:
     )
     label = f"{caption} At the end: {ends}." if len(curves) == 1 else caption
     return html.section(
-        "curves", title, html.picture_of(figure, "curves", caption, headers, data, label=label)
-    )
-
-
-def _split(runs: Runs) -> str:
-    if (run := runs.only) is None:
-        return ""
-    title, tables = "Data of the clients", run.split.get("tables", {})
-    if not tables:
-        return html.section(
-            "split", title, html.note("The split of the data has not been written yet.")
-        )
-    seed = (
-        run.scores.seed if run.scores and run.scores.seed in tables else min(tables, key=_natural)
-    )
-    table, classes = np.asarray(tables[seed]), run.split["classes"]
-    alpha = run.split.get("alpha")  # clients with data of their own were not split
-    how = f"α = {short(alpha)}" if alpha is not None else "as the clients brought them"
-    caption = (
-        f"Examples of each class at each client for seed {seed}, {how}. The area of a bubble shows their number, at "
-        f"most {table.max(initial=0)}. A client holds {interval(table.sum(axis=1))} examples of "
-        f"{interval((table > 0).sum(axis=1))} classes."
-    )
-    data = [(client, *counts) for client, counts in enumerate(table.tolist())]
-    figure = figures.split_bubbles([("", table)], classes)
-    label = f"Split of the data: {len(table)} clients, {len(classes)} classes, {how}, seed {seed}."
-    body = html.picture_of(
-        figure, "split", caption, ("client", *classes), data, label=label, name=f"split_seed_{seed}"
-    )
-    return html.section("split", title, body)
-
-
-def _scores(runs: Runs) -> str:
-    if runs.only is None or (scores := runs.only.scores) is None:
-        return ""
-    title, split = "Certainty scores", runs.only.split
-    tables, classes = split.get("tables", {}), split.get("classes", [])
-    if scores.seed not in tables:
-        return html.section(
-            "scores",
-            title,
-            html.note(f"The split of seed {scores.seed} to compare with is missing."),
-        )
-    table = np.asarray(tables[scores.seed])[scores.clients]
-    shares, held = figures.class_shares(table), table.sum(axis=0) > 0
-    overlap, equal = (
-        np.minimum(shares, weights).sum(axis=0)[held].mean() if held.any() else 0.0
-        for weights in (scores.weights, 1 / max(len(table), 1))
-    )
-    caption = (
-        f"Left: the share of each class that a client holds. Right: the mean weight that the scores of "
-        f"{scores.method}, seed {scores.seed}, give the client on test examples of that class. Each column sums to 1; "
-        "clients are sorted by their main class. The more the two agree, the more each class is taught by clients that "
-        "know it. "
-        f"They overlap by {overlap:.2f} (1 = identical; equal weights would reach {equal:.2f})."
-    )
-    data = [
-        (client, name, int(table[i, j]), f"{shares[i, j]:.6g}", f"{scores.weights[i, j]:.6g}")
-        for i, client in enumerate(scores.clients)
-        for j, name in enumerate(classes)
-    ]
-    label = f"Heat maps of {len(table)} clients and {len(classes)} classes that overlap by {overlap:.2f}."
-    figure = figures.score_matrix(scores.weights, table, classes, scores.clients)
-    headers = ("client", "class", "examples", "share_held", "weight")
-    body = html.picture_of(figure, "scores", caption, headers, data, label=label)
-    return html.section("scores", title, body + _highest_scores(scores, table, classes))
-
-
-def _highest_scores(scores: Scores, table: Array, classes: Sequence[object]) -> str:
-    """Return the public images or texts that clients score highest."""
-    holders = [row for row in figures.order_clients(table) if table[row].sum()]
-    picks = np.linspace(0, len(holders) - 1, min(MOST_ROWS, len(holders))).round().astype(int)
-    shown, body = [holders[pick] for pick in picks], ""  # through all main classes
-    clients = [scores.clients[row] for row in shown]
-    some = (
-        f" {len(shown)} of the {len(holders)} clients with data are shown."
-        if len(shown) < len(holders)
-        else ""
-    )
-    if scores.images is not None and scores.images.size and shown:
-        count = scores.images.shape[1]
-        caption = (
-            f"The {count} auxiliary images that each client scores highest, beside the class it holds most of. If the "
-            f"scores work, the images resemble that class.{some}"
-        )
-        figure = figures.top_images(
-            scores.images[shown], table=table[shown], classes=classes, clients=clients
-        )
-        data = [
-            (client, classes[int(counts.argmax())], int(counts.max()), int(counts.sum()))
-            for client, counts in zip(clients, table[shown], strict=True)
-        ]
-        headers = ("client", "main_class", "examples_of_it", "examples")
-        label = f"The {count} auxiliary images that each of {len(shown)} clients scores highest."
-        body += html.picture_of(
-            figure, "images", caption, headers, data, label=label, name="main_classes"
-        )
-    if scores.texts and shown:
-        rows = [
-            (
-                f"client {scores.clients[row]}",
-                classes[int(table[row].argmax())],
-                " / ".join(scores.texts[row][:TOP_TEXTS]),
-            )
-            for row in shown
-        ]
-        caption = f"The {TOP_TEXTS} public texts that each client scores highest, beside the class it holds most of.{some}"
-        body += to_html(Table(("client", "main class", "texts"), rows, "lll", caption))
-    return body
-
-
-def _privacy(runs: Runs) -> str:
-    ledgers = {name: run.ledger for name, run in runs.runs.items() if run.ledger}
-    if not ledgers:
-        note = html.note("No ledger was written, so nothing is known about privacy.")
-        return html.section("privacy", "Privacy", note) if runs.runs else ""
-    entries = [
-        {"run": name, **entry}
-        for name, ledger in ledgers.items()
-        for entry in ledger.get("entries", [])
-    ]
-    groups: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    for entry in entries:
-        release = "{}, for {}, noise {}".format(
-            *(entry.get(key, "–") for key in ("mechanism", "purpose", "noise"))
-        )
-        groups[str(entry.get("method")), release].append(entry)
-    rows = [
-        (
-            *(method, release, len({entry.get("client") for entry in group_})),
-            interval(
-                (entry.get("epsilon") for entry in group_),
-                form=lambda value: short(value, digits=4),
-            ),
-            *(
-                interval(e.get(key) for e in group_)
-                for key in ("delta", "num_examples", "sensitivity", "sigma")
-            ),
-        )
-        for (method, release), group_ in groups.items()
-    ]
-    body = against_privacy(runs)
-    for sentence in _different(ledgers, "unprotected"):
-        body += html.note(f"<strong>Not protected:</strong> {escape(sentence)}", raw=True)
-    if rows:
-        headers = (
-            "method",
-            "release",
-            "clients",
-            "ε",
-            "δ",
-            "examples\nper client",
-            "sensitivity",
-            "noise σ",
-        )
-        caption = f"What clients released through a privacy mechanism, over all seeds{'' if runs.only else ' and runs'}."
-        body += to_html(Table(headers, rows, "llrrrrrr", caption))
-    notes = [
-        f"(ε, δ) holds for each release, between {text}."
-        for text in _different(ledgers, "neighbours")
-    ]
-    if not rows:
-        notes.insert(0, "No client released anything through a privacy mechanism.")
-    repeats = Counter(
-        tuple(map(entry.get, ("run", "method", "seed", "client"))) for entry in entries
-    )
-    if (most := max(repeats.values(), default=0)) > 1:
-        notes.append(
-            f"A client released up to {most} times in one run; the costs of its releases add up."
-        )
-    if len({(entry["run"], entry.get("seed")) for entry in entries}) > 1:
-        notes.append(
-            "Each seed is a separate run: repeating a run on the same private data adds to the cost."
-        )
-    if any(math.isinf(as_number(entry.get("epsilon"))) for entry in entries):
-        notes.append("ε = ∞ means no differential privacy: the release may reveal single examples.")
-    if any(entry.get("noise") == "simulated" for entry in entries):
-        notes.append(
-            "Simulated noise comes from the run's seeded generator, so that the run can be repeated. It shows the "
-            "effect of privacy on accuracy, but anyone who knows the seed can remove it."
-        )
-    return html.section("privacy", "Privacy", body + "".join(map(html.note, notes)))
-
-
-def _different(ledgers: Mapping[str, Record], key: str) -> list[str]:
-    return list(dict.fromkeys(str(ledger.get(key, "–")) for ledger in ledgers.values()))
-
-
-def _communication(runs: Runs) -> str:
-    body = against_bytes(runs) if runs.only is None else _bytes_table(runs, runs.only)
-    return html.section("communication", "Communication", body) if body else ""
-
-
-def _bytes_table(runs: Runs, run: Run) -> str:
-    totals = {row["method"]: row for row in group(runs.records)}
-    rows = []
-    for method, lines in _rounds(runs, run).items():
-        asked, answered = (
-            sum(len(line.get(key) or []) for line in lines)
-            for key in ("clients_asked", "clients_answered")
-        )
-        reasons = Counter(
-            str(reason) for line in lines for reason in (line.get("clients_dropped") or {}).values()
-        )
-        up, down = (
-            sum(as_number(line.get(key), missing=0) for line in lines)
-            for key in ("bytes_up", "bytes_down")
-        )
-        sent = (totals[method]["bytes_up"], totals[method]["bytes_down"])
-        each = (up / answered if answered else None, down / asked if asked else None)
-        dropped = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common()) or "0"
-        rows.append(
-            (method, *map(megabytes, (*sent, *each)), f"{asked:,}", f"{answered:,}", dropped)
-        )
-    if not rows:
-        return html.note("No round has been recorded yet.")
-    headers = (
-        *("method", "MB up\nper run", "MB down\nper run", "MB up\nper client\nand round"),
-        *(
-            "MB down\nper client\nand round",
-            "clients\nasked",
-            "clients\nanswered",
-            "clients\ndropped",
-        ),
-    )
-    caption = "Data sent to the server (up) and to the clients (down)."
-    return to_html(Table(headers, rows, "lrrrrrrl", caption)) + html.note(
-        "Totals per run are means over seeds and include the preparation. Per client and round, uploads are divided by "
-        "the clients that answered, downloads by those asked. The last three columns count clients over all rounds and "
-        "seeds."
-    )
-
-
-def _time(runs: Runs) -> str:
-    run = runs.only
-    phases = (
-        list(dict.fromkeys(phase for row in run.metrics for phase in row.get("seconds") or {}))
-        if run
-        else []
-    )
-    if not phases or run is None:
-        return ""
-    rows = []
-    for method, lines in _rounds(runs, run).items():
-        seconds = [line.get("seconds") or {} for line in lines]
-        spent = [
-            sum(as_number(row.get(phase), missing=0) for row in seconds) / len(lines)
-            for phase in phases
-        ]
-        rows.append((method, *map(short, (*spent, sum(spent)))))
-    caption = "Seconds per round by phase, mean over rounds and seeds, without the preparation."
-    return html.section(
-        "time", "Time", to_html(Table(("method", *phases, "total"), rows, caption=caption))
+        "curves", title, html.picture(figure, "curves", caption, Table(headers, data), label=label)
     )
 
 
@@ -627,18 +354,6 @@ def _configuration(runs: Runs) -> str:
     )
 
 
-def _numbers(point: Point) -> tuple[object, ...]:
-    return (*(f"{value:.6g}" for value in (point.mean, point.low, point.high)), point.seeds)
-
-
-def _rounds(runs: Runs, run: Run) -> dict[str, list[Row]]:
-    """Return the recorded rounds of each method, in the order of the results."""
-    groups: dict[str, list[Row]] = {method: [] for method in runs.methods}
-    for row in run.metrics:
-        groups.setdefault(str(row["method"]), []).append(row)
-    return groups
-
-
 def _common(runs: Runs) -> dict[str, Any]:
     """Return the settings that all runs share."""
     first, *others = [flatten(run.config) for run in runs.runs.values()] or [{}]
@@ -649,16 +364,8 @@ def _common(runs: Runs) -> dict[str, Any]:
     }
 
 
-def _protected(runs: Runs) -> bool:
-    return any(run.updates_protected for run in runs.runs.values())
-
-
 def _plain(value: Any) -> Any:
-    """Return a value as a CSV file can hold it."""
+    """Return a value for a CSV file."""
     if value is None:
         return ""
     return value if isinstance(value, str | int | float) else json.dumps(value, default=str)
-
-
-def _natural(key: str) -> tuple[int, str]:
-    return (int(key), "") if key.isdigit() else (10**9, key)

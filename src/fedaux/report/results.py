@@ -1,4 +1,4 @@
-"""Results of one run or of a folder of runs: records, means over seeds, and what there is to compare."""
+"""Results of one run or of a folder of runs: records, means over seeds, and the swept settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedaux.report.run import REQUIRED, Point, Row, Run, curve_points, methods_o
 from fedaux.report.tables import Table, bold_row
 
 NOT_SETTINGS = ("name", "method", "seeds")
-"""Keys in which runs may differ without being other settings: records hold method and seed themselves."""
+"""Keys that are not swept settings: records have method and seed themselves."""
 NOT_SECTIONS = ("output.", "engine.")
 MEASURES = ("accuracy", "accuracy_max")
 FIELDS = (
@@ -34,7 +34,7 @@ FIELDS = (
     *("bytes_up", "bytes_down", "seconds", "key", "seeds_done"),
     *(f"{measure}_{what}" for measure in MEASURES for what in ("mean", "std")),
 )
-"""What a record or a row holds besides the swept keys."""
+"""The fields of a record or a row besides the swept keys."""
 SYMBOLS = {
     "split.alpha": "α",
     "split.num_clients": "clients",
@@ -42,18 +42,18 @@ SYMBOLS = {
     "certainty.epsilon": "ε",
     "certainty.delta": "δ",
 }
-"""The paper's symbols for settings; the others go by the last word of their key."""
+"""The paper's symbols for settings; others are named by the last word of their key."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """One run or several, side by side."""
+    """One run or several."""
 
     name: str
     runs: Mapping[str, Run]
-    """By the name of their directory; those that have not begun are missing."""
+    """By the name of their directory, without those that have not started."""
     folder: bool = False
-    """Whether they were read from a folder of runs, each with a page of its own."""
+    """Whether they were read from a folder of runs, each with its own page."""
     keys: tuple[str, ...] = ()
     """The keys in which they differ, besides method and seeds."""
     tuned: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
@@ -63,17 +63,22 @@ class Runs:
     failed: Mapping[str, str] = field(default_factory=dict)
     """Why runs failed, by name."""
     waiting: tuple[str, ...] = ()
-    """Runs that have not begun."""
+    """Runs that have not started."""
 
     @property
     def only(self) -> Run | None:
-        """The run, if there is one and no other is to come."""
+        """The run, if it is the only one, also of the planned ones."""
         return next(iter(self.runs.values())) if len(self.planned) == len(self.runs) == 1 else None
 
     @property
     def planned(self) -> list[str]:
-        """The names of all runs: those that are there, failed or have not begun."""
+        """The names of all runs, also those that failed or have not started."""
         return list(dict.fromkeys([*self.runs, *self.failed, *self.waiting]))
+
+    @property
+    def updates_protected(self) -> bool:
+        """Whether (epsilon, delta) covers the model updates of some run, too."""
+        return any(run.updates_protected for run in self.runs.values())
 
     @cached_property
     def records(self) -> list[Row]:
@@ -86,14 +91,14 @@ class Runs:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """One row per method and setting (:func:`group`), best last round first, without those not evaluated yet."""
+        """One row per evaluated method and setting (:func:`group`), best last round first."""
         return [
             dict(row) for row in ranked(group(self.records)) if row["accuracy_mean"] is not None
         ]
 
     @cached_property
     def short(self) -> dict[str, str]:
-        """A symbol or the last word of each key, if that is enough to tell it from the others."""
+        """A symbol or the last word of each key, or the whole key if these are ambiguous."""
         ends = [SYMBOLS.get(key, key.rpartition(".")[2]) for key in self.keys]
         return {
             key: end if ends.count(end) == 1 else key
@@ -102,7 +107,7 @@ class Runs:
 
     @cached_property
     def values(self) -> dict[str, list[Any]]:
-        """The values of each key: numbers first and sorted, then words as they come."""
+        """The values of each key: sorted numbers, then words in order of appearance."""
         return {key: _ordered(row[key] for row in self.rows) for key in self.keys}
 
     @cached_property
@@ -133,7 +138,8 @@ class Runs:
     def settings_in_order(
         self, keys: Sequence[str] | None = None, rows: Iterable[Row] | None = None
     ) -> list[str]:
-        """Return the different settings of rows (by default all), in the order of the keys' values."""
+        """Return the different settings of rows (by default all), in the order of the keys'
+        values."""
         shown = self.keys if keys is None else keys
         places = {
             key: {setting_text(value): place for place, value in enumerate(self.values[key])}
@@ -153,7 +159,8 @@ class Runs:
         )
 
     def curves(self) -> dict[str, dict[str, list[Point]]]:
-        """Return the learning curve of each method at each setting, over the seeds of all runs that have it."""
+        """Return the learning curve of each method at each setting, over the seeds of all runs
+        that have it."""
         rounds: dict[str, list[Row]] = defaultdict(list)
         for name, run in self.runs.items():
             rounds[self.setting(self.settings.get(name, {}))].extend(run.metrics)
@@ -199,7 +206,8 @@ def read_runs(directory: Path) -> Runs:
 
 
 def _compared(found: Runs, *, planned: Mapping[str, Mapping[str, Any]]) -> Runs:
-    """Take the keys that are tuned for methods out of the settings; `planned` includes cells without a run."""
+    """Move the keys that are tuned per method out of the settings; `planned` includes missing
+    runs."""
     all_methods = list(
         dict.fromkeys(method for run in found.runs.values() for method in methods_of(run.config))
     )
@@ -219,18 +227,20 @@ def _compared(found: Runs, *, planned: Mapping[str, Mapping[str, Any]]) -> Runs:
 def read_records(directory: Path | str) -> list[dict[str, Any]]:
     """Return the records of a sweep, or of any folder of runs, finished or not.
 
-    cell, method, seed, the swept keys with their values, complete, rounds_done, accuracy (last evaluated round),
-    accuracy_max (over rounds), epsilon and delta (worst client of the run; None where nothing was released), bytes_up,
-    bytes_down and seconds (a seed with its preparation, mean over the run's seeds).
+    cell, method, seed, the swept keys with their values, complete, rounds_done, accuracy (last
+    evaluated round), accuracy_max (over rounds), epsilon and delta (worst client of the run; None
+    where nothing was released), bytes_up, bytes_down and seconds (a seed with its preparation, mean
+    over the run's seeds).
     """
     return read_runs(Path(directory)).records
 
 
 def group(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row for each method and setting: mean and standard deviation over seeds (n - 1; 0 for one seed).
+    """Return one row for each method and setting: mean and standard deviation over seeds (n - 1; 0
+    for one seed).
 
-    accuracy_mean, accuracy_std, accuracy_max_mean, accuracy_max_std, seeds_done; the largest epsilon, with its
-    delta; means of bytes and seconds. `key` tells rows apart.
+    accuracy_mean, accuracy_std, accuracy_max_mean, accuracy_max_std, seeds_done; the largest
+    epsilon, with its delta; means of bytes and seconds. `key` tells rows apart.
     """
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
@@ -239,7 +249,7 @@ def group(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def group_key(record: Mapping[str, Any]) -> str:
-    """Return what the records of one method and setting have in common, as text."""
+    """Return a key for the records of one method and setting."""
     return json.dumps(
         {"method": record["method"]} | settings_of(record), sort_keys=True, default=str
     )
@@ -253,7 +263,8 @@ def settings_of(record: Mapping[str, Any]) -> dict[str, Any]:
 def differences(
     configs: Mapping[str, Mapping[str, Any]],
 ) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
-    """Return the keys in which configurations differ, and what each has for them; method and seeds aside."""
+    """Return the keys, except method and seeds, in which configurations differ, and their
+    values."""
     flat = {name: flatten(config) for name, config in configs.items()}
     keys = dict.fromkeys(key for table in flat.values() for key in table)
     differing = tuple(
@@ -271,10 +282,11 @@ def differences(
 def tuned_keys(
     keys: Sequence[str], cells: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> dict[str, dict[str, list[Any]]]:
-    """Return the keys that are tuned for methods, rather than swept over, and the values of each such method.
+    """Return the keys that are tuned per method, rather than swept, with the values of each method.
 
-    `cells` are methods with what they have for the keys. A key is tuned where some methods do not look at it and never
-    differ in it, and where for each of the others it follows from the other keys: as mu of FedPROX, one for each alpha.
+    `cells` are methods with their settings. A key is tuned if some methods ignore it and have a
+    single value, and if the other keys determine it for all others: such as mu of FedPROX, one per
+    alpha.
     """
     tuned: dict[str, dict[str, list[Any]]] = {}
     for key in keys:
@@ -347,7 +359,7 @@ def spread(row: Mapping[str, Any], measure: str = "accuracy") -> str:
 
 
 def mean_ranks(rows: Sequence[Row], setting: Callable[[Row], str]) -> dict[str, float]:
-    """The mean place of each method over the settings in which all methods were measured, 1 for the best."""
+    """Return the mean rank of each method over the settings in which all methods were measured."""
     methods = {row["method"] for row in rows}
     by_setting: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -365,7 +377,7 @@ def mean_ranks(rows: Sequence[Row], setting: Callable[[Row], str]) -> dict[str, 
 
 
 def _ordered(values: Iterable[Any]) -> list[Any]:
-    """Different values, numbers in their order and before words, words in the order they come."""
+    """Return unique values: sorted numbers, then words in order of appearance."""
     unique = list({setting_text(value): value for value in values}.values())
     numbers = [
         value for value in unique if isinstance(value, int | float) and not isinstance(value, bool)
@@ -394,7 +406,7 @@ def _read_plan(file: Path) -> dict[str, Any]:
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:
-    """Return what a nested table holds under a dotted key, None where it holds nothing."""
+    """Return the value of a dotted key in a nested table, or None."""
     place: Any = config
     for part in key.split("."):
         try:

@@ -1,4 +1,4 @@
-"""What a run left behind, read from its directory."""
+"""The files of a run directory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """What ``scores.safetensors`` holds; images or texts are None if the auxiliary data has none."""
+    """The content of ``scores.safetensors``; images or texts are None if there are none."""
 
     weights: Array
     images: Array | None
@@ -48,7 +48,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Run:
-    """The files of a run directory; those not written yet are empty."""
+    """The files of a run directory; those that do not exist yet are empty."""
 
     name: str
     config_text: str
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether the summary says so and no planned round is missing."""
+        """Whether the summary is complete and no planned round is missing."""
         return bool(self.summary.get("complete")) and all(
             done >= all_ for done, all_ in self.progress.values()
         )
@@ -83,12 +83,13 @@ class Run:
 
 
 def read_run(directory: Path) -> Run:
-    """Read a run directory, finished or not; ValueError names the file that is wrong."""
+    """Read a run directory, finished or not. Raises ValueError naming a wrong file."""
     directory = Path(directory)
     missing = [name for name in REQUIRED if not (directory / name).is_file()]
     if missing:
         raise ValueError(
-            f"{directory} is not a run directory, nor a folder of them: {' and '.join(missing)} missing"
+            f"{directory} is not a run directory, nor a folder of them: {' and '.join(missing)} "
+            "missing"
         )
     text = (directory / "config.toml").read_text(encoding="utf-8", errors="replace")
     try:
@@ -110,7 +111,7 @@ def read_run(directory: Path) -> Run:
 
 
 def curve_points(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Point]]:
-    """Mean, minimum and maximum accuracy over the seeds, for each method and evaluated round."""
+    """Return mean, minimum and maximum accuracy over seeds, for each method and evaluated round."""
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row.get("accuracy") is not None:
@@ -131,7 +132,7 @@ def methods_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """An object from a JSON file, or an empty one if there is no file."""
+    """Return an object from a JSON file, empty if there is no file."""
     if not path.is_file():
         return {}
     try:
@@ -139,12 +140,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, where an object was expected")
+        raise ValueError(f"{path} has a {type(value).__name__}; should be an object")
     return value
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rounds of ``metrics.jsonl``: a repeated round's last line wins, a cut-off end is left out."""
+    """Return the rounds of ``metrics.jsonl``: the last line of a repeated round, without a
+    truncated end."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rounds: dict[tuple[str, int, int], dict[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
@@ -156,9 +158,7 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError) as error:
             if number == len(lines):
                 break
-            raise ValueError(
-                f"{path}, line {number}, is not a round of a run: {error!r}"
-            ) from error
+            raise ValueError(f"{path}, line {number}, is not a valid round: {error!r}") from error
     return list(rounds.values())
 
 
@@ -174,4 +174,4 @@ def _read_scores(path: Path) -> Scores | None:
         texts = json.loads(words["top_texts"]) if "top_texts" in words else None
         return Scores(weights, images, words["method"], words["seed"], clients, texts)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} does not hold certainty scores: {error!r}") from error
+        raise ValueError(f"{path} has no valid certainty scores: {error!r}") from error

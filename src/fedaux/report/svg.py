@@ -1,4 +1,4 @@
-"""Figures as files, and as elements of a page that follow its colours."""
+"""Figures as files, and as SVG elements in the colours of a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-INK = "#010203"  # stands for the colour of the page's text; as_svg() turns it into currentColor
+INK = "#010203"  # a placeholder for the page's text colour: as_svg() replaces it by currentColor
 FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 SMOOTH = "smooth"  # the id of images whose pixels a browser may blend
 STYLE: Any = {
@@ -39,7 +39,7 @@ STYLE: Any = {
     "image.composite_image": False,
 }
 
-# What to leave out of each kind of file, so that it does not depend on the day.
+# Metadata to leave out, so that files are reproducible.
 UNDATED: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".svg": {"Date": None, "Creator": None},
@@ -48,22 +48,20 @@ UNDATED: dict[str, dict[str, Any]] = {
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure on white, as PNG, SVG or PDF by the ending of ``path``; the same figure, the same bytes."""
+    """Write a figure on white, as PNG, SVG or PDF by the suffix of ``path``, reproducibly."""
     kind = path.suffix.lower()
     if kind not in UNDATED:
-        raise ValueError(
-            f"cannot save a figure as {path.name!r}: the name must end in .png, .svg or .pdf"
-        )
+        raise ValueError(f"{path.name}: the name of a figure should end in .png, .svg or .pdf")
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": path.stem}):
         figure.savefig(path, format=kind[1:], dpi=200, facecolor="white", metadata=UNDATED[kind])
 
 
 def as_svg(figure: Figure, *, prefix: str, label: str) -> str:
-    """A figure as an ``<svg>`` element to stand inside a page.
+    """Return a figure as an ``<svg>`` element of a page.
 
-    Text and axes take the colour of the page's text, the ground is clear, every id starts with ``prefix``
-    (two figures of one page need two prefixes), and screen readers are told ``label``.
+    Text and axes have the colour of the page's text, the background is transparent. Every id starts
+    with ``prefix``, which must be unique on a page; ``label`` is the text for screen readers.
     """
     buffer = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": prefix}):
@@ -73,9 +71,7 @@ def as_svg(figure: Figure, *, prefix: str, label: str) -> str:
     root = ET.fromstring(buffer.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.tag.endswith(
-                ("}metadata", "}style")
-            ):  # a style element would reach the whole page
+            if child.tag.endswith(("}metadata", "}style")):  # a style would affect the whole page
                 parent.remove(child)
     for element in root.iter():
         if element.get("id") == SMOOTH:
@@ -90,14 +86,14 @@ def as_svg(figure: Figure, *, prefix: str, label: str) -> str:
     root.set("xmlns", "http://www.w3.org/2000/svg")
     root.set("role", "img")
     root.set("aria-label", label)
-    # The page may enlarge a figure; a phone shrinks it by a fifth at most, and scrolls beyond that.
+    # A page may enlarge a figure; a phone shrinks it by at most a fifth and then scrolls.
     sizes = f"width:100%;max-width:{1.6 * width:.0f}px;min-width:{0.8 * width:.0f}px"
     root.set("style", f"stroke-linejoin:round;{sizes};aspect-ratio:{width:g}/{height:g}")
     return ET.tostring(root, encoding="unicode")
 
 
 def _inline(key: str, value: str, prefix: str) -> str:
-    """One attribute of an SVG element, made fit for a page that holds several."""
+    """Return an attribute of an SVG element for a page with several figures."""
     if key == "id":
         return f"{prefix}-{value}"
     if key == "href" and value.startswith("#"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -13,36 +14,36 @@ if TYPE_CHECKING:
     from rich.table import Table as TerminalTable
 
 LONG = 18
-"""Cells of text with more characters than this may be broken into lines."""
+"""Number of characters above which text may wrap."""
 
 
 @dataclass(frozen=True)
 class Table:
     """Rows under headers; the first column names the row."""
 
-    headers: Sequence[str]
-    """Without any text, the table has no header line."""
+    headers: Sequence[object]
+    """If all are empty, there is no header line."""
     rows: Sequence[Sequence[object]]
     align: str = ""
-    """One letter per column, ``l`` or ``r``; by default the first is ``l`` and the others are ``r``."""
+    """One letter per column, ``l`` or ``r``; by default the first column and words are ``l``."""
     caption: str = ""
     bold: Collection[tuple[int, int]] = ()
-    """Cells that stand out, as (row, column)."""
+    """Bold cells, as (row, column)."""
     links: Mapping[int, str] = field(default_factory=dict)
-    """Where the first cell of a row leads."""
+    """Targets of links on the first cell, by row."""
     unbroken: Collection[int] = ()
-    """Columns that a narrow terminal must not break into lines."""
+    """Columns that do not wrap in a narrow terminal."""
 
     def __post_init__(self) -> None:
         widths = {len(row) for row in self.rows} | ({len(self.align)} if self.align else set())
         if widths - {len(self.headers)}:
-            raise ValueError(
-                f"{len(self.headers)} headers for rows or alignment of {sorted(widths)} columns"
-            )
+            raise ValueError(f"{len(self.headers)} headers, but {sorted(widths)} columns")
 
     def left(self, column: int) -> bool:
         """Return whether a column is aligned to the left, as text is."""
-        return self.align[column] == "l" if self.align else column == 0
+        if self.align:
+            return self.align[column] == "l"
+        return column == 0 or any(re.search(r"[A-Za-z]{3}", str(row[column])) for row in self.rows)
 
     def cells(self) -> Iterable[list[tuple[str, bool]]]:
         """Yield the rows: text of each cell, and whether it is bold."""
@@ -50,7 +51,7 @@ class Table:
             yield [(str(cell), (number, column) in self.bold) for column, cell in enumerate(row)]
 
 
-def bold_row(number: int, headers: Sequence[str]) -> set[tuple[int, int]]:
+def bold_row(number: int, headers: Sequence[object]) -> set[tuple[int, int]]:
     """Return all cells of a row, for :attr:`Table.bold`."""
     return {(number, column) for column in range(len(headers))}
 
@@ -68,7 +69,7 @@ def to_terminal(table: Table) -> TerminalTable:
     for column, name in enumerate(table.headers):
         fixed = column in table.unbroken
         shown.add_column(
-            Text(name),
+            Text(str(name)),
             justify="left" if table.left(column) else "right",
             no_wrap=fixed or table.left(column),
             min_width=max((len(str(row[column])) for row in table.rows), default=0)
@@ -83,8 +84,8 @@ def to_terminal(table: Table) -> TerminalTable:
 def to_markdown(table: Table) -> str:
     """Return a Markdown table; the caption is left to the text around it."""
 
-    def line(cells: Iterable[str]) -> str:
-        written = (cell.replace("|", r"\|").replace("\n", " ") for cell in cells)
+    def line(cells: Iterable[object]) -> str:
+        written = (str(cell).replace("|", r"\|").replace("\n", " ") for cell in cells)
         return f"| {' | '.join(written)} |\n"
 
     rule = ("---" if table.left(column) else "---:" for column in range(len(table.headers)))
@@ -102,7 +103,7 @@ def to_html(table: Table) -> str:
         return f' class="text{wrap}"' if table.left(column) else ""
 
     names = (
-        f'<th scope="col"{kind(column)}>{escape(name)}</th>'
+        f'<th scope="col"{kind(column)}>{escape(str(name))}</th>'
         for column, name in enumerate(table.headers)
     )
     head = f"<thead><tr>{''.join(names)}</tr></thead>\n" if any(table.headers) else ""
@@ -122,16 +123,13 @@ def to_html(table: Table) -> str:
             f'<tr{" class=best" if best else ""}><th scope="row"{kind(0)}>{first}</th>{cells}</tr>'
         )
     caption, body = escape(table.caption), "\n".join(lines)
-    return (
-        f'<p class="caption">{caption}</p>\n<div class="scroll" role="region" tabindex="0" aria-label="{caption}">\n'
-        f"<table>\n{head}<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
-    )
+    above = f'<p class="caption">{caption}</p>\n' if caption else ""
+    box = f'<div class="scroll" role="region" tabindex="0" aria-label="{caption or "table"}">'
+    return f"{above}{box}\n<table>\n{head}<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
 
 
-def to_csv(headers: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+def to_csv(table: Table) -> str:
     """Return headers and rows as CSV."""
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(headers)
-    writer.writerows(rows)
+    csv.writer(buffer, lineterminator="\n").writerows([table.headers, *table.rows])
     return buffer.getvalue()

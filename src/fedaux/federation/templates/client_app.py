@@ -1,4 +1,4 @@
-"""A node's side: fedaux, as installed there."""
+"""The client app: fedaux, as installed on the node."""
 
 from fedaux.federation.client import app
 

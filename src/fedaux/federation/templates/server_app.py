@@ -1,4 +1,4 @@
-"""The server's side: fedaux, with the recipe beside this package."""
+"""The server app: fedaux, with the recipe beside this package."""
 
 from pathlib import Path
 

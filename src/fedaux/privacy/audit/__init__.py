@@ -1,13 +1,13 @@
-"""An attack on the certainty releases: what they promise is put to the test, by search and by statistics.
+"""Audit of certainty releases: attacks their privacy claim by search and by statistics.
 
-1. `neighbours`: a search for data sets that differ in one example and move the noiseless vector as far as possible, in
-   units of the sensitivity that the mechanism states.
-2. `distribution`: thousands of real releases, from both sources of noise. Is the noise Gaussian, of the stated sigma,
-   independent and always there?
-3. `distinguishing`: an attacker tells noisy releases of the worst pair apart, which gives a lower bound on epsilon.
-4. `node`, on request: the same tests on the answers of a real node of a federation, and on its ledger.
+1. `neighbours` searches for data sets that differ in one example and move the noiseless vector as
+   far as possible, in units of the stated sensitivity.
+2. `distribution` draws real releases from both noise sources: is the noise Gaussian, of the stated
+   sigma, independent and always present?
+3. `distinguishing` tells noisy releases of the worst pair apart: a lower bound on epsilon.
+4. `node`, on request, runs the same tests on the answers of a federation's node, and on its ledger.
 
-An audit refutes; it never proves. The proofs, and what an audit cannot see, are in docs/privacy.md.
+An audit can refute a claim, but not prove it. Proofs and limits of the audit: docs/privacy.md.
 """
 
 from __future__ import annotations
@@ -34,53 +34,53 @@ from fedaux.privacy.secure import SecureNoise
 __all__ = ["Audit", "audit", "auditable", "clopper_pearson", "epsilon_bound", "to_json", "verdict"]
 
 DIGITS = 9
-"""Digits of a reported ratio; what lies behind them is rounding."""
+"""Digits of a reported ratio; the rest is rounding error."""
 LEAST_RELEASES = 40
 SECURE_VALUES = 20_000
-"""Values of secure noise drawn at a shape, about 50 microseconds each: wide shapes get fewer releases of it."""
+"""Values of secure noise drawn per shape, at about 50 microseconds each."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What the attack achieved against the claim that a release is (epsilon, delta)-private."""
+    """The result of attacking the claim that a release is (epsilon, delta)-private."""
 
     mechanism: str
     epsilon: float
     """The claim."""
     delta: float
     stated_epsilon: float
-    """What the release itself states; infinite for mechanisms that promise nothing."""
+    """What the release itself states; infinite for mechanisms without privacy."""
     max_sensitivity_ratio: float
-    """The largest distance found, over the sensitivity claimed; above 1 the claim is false."""
+    """The largest distance found over the claimed sensitivity; above 1 the claim is false."""
     worst_kind: str
-    """Which replacement did it: a row of `REPLACEMENTS`."""
+    """The replacement: a row of `REPLACEMENTS`."""
     worst_data: str
-    """In which data: a row of `SCENES` or of the shapes."""
+    """The data: a row of `SCENES` or of the shapes."""
     pairs: int
     """Neighbours tried."""
     epsilon_lower_bound: float
-    """What the attacker proved, with an error probability of 1e-6; above `epsilon` the claim is false."""
+    """Proved with an error probability of 1e-6; above `epsilon` the claim is false."""
     epsilon_reachable: float
-    """The most that this number of trials can prove."""
+    """The largest bound that this number of trials can prove."""
     trials: int
     """Draws of the distinguishing attack for each of the two worst neighbours."""
     findings: tuple[str, ...]
-    """Everything else that contradicts the promise."""
+    """Everything else that contradicts the claim."""
     noise: tuple[str, ...]
-    """Sources of noise that were tested."""
+    """Noise sources that were tested."""
     releases: int
-    """Real releases at each shape."""
+    """Real releases per shape."""
     node: bool
     """Whether the answers of a node were audited as well."""
     tests: int
-    """Tests of the noise, with a family-wise rate of false alarms of `FALSE_ALARMS`."""
+    """Number of tests of the noise."""
     seed: int
 
     @property
     def violated(self) -> bool:
         """Whether the claim is refuted."""
-        refuted = self.max_sensitivity_ratio > 1 or self.epsilon_lower_bound > self.epsilon
-        return refuted or bool(self.findings)
+        too_far = self.max_sensitivity_ratio > 1
+        return too_far or self.epsilon_lower_bound > self.epsilon or bool(self.findings)
 
 
 def audit(
@@ -97,25 +97,21 @@ def audit(
     certainty: Certainty | None = None,
     shapes: Mapping[str, Scene] = SHAPES,
 ) -> Audit:
-    """Attack a mechanism, one of `auditable()`, whose other settings are those of `certainty` or the defaults.
+    """Attack a mechanism, one of `auditable()`; its other settings are those of `certainty`.
 
-    `noise` names the sources to test: "simulated", "secure"; both when OpenDP is installed. `node`, which is
-    `fedaux.federation.audit.audit_node`, also audits the answers of a node. `shapes` are client data and
-    negatives by name.
+    `noise` names the sources to test, "simulated" and "secure": by default both if OpenDP is
+    installed. `node`, which is `fedaux.federation.audit.audit_node`, also audits the answers of a
+    node. `shapes` are client data and negatives by name.
     """
     mechanisms = auditable()
     if mechanism_name not in mechanisms:
         raise ValueError(
             f"mechanism {mechanism_name!r}: not known; there are {', '.join(mechanisms)}"
         )
-    least = len(SCENES) * len(REPLACEMENTS)
-    for name, given, needed in (
-        ("trials", trials, 600),
-        ("pairs", pairs, least),
-        ("releases", releases, LEAST_RELEASES),
-    ):
-        if given < needed:
-            raise ValueError(f"{name} = {given}: should be at least {needed}")
+    least = {"trials": 600, "pairs": len(SCENES) * len(REPLACEMENTS), "releases": LEAST_RELEASES}
+    for name, given in (("trials", trials), ("pairs", pairs), ("releases", releases)):
+        if given < least[name]:
+            raise ValueError(f"{name} = {given}: should be at least {least[name]}")
     if node is not None and mechanism_name not in MECHANISMS:
         raise ValueError(f"mechanism {mechanism_name!r}: a node has no such mechanism")
     claim = {"epsilon": epsilon, "delta": delta, "mechanism": mechanism_name}
@@ -123,7 +119,7 @@ def audit(
     build = mechanisms[mechanism_name]
     with _one_thread():
         found = search(
-            Unfolded if mechanism_name == "release" else build,
+            Unfolded if mechanism_name == "released-code" else build,
             section,
             pairs=pairs,
             generator=seeding.generator(seed, "audit neighbours"),
@@ -131,20 +127,19 @@ def audit(
         )
         worst, mechanism = found.worst, build(section)
         reachable = float(epsilon_bound(trials // 2, 0, trials=trials // 2, delta=delta))
-        bound = reachable  # a vector that is not finite gives its data away every time
+        bound = reachable  # a non-finite vector reveals its data every time
         if math.isfinite(worst.ratio):
             generator = seeding.generator(seed, "audit noise")
             bound = distinguish(mechanism, worst, delta=delta, trials=trials, generator=generator)
-        stated = mechanism.release(
-            worst.neighbours[0], mechanism.publish(worst.negatives), noise=FixedNoise(0.0)
-        )
+        stated = mechanism.release(worst.neighbours[0], worst.public, noise=FixedNoise(0.0))
         values: list[PValue] = []
-        sources = available_noise() if noise is None else noise
+        if noise is None:
+            noise = ("simulated", "secure") if find_spec("opendp") else ("simulated",)
         if math.isfinite(stated.epsilon):
             if stated.epsilon > epsilon or stated.delta > delta:
                 asked = f"({stated.epsilon:g}, {stated.delta:g}) for ({epsilon:g}, {delta:g})"
                 found.findings["a release states more than was asked for"] = asked
-            values = tested_noise(found, sources, releases=releases, seed=seed)
+            values = check_noise(found, noise, releases=releases, seed=seed)
             if node is not None:
                 values += node(section, releases=releases, seed=seed, findings=found.findings)
     findings = found.findings | alarms(values)
@@ -161,7 +156,7 @@ def audit(
         epsilon_reachable=reachable,
         trials=trials,
         findings=tuple(f"{fault}: {where}" for fault, where in findings.items()),
-        noise=tuple(sources) if values else (),
+        noise=noise if values else (),
         releases=releases,
         node=node is not None,
         tests=len(values),
@@ -169,15 +164,11 @@ def audit(
     )
 
 
-def available_noise() -> tuple[str, ...]:
-    """Return the sources of noise that can run here; secure noise needs OpenDP."""
-    return ("simulated", "secure") if find_spec("opendp") else ("simulated",)
-
-
-def tested_noise(
+def check_noise(
     found: Search, sources: tuple[str, ...], *, releases: int, seed: int
 ) -> list[PValue]:
-    """Return p-values of the noise at each shape and for the worst neighbours of all; adds to the findings."""
+    """Return p-values of the noise at each shape and for the worst neighbours; adds to the
+    findings."""
     cases = {scene: pair for scene, pair in found.by_scene.items() if scene not in SCENES}
     cases[found.worst.scene] = found.worst
     values: list[PValue] = []
@@ -185,61 +176,55 @@ def tested_noise(
         for scene, pair in cases.items():
             if not math.isfinite(pair.ratio):
                 continue  # refuted already
-            generator = seeding.generator(seed, "audit releases", part=scene)
-            noise: Noise = SecureNoise() if source == "secure" else SimulatedNoise(generator)
+            noise: Noise = SimulatedNoise(seeding.generator(seed, "audit releases", part=scene))
             count = releases
             if source == "secure":
-                width = len(
-                    pair.mechanism.release(
-                        pair.neighbours[0], pair.public, noise=FixedNoise(0.0)
-                    ).vector
-                )
+                noise, width = SecureNoise(), len(pair.noiseless(0).vector)
                 count = min(releases, max(LEAST_RELEASES, SECURE_VALUES // width))
             values += draw(pair, noise, releases=count, findings=found.findings)
     return values
 
 
 def to_json(audit: Audit) -> dict[str, Any]:
-    """Return the audit as JSON can hold it, with the verdict; infinity is the string "inf"."""
+    """Return the audit and its verdict for JSON; infinity is the string "inf"."""
     fields = asdict(audit) | {"violated": audit.violated, "verdict": verdict(audit)}
     return {key: "inf" if value == math.inf else value for key, value in fields.items()}
 
 
 def verdict(audit: Audit) -> str:
-    """Return in plain words what was found."""
+    """Return the result in plain words."""
     claim = f"{privacy_budget(audit.epsilon, audit.delta)}-differentially private"
-    searched = (
-        f"Over {audit.pairs} neighbours (data sets of one, public, size), replacing one example moved the release by "
-        f"up to {audit.max_sensitivity_ratio:.4g} times the sensitivity claimed ({audit.worst_kind}; data: "
-        f"{audit.worst_data}). From {audit.trials} noisy releases of each of the two, an attacker showed "
-        f"ε ≥ {audit.epsilon_lower_bound:.3g}."
+    if audit.violated:
+        text = f"`{audit.mechanism}` is not {claim}."
+        if audit.findings:
+            text += f" Faults: {'; '.join(audit.findings)}."
+    else:
+        text = f"Nothing contradicts that `{audit.mechanism}` is {claim}; this is no proof."
+        if audit.epsilon_reachable <= audit.epsilon:
+            most = f"{audit.epsilon_reachable:.3g}"
+            text += f" {audit.trials} trials cannot show more than ε = {most}: draw more."
+    if math.isinf(audit.stated_epsilon):
+        text += " Its releases state ε = ∞."
+    text += (
+        f" Over {audit.pairs} pairs of neighbours, replacing one example moved the release by up "
+        f"to {audit.max_sensitivity_ratio:.4g} times the claimed sensitivity ({audit.worst_kind}; "
+        f"data: {audit.worst_data}). From {audit.trials} noisy releases of each, an attacker "
+        f"proved ε ≥ {audit.epsilon_lower_bound:.3g}."
     )
     if audit.tests:
-        searched += (
-            f" {audit.tests} tests of {' and '.join(audit.noise)} noise{', also at a node' if audit.node else ''}, "
-            f"{audit.releases} releases at each shape. A release without noise, or with NaN, that occurs at a rate of "
-            f"{100 * rarest_fault(audit.releases):.2g} % is seen with a probability of 99 %; false alarms have a "
-            f"probability of {FALSE_ALARMS:g}."
+        text += (
+            f" {audit.tests} tests of {' and '.join(audit.noise)} "
+            f"noise{', also at a node' if audit.node else ''}, {audit.releases} releases per "
+            "shape. A release without noise, or with NaN, that occurs at a rate of "
+            f"{100 * rarest_fault(audit.releases):.2g} % is detected with a probability of 99 %; "
+            f"the probability of a false alarm is {FALSE_ALARMS:g}."
         )
-    if audit.violated:
-        conclusion = f"`{audit.mechanism}` is not {claim}."
-        if audit.findings:
-            conclusion += " Faults: " + "; ".join(audit.findings) + "."
-    else:
-        conclusion = f"Nothing contradicts that `{audit.mechanism}` is {claim}; that is no proof."
-        if audit.epsilon_reachable <= audit.epsilon:
-            reachable = f"{audit.epsilon_reachable:.3g}"
-            conclusion += (
-                f" This number of trials cannot show more than ε = {reachable}: draw more."
-            )
-    if math.isinf(audit.stated_epsilon):
-        conclusion += " Its releases say so themselves: they state ε = ∞."
-    return f"{conclusion} {searched}"
+    return text
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Thousands of tiny regressions run many times slower where threads compete for them."""
+    """Use one thread: many small regressions are several times slower with more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

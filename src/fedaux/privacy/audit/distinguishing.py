@@ -1,8 +1,10 @@
-"""The distinguishing attack on the worst neighbours, which turns noise that is too little into a bound on epsilon.
+"""The distinguishing attack on the worst neighbours: it turns too little noise into a bound on
+epsilon.
 
-With p and q the rates at which an attacker calls out on noisy releases of the one and of the other data set,
-(epsilon, delta) demands p <= e^epsilon q + delta, so log((p - delta) / q) is a lower bound on epsilon. Both rates are
-replaced by the unfavourable ends of their exact confidence intervals.
+An attacker guesses which of two data sets a noisy release comes from. With p and q the rates of
+true and false accusations, (epsilon, delta) demands p <= e^epsilon q + delta, so log((p - delta) /
+q) is a lower bound on epsilon. Both rates are replaced by the unfavourable ends of their confidence
+intervals.
 """
 
 from __future__ import annotations
@@ -14,35 +16,34 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import betaincinv, ndtr
 
-from fedaux.privacy.audit.mechanisms import Auditable, FixedNoise
+from fedaux.privacy.audit.mechanisms import FixedNoise
 from fedaux.privacy.audit.neighbours import Neighbours
-from fedaux.privacy.mechanisms import SimulatedNoise
+from fedaux.privacy.mechanisms import Mechanism, SimulatedNoise
 
 CONFIDENCE = 1 - 1e-6
-"""Of the bound on epsilon: an audit of a correct mechanism practically never errs."""
+"""Of the bound on epsilon."""
 Floats = NDArray[np.float64]
 
 
 def distinguish(
-    mechanism: Auditable,
+    mechanism: Mechanism,
     found: Neighbours,
     *,
     delta: float,
     trials: int,
     generator: np.random.Generator,
 ) -> float:
-    """Return the lower bound on epsilon that an attacker proves from `trials` releases of each neighbour.
+    """Return the lower bound on epsilon that an attacker proves from `trials` releases per
+    neighbour.
 
-    The attacker looks at the projection of a release on the difference of the noiseless vectors,
-    each entry weighted by its noise, which for Gaussian noise of one scale is all there is to see.
-    The noise is drawn for the projection alone, at the scale that the mechanism asks for; the tests
-    of `distribution` check that real releases scatter so. The threshold and whom to accuse are
-    chosen on one half of the draws; the bound comes from the other half.
+    The attacker projects a release on the difference of the noiseless vectors, each entry weighted
+    by its noise, which is sufficient for Gaussian noise. Noise is drawn for the projection alone,
+    at the mechanism's scale; `distribution` checks that real releases have it. Threshold and
+    direction are chosen on one half of the draws; the bound comes from the other half.
     """
-    public = mechanism.publish(found.negatives)
     centres, scales = (
         [
-            mechanism.release(data, public, noise=FixedNoise(level)).vector
+            mechanism.release(data, found.public, noise=FixedNoise(level)).vector
             for data in found.neighbours
         ]
         for level in (0, 1)
@@ -56,10 +57,9 @@ def distinguish(
     draws = []
     for centre, scale in zip(centres, scales, strict=True):
         spread = float((direction * scale).norm())
-        nothing = torch.zeros(trials, dtype=torch.float64)
-        projected = noise.perturb(nothing, sensitivity=1.0, sigma=spread)
-        draws.append((projected + float(direction @ (centre - centres[0]))).numpy())
-    # Either neighbour may be the one that is accused; the second lies above the first.
+        place = torch.full((trials,), float(direction @ (centre - centres[0])), dtype=torch.float64)
+        draws.append(noise.perturb(place, sensitivity=1.0, sigma=spread).numpy())
+    # Either neighbour may be accused; the second lies above the first.
     contests = [(draws[0], draws[1]), (-draws[1], -draws[0])]
     choices = [
         _best_threshold(innocent[::2], accused[::2], delta=delta) for innocent, accused in contests
@@ -71,9 +71,10 @@ def distinguish(
 
 
 def _best_threshold(innocent: Floats, accused: Floats, *, delta: float) -> tuple[float, float]:
-    """Return the largest bound on epsilon to be expected over thresholds, and that threshold, from as many draws each.
+    """Return the largest expected bound on epsilon over thresholds, and that threshold.
 
-    Normal distributions fitted to the draws say what to expect: counts in the tails would favour lucky thresholds.
+    Expected counts come from normal distributions fitted to the draws: counts in the tails would
+    favour lucky thresholds.
     """
     counts = np.unique(np.geomspace(1, len(accused), 300).astype(int))
     thresholds = np.sort(accused)[-counts]
@@ -89,9 +90,11 @@ def _best_threshold(innocent: Floats, accused: Floats, *, delta: float) -> tuple
 def epsilon_bound(
     hits: Any, false_alarms: Any, *, trials: int, delta: float, confidence: float = CONFIDENCE
 ) -> Floats:
-    """Return log((p - delta) / q), at least 0, with p and q the unfavourable ends of their intervals.
+    """Return log((p - delta) / q), at least 0, with p and q the unfavourable ends of their
+    intervals.
 
-    Each end fails with half the error probability, so the bound holds with `confidence` (Bonferroni).
+    Each end fails with half the error probability, so the bound holds with `confidence`
+    (Bonferroni).
     """
     rate, _ = clopper_pearson(hits, trials=trials, confidence=confidence)
     _, false_rate = clopper_pearson(false_alarms, trials=trials, confidence=confidence)
@@ -99,7 +102,8 @@ def epsilon_bound(
 
 
 def clopper_pearson(successes: Any, *, trials: int, confidence: float) -> tuple[Floats, Floats]:
-    """Return the exact two-sided confidence interval of a binomial rate (Clopper & Pearson, 1934)."""
+    """Return the exact two-sided confidence interval of a binomial rate (Clopper & Pearson,
+    1934)."""
     counts = np.asarray(successes, dtype=np.float64)
     tail = (1 - confidence) / 2
     low = np.where(counts > 0, betaincinv(np.maximum(counts, 1), trials - counts + 1, tail), 0.0)

@@ -1,15 +1,15 @@
-"""Tests of the noise: releases minus the noiseless vector, over sigma, should be independent standard normal numbers.
+"""Tests of the noise: (release - noiseless vector) / sigma should be independent standard normal.
 
-Each test returns a p-value that is exact or nearly so under that hypothesis. Where a test takes the extreme of many,
-its p-value is multiplied by their number. An audit divides its family-wise rate of false alarms by the number of tests
-(Bonferroni), so that together they raise a false alarm with a probability of at most `FALSE_ALARMS`.
+Each test returns a p-value that is exact or nearly so under that hypothesis; the extreme of many
+values is multiplied by their number. The rate of false alarms is divided by the number of tests
+(Bonferroni), so that an audit raises a false alarm with a probability of at most `FALSE_ALARMS`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,20 +18,18 @@ from scipy.special import betainc, chdtr, chdtrc, gammainc, ndtr
 from scipy.stats import kstwo
 from torch import Tensor
 
-from fedaux.privacy.audit.mechanisms import FixedNoise
-from fedaux.privacy.audit.neighbours import Findings, Neighbours
+from fedaux.privacy.audit.neighbours import Findings, Neighbours, promise_of
 from fedaux.privacy.mechanisms import Noise, Release
 from fedaux.privacy.secure import lattice_spacing
 
 FALSE_ALARMS = 1e-6
-"""Probability that an audit of a correct mechanism reports its noise as wrong."""
+"""Probability that the audit of a correct mechanism reports its noise as wrong."""
 POWER = 0.99
 BINS = 16
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class PValue:
+class PValue(NamedTuple):
     """How likely a result as bad as this one would be if the noise were right."""
 
     test: str
@@ -40,7 +38,8 @@ class PValue:
 
 
 def rarest_fault(releases: int) -> float:
-    """Return the rate r at which a fault that shows in one release is seen with 99 %: 1 - (1 - r)^N = 0.99."""
+    """Return the rate r of a fault that N releases detect with a probability of 99 %: 1 - (1 -
+    r)^N."""
     return float(1.0 - (1.0 - POWER) ** (1.0 / releases))
 
 
@@ -55,20 +54,16 @@ def alarms(values: Iterable[PValue], *, rate: float = FALSE_ALARMS) -> Findings:
 
 
 def draw(found: Neighbours, noise: Noise, *, releases: int, findings: Findings) -> list[PValue]:
-    """Return p-values of the noise in releases of both neighbours in turn, each through the mechanism's `release`.
+    """Return p-values of the noise in real releases of both neighbours in turn.
 
-    Adds to `findings` what needs no statistics: NaN, failures, and releases that state something else than before.
+    Adds to `findings` what needs no statistics: NaN, failures, and releases that state something
+    else.
     """
     where = f"{noise.kind} noise; data: {found.scene}"
-    centres = []
-    for features in found.neighbours:
-        twice = [
-            found.mechanism.release(features, found.public, noise=FixedNoise(0.0, kind=noise.kind))
-            for _ in range(2)
-        ]
-        if not torch.equal(twice[0].vector, twice[1].vector):
+    centres = [found.noiseless(side, kind=noise.kind) for side in (0, 1)]
+    for side, centre in enumerate(centres):
+        if not torch.equal(found.noiseless(side, kind=noise.kind).vector, centre.vector):
             findings.setdefault("the vector under the noise is random", where)
-        centres.append(twice[0])
     rows = []
     for number in range(releases):
         side = number % 2
@@ -77,7 +72,7 @@ def draw(found: Neighbours, noise: Noise, *, releases: int, findings: Findings) 
         except Exception as error:
             findings.setdefault("a release fails", f"{type(error).__name__}: {error} ({where})")
             return []
-        if _promise(release) != _promise(centres[side]):
+        if promise_of(release) != promise_of(centres[side]):
             findings.setdefault("releases of the same data state different promises", where)
         if release.noise != noise.kind:
             findings.setdefault(f"noise is stated as {release.noise}", where)
@@ -88,44 +83,38 @@ def draw(found: Neighbours, noise: Noise, *, releases: int, findings: Findings) 
 def deviations(
     differences: Tensor, stated: Release, *, where: str, findings: Findings
 ) -> list[PValue]:
-    """Return the p-values of differences [N, k] between releases and noiseless vectors, given what was stated."""
+    """Return the p-values of differences [N, k] between releases and noiseless vectors."""
     if not bool(differences.isfinite().all()):
         share = float((~differences.isfinite().all(dim=1)).double().mean())
         findings.setdefault("a release holds NaN or infinity", f"{share:.2g} of releases ({where})")
         return []
     if not 0 < stated.sigma < math.inf:
         return []  # reported by the search
-    # Values repeat as often as their spacing makes them: that of the type or, for secure noise, of the lattice.
+    # The rate of ties follows from the spacing of values: that of the type or of the lattice.
     size = float(stated.vector.abs().amax()) + 8 * stated.sigma
     spacing = torch.finfo(stated.vector.dtype).eps * size
     if stated.noise == "secure":
         spacing = max(spacing, lattice_spacing(stated.sensitivity, size=differences.shape[1]))
-    resolution = spacing / stated.sigma
-    values = p_values((differences / stated.sigma).numpy(), resolution=resolution)
+    noise = (differences / stated.sigma).numpy()
+    values = p_values(noise, resolution=spacing / stated.sigma)
     return [PValue(test, where, value) for test, value in values.items()]
 
 
-def _promise(release: Release) -> tuple[object, ...]:
-    shape = tuple(release.vector.shape)
-    numbers = (release.sensitivity, release.sigma, release.epsilon, release.delta)
-    return (*numbers, release.noise, shape)
-
-
 def p_values(noise: Floats, *, resolution: float) -> dict[str, float]:
-    """Return a p-value for each way in which noise [N, k] can differ from independent standard normal numbers.
+    """Return p-values for the ways in which noise [N, k] can differ from independent N(0, 1).
 
-    `resolution` is the spacing of the values: ties and exact zeros are expected at that rate.
+    `resolution` is the spacing of the values, which sets the expected rate of ties and exact zeros.
     """
     count, width = noise.shape
     flat = noise.ravel()
     squares = (noise**2).sum(axis=1)  # [N], chi-square of k degrees
-    by_coordinate = (noise**2).sum(axis=0)  # [k], chi-square of N degrees
+    coordinates = (noise**2).sum(axis=0)  # [k], chi-square of N degrees
     values = {
         "total variance": _chi_square(squares.sum(), degrees=flat.size),
         "mean": _normal(flat.sum() / math.sqrt(flat.size)),
         "mean of a coordinate": width * _normal(np.abs(noise.sum(axis=0)).max() / math.sqrt(count)),
         "variance of a coordinate": width
-        * min(_chi_square(edge, degrees=count) for edge in _edges(by_coordinate)),
+        * min(_chi_square(edge, degrees=count) for edge in (coordinates.min(), coordinates.max())),
         "distribution (Kolmogorov-Smirnov)": _kolmogorov(ndtr(flat)[:, None]),
         "distribution of a coordinate (Kolmogorov-Smirnov)": _kolmogorov(ndtr(noise)),
         "distribution (chi-square of bins)": _binned(ndtr(flat)),
@@ -148,10 +137,6 @@ def p_values(noise: Floats, *, resolution: float) -> dict[str, float]:
     return {test: min(1.0, float(value)) for test, value in values.items()}
 
 
-def _edges(values: Floats) -> tuple[float, float]:
-    return float(values.min()), float(values.max())
-
-
 def _chi_square(value: float, *, degrees: int) -> float:
     return 2.0 * float(min(chdtr(degrees, value), chdtrc(degrees, value)))
 
@@ -161,7 +146,7 @@ def _normal(value: float) -> float:
 
 
 def _at_least(count: int, *, expected: float) -> float:
-    """Return the probability that a Poisson number is at least `count`."""
+    """Return the probability that a Poisson variable is at least `count`."""
     return float(gammainc(count, expected)) if count else 1.0
 
 
@@ -172,7 +157,8 @@ def _ties(noise: Floats) -> int:
 
 
 def _kolmogorov(uniform: Floats) -> float:
-    """Return the p-value of the largest distance between columns [N, k] and the uniform distribution."""
+    """Return the p-value of the largest distance between columns [N, k] and the uniform
+    distribution."""
     count, width = uniform.shape
     ordered = np.sort(uniform, axis=0)
     steps = np.arange(count)[:, None]
@@ -190,13 +176,15 @@ def _binned(uniform: Floats) -> float:
 
 
 def _cross(left: Floats, right: Floats) -> float:
-    """Return the p-value of <left, right>: given either, normal with its squared norm as variance."""
+    """Return the p-value of <left, right>: given either, normal with its squared norm as
+    variance."""
     size = math.sqrt(float((left**2).sum()))
     return _normal(float((left * right).sum()) / size) if size > 0 else 0.0
 
 
 def _most_aligned(rows: Floats) -> float:
-    """Return the p-value of the largest |cosine| between two of the rows [R, d]; its square is beta-distributed."""
+    """Return the p-value of the largest |cosine| between two rows [R, d]; its square is
+    beta-distributed."""
     count, width = rows.shape
     if width < 2 or count < 2:
         return 1.0

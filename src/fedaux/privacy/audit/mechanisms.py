@@ -1,16 +1,15 @@
-"""What can be audited: every registered mechanism, and the paper's claim as published."""
+"""The mechanisms that can be audited: all registered ones, and the paper's claim as published."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedaux.config import Certainty
-from fedaux.privacy.mechanisms import MECHANISMS, Noise, Public, Release
+from fedaux.privacy.mechanisms import MECHANISMS, Mechanism, Noise, Public, Release
 from fedaux.privacy.paper import solve
 from fedaux.privacy.released_code import (
     ReleasedRegression,
@@ -19,29 +18,16 @@ from fedaux.privacy.released_code import (
     regress,
 )
 
-
-class Auditable(Protocol):
-    """The two methods of a mechanism that matter for privacy."""
-
-    def publish(self, negatives: Tensor) -> Public:
-        """Derive from the negatives' features [M, F] what clients need."""
-        ...
-
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
-        """Release a vector about the client's features [n, F]."""
-        ...
-
-
-Build = Callable[[Certainty], Auditable]
+Build = Callable[[Certainty], Mechanism]
 
 
 def auditable() -> dict[str, Build]:
-    """Return every registered mechanism, and `published`: the paper's formulas word for word."""
+    """Return every registered mechanism, and `published`: the paper's formulas as printed."""
     return {**MECHANISMS, "published": Published}
 
 
 class FixedNoise:
-    """A fixed number of standard deviations in every entry: 0 shows the noiseless vector, 1 the scale of the noise."""
+    """A fixed number of standard deviations in every entry: 0 gives the noiseless vector."""
 
     def __init__(self, deviations: float, *, kind: str = "simulated") -> None:
         self._deviations = deviations
@@ -52,41 +38,31 @@ class FixedNoise:
         return vector + self._deviations * sigma
 
 
-class Published:
-    """Theorem 1 word for word: averaged loss, features over the largest norm of D_i and D-, classical noise.
+class Published(ReleasedRegression):
+    """Theorem 1 as printed: averaged loss, features over the largest norm of D_i and D-.
 
-    The norm is left out of the vector, in the paper's favour: it is also needed for the scores, and not protected.
+    The norm is left out of the vector, in the paper's favour: scores need it, and it is not
+    protected.
     """
 
-    def __init__(self, section: Certainty) -> None:
-        self._section = section
-
-    def publish(self, negatives: Tensor) -> Public:
-        """Return the negatives' features [M, F]."""
-        return {"negatives": negatives.double()}
-
     def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
-        """Release the regression's weights [F] with the claimed sensitivity 2 / (lambda (|D_i| + |D-|))."""
-        section, negatives = self._section, public["negatives"]
-        largest = torch.cat([features.double(), negatives]).norm(dim=1).amax()
-        scaled = features.double() / largest, negatives / largest
-        weights = solve(*scaled, regularisation=section.regularisation)
-        size = len(features) + len(negatives)
-        claimed = claimed_sensitivity(size, regularisation=section.regularisation)
-        sigma = claimed * classical_multiplier(epsilon=section.epsilon, delta=section.delta)
+        """Release the weights [F] with the claimed sensitivity 2 / (lambda (|D_i| + |D-|))."""
+        both = torch.cat([features.double(), public["negatives"].double()])
+        scaled = (both / both.norm(dim=1).amax()).split([len(features), len(public["negatives"])])
+        weights = solve(*scaled, regularisation=self._regularisation)
+        claimed = claimed_sensitivity(len(both), regularisation=self._regularisation)
+        sigma = claimed * classical_multiplier(epsilon=self._epsilon, delta=self._delta)
         vector = noise.perturb(weights, sensitivity=claimed, sigma=sigma)
-        return Release(
-            vector, "published", claimed, sigma, section.epsilon, section.delta, noise.kind
-        )
+        return Release(vector, "published", claimed, sigma, self._epsilon, self._delta, noise.kind)
 
 
 class Unfolded(ReleasedRegression):
-    """(w, b) of the released code in the units of the paper's claim: before the client's norm is folded into w."""
+    """(w, b) of the released code in the units of the paper's claim: before w is divided by r."""
 
     def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
-        """Return (w, b) [F + 1] without noise, beside the sensitivity that the paper claims."""
+        """Return (w, b) [F + 1] without noise, with the sensitivity that the paper claims."""
         negatives = public["negatives"].double()
         vector, _ = regress(features.double(), negatives, regularisation=self._regularisation)
         size = len(features) + len(negatives)
         claimed = claimed_sensitivity(size, regularisation=self._regularisation)
-        return Release(vector, "release", claimed, 0.0, math.inf, self._delta, noise.kind)
+        return Release(vector, "released-code", claimed, 0.0, math.inf, self._delta, noise.kind)

@@ -1,25 +1,26 @@
-"""The search for the worst neighbours: data sets that differ in one example and move the noiseless vector far.
+"""The search for the worst neighbours: data sets that differ in one example and move the vector
+far.
 
-Every replacement attack is tried on data of every shape: from one example to 20,000, from one
-feature to 512. Beside the distance, each pair shows whether anything else depends on the example
-that differs: what the release states, or whether there is one at all.
+Every replacement is tried on data of every shape: from one example to 20,000, from one feature to
+512. Besides the distance, each pair shows whether anything else depends on the example that
+   differs: what the release states, or whether it fails.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, cycle, islice
+from itertools import cycle, islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedaux.config import Certainty
-from fedaux.privacy.audit.mechanisms import Auditable, Build, FixedNoise
+from fedaux.privacy.audit.mechanisms import Build, FixedNoise
 from fedaux.privacy.gaussian import delta_of
-from fedaux.privacy.mechanisms import Public, Release
+from fedaux.privacy.mechanisms import Mechanism, Public, Release
 
 NUM_FEATURES = 4
 Pair = tuple[Tensor, Tensor]
@@ -29,27 +30,44 @@ Findings = dict[str, str]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Two data sets [n, F] that differ in their first example, beside the same public negatives [M, F]."""
+    """Two data sets [n, F] that differ in their first example, with the same public map."""
 
     scene: str
     kind: str
-    mechanism: Auditable
-    negatives: Tensor
+    mechanism: Mechanism
     public: Public
     neighbours: Pair
     ratio: float = 0.0
-    """Distance of the noiseless vectors over the sensitivity stated."""
+    """Distance of the noiseless vectors over the stated sensitivity."""
+
+    def noiseless(self, side: int, *, kind: str = "simulated") -> Release:
+        """Return the release of one of the two data sets without noise."""
+        noise = FixedNoise(0.0, kind=kind)
+        return self.mechanism.release(self.neighbours[side], self.public, noise=noise)
 
 
 @dataclass
 class Search:
-    """What a search found."""
+    """The results of a search."""
 
-    worst: Neighbours
-    by_scene: dict[str, Neighbours]
+    by_scene: dict[str, Neighbours] = field(default_factory=dict)
     """The worst neighbours of each scene."""
-    pairs: int
+    pairs: int = 0
     findings: Findings = field(default_factory=dict)
+
+    @property
+    def worst(self) -> Neighbours:
+        """The worst neighbours of all."""
+        return max(self.by_scene.values(), key=lambda found: found.ratio)
+
+    def try_pair(self, start: Neighbours) -> Neighbours:
+        """Measure two neighbours, and keep them if they are the worst of their scene."""
+        found = measured(start, self.findings)
+        self.pairs += 1
+        best = self.by_scene.setdefault(found.scene, found)
+        if found.ratio > best.ratio:
+            self.by_scene[found.scene] = found
+        return found
 
 
 # Data
@@ -76,7 +94,8 @@ def _clusters(generator: np.random.Generator) -> Pair:
 
 
 def _point(n: int, negatives: int) -> Scene:
-    """All mass of the client at one point, all negatives near the opposite one: the regression at its steepest."""
+    """All of the client's data at one point, all negatives near the opposite one: the steepest
+    regression."""
 
     def draw(generator: np.random.Generator) -> Pair:
         point = normal(generator, 1, NUM_FEATURES)
@@ -105,14 +124,15 @@ SHAPES: dict[str, Scene] = {
     "20,000 examples of 2 features": gauss(20_000, 100, width=2, shift=0.5),
     "6,000 examples of 16 features": gauss(6_000, 100, width=16, shift=0.1),
 }
-"""Large and small shapes, drawn once per audit: every replacement is tried, and the noise is tested on each."""
+"""Large and small shapes, drawn once per audit; the noise is tested on each."""
 
 
 # Replacements
 
 
 def _sideways(examples: Tensor, draw: Tensor) -> Pair:
-    """Two outliers against the client's mean, where the loss is steepest, and apart at right angles to it."""
+    """Two outliers against the client's mean, where the loss is steepest, and apart at right
+    angles to it."""
     mean = examples.mean(dim=0)
     mean = mean / mean.norm().clamp_min(1e-12)
     across = draw - (draw @ mean) * mean
@@ -135,7 +155,8 @@ REPLACEMENTS: dict[str, Callable[[Tensor, Tensor], Pair]] = {
     "NaN": lambda examples, draw: (examples[0], math.nan * draw),
     "infinity": lambda examples, draw: (20 * draw, math.inf * draw),
 }
-"""The two versions of the example that differs, from the client's examples [n, F] and a random draw [F]."""
+"""The two versions of the first example, from the client's examples [n, F] and a random draw
+[F]."""
 
 
 # The search
@@ -149,60 +170,33 @@ def search(
     generator: np.random.Generator,
     shapes: Mapping[str, Scene] = SHAPES,
 ) -> Search:
-    """Return the neighbours that lie farthest apart.
+    """Search for the neighbours that lie farthest apart.
 
-    Of `pairs` in the small scenes, three quarters are by kind and the rest by ascent; each replacement is also tried
-    once in each of `shapes`, with as many components as features.
+    Of `pairs` in the small scenes, three quarters are replacements and the rest gradient ascent.
+    Each replacement is also tried once in each of `shapes`, with as many components as features.
     """
-    best: dict[str, Neighbours] = {}
-    findings: Findings = {}
-    tried = 0
-    plain = max(len(SCENES) * len(REPLACEMENTS), 3 * pairs // 4)
-    starts = chain(
-        _small(build(section), plain, generator=generator),
-        _shaped(build, section, shapes, generator=generator),
-    )
-    for start in starts:
-        found = measured(start, findings)
-        tried += 1
-        if found.scene not in best or found.ratio > best[found.scene].ratio:
-            best[found.scene] = found
-    leading = sorted((best[scene] for scene in SCENES), key=lambda found: -found.ratio)[:2]
-    share = max(0, pairs - plain) // len(leading)
-    for start in leading:
-        if math.isfinite(start.ratio):
-            best[start.scene] = _ascend(start, findings, pairs=share, generator=generator)
-            tried += share
-    worst = max(best.values(), key=lambda found: found.ratio)
-    return Search(worst, best, tried, findings)
-
-
-def _small(
-    mechanism: Auditable, count: int, *, generator: np.random.Generator
-) -> Iterator[Neighbours]:
+    found = Search()
+    mechanism = build(section)
     cases = [(scene, kind) for scene in SCENES for kind in REPLACEMENTS]
-    for scene, kind in islice(cycle(cases), count):
+    plain = max(len(cases), 3 * pairs // 4)
+    for scene, kind in islice(cycle(cases), plain):
         examples, negatives = SCENES[scene](generator)
-        public = mechanism.publish(negatives)
-        start = Neighbours(scene, kind, mechanism, negatives, public, (examples, examples))
-        yield _replaced(start, kind, generator)
-
-
-def _shaped(
-    build: Build,
-    section: Certainty,
-    shapes: Mapping[str, Scene],
-    *,
-    generator: np.random.Generator,
-) -> Iterator[Neighbours]:
+        start = Neighbours(
+            scene, kind, mechanism, mechanism.publish(negatives), (examples, examples)
+        )
+        found.try_pair(_replaced(start, kind, generator))
     for scene, draw in shapes.items():
         examples, negatives = draw(generator)
         components = max(section.components, examples.shape[1])
-        mechanism = build(section.model_copy(update={"components": components}))
-        public = mechanism.publish(negatives)
-        start = Neighbours(scene, "", mechanism, negatives, public, (examples, examples))
+        wide = build(section.model_copy(update={"components": components}))
+        start = Neighbours(scene, "", wide, wide.publish(negatives), (examples, examples))
         for kind in REPLACEMENTS:
-            yield _replaced(start, kind, generator)
+            found.try_pair(_replaced(start, kind, generator))
+    leading = sorted((found.by_scene[scene] for scene in SCENES), key=lambda pair: -pair.ratio)[:2]
+    for start in leading:
+        if math.isfinite(start.ratio):
+            _ascend(start, found, pairs=max(0, pairs - plain) // len(leading), generator=generator)
+    return found
 
 
 def _replaced(start: Neighbours, kind: str, generator: np.random.Generator) -> Neighbours:
@@ -213,19 +207,17 @@ def _replaced(start: Neighbours, kind: str, generator: np.random.Generator) -> N
 
 
 def _ascend(
-    start: Neighbours, findings: Findings, *, pairs: int, generator: np.random.Generator
-) -> Neighbours:
-    """Improve both versions of the example: along the gradient by finite differences, and by random moves."""
-    best, tried = start, 0
+    start: Neighbours, found: Search, *, pairs: int, generator: np.random.Generator
+) -> None:
+    """Improve both versions of the example by finite-difference gradients and by random moves."""
+    best, end = start, found.pairs + pairs
 
-    def attempt(versions: Tensor, rest: Pair | None = None) -> Neighbours:
-        nonlocal tried
-        tried += 1
-        data = rest or best.neighbours
-        moved = (_with_first(data[0], versions[0]), _with_first(data[1], versions[1]))
-        return measured(replace(best, neighbours=moved), findings)
+    def attempt(versions: Tensor, *, shift: Tensor | float = 0.0) -> Neighbours:
+        left, right = (data + shift for data in best.neighbours)
+        moved = (_with_first(left, versions[0]), _with_first(right, versions[1]))
+        return found.try_pair(replace(best, neighbours=moved))
 
-    while tried + 2 * NUM_FEATURES + 6 <= pairs:
+    while found.pairs + 2 * NUM_FEATURES + 6 <= end:
         versions = torch.stack([data[0] for data in best.neighbours])  # [2, F]
         size = float(versions.norm()) + 1e-3
         gradient = torch.zeros_like(versions)
@@ -234,15 +226,12 @@ def _ascend(
             nudge.view(-1)[entry] = 1e-3 * size
             gradient.view(-1)[entry] = attempt(versions + nudge).ratio - best.ratio
         uphill = size * gradient / gradient.norm().clamp_min(1e-30)
-        candidates = [attempt(versions + step * uphill) for step in (0.05, 0.5, 5.0)]
-        candidates.append(attempt(versions + 0.3 * size * normal(generator, 2, NUM_FEATURES)))
-        candidates.append(attempt(versions * float(generator.choice([0.5, 2.0, 10.0]))))
-        shift = 0.3 * normal(generator, 1, NUM_FEATURES)
-        candidates.append(
-            attempt(versions, (best.neighbours[0] + shift, best.neighbours[1] + shift))
-        )
-        best = max([best, *candidates], key=lambda found: found.ratio)
-    return best
+        for step in (0.05, 0.5, 5.0):
+            attempt(versions + step * uphill)
+        attempt(versions + 0.3 * size * normal(generator, 2, NUM_FEATURES))
+        attempt(versions * float(generator.choice([0.5, 2.0, 10.0])))
+        attempt(versions, shift=0.3 * normal(generator, 1, NUM_FEATURES))
+        best = found.by_scene[start.scene]
 
 
 def _with_first(examples: Tensor, first: Tensor) -> Tensor:
@@ -250,20 +239,17 @@ def _with_first(examples: Tensor, first: Tensor) -> Tensor:
 
 
 def measured(found: Neighbours, findings: Findings) -> Neighbours:
-    """Return the neighbours with the l2 distance of their noiseless vectors over the sensitivity stated.
+    """Return the neighbours with the l2 distance of their noiseless vectors over the sensitivity.
 
-    Adds to `findings` what else tells the two apart, and noise that is too little for what the release states.
+    Adds to `findings` what else tells the two apart, and noise that is too little for the claim.
     """
     where = f"{found.kind}; data: {found.scene}"
-    releases = []
-    for features in found.neighbours:
-        try:
-            releases.append(found.mechanism.release(features, found.public, noise=FixedNoise(0.0)))
-        except Exception as error:  # that a release fails shows as much as a release
-            findings.setdefault("a release fails", f"{type(error).__name__}: {error} ({where})")
-            return found
-    left, right = releases
-    if _stated(left) != _stated(right) or left.vector.shape != right.vector.shape:
+    try:
+        left, right = found.noiseless(0), found.noiseless(1)
+    except Exception as error:  # a failure reveals as much as a release
+        findings.setdefault("a release fails", f"{type(error).__name__}: {error} ({where})")
+        return found
+    if promise_of(left) != promise_of(right):
         findings.setdefault("what a release states depends on private data", where)
         return found
     if problem := uncalibrated(left):
@@ -272,12 +258,14 @@ def measured(found: Neighbours, findings: Findings) -> Neighbours:
     return replace(found, ratio=ratio if math.isfinite(ratio) else math.inf)
 
 
-def _stated(release: Release) -> tuple[object, ...]:
-    return (release.sensitivity, release.sigma, release.epsilon, release.delta, release.noise)
+def promise_of(release: Release) -> tuple[object, ...]:
+    """Return what a release states, which must not depend on private data."""
+    numbers = (release.sensitivity, release.sigma, release.epsilon, release.delta)
+    return (*numbers, release.noise, release.vector.shape)
 
 
 def uncalibrated(release: Release) -> str:
-    """Return why the stated sigma does not give the stated (epsilon, delta); empty where it does."""
+    """Return why the stated sigma does not give the stated (epsilon, delta); empty if it does."""
     if math.isinf(release.epsilon):
         return ""
     if not (0 < release.sigma < math.inf and 0 < release.sensitivity < math.inf):

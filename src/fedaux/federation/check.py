@@ -1,4 +1,4 @@
-"""What a node would do, told to its operator before anything is connected: `fedaux federate check`."""
+"""`fedaux federate check`: shows a node's operator what the node would do, without a connection."""
 
 from __future__ import annotations
 
@@ -27,63 +27,60 @@ from fedaux.running.preflight import problems_of
 
 
 def check_node(file: Path, *, recipe: str | None = None) -> tuple[list[RenderableType], bool]:
-    """Return what there is to say about a node, and whether it would do what the recipe asks.
+    """Return a description of a node, and whether it would accept the recipe.
 
-    Raises ConfigError or ValueError where its configuration or its data cannot be used.
+    Raises ConfigError or ValueError if its configuration or its data cannot be used.
     """
     config = load_node(file)
     data, total = own_data(config)
     if total > len(data.labels) and not config.data.skip_bad:
         raise ValueError(
-            f"data: {total - len(data.labels)} of {total} rows cannot be read; mend them, or set data.skip_bad = true: "
-            "then they count as examples and contribute nothing"
+            f"data: {total - len(data.labels)} of {total} rows cannot be read; repair them, or set "
+            "data.skip_bad = true: then they count as examples and contribute nothing"
         )
     shape = " x ".join(map(str, declared_shape(config)))
     name = f", {config.name}" if config.name else ""
     heading = f"Client {config.number}{name}: {total} examples, images {shape}"
-    said: list[RenderableType] = [
-        *warning_lines(config),
-        heading,
-        class_table(data, config),
-        *policy_lines(config),
-    ]
-    if total > len(data.labels):
-        said.append(
-            f"{total - len(data.labels)} rows cannot be read: they count as examples and contribute nothing."
+    shown: list[RenderableType] = [*warning_lines(config), heading]
+    shown += [class_table(data, config), *policy_lines(config)]
+    if unreadable := total - len(data.labels):
+        shown.append(
+            f"{unreadable} rows cannot be read: they count as examples and contribute nothing."
         )
     if total == 0:
-        said.append("Warning: there are no examples here; the node would have nothing to do.")
+        shown.append("Warning: this node has no examples.")
     if config.privacy.noise == "secure":
-        noise_for(deployment=True)  # says what to install where it cannot be drawn
+        noise_for(deployment=True)  # raises an error if OpenDP is not installed
     if recipe is None:
-        return said, True
+        return shown, True
     experiment = load_experiment(find_recipe(recipe))
     if unknown := [name for name in experiment.method if name not in METHODS]:
-        # Only what concerns a node: the server's files are elsewhere.
+        # Only the methods: the server's files are not available here.
         raise ConfigError(
             [line for line in problems_of(experiment) if unknown[0] in line], origin=recipe
         )
     lines, refused = recipe_lines(config, experiment, num_examples=total)
-    return [*said, "", f"{recipe} would ask:", *lines], not refused
+    return [*shown, "", f"{recipe} would request:", *lines], not refused
 
 
 def warning_lines(config: NodeConfig) -> list[str]:
-    """Say first what makes the budget meaningless."""
+    """Return warnings about settings that make the budget meaningless."""
     lines = []
     if config.privacy.plain_updates:
         lines.append(
-            "NOT PROTECTED: privacy.plain_updates = true lets trained models leave without differential privacy. A "
-            "hostile server can read private data out of them; the budget below covers the certainty scores alone."
+            "NOT PROTECTED: privacy.plain_updates = true lets trained models leave without "
+            "differential privacy. A hostile server can extract private data from them; the budget "
+            "below covers the certainty scores only."
         )
     if config.privacy.noise != "secure":
         lines.append(
-            "NOT PRIVATE: privacy.noise = simulated is known to the server. For trials alone."
+            "NOT PRIVATE: privacy.noise = simulated is known to the server. For trials only."
         )
     return lines
 
 
 def class_table(data: LabelledData, config: NodeConfig) -> Table:
-    """Return what the node holds, and which of it does not take part."""
+    """Return the number of examples per class, and which classes are not declared."""
     table = Table()
     table.add_column("class")
     table.add_column("examples", justify="right")
@@ -96,15 +93,15 @@ def class_table(data: LabelledData, config: NodeConfig) -> Table:
 
 
 def policy_lines(config: NodeConfig) -> list[str]:
-    """Say what may leave this machine, what has left it, and what protects nobody."""
+    """Return what may leave this machine, what has left it, and what is not private."""
     terms = config.privacy
     guard = Guard(config)
     used = guard.spent(guard.counted())
     lines = [
-        "Leaves this machine when the server asks for it, and nothing else does:",
+        "On request of the server, only the following leaves this machine:",
         "- the client's number and name, the version of fedaux, and the number of examples;",
         f"- noisy vectors for certainty scores, by {_listed(terms.mechanisms)};",
-        "- trained models, as they are, and their mean training loss."
+        "- trained models, unprotected, and their mean training loss."
         if terms.plain_updates
         else "- trained models, if they were trained with DP-SGD.",
         f"Budget: ε = {terms.epsilon:g} at δ = {terms.delta:g}, of which {used:.4g} is spent "
@@ -112,17 +109,18 @@ def policy_lines(config: NodeConfig) -> list[str]:
     ]
     if unprotected := [name for name in terms.mechanisms if name in UNPROTECTED_MECHANISMS]:
         lines.append(
-            f"NOT PRIVATE: privacy.mechanisms allows {_listed(unprotected)}, which no budget counts."
+            f"NOT PRIVATE: privacy.mechanisms allows {_listed(unprotected)}, which the budget does "
+            "not cover."
         )
     if config.split is not None:
-        lines.append("A trial: [split] gives this node a part of data that is not its own.")
+        lines.append("A trial: [split] gives this node a part of the recipe's data.")
     return lines
 
 
 def recipe_lines(
     config: NodeConfig, experiment: Experiment, *, num_examples: int
 ) -> tuple[list[str], bool]:
-    """Say what a recipe would cost this node, and what the node would refuse."""
+    """Return the cost of a recipe for this node or its refusal, and whether it is refused."""
     guard, terms = Guard(config), config.privacy
     section, seeds, rounds = experiment.certainty, len(experiment.seeds), experiment.rounds
     lines: list[str] = []
@@ -132,15 +130,16 @@ def recipe_lines(
             cost = privacy_budget(section.epsilon, section.delta)
             lines.append(
                 f"- certainty scores by {section.mechanism}: (ε, δ) = {cost}, "
-                f"{seeds} time{'s' if seeds > 1 else ''}, one a seed;"
+                f"{seeds} time{'s' if seeds > 1 else ''}, once per seed;"
             )
             guard.check_release(section)
             if section.mechanism not in UNPROTECTED_MECHANISMS:
                 asked += [_score_entry(experiment, config.number, num_examples)] * seeds
         cells = seeds * len(experiment.method)
         lines.append(
-            f"- updates in up to {rounds} rounds of {cells} method{'s and seeds' if cells > 1 else ' and seed'}, "
-            + ("not protected." if experiment.local.privacy is None else "by DP-SGD.")
+            f"- updates in up to {rounds} rounds of {cells} "
+            f"method{'s and seeds' if cells > 1 else ' and seed'}, "
+            + ("not protected." if experiment.local.privacy is None else "with DP-SGD.")
         )
         guard.check_update(experiment.local, None)
         if experiment.local.privacy is not None and num_examples > 0:
@@ -158,32 +157,20 @@ def recipe_lines(
             if experiment.local.privacy is not None and terms.accountant == "gaussian":
                 hint = '; privacy.accountant = "renyi" counts DP-SGD more tightly'
             raise Refusal(
-                f"all of it, if this client is asked in every round, comes to ε = {together:.4g} at "
-                f"δ = {terms.delta:g} with what was spent before; the budget is {terms.epsilon:g}{hint}"
+                "if this client takes part in every round, the total including earlier releases is "
+                f"ε = {together:.4g} at δ = {terms.delta:g}; the budget is {terms.epsilon:g}{hint}"
             )
     except Refusal as refusal:
         return [*lines, f"REFUSED: {refusal}"], True
-    return [
-        *lines,
-        f"Within the budget: together ε = {together:.4g} at δ = {terms.delta:g}.",
-    ], False
+    return [*lines, f"Within the budget: total ε = {together:.4g} at δ = {terms.delta:g}."], False
 
 
 def _score_entry(experiment: Experiment, client: int, num_examples: int) -> LedgerEntry:
-    """Return a release as it will be booked; prices compose by noise over sensitivity alone."""
+    """Return the planned release; its cost depends only on sigma over sensitivity."""
     section = experiment.certainty
     sigma = noise_multiplier(epsilon=section.epsilon, delta=section.delta)
-    return LedgerEntry(
-        client=client,
-        num_examples=num_examples,
-        mechanism=section.mechanism,
-        purpose=SCORES,
-        sensitivity=1.0,
-        sigma=sigma,
-        epsilon=section.epsilon,
-        delta=section.delta,
-        noise="planned",
-    )
+    planned = (1.0, sigma, section.epsilon, section.delta)
+    return LedgerEntry(client, num_examples, section.mechanism, SCORES, *planned, "planned")
 
 
 def _listed(names: Sequence[str]) -> str:

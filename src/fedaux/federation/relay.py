@@ -1,7 +1,8 @@
-"""A node's `flwr-clientapp`: hand the message to the node's warm process, which has everything loaded.
+"""A node's `flwr-clientapp`: passes the message to the node's warm process, which has everything
+loaded.
 
-Run by its path and without site-packages, for it must start in no time; it imports the standard library alone. Without
-a warm process it becomes a cold one.
+It must start fast, so it is run by its path without site-packages and imports only the standard
+library. Without a warm process it starts a new one.
 """
 
 import json
@@ -10,11 +11,11 @@ import socket
 import sys
 
 VARIABLE = "FEDAUX_WARM"
-"""Names the socket of the warm process."""
+"""Environment variable with the socket of the warm process."""
 
 
 def main() -> None:
-    """Let one message be answered, and end as the process that answers it ends."""
+    """Have one message answered, and exit with the status of the process that answers it."""
     arguments = sys.argv[1:]
     connection = socket.socket(socket.AF_UNIX)
     try:

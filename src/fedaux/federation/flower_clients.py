@@ -1,4 +1,4 @@
-"""Clients at the other end of Flower's grid: who is there, and what they answer by the deadline."""
+"""Clients over Flower's grid: which are present, and what they answer before the deadline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, TrainTerms
 from fedaux.privacy.ledger import SCORES, UPDATE, LedgerEntry
 
 POLL_SECONDS = (0.1, 1.0)
-"""How often answers are looked for: at first, and when they take long."""
+"""Shortest and longest pause between two polls for answers."""
 MOST_EXAMPLES = 2**40
 LOGGER = logging.getLogger("fedaux.core.weights")
 
@@ -47,16 +47,16 @@ class FlowerClients:
         self._reasons: dict[int, str] = {}
         self._have: dict[int, str] = {}
         self.traffic = {"down": 0, "up": 0}
-        """Bytes of the tensors and texts that were handed to Flower and came from it."""
+        """Bytes of the tensors and texts sent and received."""
 
     def present(self) -> Sequence[int]:
-        """Return the clients whose nodes are connected and answer; waits where there are too few."""
+        """Return the clients whose nodes are connected and answer; waits if there are too few."""
         return self._members.present()
 
     def release_scores(
         self, clients: Sequence[int], request: ReleaseRequest
     ) -> Iterator[ScoreRelease]:
-        """Ask for certainty releases: h0 and the public map down, a vector and its price up."""
+        """Request certainty releases: h0 and the public map down, a vector and its cost up."""
         self._reasons = {}
         contents: dict[int, RecordDict] = {}
         arrays = {name: records.arrays(weights) for name, weights in request.extractors.items()}
@@ -76,12 +76,12 @@ class FlowerClients:
             try:
                 yield self._certificate(client, content, request.public[name], request)
                 self._have[client] = digest_of("h0", request.extractors[name])
-                self._members.board.answered(client)
+                self._members.status.answered(client)
             except Unusable as error:
                 self._give_up(client, str(error))
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
-        """Ask for local training: weights down, weights up."""
+        """Request local training: weights down, weights up."""
         self._reasons = {}
         arrays = {
             name: records.arrays(own, wire=request.wire) for name, own in request.weights.items()
@@ -109,25 +109,25 @@ class FlowerClients:
             try:
                 yield self._update(client, content, request.weights[name], request)
                 self._have |= {client: digests[name]} if name in digests else {}
-                self._members.board.answered(client)
+                self._members.status.answered(client)
             except Unusable as error:
                 self._give_up(client, str(error))
         for client in self._reasons:
-            self._have.pop(client, None)  # who knows what it still has
+            self._have.pop(client, None)  # it may have lost its state
 
     def reasons(self) -> Mapping[int, str]:
-        """Say why clients have not answered, or not with anything usable."""
+        """Return why clients did not answer, or not with a usable answer."""
         return dict(self._reasons)
 
     def client_states(self) -> Mapping[int, ClientState]:
-        """Return nothing: what nodes keep, they keep on disks of their own."""
+        """Return nothing: nodes keep their state on their own disks."""
         return {}
 
     def load_client_states(self, kept: Mapping[int, ClientState]) -> None:
         """Do nothing, for the same reason."""
 
     def _common(self, client: int, seed: int) -> dict[str, Any]:
-        """Return what every request states."""
+        """Return the terms that every request has."""
         task, name = self._task, self._task.prototype_of[client]
         (prototype,) = [one for one in task.experiment.prototypes if one.name == name]
         data = task.experiment.data
@@ -137,7 +137,7 @@ class FlowerClients:
             "seed": seed,
             "prototype": prototype.model_copy(
                 update={"clients": None}
-            ),  # who else has it is nobody's business
+            ),  # other clients' ids are not sent
             "mode": task.experiment.mode,
             "image_shape": task.input_shape,
             "classes": self._classes,
@@ -150,10 +150,9 @@ class FlowerClients:
     def _ask(
         self, contents: Mapping[int, RecordDict], *, kind: str, what: str, round: int
     ) -> Iterator[tuple[int, RecordDict]]:
-        """Send each client its message and yield the contents of answers as they come, until the deadline."""
+        """Send each client its message and yield the answers as they arrive, until the deadline."""
         seconds = self._task.experiment.federation.deadline
-        board = self._members.board
-        board.asked(list(contents), what=what, round=round)
+        self._members.status.asked(list(contents), what=what, round=round)
         self.traffic["down"] += sum(records.size_of(content) for content in contents.values())
         began = time.monotonic()
         ends = began + seconds
@@ -184,18 +183,18 @@ class FlowerClients:
                     self._members.doubt(client)
                     self._give_up(client, reply)
                 elif reply.metadata.src_node_id != nodes[client]:
-                    self._give_up(client, "was answered by another node")
+                    self._give_up(client, "another node answered")
                 else:
                     self.traffic["up"] += records.size_of(reply.content)
                     if "refusal" in reply.content:
-                        self._give_up(client, refusal_in(reply.content))
+                        self._give_up(client, records.refusal_in(reply.content))
                     else:
                         yield client, reply.content
             pause = POLL_SECONDS[0] if replies else min(1.5 * pause, POLL_SECONDS[1])
             if pending:
                 time.sleep(min(pause, max(0.0, ends - time.monotonic())))
         LOGGER.info(
-            "%s: %.2f s in all; sent in %.2f s, answers fetched in %.2f s",
+            "%s: %.2f s in total; sent in %.2f s, answers fetched in %.2f s",
             *(what, time.monotonic() - began, sent, reading),
         )
         for client in pending.values():
@@ -204,7 +203,7 @@ class FlowerClients:
 
     def _give_up(self, client: int, reason: str) -> None:
         self._reasons[client] = reason
-        self._members.board.missing(client, reason)
+        self._members.status.missing(client, reason)
         LOGGER.warning("client %d: %s", client, reason)
 
     def _certificate(
@@ -214,12 +213,11 @@ class FlowerClients:
         public: Mapping[str, Tensor],
         request: ReleaseRequest,
     ) -> ScoreRelease:
-        """Return a release that can be scored with. Raises Unusable."""
-        said = said_by(client, content)
-        entry = entry_in(said, client=client, purpose=SCORES)
+        """Return a usable release. Raises Unusable."""
+        entry = entry_in(answer_of(client, content), client=client, purpose=SCORES)
         if entry.mechanism != request.certainty.mechanism:
             raise Unusable(
-                f"released through {records.reason_of(entry.mechanism)}, which was not asked for"
+                f"released through {records.reason_of(entry.mechanism)}, which was not requested"
             )
         width = release_width(self._task, self._task.prototype_of[client], dict(public))
         vector = records.tensors(content.get("release"), {"vector": (torch.float64, (width,))})[
@@ -232,16 +230,16 @@ class FlowerClients:
     def _update(
         self, client: int, content: RecordDict, sent: Weights, request: TrainRequest
     ) -> Update:
-        """Return an update whose tensors fit. Raises Unusable."""
-        said = said_by(client, content)
-        examples, loss = said.get("num_examples"), said.get("loss")
+        """Return an update with tensors of the right shapes. Raises Unusable."""
+        answer = answer_of(client, content)
+        examples, loss = answer.get("num_examples"), answer.get("loss")
         if type(examples) is not int or not 1 <= examples <= MOST_EXAMPLES:
-            raise Unusable("claims a number of examples that is none")
+            raise Unusable("the number of examples is not valid")
         if not (loss is None or type(loss) is float):
-            raise Unusable("states a loss that is no number")
+            raise Unusable("the loss is not a number")
         if request.local.privacy is not None:
             loss = None
-        entry = entry_in(said, client=client, purpose=UPDATE) if "entry" in said else None
+        entry = entry_in(answer, client=client, purpose=UPDATE) if "entry" in answer else None
         weights = records.tensors(
             content.get("weights"), records.expected_of(sent), wire=request.wire
         )
@@ -254,33 +252,25 @@ class FlowerClients:
         )
 
 
-def refusal_in(content: RecordDict) -> str:
-    """Return a node's own words for not answering."""
+def answer_of(client: int, content: RecordDict) -> dict[str, Any]:
+    """Return the JSON of an answer. Raises Unusable if it is not valid or names another client."""
     try:
-        return records.reason_of(records.text_of(content, "refusal"))
-    except Unusable:
-        return "refused, without saying why"
-
-
-def said_by(client: int, content: RecordDict) -> dict[str, Any]:
-    """Return what an answer says in JSON. Raises Unusable where somebody else seems to speak."""
-    try:
-        said = json.loads(records.text_of(content, "answer"))
+        answer = json.loads(records.text_of(content, "answer"))
     except ValueError as error:
-        raise Unusable("says nothing that could be read") from error
-    if not isinstance(said, dict):
-        raise Unusable("says nothing that could be read")
-    if said.get("client") != client:
-        raise Unusable(f"speaks as client {records.reason_of(str(said.get('client')))[:20]}")
-    return said
+        raise Unusable("the answer cannot be read") from error
+    if not isinstance(answer, dict):
+        raise Unusable("the answer cannot be read")
+    if answer.get("client") != client:
+        raise Unusable(f"answers as client {records.reason_of(str(answer.get('client')))[:20]}")
+    return answer
 
 
-def entry_in(said: Mapping[str, Any], *, client: int, purpose: str) -> LedgerEntry:
-    """Return the ledger entry of an answer, with plain numbers in it. Raises Unusable."""
+def entry_in(answer: Mapping[str, Any], *, client: int, purpose: str) -> LedgerEntry:
+    """Return the ledger entry of an answer, with valid numbers. Raises Unusable."""
     try:
-        entry = LedgerEntry.from_json(said["entry"])
+        entry = LedgerEntry.from_json(answer["entry"])
         numbers = (entry.sensitivity, entry.sigma, entry.epsilon, entry.delta)
-        honest = (
+        valid = (
             entry.client == client
             and entry.purpose == purpose
             and type(entry.num_examples) is int
@@ -297,9 +287,9 @@ def entry_in(said: Mapping[str, Any], *, client: int, purpose: str) -> LedgerEnt
             and (purpose == SCORES or _is_probability(entry.sampling_probability))
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Unusable("states no price that could be read") from error
-    if not honest:
-        raise Unusable("states a price that cannot be right")
+        raise Unusable("the ledger entry cannot be read") from error
+    if not valid:
+        raise Unusable("the ledger entry is not valid")
     return entry
 
 

@@ -1,0 +1,229 @@
+"""Figures of the clients' data: the split, and the certainty scores of each client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.collections import EllipseCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fedaux.report.figures import BLUE, FADE, WIDTH, new_figure, shorten
+from fedaux.report.run import Array
+from fedaux.report.svg import SMOOTH, STYLE
+
+
+def class_shares(table: npt.ArrayLike) -> Array:
+    """Return the share of each class that each client holds [clients, classes]; columns sum to 1
+    or 0."""
+    counts = np.asarray(table, dtype=np.float64)
+    return np.asarray(counts / np.maximum(counts.sum(axis=0, keepdims=True), 1))
+
+
+def order_clients(table: npt.ArrayLike) -> list[int]:
+    """Return the rows of a table [clients, classes] sorted by each client's main class, purest
+    first."""
+    counts = np.asarray(table, dtype=np.float64)
+    purity = counts.max(axis=1) / np.maximum(counts.sum(axis=1), 1)
+    main = np.where(counts.sum(axis=1) > 0, counts.argmax(axis=1), counts.shape[1])
+    return [int(index) for index in np.lexsort((-purity, main))]
+
+
+@matplotlib.rc_context(STYLE)
+def split_bubbles(panels: Sequence[tuple[str, npt.ArrayLike]], classes: Sequence[object]) -> Figure:
+    """Draw splits, one panel each: x = client, y = class, area of a bubble = number of examples.
+
+    Each panel is a title and a table [clients, classes] of counts; all share one scale. Small
+    counts are drawn larger, to be visible.
+    """
+    if not panels:
+        raise ValueError("no panels: should be at least one (title, table)")
+    tables = [np.asarray(table, dtype=np.float64) for _, table in panels]
+    widest = max(table.shape[0] for table in tables)
+    columns = min(len(panels), max(1, 40 // max(widest, 1)))
+    lines = -(-len(panels) // columns)
+    left = 22 + 5.4 * max((len(shorten(name)) for name in classes), default=1)
+    cell = float(np.clip((WIDTH - left) / columns / max(widest, 1), 9.5, 24))
+    width = max(200, left + columns * (cell * widest + 12))
+    titled = any(title for title, _ in panels)
+    height = lines * (cell * len(classes) + (22 if titled else 4)) + 40
+    figure = new_figure(width, height, layout="constrained")
+    grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
+    largest = max((table.max() for table in tables if table.size), default=1) or 1
+    for axes, (title, _), table in zip(grid.flat, panels, tables, strict=False):
+        clients, labels = np.nonzero(table)
+        diameters = np.maximum(
+            0.94 * np.sqrt(table[clients, labels] / largest), 0.14
+        )  # one example is still visible
+        places, flat = np.column_stack([clients, labels]), np.zeros_like(diameters)
+        bubbles = EllipseCollection(
+            diameters, diameters, flat, units="x", offsets=places, offset_transform=axes.transData
+        )
+        bubbles.set(facecolor=BLUE, edgecolor="none")
+        axes.add_collection(bubbles)
+        axes.set_xlim(-0.6, widest - 0.4)
+        axes.set_ylim(-0.6, len(classes) - 0.4)
+        axes.set_aspect("equal")
+        axes.set_title(title)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=11, integer=True, steps=[1, 2, 5, 10]))
+        _name_ticks(axes, "y", classes, room=cell)
+        axes.set_axisbelow(True)
+        axes.grid(True)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    figure.supxlabel("client", fontsize=10.5)
+    figure.supylabel("class", fontsize=10.5)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def score_matrix(
+    weights_by_class: npt.ArrayLike,
+    table: npt.ArrayLike,
+    classes: Sequence[object],
+    clients: Sequence[object],
+) -> Figure:
+    """Draw the share of each class that a client holds beside the weight of its scores on that
+    class.
+
+    Both are [clients, classes], with columns that sum to 1, on one scale.
+    """
+    weights = np.asarray(weights_by_class, dtype=np.float64)
+    shares = class_shares(table)
+    if (
+        weights.shape != shares.shape
+        or len(clients) != len(weights)
+        or len(classes) != weights.shape[1]
+    ):
+        raise ValueError(
+            f"weights {weights.shape}, table {shares.shape}, {len(clients)} clients and "
+            f"{len(classes)} classes do not match: weights and table should both be [clients, "
+            "classes]"
+        )
+    order = order_clients(table)
+    names, rows = [shorten(name) for name in classes], [shorten(clients[index]) for index in order]
+    row = float(np.clip(260 / max(len(order), 1), 7, 20))
+    column = max(4.0, (WIDTH - 60) / 2 / max(len(names), 1))
+    steep = 6 * max(map(len, names), default=1) > column - 2
+    left = 24 + 6 * max(map(len, rows), default=1)
+    below = 26 + (6 * max(map(len, names), default=1) if steep else 10)
+    figure = new_figure(
+        left + 2 * column * len(names) + 22, row * len(order) + below + 66, layout="constrained"
+    )
+    grid = figure.subplot_mosaic(
+        [["held", "weight"], ["scale", "."]], height_ratios=[row * max(len(order), 1), 9]
+    )
+    largest = max(float(weights.max(initial=0)), float(shares.max(initial=0))) or 1.0
+    panels = {
+        "held": (shares, "share of the class held"),
+        "weight": (weights, "weight on its test examples"),
+    }
+    for key, (values, title) in panels.items():
+        axes = grid[key]
+        axes.imshow(
+            values[order], cmap=FADE, vmin=0, vmax=largest, aspect="auto", interpolation="none"
+        )
+        axes.set_title(title)
+        axes.set_xlabel("class")
+        _name_ticks(axes, "x", names, room=column, rotation=90 if steep else 0)
+        _name_ticks(axes, "y", rows if key == "held" else [], room=row)
+        axes.tick_params(length=0)
+        axes.spines[:].set_alpha(0.5)
+    grid["held"].set_ylabel("client")
+    scale = grid["scale"]
+    ramp = np.linspace(0, 1, 256)[None]
+    scale.imshow(ramp, cmap=FADE, aspect="auto", interpolation="none", extent=(0, largest, 0, 1))
+    scale.set_yticks([])
+    scale.xaxis.set_major_locator(MaxNLocator(nbins=4))
+    scale.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    scale.spines[:].set_alpha(0.5)
+    label = scale.annotate(
+        "share, weight", (largest, 0.5), (8, 0), textcoords="offset points", va="center", fontsize=9
+    )
+    label.set_in_layout(False)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def top_images(
+    images: npt.ArrayLike,
+    *,
+    table: npt.ArrayLike,
+    classes: Sequence[object],
+    clients: Sequence[object],
+) -> Figure:
+    """Draw the auxiliary images that each client scores highest, one row per client.
+
+    images is uint8 [clients, M, C, H, W] with C = 1 or 3; table is [clients, classes].
+    """
+    pictures = np.asarray(images, dtype=np.uint8)
+    counts = np.asarray(table)
+    if pictures.ndim != 5 or pictures.shape[2] not in (1, 3) or len(pictures) != len(clients):
+        raise ValueError(
+            f"images of shape {pictures.shape} for {len(clients)} clients: "
+            "should be [clients, M, C, H, W] with C = 1 or 3"
+        )
+    order = order_clients(counts)
+    mosaic = _mosaic(shrink_images(pictures[order], side=48))
+    names = [_main_class(counts[index], classes, clients[index]) for index in order]
+    left = 10 + 5.4 * max(map(len, names), default=1)
+    across = max(1.0, min(28.0 * pictures.shape[1], WIDTH - left))
+    width, height = left + across, across * mosaic.shape[0] / max(mosaic.shape[1], 1)
+    total = max(height, 10) + 6
+    figure = new_figure(width, total)
+    axes = figure.add_axes((left / width, 3 / total, across / width, 1 - 6 / total))
+    axes.imshow(mosaic, interpolation="none", aspect="auto", gid=SMOOTH)
+    pitch = mosaic.shape[0] / max(len(order), 1)
+    axes.set_yticks([pitch * (index + 0.5) - 1 for index in range(len(order))], names)
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def shrink_images(images: Array, *, side: int) -> Array:
+    """Average blocks of pixels until both sides of the images [..., H, W] are at most ``side``."""
+    *lead, height, width = images.shape
+    factor = max(1, -(-max(height, width) // side))
+    rows, columns = height // factor, width // factor
+    blocks = images[..., : rows * factor, : columns * factor].reshape(
+        *lead, rows, factor, columns, factor
+    )
+    return np.asarray(blocks.mean(axis=(-3, -1)).round(), dtype=np.uint8)
+
+
+def _name_ticks(
+    axes: Axes, which: str, names: Sequence[object], *, room: float, rotation: float = 0
+) -> None:
+    """Label the positions 0, 1, ... of an axis, omitting labels that do not fit."""
+    step = max(1, math.ceil(9.5 / room))
+    ticks = range(0, len(names), step)
+    labels = [shorten(names[index]) for index in ticks]
+    if which == "x":
+        axes.set_xticks(list(ticks), labels, rotation=rotation)
+    else:
+        axes.set_yticks(list(ticks), labels)
+
+
+def _main_class(counts: Array, classes: Sequence[object], client: object) -> str:
+    """Return a row's label: the client and its main class."""
+    if counts.sum() == 0:
+        return f"client {client}, no data"
+    return f"client {client}, class {shorten(classes[int(counts.argmax())])}"
+
+
+def _mosaic(images: Array) -> Array:
+    """Return images [rows, columns, C, H, W] as one picture [.., .., 4] with gaps of 2 pixels."""
+    rows, columns, channels, height, width = images.shape
+    mosaic = np.zeros((rows, height + 2, columns, width + 2, 4), dtype=np.uint8)
+    colours = (
+        np.broadcast_to(images, (rows, columns, 3, height, width)) if channels == 1 else images
+    )
+    mosaic[:, :height, :, :width, :3] = colours.transpose(0, 3, 1, 4, 2)
+    mosaic[:, :height, :, :width, 3] = 255
+    return mosaic.reshape(rows * (height + 2), columns * (width + 2), 4)
