@@ -9,7 +9,7 @@ TRITON := .venv-kernels
 # One thread each: two processes share two cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10
 
-.PHONY: demo test test-all test-rest test-federation test-cluster test-gpu test-kernels benchmark docs check format clean
+.PHONY: demo test test-all test-rest test-federation test-cluster test-gpu test-kernels benchmark docs wheel check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, about a minute
 	rm -rf runs/demo
@@ -44,6 +44,9 @@ benchmark: $(EXTRAS)    ## a round against a plain loop, and its growth; a minut
 # Not --quiet: MkDocs would then count no warnings.
 docs: $(SITE)           ## the site, offline: build/site/index.html; a warning or a broken link fails it
 	$(BIN)/mkdocs build --strict
+
+wheel: $(READY)          ## a wheel to install elsewhere: build/wheel/fedaux-*.whl
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir build/wheel .
 
 check: $(EXTRAS)        ## formatting, lint, strict types
 	$(BIN)/ruff format --check .

@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
+import json
+from functools import reduce
 from pathlib import Path
 
+from fedaux.config import Experiment
 from fedaux.recipes import reference
 
 PAGE = Path(__file__).with_name("configuration.md")
 
 INTRODUCTION = """# Configuration
 
-A recipe is a TOML file with the settings that differ from the defaults below. The defaults are the paper's settings
-where it states them.
-Any key can be changed on the command line: `fedaux run RECIPE.toml --set local.epochs=5 --set
-method=[fedaux,feddf+p]`. In Python the same keys are arguments: `fedaux.Experiment(rounds=10, split={"alpha": 0.1})`.
-All problems are reported at once, before anything runs. A list for a single-valued key is a [sweep](sweeps.md).
+A recipe is a TOML file with the settings that differ from the defaults below.
+The defaults are the paper's settings if it states them.
+Any key can be changed on the command line: `fedaux run RECIPE.toml --set local.epochs=5 --set method=[fedaux,feddf+p]`.
+In Python the same keys are arguments: `fedaux.Experiment(rounds=10, split={"alpha": 0.1})`.
+All problems are reported at once, before anything runs.
+A list for a single-valued key is a [sweep](sweeps.md).
 
-This page is made from `src/fedaux/config.py` by `python docs/make_configuration.py`.
+This page is written by `python docs/make_configuration.py` from `src/fedaux/config.py`.
 
+## The ten that matter most
+
+| key | default | why change it |
+|---|---|---|
 """
+IMPORTANT = {
+    "method": "the [methods](methods.md) to compare, in one run",
+    "seeds": "use at least three to compare methods",
+    "rounds": "fewer for a first look",
+    "participation_rate": "the share of the clients in each round",
+    "data.source": "what the clients hold: [your data](your-data.md), with `data.path` or `data.clients`",
+    "auxiliary.source": "the public data, with `auxiliary.path`",
+    "split.alpha": "how different the clients are, if one data set is split; `split.num_clients` says over how many",
+    "certainty.epsilon": "the price of the scores: smaller is more private and noisier ([tuning](tuning.md))",
+    "local.learning_rate": "larger with few examples per client, or if only heads are trained",
+    "engine.device": "`cpu`, `cuda` or `cuda:1`; `auto` takes a GPU if there is one",
+}
 
 
 def page() -> str:
     """Return the page."""
-    return INTRODUCTION + reference().rstrip() + "\n"
+    rows = ""
+    for key, advice in IMPORTANT.items():
+        default = json.dumps(reduce(getattr, key.split("."), Experiment()))
+        rows += f"| `{key}` | `{default}` | {advice} |\n"
+    return INTRODUCTION + rows + "\n" + reference().rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write docs/published.md from the figures that ship with the package: python docs/make_published.py."""
+"""Write notes/published.md from the figures that ship with the package: python docs/make_published.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from pathlib import Path
 from fedaux.paper import published
 from fedaux.report.tables import Table, to_markdown
 
+PAGE = Path(__file__).parents[1] / "notes/published.md"
 HEADING = """# The paper's tables
 
-Sattler, Korjakow, Rischke, Samek: *FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning* (2021), as
-printed; accuracy in %, mean ± deviation. Written by `python docs/make_published.py` from
-`src/fedaux/paper/published.toml`, which a test compares with the paper's source. How to run them here:
-[reproduce.md](reproduce.md).
+Sattler, Korjakow, Rischke, Samek: *FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning* (2021),
+as printed.
+Accuracy in %, mean ± deviation.
+Written by `python docs/make_published.py` from `src/fedaux/paper/published.toml`.
+A test compares that file with the paper's source.
+How to run them here: [reproduce](../docs/reproduce.md).
 """
 
 
@@ -42,4 +45,4 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    (Path(__file__).parent / "published.md").write_text(render(), encoding="utf-8")
+    PAGE.write_text(render(), encoding="utf-8")

@@ -1,7 +1,8 @@
-"""What MkDocs does for the site beyond its own: files beside docs/ that pages link to become pages too."""
+"""MkDocs hooks: files outside docs/ that pages link to become pages; nothing comes from another host."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -10,48 +11,66 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)")
-"""A link from docs/ to a file of the checkout, as GitHub understands it."""
+LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 FOREIGN = re.compile(
     r"""<(?:script|img|iframe|link|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^"'\s>]+"""
 )
-"""What a browser would fetch from another host; a link that a person follows is none."""
+"""What a browser would fetch from another host, as opposed to a link that a person follows."""
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
+"""Front matter of the notes: a search of the site finds the user's pages alone."""
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add a page for every file outside docs/ that a page links to. Raises PluginError where there is none."""
-    linked = {
-        target: file.src_uri
-        for file in files.documentation_pages()
-        for target in OUTSIDE.findall(file.content_string)
-    }
-    for target, origin in sorted(linked.items()):
-        if not (ROOT / target).is_file():
-            raise PluginError(f"{origin}: links to ../{target}, which is no file")
-        files.append(File.generated(config, page_name(target), content=page_text(target)))
+    """Add a page for each file outside docs/ that a page links to, and for each file of notes/."""
+    linked = {f"notes/{note.name}": "mkdocs.yml" for note in (ROOT / "notes").glob("*.md")}
+    for file in files.documentation_pages():
+        for target in LINK.findall(file.content_string):
+            path = posixpath.normpath(f"docs/{target}")
+            if not path.startswith("docs/"):
+                linked[path] = file.src_uri
+    for path, origin in sorted(linked.items()):
+        if not (ROOT / path).is_file():
+            raise PluginError(f"{origin}: links to {path}, which does not exist")
+        files.append(File.generated(config, page_name(path), content=page_text(path)))
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Let links to files outside docs/ lead to their pages."""
-    return OUTSIDE.sub(lambda found: "](" + page_name(found[1]), markdown)
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Point links to files outside docs/ at their pages."""
+    if page.file.generated_by:
+        return markdown
+    return relinked(markdown, f"docs/{page.file.src_uri}")
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
-    """Refuse a page that a browser could not show without asking other hosts."""
+    """Raise PluginError if a browser could not show the page without another host."""
     if found := FOREIGN.search(output):
         raise PluginError(f"{page.file.src_uri}: would be fetched from another host: {found[0]}")
     return output
 
 
-def page_name(target: str) -> str:
-    """Return the name of the page that shows a file: examples/own_data.py on examples/own_data.md."""
-    return str(PurePosixPath(target.lower()).with_suffix(".md"))
+def page_name(path: str) -> str:
+    """Return the site's name of a file of the checkout: examples/own_data.py is examples/own_data.md."""
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return str(PurePosixPath(path.lower()).with_suffix(".md"))
 
 
-def page_text(target: str) -> str:
-    """Return a Markdown file with its links as seen from docs/, any other as a block of code."""
-    text = (ROOT / target).read_text(encoding="utf-8")
-    if target.endswith(".md"):
-        return re.sub(r"\]\((?!\w+:|#)(?:docs/)?", "](", text)
-    return f"# {target}\n\n```{PurePosixPath(target).suffix.lstrip('.')}\n{text}```\n"
+def page_text(path: str) -> str:
+    """Return a Markdown file with its links adapted, or any other file as a block of code."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".md"):
+        return UNSEARCHED * path.startswith("notes/") + relinked(text, path)
+    return f"# {path}\n\n```{PurePosixPath(path).suffix.lstrip('.')}\n{text}```\n"
+
+
+def relinked(text: str, path: str) -> str:
+    """Return Markdown whose links, relative to `path` in the checkout, are relative in the site."""
+    folder = posixpath.dirname(path)
+    here = posixpath.dirname(page_name(path))
+
+    def site(found: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, found[1]))
+        return "](" + posixpath.relpath(page_name(target), here or ".")
+
+    return LINK.sub(site, text)

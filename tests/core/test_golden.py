@@ -2,7 +2,7 @@
 
 Other machines and torch versions round differently, so figures agree to a tolerance, not to the bit. After a change of
 numbers that is meant: `PYTHONPATH=tests python
-tests/core/test_golden.py` writes them again, and docs/log.md says why.
+tests/core/test_golden.py` writes them again, and notes/log.md says why.
 """
 
 from __future__ import annotations

@@ -6,16 +6,18 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from helpers.paths import ROOT
 from helpers.typing_commands import typed
 
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "notes").glob("*.md")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     missing = [
@@ -24,15 +26,72 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
-def test_files_of_the_reading_order_exist() -> None:
-    table = (ROOT / "README.md").read_text(encoding="utf-8").split("## Reading order")[1]
-    first_columns = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert len(first_columns) > 10
-    for column in first_columns:
-        names = re.findall(r"`([^`]+)`", column)
-        folder = Path(names[0]).parent
-        for name in names:
-            assert (ROOT / name).exists() or (ROOT / folder / name).exists(), name
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_lines_are_short_outside_tables_and_code(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    lines = [re.sub(r"`[^`]*`", "", line) for line in text.splitlines() if not line.startswith("|")]
+    assert not [line for line in lines if len(line) > 200]
+
+
+def test_mathematics_survives_rendering() -> None:
+    text = (ROOT / "docs/proofs.md").read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$|`[^`]*`|\$\$.*?\$\$|\$[^$\n]*\$", "", text, flags=re.S | re.M)
+    assert text.count("$") > 400
+    assert not re.findall(
+        r"<\w+[',]|(?<![\w*])\w\*[\s,)|]", prose
+    )  # `<w, x>` becomes a tag, `w*` emphasis
+
+
+def test_the_map_of_the_code_is_complete() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tree = text.split("## A map of the code")[1].split("```")[1]
+    package, *top = re.findall(r"^(\S+/) *", tree, flags=re.M)
+    assert all((ROOT / folder).is_dir() for folder in (package, *top))
+    named = set(re.findall(r"^  (\w+)/", tree, flags=re.M))
+    there = {
+        path.name
+        for path in (ROOT / package).iterdir()
+        if path.is_dir() and path.name != "__pycache__"
+    }
+    assert named == there
+    files = {
+        name
+        for line in re.findall(r"^  ((?:\w+\.py ?)+)", tree, flags=re.M)
+        for name in line.split()
+    }
+    assert files == {
+        path.name for path in (ROOT / package).glob("*.py") if not path.name.startswith("__")
+    }
+
+
+def test_figures_show_the_numbers_of_the_tables() -> None:
+    results = (ROOT / "notes/results.md").read_text(encoding="utf-8")
+    sections = {
+        "methods": "## Whole networks: Table 1, one column",
+        "participation": "### Participation, and memory",
+        "privacy": "### What honest privacy costs",
+    }
+    tables = tomllib.loads((ROOT / "notes/figures.toml").read_text(encoding="utf-8"))
+    assert set(tables) == set(sections)
+    for name, heading in sections.items():
+        section = re.split(r"^##", results.split(f"\n{heading}\n")[1], flags=re.M)[0]
+        values = re.findall(r"\d+\.\d", json.dumps(list(tables[name].values())))
+        assert values
+        assert set(values) <= set(re.findall(r"\d+\.\d", section)), name
+
+
+def test_the_quickstart_shows_the_run_of_its_figure() -> None:
+    page = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    lines = (ROOT / "notes/demo-metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    last: dict[str, list[float]] = {}
+    for line in map(json.loads, lines):
+        if line["round"] == 5:
+            last.setdefault(line["method"], []).append(100 * line["accuracy"])
+    assert len(last) == 5
+    for method, values in last.items():
+        assert re.search(
+            rf"^{re.escape(method)} +{mean(values):.1f} ± {stdev(values):.1f} ", page, flags=re.M
+        ), method
 
 
 @pytest.fixture(scope="module")

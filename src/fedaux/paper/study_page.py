@@ -31,7 +31,7 @@ BEST_COMBINATION = "best combination"
 RATES = ("local.learning_rate", "distillation.learning_rate", "local.proximal")
 STANDING = (
     "`fedaux` weights probabilities with the private mechanism `mean`, whose scores are (ε, "
-    "δ)-private as stated; the authors' released scoring is not (docs/privacy.md). The printed "
+    "δ)-private as stated; the authors' released scoring is not (docs/proofs.md). The printed "
     "rule is `--also fedaux+logits`."
 )
 MOST_NAMED = 8

@@ -3,7 +3,7 @@
 Neighbours differ by replacing one example. A Gaussian release is the pair N(0, sigma^2),
 N(sensitivity, sigma^2). A step of DP-SGD with clipping norm C and sampling probability q is
 dominated by the pair (1-q) N(0, sigma^2) + q N(C, sigma^2), (1-q) N(0, sigma^2) + q N(-C, sigma^2)
-(proof: docs/privacy.md). Losses of a composition add up, so their distribution is a convolution;
+(proof: docs/proofs.md). Losses of a composition add up, so their distribution is a convolution;
 rounding is always upwards.
 """
 

@@ -1,4 +1,4 @@
-"""The settings for which the proofs of docs/privacy.md hold. A node refuses everything else.
+"""The settings for which the proofs of docs/proofs.md hold. A node refuses everything else.
 
 The server chooses these numbers, and a hostile server may choose extreme ones. All bounds are
 stated here with their reasons, and use public numbers only.

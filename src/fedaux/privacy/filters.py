@@ -2,7 +2,7 @@
 earlier answers.
 
 Composition theorems for fixed mechanisms do not cover that case. Two filters do (proofs:
-docs/privacy.md, Budgets); a node's configuration fixes which one it uses, because it must be chosen
+docs/proofs.md, Budgets); a node's configuration fixes which one it uses, because it must be chosen
 before the first answer.
 
 `gaussian` adds up (sensitivity / sigma)^2: exact for releases; steps of DP-SGD count without

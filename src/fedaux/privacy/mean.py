@@ -46,7 +46,7 @@ def suitable_components(num_examples: int, *, epsilon: float, delta: float) -> i
     """Return the number of components that suits the noise of a client with n examples: n / m.
 
     m is the noise multiplier. With more components, noise dominates; with fewer, clients look alike
-    (docs/privacy.md). The result is public, because n is.
+    (docs/proofs.md). The result is public, because n is.
     """
     return max(1, round(num_examples / noise_multiplier(epsilon=epsilon, delta=delta)))
 

@@ -11,7 +11,7 @@ Three things break the paper's claim. The paper bounds the *averaged* loss; with
 example moves w |D_i| + |D-| times as far. The intercept is not regularised, so the strong convexity
 that the proof needs is missing. And r scales the noise: one example of a huge norm leaves w / r
 almost without noise, which no epsilon allows. Hence epsilon and sensitivity are stated as infinite
-(docs/privacy.md).
+(docs/proofs.md).
 """
 
 from __future__ import annotations

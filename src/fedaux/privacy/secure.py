@@ -3,7 +3,7 @@
 A vector is rounded to a public lattice and gets integer noise from OpenDP's exact sampler of the
 discrete Gaussian, so that the set of possible outputs does not depend on the data. A little more
 noise covers rounding, the difference between discrete and continuous noise, and the error of the
-arithmetic behind the vector (proof: docs/privacy.md).
+arithmetic behind the vector (proof: docs/proofs.md).
 """
 
 from __future__ import annotations

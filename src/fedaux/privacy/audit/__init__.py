@@ -7,7 +7,7 @@
 3. `distinguishing` tells noisy releases of the worst pair apart: a lower bound on epsilon.
 4. `node`, on request, runs the same tests on the answers of a federation's node, and on its ledger.
 
-An audit can refute a claim, but not prove it. Proofs and limits of the audit: docs/privacy.md.
+An audit can refute a claim, but not prove it. Proofs and limits of the audit: docs/proofs.md.
 """
 
 from __future__ import annotations
