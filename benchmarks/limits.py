@@ -100,7 +100,8 @@ def full_single_precision() -> Iterator[None]:
 
 
 def peak_memory(work: Callable[[], object], *, device: torch.device) -> int:
-    """Return the most bytes of tensors that a piece of work holds at a time, beyond what was there before."""
+    """Return the most bytes of tensors that a piece of work holds at a time, beyond what was there
+    before."""
     if device.type == "cuda":
         wait(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -1,10 +1,12 @@
-"""Linear mode against training heads through the frozen network: the same heads, at what cost a round?
+"""Linear mode against training heads through the frozen network: the same heads, at what cost a
+round?
 
     python benchmarks/linear.py [--clients 5] [--examples 32] [--distill 160] [--rounds 2] [--json FILE]
 
-ResNet-8 on random 3x32x32 images, method fedaux, on the CPU. The slow way computes the features of every batch anew,
-as one does who freezes a network and trains on; the fast way is `mode = "linear"`. Preparation (the features, once) is
-timed apart. Both end with the same heads, which is checked.
+ResNet-8 on random 3x32x32 images, method fedaux, on the CPU. The slow way computes the features of
+every batch anew, as one does who freezes a network and trains on; the fast way is `mode =
+"linear"`. Preparation (the features, once) is timed apart. Both end with the same heads, which is
+checked.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from fedaux.models import SplitModel
 
 
 class FrozenNetwork:
-    """Rounds of fedaux in which heads are trained through a frozen feature extractor, batch by batch."""
+    """Rounds of fedaux in which heads are trained through a frozen feature extractor, batch by
+    batch."""
 
     def __init__(self, fast: Fast, data: LabelledData) -> None:
         self._task = fast.federation.task

@@ -1,9 +1,10 @@
-"""What a round of a real federation costs over the simulator, on loopback: ResNet-8, 20 MB a message.
+"""What a round of a real federation costs over the simulator, on loopback: ResNet-8, 20 MB a
+message.
 
     python benchmarks/overhead.py [--clients 3] [--rounds 4] [--wire fp32]
 
-Needs the extra flower. Processes, ports and folders are its own; the data is the embedded digits, few of them, so that
-hardly anything is computed and the rest can be seen.
+Needs the extra flower. Processes, ports and folders are its own; the data is the embedded digits,
+few of them, so that hardly anything is computed and the rest can be seen.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def median_of(rows: list[dict[str, Any]], phase: str) -> float:
 
 
 def conversion() -> dict[str, float]:
-    """Return seconds to make records of 20 MB, to hash them as Flower does, and to read them back."""
+    """Return seconds to make records of 20 MB, to hash them as Flower does, and to read them
+    back."""
     weights = {
         name: torch.randn_like(t) if t.is_floating_point() else t for name, t in _weights().items()
     }
@@ -108,10 +110,12 @@ def main() -> None:
             log = federation.run_log()
     real = median_of(rows, "train")
     print(
-        f"clients {given.clients}, wire {given.wire}, {rows[0]['bytes_down'] / given.clients / 1e6:.1f} MB a message"
+        f"clients {given.clients}, wire {given.wire}, "
+        f"{rows[0]['bytes_down'] / given.clients / 1e6:.1f} MB a message"
     )
     print(
-        f"train, simulator: {simulated:.2f} s a round; federation: {real:.2f} s; over it: {real - simulated:.2f} s"
+        f"train, simulator: {simulated:.2f} s a round; federation: {real:.2f} s; over it: "
+        f"{real - simulated:.2f} s"
     )
     for line in log.splitlines():
         if "train: " in line and "the slowest client" in line:

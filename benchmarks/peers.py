@@ -1,6 +1,8 @@
-"""FedAVG on the same clients in other simulators, where they are installed: Flower (on Ray) and Apple's pfl-research.
+"""FedAVG on the same clients in other simulators, where they are installed: Flower (on Ray) and
+Apple's pfl-research.
 
-The same model, initial weights, examples, optimizer and clients a round; what differs is who runs them.
+The same model, initial weights, examples, optimizer and clients a round; what differs is who runs
+them.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -125,7 +127,8 @@ def answer_flower(path: str, device: str, message: Any, context: Any) -> Any:
 
 
 def time_flower(task: PeerTask) -> list[float]:
-    """Return the seconds of each round of Flower's FedAvg in its simulation engine, a core for each Ray worker."""
+    """Return the seconds of each round of Flower's FedAvg in its simulation engine, a core for each
+    Ray worker."""
     os.environ |= {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -212,7 +215,8 @@ class PflModule(nn.Module):
 
 
 def time_pfl(task: PeerTask) -> list[float]:
-    """Return the seconds of each round of pfl's federated averaging in its simulated backend, one process."""
+    """Return the seconds of each round of pfl's federated averaging in its simulated backend, one
+    process."""
     device = task.images.device
     os.environ["PFL_PYTORCH_DEVICE"] = device.type
     from pfl.aggregate.simulate import SimulatedBackend
@@ -245,7 +249,8 @@ def time_pfl(task: PeerTask) -> list[float]:
             return False, Metrics()
 
     def examples_of(client: int) -> Any:
-        # pfl takes batches in the order of the data, so they are shuffled where a user's data is made.
+        # pfl takes batches in the order of the data, so they are shuffled where a user's data is
+        # made.
         order = torch.randperm(len(task.parts[client]), device=device)
         examples = task.parts[client][order]
         return Dataset((task.images[examples], task.labels[examples]), user_id=str(client))

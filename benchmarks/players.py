@@ -1,4 +1,5 @@
-"""Who plays the rounds that are timed: fedaux's engine and the plain loop, same clients, same batches, same order."""
+"""Who plays the rounds that are timed: fedaux's engine and the plain loop, same clients, same
+batches, same order."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from fedaux.running.run_directory import RunDirectory
 Seconds = dict[str, float]
 """By phase, and `all`."""
 Player = Callable[[int], tuple[Weights, Seconds]]
-"""Plays the round of that number after its own last one; returns the server's weights and the seconds."""
+"""Plays the round of that number after its own last one; returns the server's weights and the
+seconds."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def fast_federation(
     *,
     parts: Sequence[NDArray[np.int64]] | None = None,
 ) -> Fast:
-    """Prepare fedaux's engine on data in memory, split by fedaux's own split where no parts are given."""
+    """Prepare fedaux's engine on data in memory, split by fedaux's own split where no parts are
+    given."""
     began = time.perf_counter()
     seed = experiment.seeds[0]
     own_parts = split_for(experiment, data, seed) if parts is None else parts
@@ -99,7 +102,8 @@ def fast_federation(
 
 
 def scoring_seconds(fast: Fast, *, times: int = 3) -> float | None:
-    """Return what it takes to score all clients when all is warm, the least of several; None where nobody scores."""
+    """Return what it takes to score all clients when all is warm, the least of several; None where
+    nobody scores."""
     task = fast.federation.task
     if not task.method.scores:
         return None
@@ -153,7 +157,8 @@ class Clock:
 def plain_player(
     fast: Fast, experiment: Experiment, data: LabelledData, *, precision: str
 ) -> Player:
-    """Play the same rounds with `fedaux.core.plain`, in torch's usual layout, from the same initial weights."""
+    """Play the same rounds with `fedaux.core.plain`, in torch's usual layout, from the same initial
+    weights."""
     own = fast.federation.task
     task = plain.Task(
         experiment=experiment,
@@ -193,10 +198,11 @@ def plain_player(
 def differences(
     settings: Settings, fast: Fast, data: LabelledData, auxiliary: Tensor
 ) -> dict[str, float]:
-    """Return how far the weights after the first round are apart in single precision, without TF32 or shortcuts.
+    """Return how far the weights after the first round are apart in single precision, without TF32
+    or shortcuts.
 
-    max_difference is the largest of any weight; relative_difference is the norm of all differences over the norm of
-    what the round changed.
+    max_difference is the largest of any weight; relative_difference is the norm of all differences
+    over the norm of what the round changed.
     """
     exact = replace(settings, precision="fp32")
     experiment = experiment_of(exact, device=data.images.device)

@@ -1,12 +1,13 @@
-"""Self-supervised pretraining: seconds an epoch of each way to compute it, and the probe of h0 against time.
+"""Self-supervised pretraining: seconds an epoch of each way to compute it, and the probe of h0
+against time.
 
     python benchmarks/pretrain.py --device cuda                     100,000 images 32x32, ResNet-8, batch 512
     python benchmarks/pretrain.py --device cuda --recipe cifar10    besides, probes on the recipe's labelled data
     python benchmarks/pretrain.py --device cpu                      the demo's size
 
-Images of the timings are random, for time does not depend on them. Settings are to be compared by the probe on held-out
-training images; the one on test images is for the report. Every result is printed, and written to --json, as soon as it
-is there.
+Images of the timings are random, for time does not depend on them. Settings are to be compared by
+the probe on held-out training images; the one on test images is for the report. Every result is
+printed, and written to --json, as soon as it is there.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def build(
 
 
 def time_way(way: Way, settings: Settings, *, device: torch.device) -> dict[str, float]:
-    """Return the seconds of the first epoch, with all preparation, and of the median of those that follow."""
+    """Return the seconds of the first epoch, with all preparation, and of the median of those that
+    follow."""
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = way.precision is not torch.float32
         torch.backends.cudnn.allow_tf32 = way.precision is not torch.float32
@@ -173,7 +175,8 @@ def probe_against_time(
     every: int,
     device: torch.device,
 ) -> list[dict[str, float]]:
-    """Train a recipe's first prototype on its public data and measure it now and then; print and return the points."""
+    """Train a recipe's first prototype on its public data and measure it now and then; print and
+    return the points."""
     values = (
         experiment.pretraining.model_dump()
         | changes
@@ -216,15 +219,18 @@ def probe_against_time(
             }
             points.append(point)
             print(
-                f"  epoch {epoch:4d}  {training.seconds:8.1f} s  loss {loss:7.3f}  held out {100 * held.linear:5.1f} %"
-                f"  test: linear probe {100 * found.linear:5.1f} %  neighbours {100 * found.neighbours:5.1f} %",
+                f"  epoch {epoch:4d}  {training.seconds:8.1f} s  loss {loss:7.3f}  held out "
+                f"{100 * held.linear:5.1f} %"
+                f"  test: linear probe {100 * found.linear:5.1f} %  neighbours "
+                f"{100 * found.neighbours:5.1f} %",
                 flush=True,
             )
     return points
 
 
 def held_out(data: LabelledData) -> LabelledData:
-    """Return data whose test examples are a tenth of the training examples, which are no longer among these."""
+    """Return data whose test examples are a tenth of the training examples, which are no longer
+    among these."""
     order = torch.from_numpy(seeding.generator(0, "probe").permutation(len(data.labels))).to(
         data.labels.device
     )
@@ -304,7 +310,8 @@ def main(words: Sequence[str] | None = None) -> None:
         peak = peak_operations(device, precision="bf16" if device.type == "cuda" else "fp32")
         result["limit_seconds"] = operations / peak
         print(
-            f"{operations:.3g} operations an epoch, {peak:.3g} a second at best: {operations / peak:.3f} s",
+            f"{operations:.3g} operations an epoch, {peak:.3g} a second at best: "
+            f"{operations / peak:.3f} s",
             flush=True,
         )
     for name in ways:
@@ -317,7 +324,8 @@ def main(words: Sequence[str] | None = None) -> None:
         else:
             result["ways"][name] = measured
             print(
-                f"{measured['epoch']:8.3f} s an epoch  {measured['images_per_second']:10.0f} images/s"
+                f"{measured['epoch']:8.3f} s an epoch  {measured['images_per_second']:10.0f} "
+                "images/s"
                 f"  first epoch {measured['first_epoch']:7.2f} s  loss {measured['loss']:.3f}"
                 f"  {measured['peak_bytes'] / 1e9:.2f} GB",
                 flush=True,

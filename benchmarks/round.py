@@ -1,10 +1,11 @@
-"""One federated round of fedaux's engine against a plain PyTorch loop, on the same data and in one run.
+"""One federated round of fedaux's engine against a plain PyTorch loop, on the same data and in one
+run.
 
     python benchmarks/round.py                  the paper's Table 1 setting on a GPU, the demo's size without one
     python benchmarks/round.py --device cpu     the demo's size
 
-Both play the same rounds: same clients, same batches in the same order. That they end a round with the same weights in
-single precision is checked first, and stands in the JSON as max_difference.
+Both play the same rounds: same clients, same batches in the same order. That they end a round with
+the same weights in single precision is checked first, and stands in the JSON as max_difference.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def measure(
 ) -> Iterator[dict[str, list[Seconds]]]:
     """Play all rounds with every variant, each time another one first.
 
-    Yields the seconds so far after each round that counts, so that a run that is cut off has said what it knew.
+    Yields the seconds so far after each round that counts, so that a run that is cut off has said
+    what it knew.
     """
     names = list(players)
     seconds: dict[str, list[Seconds]] = {name: [] for name in names}
@@ -102,7 +104,8 @@ def result_of(
     peaks: Mapping[str, float],
     scoring: float | None,
 ) -> dict[str, Any]:
-    """Return medians over the rounds after the warm-up: seconds, ratios, images a second, share of the limit."""
+    """Return medians over the rounds after the warm-up: seconds, ratios, images a second, share of
+    the limit."""
     images = [
         images_of_round(fast, experiment, warmup + 1 + index)
         for index in range(len(seconds["fast"]) - warmup)
@@ -156,7 +159,8 @@ def result_of(
 
 
 def write(result: Mapping[str, Any], path: Path | None) -> None:
-    """Write the result as JSON, where that was asked for; a file of earlier rounds is there until then."""
+    """Write the result as JSON, where that was asked for; a file of earlier rounds is there until
+    then."""
     if path is not None:
         save_json(path, result)
 
@@ -182,7 +186,8 @@ def time_peer(
     rounds: int,
     own: float,
 ) -> dict[str, Any]:
-    """Return what a round of FedAVG takes in another simulator on the same clients, against our own seconds."""
+    """Return what a round of FedAVG takes in another simulator on the same clients, against our own
+    seconds."""
     prototype = experiment.prototypes[0]
     task = PeerTask(
         model=prototype.model,
@@ -209,7 +214,8 @@ def time_peer(
 
 
 def arguments_of(words: Sequence[str] | None) -> tuple[argparse.Namespace, torch.device]:
-    """Read the command line; what is not given is the paper's setting on a GPU and the demo's on a CPU."""
+    """Read the command line; what is not given is the paper's setting on a GPU and the demo's on a
+    CPU."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,12 @@
-"""What a round costs against the population, the clients a round and the distill set, all clients of equal size.
+"""What a round costs against the population, the clients a round and the distill set, all clients
+of equal size.
 
     python benchmarks/scale.py                  ResNet-8 on a GPU, a small network without one
     python benchmarks/scale.py --device cpu     less than a minute
 
-The points of a sweep take turns, so that a machine that slows down slows all of them. Population should cost nothing:
-time and memory are to stay flat within 10 %. Memory is what a round holds at most beyond what it starts with.
+The points of a sweep take turns, so that a machine that slows down slows all of them. Population
+should cost nothing: time and memory are to stay flat within 10 %. Memory is what a round holds at
+most beyond what it starts with.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ SIZES: dict[str, dict[str, tuple[int, ...]]] = {
 def sweep(
     name: str, points: Sequence[Settings], *, device: torch.device, warmup: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Return the cost of a round at each point: `size` of what is varied, median `seconds`, and `bytes` at the peak."""
+    """Return the cost of a round at each point: `size` of what is varied, median `seconds`, and
+    `bytes` at the peak."""
     largest = replace(
         points[0],
         clients=max(settings.clients for settings in points),
@@ -85,7 +88,8 @@ def sweep(
 def player(
     settings: Settings, data: LabelledData, auxiliary: torch.Tensor, *, device: torch.device
 ) -> Callable[[int], Any]:
-    """Return what plays rounds at one point, on the first clients and the first auxiliary images of the data."""
+    """Return what plays rounds at one point, on the first clients and the first auxiliary images of
+    the data."""
     parts = list(
         np.arange(settings.clients * settings.examples).reshape(settings.clients, settings.examples)
     )
@@ -108,7 +112,8 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def line_through(points: Sequence[Mapping[str, float]]) -> tuple[float, float]:
-    """Return intercept and slope of seconds against size, by least squares of the relative errors."""
+    """Return intercept and slope of seconds against size, by least squares of the relative
+    errors."""
     sizes, seconds = (np.array([point[key] for point in points]) for key in ("size", "seconds"))
     slope, intercept = np.polyfit(sizes, seconds, 1, w=1 / seconds)
     return float(intercept), float(slope)
@@ -165,9 +170,12 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     result: dict[str, Any] = {"settings": asdict(base), "machine": machine_of(device), "sweeps": {}}
     print(
-        f"{base.method}, {base.model} on {'x'.join(map(str, base.image))}, {base.participants} clients a round with "
-        f"{base.examples} examples each, {base.distill} distill images; {result['machine']['device']}, "
-        f"threads: {torch.get_num_threads()}; median of {arguments.rounds} rounds, {2 * arguments.rounds} for clients"
+        f"{base.method}, {base.model} on {'x'.join(map(str, base.image))}, {base.participants} "
+        "clients a round with "
+        f"{base.examples} examples each, {base.distill} distill images; "
+        f"{result['machine']['device']}, "
+        f"threads: {torch.get_num_threads()}; median of {arguments.rounds} rounds, "
+        f"{2 * arguments.rounds} for clients"
     )
     for name in arguments.sweep or SIZES:
         unit = base.distill if name == "distill" else 1

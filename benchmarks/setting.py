@@ -1,4 +1,5 @@
-"""The experiment that the benchmarks time: the paper's Table 1 setting on a GPU, the demo's size on a CPU."""
+"""The experiment that the benchmarks time: the paper's Table 1 setting on a GPU, the demo's size on
+a CPU."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ class Settings:
 
 
 def experiment_of(settings: Settings, *, device: torch.device) -> Experiment:
-    """Return the experiment; on a CPU with the demo's settings of training, elsewhere with the defaults."""
+    """Return the experiment; on a CPU with the demo's settings of training, elsewhere with the
+    defaults."""
     demo = tomllib.loads(DEMO.read_text(encoding="utf-8")) if device.type == "cpu" else {}
     options = (
         demo["prototypes"][0]["options"]

@@ -21,7 +21,8 @@ def print_round(result: Mapping[str, Any]) -> None:
     settings = result["settings"]
     print(
         f"{settings['method']}, {settings['model']} on {'x'.join(map(str, settings['image']))}, "
-        f"{settings['participants']} of {settings['clients']} clients a round with {settings['examples']} examples, "
+        f"{settings['participants']} of {settings['clients']} clients a round with "
+        f"{settings['examples']} examples, "
         f"{settings['distill']} distill images; {result['machine']['device']}, "
         f"threads: {result['machine']['threads']}; fast in {settings['fast_precision']}, "
         f"median of {settings['rounds']} rounds, {settings['order']}"
@@ -41,16 +42,20 @@ def print_round(result: Mapping[str, Any]) -> None:
         f"{precision} {peak:.3g}" for precision, peak in result["peak_tflops"].items()
     )
     print(
-        f"\nlimit: a matrix product's TFLOP/s in this run, {limits}; every teacher on every image counted"
+        f"\nlimit: a matrix product's TFLOP/s in this run, {limits}; every teacher on every image "
+        "counted"
     )
     if result["scoring_seconds"] is not None:
         print(
-            f"scoring of {settings['clients']} clients: {result['scoring_seconds']:.4f} s, their releases and scores "
-            f"on the distill set; all of preparation the first time: {result['preparation_seconds']:.2f} s"
+            f"scoring of {settings['clients']} clients: {result['scoring_seconds']:.4f} s, their "
+            "releases and scores "
+            "on the distill set; all of preparation the first time: "
+            f"{result['preparation_seconds']:.2f} s"
         )
     for name, peer in result["peers"].items():
         print(
-            f"{name} {peer['version']}: {peer['seconds']:.4f} s a round of local training and averaging, "
+            f"{name} {peer['version']}: {peer['seconds']:.4f} s a round of local training and "
+            "averaging, "
             f"{peer['ratio']:.1f} times as long as fast"
         )
     half = "" if result["ratio_bf16"] is None else f", plain bf16 {result['ratio_bf16']:.2f} times"
@@ -82,7 +87,8 @@ def draw_round(result: Mapping[str, Any], path: Path) -> None:
         left += values
     axes.set_xlabel("seconds a round")
     axes.set_title(
-        f"{result['settings']['method']}, {result['settings']['model']}, {result['machine']['device']}"
+        f"{result['settings']['method']}, {result['settings']['model']}, "
+        f"{result['machine']['device']}"
     )
     figure.legend(loc="outside lower center", ncols=5, frameon=False)
     save(figure, path)
@@ -109,7 +115,8 @@ def check_plot(path: Path | None) -> None:
     """End, before anything is measured, where a figure is asked for that cannot be drawn."""
     if path is not None and importlib.util.find_spec("matplotlib") is None:
         raise SystemExit(
-            f"--plot {path}: matplotlib, which draws it, is not installed here: pip install matplotlib"
+            f"--plot {path}: matplotlib, which draws it, is not installed here: pip install "
+            "matplotlib"
         )
     if path is not None and path.suffix not in ENDINGS:
         raise SystemExit(f"--plot {path}: should end in {', '.join(ENDINGS)}")

@@ -1,4 +1,5 @@
-"""The Dirichlet split against the same normalisation as plain loops, in one run; `--json` for machines."""
+"""The Dirichlet split against the same normalisation as plain loops, in one run; `--json` for
+machines."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def main() -> None:
         print(json.dumps(result))
     else:
         print(
-            f"{CLIENTS} clients at alpha = {ALPHA}: {fast:.3f} s; plain loops {plain:.1f} s; {plain / fast:.0f} times"
+            f"{CLIENTS} clients at alpha = {ALPHA}: {fast:.3f} s; plain loops {plain:.1f} s; "
+            f"{plain / fast:.0f} times"
         )
 
 

@@ -1,4 +1,5 @@
-"""Write docs/configuration.md from the configuration itself: `python docs/make_configuration.py`."""
+"""Write docs/configuration.md from the configuration itself: `python
+docs/make_configuration.py`."""
 
 from __future__ import annotations
 
@@ -32,10 +33,13 @@ IMPORTANT = {
     "seeds": "use at least three to compare methods",
     "rounds": "fewer for a first look",
     "participation_rate": "the share of the clients in each round",
-    "data.source": "what the clients hold: [your data](your-data.md), with `data.path` or `data.clients`",
+    "data.source": "what the clients hold: [your data](your-data.md), with `data.path` or "
+    "`data.clients`",
     "auxiliary.source": "the public data, with `auxiliary.path`",
-    "split.alpha": "how different the clients are, if one data set is split; `split.num_clients` says over how many",
-    "certainty.epsilon": "the price of the scores: smaller is more private and noisier ([tuning](tuning.md))",
+    "split.alpha": "how different the clients are, if one data set is split; `split.num_clients` "
+    "says over how many",
+    "certainty.epsilon": "the price of the scores: smaller is more private and noisier "
+    "([tuning](tuning.md))",
     "local.learning_rate": "larger with few examples per client, or if only heads are trained",
     "engine.device": "`cpu`, `cuda` or `cuda:1`; `auto` takes a GPU if there is one",
 }

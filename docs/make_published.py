@@ -1,4 +1,5 @@
-"""Write notes/published.md from the figures that ship with the package: python docs/make_published.py."""
+"""Write notes/published.md from the figures that ship with the package: python
+docs/make_published.py."""
 
 from __future__ import annotations
 

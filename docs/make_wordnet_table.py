@@ -1,7 +1,7 @@
 """Write the table of WordNet's nouns and its licence: `python docs/make_wordnet_table.py [FOLDER]`.
 
-FOLDER holds WordNet 3.0's data.noun; without it, $WNSEARCHDIR or /usr/share/wordnet, where the Debian package
-wordnet-base puts it. The file's format is described in WordNet's manual, wndb(5WN).
+FOLDER holds WordNet 3.0's data.noun; without it, $WNSEARCHDIR or /usr/share/wordnet, where the
+Debian package wordnet-base puts it. The file's format is described in WordNet's manual, wndb(5WN).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ FOLDER = Path(os.environ.get("WNSEARCHDIR", "/usr/share/wordnet"))
 
 
 def read_parents(path: Path) -> dict[int, list[int]]:
-    """Return the offset of each noun with those of its hypernyms (@) and of what it is an instance of (@i)."""
+    """Return the offset of each noun with those of its hypernyms (@) and of what it is an instance
+    of (@i)."""
     content = path.read_bytes()
     parents: dict[int, list[int]] = {}
     position = 0
@@ -41,7 +42,8 @@ def read_parents(path: Path) -> dict[int, list[int]]:
 
 
 def read_notice(path: Path) -> str:
-    """Return the licence at the head of the file without line numbers; raises ValueError if it is not version 3.0."""
+    """Return the licence at the head of the file without line numbers; raises ValueError if it is
+    not version 3.0."""
     with path.open(encoding="ascii") as file:
         lines = [line[2:].strip().partition(" ")[2] for line in file if line.startswith("  ")]
     notice = "\n".join(line.rstrip() for line in lines).strip() + "\n"
@@ -51,7 +53,8 @@ def read_notice(path: Path) -> str:
 
 
 def table(parents: dict[int, list[int]]) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays that ship: gaps between offsets [N], numbers of parents [N], positions of parents [E]."""
+    """Return the arrays that ship: gaps between offsets [N], numbers of parents [N], positions of
+    parents [E]."""
     offsets = sorted(parents)
     position = {offset: number for number, offset in enumerate(offsets)}
     gaps = np.diff(offsets, prepend=0)

@@ -1,4 +1,5 @@
-"""MkDocs hooks: files outside docs/ that pages link to become pages; nothing comes from another host."""
+"""MkDocs hooks: files outside docs/ that pages link to become pages; nothing comes from another
+host."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
 
 
 def page_name(path: str) -> str:
-    """Return the site's name of a file of the checkout: examples/own_data.py is examples/own_data.md."""
+    """Return the site's name of a file of the checkout: examples/own_data.py is
+    examples/own_data.md."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return str(PurePosixPath(path.lower()).with_suffix(".md"))

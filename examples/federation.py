@@ -1,10 +1,12 @@
-"""A federation: a server and two nodes as processes of their own, over TLS and with authenticated nodes.
+"""A federation: a server and two nodes as processes of their own, over TLS and with authenticated
+nodes.
 
     python examples/federation.py
     python examples/federation.py --quick
 
-All of it is on this machine, with handwritten digits and noise that the server knows: a rehearsal. docs/deployment.md
-leads through the same commands on several machines, with data and noise of the nodes' own. Needs the extra `flower`.
+All of it is on this machine, with handwritten digits and noise that the server knows: a rehearsal.
+docs/deployment.md leads through the same commands on several machines, with data and noise of the
+nodes' own. Needs the extra `flower`.
 """
 
 from __future__ import annotations
@@ -106,7 +108,8 @@ def main(*, quick: bool, out: Path) -> None:
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         print(
-            f"round {row['round']}: {row['accuracy']:.1%}, answers of clients {row['clients_answered']}"
+            f"round {row['round']}: {row['accuracy']:.1%}, answers of clients "
+            f"{row['clients_answered']}"
         )
     print(f"Everything about it: {run / 'report.html'}")
 

@@ -1,4 +1,5 @@
-"""A first experiment: FedAUX and FedAVG on handwritten digits that ten clients hold, a class or two each.
+"""A first experiment: FedAUX and FedAVG on handwritten digits that ten clients hold, a class or two
+each.
 
 python examples/first_experiment.py
 python examples/first_experiment.py --quick    # the same with less; its figures mean nothing
@@ -47,7 +48,8 @@ def main(*, quick: bool, out: Path) -> None:
     ledger = json.loads((result.directory / "ledger.json").read_text(encoding="utf-8"))
     entry = ledger["entries"][0]
     print(
-        f"Each client released one vector a seed, at ε = {entry['epsilon']} and δ = {entry['delta']}."
+        f"Each client released one vector a seed, at ε = {entry['epsilon']} and δ = "
+        f"{entry['delta']}."
     )
     print(f"Not protected: {ledger['unprotected']}")
     print(f"Everything about it: {result.directory / 'report.html'}")

@@ -1,9 +1,11 @@
-"""Own data: three clinics with a folder of images each, of which none has all classes, and public images.
+"""Own data: three clinics with a folder of images each, of which none has all classes, and public
+images.
 
     python examples/own_data.py
     python examples/own_data.py --quick
 
-The images are drawn here; put yours in folders of this form, CLINIC/CLASS/IMAGE.png, and leave the drawing out.
+The images are drawn here; put yours in folders of this form, CLINIC/CLASS/IMAGE.png, and leave the
+drawing out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Own method: a teacher that believes the client which is surest of an example, beside FedDF and FedAVG.
+"""Own method: a teacher that believes the client which is surest of an example, beside FedDF and
+FedAVG.
 
     python examples/own_method.py
     python examples/own_method.py --quick
 
-Nothing in the package changes: a teacher and a method are rows of two dicts. docs/extending.md says what a teacher may
-rely on, and how to use such a file with `fedaux run --plugin`.
+Nothing in the package changes: a teacher and a method are rows of two dicts. docs/extending.md says
+what a teacher may rely on, and how to use such a file with `fedaux run --plugin`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from fedaux.core.teachers import TEACHERS, Ensemble
 
 
 def surest_teacher(ensemble: Ensemble) -> Tensor:
-    """Return for every public example the probabilities [N, C] of the client whose highest probability is largest."""
+    """Return for every public example the probabilities [N, C] of the client whose highest
+    probability is largest."""
     labels_NC: Tensor | None = None
     for member in ensemble.members:
         p_NC = torch.softmax(ensemble.predict(member), dim=1)

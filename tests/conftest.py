@@ -30,7 +30,8 @@ def experiment() -> Experiment:
 
 @pytest.fixture
 def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs write no report.html, which takes longer than their rounds; tests/report looks at those."""
+    """Runs write no report.html, which takes longer than their rounds; tests/report looks at
+    those."""
     monkeypatch.setattr(fedaux.report, "write_report", lambda path: path / "report.html")
 
 
@@ -47,7 +48,8 @@ def exact_convolutions() -> Iterator[None]:
 def bf16() -> Iterator[None]:
     """Let a test compute in bf16 on a processor that has none, too.
 
-    At the first product torch would switch oneDNN off there, and all that follows would be rounded otherwise.
+    At the first product torch would switch oneDNN off there, and all that follows would be rounded
+    otherwise.
     """
     if has_bf16(torch.device("cpu")):
         yield
@@ -60,7 +62,8 @@ def bf16() -> Iterator[None]:
 
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What torch has compiled so far; its graphs run as they are, without the compiler's last part."""
+    """What torch has compiled so far; its graphs run as they are, without the compiler's last
+    part."""
     made: list[Any] = []
 
     def keep(graph: Any, _: Any) -> Any:
@@ -87,5 +90,6 @@ def words() -> Vocabulary:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small BERT as transformers writes it, with that vocabulary; to be read, or copied and changed."""
+    """A small BERT as transformers writes it, with that vocabulary; to be read, or copied and
+    changed."""
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))

@@ -23,7 +23,8 @@ def packages() -> set[str]:
 
 
 def imports(file: Path) -> Iterator[str]:
-    """Yield the dotted names that a file imports anywhere in it, late imports and types included."""
+    """Yield the dotted names that a file imports anywhere in it, late imports and types
+    included."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

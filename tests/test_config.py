@@ -73,7 +73,8 @@ def problems(**values: object) -> list[str]:
         ),
         (
             {"pretraining": {"augmentation": {"crop_scale": [0.9, 0.2]}}},
-            "pretraining.augmentation.crop_scale = [0.9, 0.2]: should be two rising numbers above 0, at most 1",
+            "pretraining.augmentation.crop_scale = [0.9, 0.2]: should be two rising numbers above "
+            "0, at most 1",
         ),
     ],
 )
@@ -121,7 +122,8 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
         ({"data": {"source": "digit"}}, "data.source = 'digit': not known; did you mean digits?"),
         (
             {"data": {"source": "letters"}},
-            "data.source = 'letters': not known; there are digits, tensors, folder, parquet, csv, jsonl, huggingface, "
+            "data.source = 'letters': not known; there are digits, tensors, folder, parquet, csv, "
+            "jsonl, huggingface, "
             "cifar10-binary, cifar100-binary, stl10-binary, svhn",
         ),
         (

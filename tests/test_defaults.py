@@ -1,4 +1,5 @@
-"""What the paper says of its settings, and SimCLR of its own, is what the defaults and the recipes do."""
+"""What the paper says of its settings, and SimCLR of its own, is what the defaults and the recipes
+do."""
 
 from __future__ import annotations
 

@@ -173,7 +173,8 @@ def test_a_wrong_argument_is_reported_by_the_function_itself(
 
 @pytest.mark.usefixtures("bf16")
 def test_single_precision_changes_nothing_and_half_precision_little() -> None:
-    """Three digits: bf16 has eight bits of mantissa. Weights and results stay in single precision."""
+    """Three digits: bf16 has eight bits of mantissa. Weights and results stay in single
+    precision."""
     with seeding.initialisation(0, part="cnn"):
         model = MODELS["cnn"]((1, 8, 8), 5)
     images = torch.from_numpy(
@@ -231,7 +232,8 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("two_threads")
 def test_each_worker_has_one_core_to_itself_and_everybody_else_what_they_had() -> None:
-    """Sharing operations inside threads that share the cores already makes both wait for each other."""
+    """Sharing operations inside threads that share the cores already makes both wait for each
+    other."""
     compute, together = Compute(workers=2), Barrier(2)
 
     def work(number: int) -> tuple[int, str, int]:

@@ -29,7 +29,8 @@ TARGETS = torch.softmax(torch.from_numpy(RNG.normal(0, 2, size=(20, 3))).float()
 
 
 def classifier(*, bias: bool = True) -> nn.Sequential:
-    """Without the bias, whose gradient is 0 but for rounding, Adam does not make much of how numbers are rounded."""
+    """Without the bias, whose gradient is 0 but for rounding, Adam does not make much of how
+    numbers are rounded."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(
@@ -81,7 +82,8 @@ def test_distillation_loss_has_the_right_gradient_and_vanishes_at_the_teacher() 
 
 
 def test_one_distillation_step_is_equation_1() -> None:
-    """Adam's first step is the learning rate times the sign of the gradient of the KL divergence."""
+    """Adam's first step is the learning rate times the sign of the gradient of the KL
+    divergence."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     weights = snapshot(model)
     images = torch.from_numpy(RNG.integers(0, 256, (8, 1, 2, 2), dtype=np.uint8))
@@ -149,7 +151,8 @@ def test_the_default_is_a_plain_loop_bit_for_bit() -> None:
 
 
 def test_epochs_and_steps_count_batches() -> None:
-    """20 images in batches of 8 are 3 steps an epoch; 5 steps are an epoch and 2 batches of the next."""
+    """20 images in batches of 8 are 3 steps an epoch; 5 steps are an epoch and 2 batches of the
+    next."""
     model, weights = classifier(), snapshot(classifier())
     assert equal(distilled(model, weights, epochs=2), distilled(model, weights, steps=6))
     order = seeding.generator(0, "x")
@@ -168,7 +171,8 @@ def test_epochs_and_steps_count_batches() -> None:
 
 
 def test_sgd_with_momentum_weight_decay_and_clipping_by_hand() -> None:
-    """v = 0.9 v + g + 0.1 theta; theta = theta - 0.5 v, with |g| at most 0.05, for two steps on all images."""
+    """v = 0.9 v + g + 0.1 theta; theta = theta - 0.5 v, with |g| at most 0.05, for two steps on all
+    images."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
     weights = {"1.weight": torch.from_numpy(np.random.default_rng(1).normal(size=(3, 4))).float()}
     values: dict[str, Any] = {
@@ -298,7 +302,8 @@ def test_averaging_is_the_mean_of_weights_at_steps_that_count() -> None:
 
 
 def test_averaging_computes_statistics_anew_on_the_whole_distill_set() -> None:
-    """Means over batches weigh by images: that of all images; the variance is the mean of the batches' variances."""
+    """Means over batches weigh by images: that of all images; the variance is the mean of the
+    batches' variances."""
     model, weights = classifier(), snapshot(classifier())
     after = distilled(model, weights, epochs=3, averaging=Averaging(every=1))
     hidden = to_float(IMAGES).flatten(1) @ after["1.weight"].T + after["1.bias"]
@@ -457,7 +462,8 @@ def test_steps_that_are_held_give_the_same_again_and_see_every_image_once() -> N
 
 
 class Elsewhere:
-    """Steps that train another model, which the student hears of when they are settled, as kernels do."""
+    """Steps that train another model, which the student hears of when they are settled, as kernels
+    do."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -75,7 +75,8 @@ def flat(model: nn.Module) -> Tensor:
 
 @needs_opacus
 def test_a_step_equals_plain_loops_where_noise_is_next_to_nothing() -> None:
-    """theta - rate (sum_x min(1, C / |g_x|) g_x / n + mu (theta - theta_0)), twice, every example sampled."""
+    """theta - rate (sum_x min(1, C / |g_x|) g_x / n + mu (theta - theta_0)), twice, every example
+    sampled."""
     model, oracle = small_model(), small_model()
     images, labels = examples(6)
     clip, rate, proximal = 0.5, 0.5, 0.3
@@ -124,7 +125,8 @@ def test_noise_has_the_stated_spread() -> None:
 
 @needs_opacus
 def test_hostile_weights_cannot_make_an_example_show_by_infinity() -> None:
-    """A bright image overflows under these weights and gives NaN gradients; the update is finite all the same."""
+    """A bright image overflows under these weights and gives NaN gradients; the update is finite
+    all the same."""
     linear = nn.Linear(64, 10)
     model = nn.Sequential(nn.Flatten(), linear)
     nn.init.constant_(linear.weight, 1e37)

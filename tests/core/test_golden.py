@@ -1,8 +1,8 @@
 """A three-round run whose figures are written down: a refactoring leaves them as they are.
 
-Other machines and torch versions round differently, so figures agree to a tolerance, not to the bit. After a change of
-numbers that is meant: `PYTHONPATH=tests python
-tests/core/test_golden.py` writes them again, and notes/log.md says why.
+Other machines and torch versions round differently, so figures agree to a tolerance, not to the
+bit. After a change of numbers that is meant: `PYTHONPATH=tests python tests/core/test_golden.py`
+writes them again, and notes/log.md says why.
 """
 
 from __future__ import annotations

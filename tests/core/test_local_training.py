@@ -47,7 +47,8 @@ def train(model: nn.Module, size: int, *, proximal: float = 0.0, **settings: Any
 
 @pytest.mark.parametrize("proximal", [0.0, 0.7])
 def test_local_training_equals_plain_gradient_descent(proximal: float) -> None:
-    """Softmax regression by hand: gradient of cross-entropy is (p - y) x, that of the proximal term mu (w - w0)."""
+    """Softmax regression by hand: gradient of cross-entropy is (p - y) x, that of the proximal term
+    mu (w - w0)."""
     model = linear()
     layer = model[1]  # type: ignore[index]
     weight, bias = (

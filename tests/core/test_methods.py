@@ -186,7 +186,8 @@ def test_memory_and_kept_optimizers_survive_an_interruption(
 
 
 def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """One client, no other change between rounds: three rounds of one epoch are one round of three."""
+    """One client, no other change between rounds: three rounds of one epoch are one round of
+    three."""
     results = {}
     for state, rounds, epochs in (("kept", 3, 1), ("reset", 3, 1)):
         server, start, _, _ = federation(
@@ -248,7 +249,8 @@ MIXED = [
 def test_rounds_of_several_prototypes_are_the_algorithm_written_out(
     method: str, tmp_path: Path
 ) -> None:
-    """Without the deep one: batch normalisation in many layers enlarges last bits beyond any tolerance."""
+    """Without the deep one: batch normalisation in many layers enlarges last bits beyond any
+    tolerance."""
     server, state, _, _ = federation(
         tmp_path, method=method, prototypes=MIXED[:2], participation_rate=0.75, data={}
     )
@@ -279,7 +281,8 @@ def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(
         assert len(took_part) < 3
         for name in ("narrow", "flat", "deep"):
             moved = distance(state.weights[name], before.weights[name]) > 0
-            # Without distillation, who is absent stays; with it, every student learns from whoever is there.
+            # Without distillation, who is absent stays; with it, every student learns from whoever
+            # is there.
             assert moved == (name in took_part or METHODS[method].teacher is not None)
         assert set(row["accuracy_by_prototype"]) == {"narrow", "flat", "deep"}
         assert row["accuracy"] == pytest.approx(
@@ -380,7 +383,8 @@ def test_a_teacher_that_returns_no_distributions_is_named(
 
 
 class Careless(Wrapped):
-    """Clients that send infinity, leave a tensor out, add one, claim no examples, or a loss that is no number."""
+    """Clients that send infinity, leave a tensor out, add one, claim no examples, or a loss that is
+    no number."""
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         for update in super().train(clients, request):

@@ -102,7 +102,8 @@ def test_bytes_are_those_of_the_tensors_that_cross(tmp_path: Path) -> None:
 
 
 class Faulty(Wrapped):
-    """Client 0 answers NaN, 1 a wrong shape, 2 nothing; 3 answers twice, and once in the name of a stranger."""
+    """Client 0 answers NaN, 1 a wrong shape, 2 nothing; 3 answers twice, and once in the name of a
+    stranger."""
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         for update in super().train(clients, request):

@@ -1,4 +1,5 @@
-"""The server's side of a prototype: whose statistics batch normalisation uses, and what clients are asked."""
+"""The server's side of a prototype: whose statistics batch normalisation uses, and what clients are
+asked."""
 
 from __future__ import annotations
 
@@ -83,9 +84,11 @@ def evaluated(weights: Weights, images: Tensor, *, training: bool = False) -> Te
 
 
 def public_statistics(weights: Weights, images: Tensor, *, batch_size: int) -> Weights:
-    """What batch normalisation sees of images: means over batches, each image with the same weight, by hand.
+    """What batch normalisation sees of images: means over batches, each image with the same weight,
+    by hand.
 
-    Inside a batch, the layer before normalises by that batch's own (biased) variance; what is averaged is unbiased.
+    Inside a batch, the layer before normalises by that batch's own (biased) variance; what is
+    averaged is unbiased.
     """
     totals = {f"features.{layer}.{name}": 0.0 for layer in (1, 4) for name in STATISTICS}
     found: dict[str, Any] = dict(totals)
@@ -144,7 +147,8 @@ def test_auxiliary_statistics_do_not_look_at_those_of_the_client() -> None:
 
 
 def test_the_statistics_of_batches_are_those_of_training_mode() -> None:
-    """As in the authors' released code: twenty-three images in batches of seven, the last one of two."""
+    """As in the authors' released code: twenty-three images in batches of seven, the last one of
+    two."""
     server = server_of(network(), batch_normalisation={"teachers": "batch", "server": "batch"})
     weights = snapshot(network(part="client"))
     assert torch.allclose(

@@ -40,7 +40,8 @@ SETTINGS: list[dict[str, Any]] = [
 def classifier() -> Any:
     """A network with batch normalisation, whose parts are looked at by their numbers.
 
-    Without the bias before it, whose gradient is 0 but for rounding, Adam does not make much of rounding.
+    Without the bias before it, whose gradient is 0 but for rounding, Adam does not make much of
+    rounding.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -82,7 +83,8 @@ def test_batches_are_full_but_the_last() -> None:
 def test_steps_are_a_plain_loop(
     settings: dict[str, Any], proximal: float, clip: float | None
 ) -> None:
-    """Eleven rows in batches of five, the last one a single row; the loss is counted without the proximal term.
+    """Eleven rows in batches of five, the last one a single row; the loss is counted without the
+    proximal term.
 
     Bit for bit; where there is a proximal term, which can be differentiated in two ways, to 1e-6.
     """

@@ -1,4 +1,5 @@
-"""A federation outlives what a client, a user's own part or a setting does to it: nobody's NaN reaches the server."""
+"""A federation outlives what a client, a user's own part or a setting does to it: nobody's NaN
+reaches the server."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Absent(Wrapped):
 
 
 class Overflowing(Wrapped):
-    """In the first round client 0 sends weights that are numbers, but large enough for predictions that are none."""
+    """In the first round client 0 sends weights that are numbers, but large enough for predictions
+    that are none."""
 
     size = 3e38
 

@@ -86,7 +86,10 @@ def test_bad_rows_are_told_with_their_setting() -> None:
     good, bad = labelled_rows("0", "1", "0", "1"), labelled_rows("0", "1", "-3")
     write_csv(Path("good.csv"), good)
     write_csv(Path("bad.csv"), bad)
-    line = "bad.csv, row 2: the label -3 is outside the range 0 .. 99999 (data.skip_bad = true skips such rows)"
+    line = (
+        "bad.csv, row 2: the label -3 is outside the range 0 .. 99999 (data.skip_bad = true skips "
+        "such rows)"
+    )
     places: list[tuple[str, dict[str, Any]]] = [
         ("data.path", {"path": "bad.csv"}),
         ("data.test", {"path": "good.csv", "test": "bad.csv"}),

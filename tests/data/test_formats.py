@@ -34,7 +34,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cifar_record(image: np.ndarray, *labels: int) -> bytes:
-    """One record: the label bytes, then 1024 bytes of red, of green and of blue, each row by row."""
+    """One record: the label bytes, then 1024 bytes of red, of green and of blue, each row by
+    row."""
     record = bytearray(labels)
     for plane in range(3):
         for row in range(32):

@@ -1,4 +1,5 @@
-"""Files that are damaged, badly written or larger than needed: what is wrong is told with the place, or left alone."""
+"""Files that are damaged, badly written or larger than needed: what is wrong is told with the
+place, or left alone."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ def test_numbers_with_gaps_that_no_classes_leave_are_refused(tmp_path: Path) -> 
     write_csv(tmp_path / "own.csv", rows)
     with pytest.raises(
         ValueError,
-        match=r"data\.path = .*own\.csv: row 5 has the label 99999, the highest, the next is 3: only 5 of "
+        match=r"data\.path = .*own\.csv: row 5 has the label 99999, the highest, the next is 3: "
+        r"only 5 of "
         r"100000 classes would have an example; should be",
     ):
         load_labelled(section)

@@ -102,7 +102,8 @@ def test_any_split_can_be_chosen_by_its_name(tmp_path: Path) -> None:
     assert (data.labels.tolist(), data.test_labels.tolist()) == ([3] * 8, [0, 1, 2])
     with pytest.raises(
         ValueError,
-        match=r"auxiliary\.split = 'unlabelled': .* it has test, train, unlabeled; did you mean unlabeled\?",
+        match=r"auxiliary\.split = 'unlabelled': .* it has test, train, unlabeled; did you mean "
+        r"unlabeled\?",
     ):
         load_auxiliary(section.model_copy(update={"split": "unlabelled"}))
     one = Auxiliary(
@@ -153,7 +154,8 @@ def test_a_folder_may_be_a_split(tmp_path: Path) -> None:
 
 def test_a_source_without_splits_says_so() -> None:
     assert problems_of(tiny(auxiliary={"split": "unlabeled"})) == [
-        "auxiliary.split = 'unlabeled': not supported by letters; only by folder, parquet, csv, jsonl, "
+        "auxiliary.split = 'unlabeled': not supported by letters; only by folder, parquet, csv, "
+        "jsonl, "
         "huggingface"
     ]
 
@@ -181,7 +183,8 @@ def test_a_folder_without_files_is_named(tmp_path: Path) -> None:
 
 
 def described(path: Path, names: list[str], *, labels: list[object]) -> None:
-    """Write a file as the hub's libraries do: they describe the columns in the schema's metadata."""
+    """Write a file as the hub's libraries do: they describe the columns in the schema's
+    metadata."""
     import pyarrow.parquet
 
     features = {"img": {"_type": "Image"}, "fine_label": {"_type": "ClassLabel", "names": names}}
@@ -279,7 +282,8 @@ def test_shards_with_other_columns_are_named(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "train-00001-of-00002.parquet")
     with pytest.raises(
         ValueError,
-        match=r"train-00001-of-00002\.parquet: has no column image; it has picture, label; should have the columns of "
+        match=r"train-00001-of-00002\.parquet: has no column image; it has picture, label; should "
+        r"have the columns of "
         r"train-00000-of-00002\.parquet",
     ):
         load_labelled(Data(source="parquet", path=str(tmp_path)))

@@ -1,4 +1,5 @@
-"""Subsets by WordNet id: against WordNet's own files where they are, and by hand where they are not."""
+"""Subsets by WordNet id: against WordNet's own files where they are, and by hand where they are
+not."""
 
 from __future__ import annotations
 
@@ -236,7 +237,8 @@ def test_the_table_is_what_the_script_derives(
 @needs_wordnet
 @pytest.mark.parametrize("name", ROOTS)
 def test_a_subset_is_what_wordnets_downward_pointers_reach(name: str) -> None:
-    # The table was made from the pointers upwards (@, @i); these are the others, read where they stand in the file.
+    # The table was made from the pointers upwards (@, @i); these are the others, read where they
+    # stand in the file.
     content = WORDNET.read_bytes()
     waiting, found = [ROOTS[name]], set()
     while waiting:

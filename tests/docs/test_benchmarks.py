@@ -23,7 +23,10 @@ import round as one_round  # noqa: E402
 import scale  # noqa: E402
 import showing  # noqa: E402
 
-TINY = "--device cpu --clients 4 --participants 3 --examples 40 --distill 160 --test 20 --rounds 2 --warmup 1 --alpha 1"
+TINY = (
+    "--device cpu --clients 4 --participants 3 --examples 40 --distill 160 --test 20 --rounds 2 "
+    "--warmup 1 --alpha 1"
+)
 
 
 def run(script: str, *words: str, out: Path) -> dict[str, Any]:
@@ -45,7 +48,8 @@ def test_round_ends_with_the_weights_of_the_plain_loop_and_tells_all_it_measured
         str(tmp_path / "round.svg"),
         out=tmp_path / "round.json",
     )
-    # Another order of sums changes the last bits, which Adam's division enlarges; a single step of it is 3e-3.
+    # Another order of sums changes the last bits, which Adam's division enlarges; a single step of
+    # it is 3e-3.
     assert result["max_difference"] < 1e-3
     assert result["relative_difference"] < 1e-2
     precisions = {"fp32", "bf16"} if has_bf16(torch.device("cpu")) else {"fp32"}

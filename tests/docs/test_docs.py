@@ -96,7 +96,8 @@ def test_the_quickstart_shows_the_run_of_its_figure() -> None:
 
 @pytest.fixture(scope="module")
 def extending() -> tuple[dict[str, str], list[str], str]:
-    """The files of docs/extending.md by the name in their first line, its commands, its program without a file."""
+    """The files of docs/extending.md by the name in their first line, its commands, its program
+    without a file."""
     text = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.S | re.M)
     files = {

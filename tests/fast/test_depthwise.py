@@ -1,4 +1,5 @@
-"""The kernels of depthwise convolutions, in Triton's interpreter, which needs no GPU; on one: test_gpu.py."""
+"""The kernels of depthwise convolutions, in Triton's interpreter, which needs no GPU; on one:
+test_gpu.py."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ def test_features_that_took_long_are_kept_on_disk_for_other_runs(
     assert sum(seen) == LOOKED_AT
     kept(tmp_path, precision=torch.bfloat16)(module, weights, IMAGES)
     assert len(list(tmp_path.iterdir())) == 2
-    # The same weights in a network whose code has changed, and a damaged file: computed anew, and put right.
+    # The same weights in a network whose code has changed, and a damaged file: computed anew, and
+    # put right.
     changed = Counting(seen, offset=1.0)
     assert torch.allclose(kept(tmp_path)(changed, weights, IMAGES), expected + 1.0)
     assert torch.allclose(kept(tmp_path)(changed, weights, IMAGES), expected + 1.0)

@@ -67,7 +67,8 @@ def test_shortcuts_are_joined_where_a_network_has_them() -> None:
 
 
 class Parts(nn.Module):
-    """Two convolutions, two normalisations and a ReLU, for networks that put them together in some way."""
+    """Two convolutions, two normalisations and a ReLU, for networks that put them together in some
+    way."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""The kernels of a training step, in Triton's interpreter, which needs no GPU; on one: test_gpu_kernels.py."""
+"""The kernels of a training step, in Triton's interpreter, which needs no GPU; on one:
+test_gpu_kernels.py."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def test_what_a_client_is_given_is_what_it_has_and_nobody_else() -> None:
 
     model = MODELS["resnet8"]((1, 32, 32), 7)
     steps = BatchedSteps(
-        model, IMAGES[:, :1], torch.zeros(4, dtype=torch.int64), clients=3, learning_rate=1e-3, compute=Compute(),
-        capacity=4, batch_size=5,
+        model, IMAGES[:, :1], torch.zeros(4, dtype=torch.int64), clients=3,
+        learning_rate=1e-3, compute=Compute(), capacity=4, batch_size=5,
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.rand(3, 1, 32, 32)).sum().backward()

@@ -1,4 +1,5 @@
-"""Kernels of predictions, in Triton's interpreter, which needs no GPU; on one: test_gpu_predictions.py."""
+"""Kernels of predictions, in Triton's interpreter, which needs no GPU; on one:
+test_gpu_predictions.py."""
 
 from __future__ import annotations
 

@@ -102,9 +102,11 @@ def difference(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> flo
 def assert_same(
     found: Results, expected: Results, weights: Weights, *, share: float = 1e-3
 ) -> None:
-    """Numbers differ by at most a thousandth of the client's largest step, losses by 1e-5 of themselves.
+    """Numbers differ by at most a thousandth of the client's largest step, losses by 1e-5 of
+    themselves.
 
-    The sums of a batch are made in another order; Adam divides by roots of small squares, in which that shows.
+    The sums of a batch are made in another order; Adam divides by roots of small squares, in which
+    that shows.
     """
     assert found.keys() == expected.keys()
     for client, (own, result) in expected.items():
@@ -164,7 +166,8 @@ def test_a_stack_equals_one_by_one_on_normalised_images_and_on_features() -> Non
 
 @pytest.mark.usefixtures("bf16")
 def test_a_stack_computes_in_the_precision_that_is_asked_for() -> None:
-    """In half precision a stack moves as the plain loop does, to a fiftieth, and not as in single precision."""
+    """In half precision a stack moves as the plain loop does, to a fiftieth, and not as in single
+    precision."""
     half = place(compute=Compute(precision=torch.bfloat16, clients_at_once=3), **SGD)
     weights = snapshot(half.model)
     expected = trained(one_by_one(half), jobs(), weights)
@@ -370,7 +373,8 @@ QUICKLY = ("fedavg", "fedprox", "fedbe+p", "fedaux+m")
     [pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow) for name in METHODS],
 )
 def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path) -> None:
-    """Two rounds of nine clients, more than one stack holds: weights to a hundredth of their way, losses to 1e-3."""
+    """Two rounds of nine clients, more than one stack holds: weights to a hundredth of their way,
+    losses to 1e-3."""
     results = []
     for clients_at_once in (8, 1):
         server, start, clients = simulated(
@@ -398,7 +402,8 @@ def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path
 def test_the_plain_backend_is_the_fast_one_without_what_makes_it_fast(
     method: str, tmp_path: Path
 ) -> None:
-    """One client at a time on a CPU, there is nothing to speed up: the two agree to the last bit."""
+    """One client at a time on a CPU, there is nothing to speed up: the two agree to the last
+    bit."""
     results = []
     for plain in (True, False):
         server, state, clients = simulated(

@@ -196,7 +196,8 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 def own_address() -> str:
-    """Return an address of this machine that is not loopback: to the server it looks like another machine's."""
+    """Return an address of this machine that is not loopback: to the server it looks like another
+    machine's."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # sends nothing
@@ -234,7 +235,8 @@ def test_three_hospitals(reader: Reader) -> None:
     assert compared.count(", same\n") == 5, compared
     assert "DIFFERENT" not in compared
 
-    # No code of the server's was unpacked at a hospital, no key has travelled, and nothing was sent to anybody else.
+    # No code of the server's was unpacked at a hospital, no key has travelled, and nothing was sent
+    # to anybody else.
     for number in HOSPITALS:
         hospital = reader.machine(f"hospital {number}")
         assert not list(hospital.rglob("*fedaux_app*"))
@@ -254,7 +256,8 @@ def test_three_hospitals(reader: Reader) -> None:
         assert local != 403
         assert (other != 403) is open_to_all, path
 
-    # The server is stopped and started again: nodes come back by themselves, and nothing is done twice.
+    # The server is stopped and started again: nodes come back by themselves, and nothing is done
+    # twice.
     before = [
         next(reader.machine(f"hospital {n}").rglob("ledger.json")).read_text() for n in HOSPITALS
     ]
@@ -317,7 +320,8 @@ def test_a_hundred_clients_in_flowers_simulation(reader: Reader) -> None:
     pytest.importorskip("ray")
     reader.follow(section("Many clients on one machine"))
     reader.run(
-        "fedaux run hundred/app/recipe.toml --set rounds=1 --set engine.clients_at_once=1 --out simulated",
+        "fedaux run hundred/app/recipe.toml --set rounds=1 --set engine.clients_at_once=1 --out "
+        "simulated",
         "server",
     )
     (federated,), (simulated,) = (

@@ -1,4 +1,5 @@
-"""Federations of real processes on loopback, with TLS and node keys: parity, faults, bytes. `make test-federation`."""
+"""Federations of real processes on loopback, with TLS and node keys: parity, faults, bytes. `make
+test-federation`."""
 
 from __future__ import annotations
 
@@ -98,7 +99,8 @@ def test_three_nodes_over_tls_come_to_the_simulators_figures(tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Client 0 is honest, 1 is killed in the first round, 2 never answers, 3 joins during the first round."""
+    """Client 0 is honest, 1 is killed in the first round, 2 never answers, 3 joins during the first
+    round."""
     settings = recipe(
         rounds=8,
         split={"num_clients": 4, "alpha": 1.0},
@@ -136,7 +138,8 @@ def test_a_node_that_never_answers_costs_one_deadline(troubled: Federation) -> N
     rows = troubled.rows()
     assert rows[0]["clients_dropped"]["2"] == "no answer within 60 s"
     assert rows[0]["seconds"]["train"] < 60 + 15
-    # It is still connected, but nobody waits for it again: it would have to answer a greeting first.
+    # It is still connected, but nobody waits for it again: it would have to answer a greeting
+    # first.
     assert all(2 in row["clients_absent"] for row in rows[1:])
 
 
@@ -214,7 +217,8 @@ def test_bytes_on_the_wire_are_the_simulators_account(tmp_path: Path, wire: str)
         proxy.close()
         (row,) = federation.rows()
         print(
-            f"{wire}: up {proxy.up} of {row['bytes_up']}, down {proxy.down} of {row['bytes_down']}, {row['seconds']}"
+            f"{wire}: up {proxy.up} of {row['bytes_up']}, down {proxy.down} of "
+            f"{row['bytes_down']}, {row['seconds']}"
         )
         assert row["bytes_up"] > (19e6 if wire == "fp32" else 9.5e6)
         assert row["bytes_up"] <= proxy.up < 1.05 * row["bytes_up"]

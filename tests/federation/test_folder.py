@@ -122,7 +122,8 @@ def test_nothing_is_overwritten_and_names_are_checked(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert (
         done.stderr
-        == f"error: {tmp_path / 'used'} exists already and is not overwritten; choose another name\n"
+        == f"error: {tmp_path / 'used'} exists already and is not overwritten; choose another "
+        "name\n"
     )
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["note"]
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -254,7 +255,8 @@ def test_check_counts_what_was_spent_before_and_what_training_would_cost(node: P
     assert "REFUSED: if this client takes part in every round" in text_of(said)
 
     (node.parents[1] / "dp.toml").write_text(
-        'method = ["fedavg"]\nrounds = 4\n[split]\nnum_clients = 3\n[local.privacy]\nnoise_multiplier = 40.0\n'
+        'method = ["fedavg"]\nrounds = 4\n[split]\nnum_clients = '
+        "3\n[local.privacy]\nnoise_multiplier = 40.0\n"
     )
     changed(node, "epsilon = 0.5", "epsilon = 5.0")
     said, willing = check_node(node, recipe=str(node.parents[1] / "dp.toml"))

@@ -1,4 +1,5 @@
-"""What guards a federation: keys and certificates, and processes that let in and run nothing else."""
+"""What guards a federation: keys and certificates, and processes that let in and run nothing
+else."""
 
 from __future__ import annotations
 

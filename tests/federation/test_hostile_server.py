@@ -1,4 +1,5 @@
-"""What a hostile server can ask of a node: every request goes through the node's real app, as bytes."""
+"""What a hostile server can ask of a node: every request goes through the node's real app, as
+bytes."""
 
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def ask_for_release(
     features = torch.randn(60, model.feature_width, generator=torch.Generator().manual_seed(0))
     mechanism = MECHANISMS[section.mechanism](section.model_copy(update={"components": 4}))
     terms = PrepareTerms(certainty=section, **common(classes=classes))
-    content = {
+    content: dict[str, Any] = {
         "terms": records.text_record(terms.model_dump_json()),
         "extractor": records.arrays(snapshot(model.features)),
         "public": records.arrays(mechanism.publish(features)),
@@ -107,7 +108,7 @@ def ask_with_map(file: Path, public: dict[str, torch.Tensor], **certainty: Any) 
     """Ask for a release through a public map of the server's choice."""
     features = MODELS["cnn"]((1, 8, 8), len(CLASSES), width=4).features
     terms = PrepareTerms(certainty=Certainty(**({"epsilon": 0.5} | certainty)), **common())
-    content = {
+    content: dict[str, Any] = {
         "terms": records.text_record(terms.model_dump_json()),
         "extractor": records.arrays(snapshot(features)),
         "public": records.arrays(public),
@@ -124,7 +125,7 @@ def ask_for_update(
         round=round, local=Local(**local), proximal=0.0, wire="fp32", **common(classes=classes)
     )
     weights = {name: torch.full_like(tensor, 0.01) for name, tensor in snapshot(model).items()}
-    content = {
+    content: dict[str, Any] = {
         "terms": records.text_record(terms.model_dump_json()),
         "weights": records.arrays(weights),
     }
@@ -141,12 +142,11 @@ def shown(content: RecordDict) -> object:
         return words
     said = json.loads(str(content["answer"]["text"]))
     said.pop("loss", None)
+    arrays: Any = content.get("release", {})
     return (
         sorted(content),
         said,
-        {name: len(array.data) for name, array in content["release"].items()}
-        if ("release" in content)
-        else None,
+        {name: len(array.data) for name, array in arrays.items()},
     )
 
 
@@ -223,7 +223,8 @@ def test_an_allowed_release_does_not_repeat_or_saturate(tmp_path: Path) -> None:
 def test_private_training_draws_every_bit_from_the_operating_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seeded generators with 32 bits of entropy can be searched through; here nothing is seeded at all."""
+    """Seeded generators with 32 bits of entropy can be searched through; here nothing is seeded at
+    all."""
     pytest.importorskip("opacus")
     data = images(tmp_path / "data", ["cat", "dog"] * 4)
     monkeypatch.setattr(secrets, "randbits", lambda _: 0)
@@ -265,7 +266,8 @@ PRIVATE_TWINS = {
 
 @pytest.mark.parametrize("twin", PRIVATE_TWINS)
 def test_no_answer_but_noise_depends_on_private_data(tmp_path: Path, twin: str) -> None:
-    """Two nodes declare the same and hold different examples: whatever is asked, they look alike."""
+    """Two nodes declare the same and hold different examples: whatever is asked, they look
+    alike."""
     labels, how = PRIVATE_TWINS[twin]
     files = [
         node(
@@ -329,7 +331,8 @@ LAST_ROWS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("last", LAST_ROWS)
 @pytest.mark.parametrize("count", [0, 7])
 def test_one_row_decides_about_itself_alone(tmp_path: Path, last: str, count: int) -> None:
-    """Labels are names or numbers, columns there or not, row by row: the other rows are read as before."""
+    """Labels are names or numbers, columns there or not, row by row: the other rows are read as
+    before."""
     good = rows_of([f"0{row % 3}" for row in range(count + 1)])
     read = []
     for name, rows in (("one", good), ("two", [*good[:count], LAST_ROWS[last]])):
@@ -367,7 +370,8 @@ def test_one_label_of_tensors_decides_about_itself_alone(tmp_path: Path, stray: 
 
 
 def test_jsonl_needs_its_columns_declared(tmp_path: Path) -> None:
-    """Otherwise one row with a field of another usual name would decide where the images of all are."""
+    """Otherwise one row with a field of another usual name would decide where the images of all
+    are."""
     file = node(tmp_path / "node", tmp_path)
     file.write_text(file.read_text().replace('"folder"', '"jsonl"'))
     with pytest.raises(ConfigError, match="image_column"):
@@ -388,7 +392,8 @@ def test_a_folder_of_unreadable_images_answers_like_any_other(tmp_path: Path, co
 
 
 def test_blank_examples_contribute_nothing_and_count(tmp_path: Path) -> None:
-    """The noiseless release of n examples with b blank ones is that of the others, times (n - b) / n."""
+    """The noiseless release of n examples with b blank ones is that of the others, times (n - b) /
+    n."""
     vectors = []
     for name, labels in (("whole", ["cat"] * 6), ("half", ["cat"] * 6 + ["horse"] * 6)):
         file = node(
@@ -405,7 +410,8 @@ def test_blank_examples_contribute_nothing_and_count(tmp_path: Path) -> None:
 
 
 def test_requests_chosen_after_answers_end_at_the_budget(tmp_path: Path) -> None:
-    """A release of half of the budget, then DP-SGD as long as the node answers: the filter decides."""
+    """A release of half of the budget, then DP-SGD as long as the node answers: the filter
+    decides."""
     pytest.importorskip("opacus")
     from fedaux.privacy.filters import FILTERS
     from fedaux.privacy.ledger import LedgerEntry
@@ -475,7 +481,8 @@ HOSTILE_SHAPES: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
 def test_maps_that_broadcast_are_refused_and_cost_nothing(
     tmp_path: Path, attack: str, count: int
 ) -> None:
-    """With whitening [F] and a bound [1, 1] the release had one number per example, and noise for a mean of all."""
+    """With whitening [F] and a bound [1, 1] the release had one number per example, and noise for a
+    mean of all."""
     mechanism, public = HOSTILE_SHAPES[attack]
     file = node(tmp_path / "node", images(tmp_path / "data", ["cat"] * count))
     assert refusal(ask_with_map(file, public, mechanism=mechanism)) is not None

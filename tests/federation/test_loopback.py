@@ -194,7 +194,8 @@ class Stop(BaseException):  # like a signal: nothing is meant to catch it
 
 
 def test_a_private_update_asked_for_again_is_the_stored_one(tmp_path: Path) -> None:
-    """A server that stops before it has written a round down asks again, and nothing is spent for it."""
+    """A server that stops before it has written a round down asks again, and nothing is spent for
+    it."""
     pytest.importorskip("opacus")
     experiment = federated(
         rounds=2,

@@ -139,7 +139,8 @@ def test_budgets_are_composed_by_the_package_itself(tmp_path: Path) -> None:
 
 
 def test_an_update_counts_whatever_epsilon_it_states(tmp_path: Path) -> None:
-    """The server chooses the delta at which an update states its own epsilon, which may then be infinite."""
+    """The server chooses the delta at which an update states its own epsilon, which may then be
+    infinite."""
     held = guard(tmp_path, "accountant = 'renyi'")
     update = replace(
         entry(),
@@ -285,6 +286,8 @@ def test_a_model_too_large_is_refused_before_it_is_built() -> None:
 
 def test_records_hold_every_bit_and_nothing_else() -> None:
     pytest.importorskip("flwr", reason="needs the extra flower")
+    from flwr.app import RecordDict
+
     from fedaux.federation import records
 
     weights = {
@@ -300,9 +303,8 @@ def test_records_hold_every_bit_and_nothing_else() -> None:
     )
     assert torch.equal(half["a"], weights["a"].half().float())
     assert torch.equal(half["double"], weights["double"])
-    sizes = [
-        records.size_of({"w": records.arrays(weights, wire=wire)}) for wire in ("fp16", "fp32")
-    ]  # type: ignore[arg-type]
+    sent = [RecordDict({"w": records.arrays(weights, wire=wire)}) for wire in ("fp16", "fp32")]
+    sizes = [records.size_of(content) for content in sent]
     assert sizes[1] - sizes[0] == 3 * 4 * 2  # the header is as long
     with pytest.raises(records.Unusable, match=r"is float16 \[3, 4\], should be float32 \[3, 4\]"):
         records.tensors(records.arrays(weights, wire="fp16"), records.expected_of(weights))
@@ -389,7 +391,10 @@ def test_classes_are_the_servers_by_name_and_others_are_blank(tmp_path: Path) ->
     from fedaux.federation.work import own_examples
 
     write_images(tmp_path / "own.safetensors", [0, 2, 2, 1])
-    text = 'client = 0\nclasses = ["2", "7", "0"]\n[data]\nsource = "tensors"\npath = "own.safetensors"\n'
+    text = (
+        'client = 0\nclasses = ["2", "7", "0"]\n[data]\nsource = "tensors"\npath = '
+        '"own.safetensors"\n'
+    )
     config = node(tmp_path, text + "image_size = 8\nchannels = 1\n")
     assert own_examples(config, ("2", "7", "0")).labels.tolist() == [2, 0, 0, -1]
 

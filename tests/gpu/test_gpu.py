@@ -1,4 +1,5 @@
-"""The fast ways on a GPU equal the plain loop. `make test-gpu` runs these; elsewhere they are skipped."""
+"""The fast ways on a GPU equal the plain loop. `make test-gpu` runs these; elsewhere they are
+skipped."""
 
 from __future__ import annotations
 
@@ -219,7 +220,8 @@ def test_prediction_does_not_disturb_training() -> None:
 
 
 def text_place(*, compile: bool) -> TrainContext:
-    """Texts of different lengths; more tokens a batch than the lookup's backward has its short cut for."""
+    """Texts of different lengths; more tokens a batch than the lookup's backward has its short cut
+    for."""
     compute = Compute(torch.device("cuda"), torch.float32, compile=compile, clients_at_once=3)
     generator = np.random.default_rng(0)
     ids = generator.integers(5, 300, (500, 256)).astype(np.int32)

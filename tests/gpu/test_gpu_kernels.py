@@ -1,4 +1,5 @@
-"""Training steps by kernels of our own, on a GPU that has what they need. `make test-gpu` runs these."""
+"""Training steps by kernels of our own, on a GPU that has what they need. `make test-gpu` runs
+these."""
 
 from __future__ import annotations
 
@@ -169,8 +170,8 @@ def test_distillation_by_kernels_is_as_near_the_exact_one_as_captured_steps(
         assert isinstance(steps, CapturedSteps) != by_kernels
         for _ in range(2):
             after = distill(
-                here.model, weights, here.inputs, targets, section=section, generator=seeding.generator(0, "x"),
-                compute=here.compute, steps=steps,
+                here.model, weights, here.inputs, targets, section=section,
+                generator=seeding.generator(0, "x"), compute=here.compute, steps=steps,
             )  # fmt: skip
         results.append(after)
     exact, captured, fast = results

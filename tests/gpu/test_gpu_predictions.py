@@ -1,4 +1,5 @@
-"""Predictions by kernels of our own, on a GPU that has what they need. `make test-gpu` runs these."""
+"""Predictions by kernels of our own, on a GPU that has what they need. `make test-gpu` runs
+these."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def by_kernels(predictor: FastPredictor) -> StepInference:
 
 
 def near(found: Tensor, expected: Tensor) -> bool:
-    """Whether outputs agree but for rounding: of a head on batches of other sizes, or of a feature to bf16."""
+    """Whether outputs agree but for rounding: of a head on batches of other sizes, or of a feature
+    to bf16."""
     assert found.shape == expected.shape
     return bool((found - expected).abs().max() <= 0.01 * expected.abs().max())
 

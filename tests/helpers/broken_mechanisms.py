@@ -1,4 +1,5 @@
-"""Mechanisms with a fault each, for the audit to find. All but the last few break `mean`, and most lie about it."""
+"""Mechanisms with a fault each, for the audit to find. All but the last few break `mean`, and most
+lie about it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ PUBLISHED: dict[tuple[str, int], Public] = {}
 
 
 class Mean(PrivateMean):
-    """`mean`, with its public map remembered: many audits of one seed look at the same negatives."""
+    """`mean`, with its public map remembered: many audits of one seed look at the same
+    negatives."""
 
     def publish(self, negatives: Tensor) -> Public:
         digest = hashlib.sha256(negatives.numpy().tobytes()).hexdigest()
@@ -34,7 +36,8 @@ Bend = Callable[[Tensor], Tensor]
 
 
 class BentNoise:
-    """Turns standard normal noise [k] into something else; no noise stays none, so that nothing else looks odd."""
+    """Turns standard normal noise [k] into something else; no noise stays none, so that nothing
+    else looks odd."""
 
     def __init__(self, noise: Noise, bend: Bend) -> None:
         self._noise, self._bend = noise, bend
@@ -61,7 +64,8 @@ def bent(make: Callable[[], Bend]) -> type[Mean]:
 
 
 def uniform(standard: Tensor) -> Tensor:
-    """The same standard deviation, but no tails: some outputs are possible for one data set only."""
+    """The same standard deviation, but no tails: some outputs are possible for one data set
+    only."""
     return math.sqrt(3) * (2 * torch.from_numpy(ndtr(standard.numpy())) - 1)
 
 
@@ -170,14 +174,16 @@ class NoNoiseOnOne(Mean):
 
 
 class SubsampledAboveThousands(Mean):
-    """Above 5,000 examples only the first 5,000 are averaged; the sensitivity is still stated as 2 / n."""
+    """Above 5,000 examples only the first 5,000 are averaged; the sensitivity is still stated as 2
+    / n."""
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         return super().project(features[:5000], public)
 
 
 class TwoHalvesWhenWide(Mean):
-    """The two halves of wide vectors are clipped one by one, so that the norm can be the root of 2."""
+    """The two halves of wide vectors are clipped one by one, so that the norm can be the root
+    of 2."""
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         projected = super().project(features, public)
@@ -207,7 +213,8 @@ class AffineAfterClipping(Mean):
 
 
 class StatedPrivateSigma(Mean):
-    """The noise follows the spread of the private features, and the release says how much it was."""
+    """The noise follows the spread of the private features, and the release says how much it
+    was."""
 
     def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
         factor = 1 + float(self.project(features, public).norm(dim=1).mean())
@@ -334,4 +341,5 @@ BROKEN: dict[str, tuple[Callable[[Certainty], Mean], str]] = {
     "an error for NaN": (Refusing, "a release fails"),
     "twice the epsilon": (Generous, "more than was asked for"),
 }
-"""Each fault with a word of the finding that must name it; `distance`: the search must find a ratio above 1."""
+"""Each fault with a word of the finding that must name it; `distance`: the search must find a ratio
+above 1."""

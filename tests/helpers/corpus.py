@@ -1,4 +1,5 @@
-"""Small texts for tests: news of three kinds, sentences that belong to nobody, and a checkpoint in the true layout."""
+"""Small texts for tests: news of three kinds, sentences that belong to nobody, and a checkpoint in
+the true layout."""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ def learned_words() -> Vocabulary:
 
 
 def write_checkpoint(folder: Path) -> Path:
-    """Let transformers itself write a checkpoint, with the tokenizer of the learned words beside it."""
+    """Let transformers itself write a checkpoint, with the tokenizer of the learned words beside
+    it."""
     transformers = pytest.importorskip(
         "transformers", reason="the independent truth: pip install transformers"
     )

@@ -1,4 +1,5 @@
-"""Federations of simulated clients that a test can disturb, and the same task for the readable algorithm."""
+"""Federations of simulated clients that a test can disturb, and the same task for the readable
+algorithm."""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ def same_weights(first: State, second: State) -> bool:
 def written_out(
     server: Federation, state: State
 ) -> tuple[plain.Task, plain.Preparation, plain.State]:
-    """The same task for the readable algorithm, prepared by itself from the same h0, at the product's state."""
+    """The same task for the readable algorithm, prepared by itself from the same h0, at the
+    product's state."""
     own, experiment = server.task, server.task.experiment
     data = load_labelled(experiment.data)
     parts = [torch.from_numpy(part) for part in split_for(experiment, data, own.seed)]  # type: ignore[arg-type]
@@ -137,7 +139,8 @@ def written_out(
 
 
 def h0_of(server: Federation, state: State) -> Mapping[str, Weights]:
-    """h0 as preparation keeps it or, of methods that only start from it, as the features they start from."""
+    """h0 as preparation keeps it or, of methods that only start from it, as the features they start
+    from."""
     prefix = "features."
     return server.preparation.extractors or {
         prototype: {

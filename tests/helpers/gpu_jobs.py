@@ -15,7 +15,8 @@ CLASSES = 10
 
 
 def jobs(states: dict[int, Any] | None = None, *, round: int = 1) -> list[ClientJob]:
-    """Five clients of different sizes, one of them with a last batch of a single example, one with one example."""
+    """Five clients of different sizes, one of them with a last batch of a single example, one with
+    one example."""
     sizes = (33, 48, 7, 1, 40)
     rows = torch.arange(500).cuda().split(100)
     return [
@@ -30,7 +31,8 @@ def jobs(states: dict[int, Any] | None = None, *, round: int = 1) -> list[Client
 
 
 def difference(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
-    """The distance of two sets of weights: Adam turns rounding of a tiny gradient into a whole step of one weight."""
+    """The distance of two sets of weights: Adam turns rounding of a tiny gradient into a whole step
+    of one weight."""
     assert first.keys() == second.keys()
     return math.sqrt(
         sum(float((first[name].double() - second[name].double()).square().sum()) for name in first)

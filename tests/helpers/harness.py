@@ -1,4 +1,5 @@
-"""A federation of real processes on loopback: SuperLink, SuperNodes and `flwr run`, with TLS and node keys."""
+"""A federation of real processes on loopback: SuperLink, SuperNodes and `flwr run`, with TLS and
+node keys."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ class Federation:
         self._start(f"node-{client}", command, env=env)
 
     def restart_node(self, client: int, seconds: float = 300.0) -> None:
-        """Start a node that was killed. Flower takes the dead one for alive for a minute, and ends the new one."""
+        """Start a node that was killed. Flower takes the dead one for alive for a minute, and ends
+        the new one."""
         log = self.folder / f"node-{client}.log"
         before = log.read_text(errors="replace").count("SuperNode ID")
 
@@ -220,7 +222,8 @@ class Federation:
 
 
 def descendants(number: int) -> list[int]:
-    """Return the processes that a process has started, and theirs; Flower gives some of them sessions of their own."""
+    """Return the processes that a process has started, and theirs; Flower gives some of them
+    sessions of their own."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

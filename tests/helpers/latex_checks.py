@@ -8,7 +8,8 @@ ESCAPED = re.compile(r"\\[&%$#_{}]")
 
 
 def columns_of(specification: str) -> int:
-    """How many columns a tabular has, by a way of its own: whatever stands in braces is an argument."""
+    """How many columns a tabular has, by a way of its own: whatever stands in braces is an
+    argument."""
     while "{" in specification:
         specification = re.sub(r"[>@!]?\{[^{}]*\}", "", specification)
     assert re.fullmatch("[lcrp]+", specification), specification
@@ -16,7 +17,8 @@ def columns_of(specification: str) -> int:
 
 
 def check_latex(text: str) -> list[int]:
-    """Assert that environments and braces close, signs are escaped and rows fit; return the columns of each tabular."""
+    """Assert that environments and braces close, signs are escaped and rows fit; return the columns
+    of each tabular."""
     assert text.isascii(), sorted(set(re.findall(r"[^\x00-\x7f]", text)))
     body = "\n".join(line for line in text.splitlines() if not line.startswith("% \\usepackage"))
     body = body.replace("{%\n", "{\n")

@@ -1,4 +1,5 @@
-"""A grid without a network: messages go through Flower's own byte format to the real client app, in this process."""
+"""A grid without a network: messages go through Flower's own byte format to the real client app, in
+this process."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Change = Callable[[Message], Message]
 
 
 class LoopbackGrid(Grid):
-    """Nodes by number, each with its configuration; a test may change their answers, or keep them silent."""
+    """Nodes by number, each with its configuration; a test may change their answers, or keep them
+    silent."""
 
     def __init__(self, files: dict[int, Path]) -> None:
         self.files = files
@@ -103,7 +105,8 @@ def asked(file: Path, content: RecordDict, kind: str) -> Message:
 
 
 def write_nodes(folder: Path, experiment: Experiment, **changes: Any) -> dict[int, Path]:
-    """Write a configuration a client, each with its part of the experiment's data; return them by node number."""
+    """Write a configuration a client, each with its part of the experiment's data; return them by
+    node number."""
     files = {}
     for client in range(experiment.split.num_clients):
         table = {

@@ -106,7 +106,8 @@ def private_mean_loop(
     whitening: Sequence[Sequence[float]],
     bound: float,
 ) -> list[float]:
-    """The noiseless release of the `mean` mechanism: centre, whiten, divide by the bound, clip to norm 1, average."""
+    """The noiseless release of the `mean` mechanism: centre, whiten, divide by the bound, clip to
+    norm 1, average."""
     width = len(whitening[0])
     total = [0.0] * width
     for row in features:
@@ -121,7 +122,8 @@ def private_mean_loop(
 
 
 def doubly_stochastic_loop(shares: list[list[float]], *, iterations: int) -> list[list[float]]:
-    """The split's alternating normalisation on plain numbers: rows to classes / clients, then columns to 1."""
+    """The split's alternating normalisation on plain numbers: rows to classes / clients, then
+    columns to 1."""
     clients, classes = len(shares), len(shares[0])
     for _ in range(iterations):
         for i in range(clients):
@@ -137,7 +139,8 @@ def doubly_stochastic_loop(shares: list[list[float]], *, iterations: int) -> lis
 def moments_loop(
     values: Sequence[Sequence[float]], sizes: Sequence[int]
 ) -> tuple[list[float], list[float]]:
-    """FedBE's Gaussian: mean and variance of values[client][parameter], each client counting by its size."""
+    """FedBE's Gaussian: mean and variance of values[client][parameter], each client counting by its
+    size."""
     mean = weighted_average_loop(values, sizes)
     variance = []
     for p, middle in enumerate(mean):
@@ -195,7 +198,8 @@ def proximal_loop(values: Sequence[float], anchors: Sequence[float], *, strength
 def mixed_probabilities_loop(
     logits: Sequence[Sequence[Sequence[float]]], scores: Sequence[Sequence[float]]
 ) -> list[list[float]]:
-    """sum_i s_i(x) softmax(f_i(x)) / sum_j s_j(x) for logits[model][example][class] and scores[model][example]."""
+    """sum_i s_i(x) softmax(f_i(x)) / sum_j s_j(x) for logits[model][example][class] and
+    scores[model][example]."""
     labels = []
     for x in range(len(logits[0])):
         total = sum(own[x] for own in scores)

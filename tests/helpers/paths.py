@@ -11,6 +11,7 @@ GOLDEN = TESTS / "core" / "golden.json"
 
 
 def shared(name: str) -> Path:
-    """Return a folder or file of `shared/`, which lies in the repository or in a folder above it; it may not exist."""
+    """Return a folder or file of `shared/`, which lies in the repository or in a folder above it;
+    it may not exist."""
     places = [parent / "shared" / name for parent in (ROOT, *ROOT.parents)]
     return next((place for place in places if place.exists()), places[0])

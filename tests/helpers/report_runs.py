@@ -37,7 +37,8 @@ def make_run(
     participation_rate: float = 0.4,
     megabytes: Mapping[str, float] | None = None,
 ) -> Path:
-    """Write a run directory as the library does, with made-up numbers; ``recorded`` rounds of the last seed."""
+    """Write a run directory as the library does, with made-up numbers; ``recorded`` rounds of the
+    last seed."""
     directory.mkdir(parents=True)
     generator = np.random.default_rng(
         [round(1000 * number) for number in (alpha - 0.01, participation_rate - 0.4)]
@@ -124,7 +125,8 @@ def make_run(
         if "fedaux" in levels and any(counts)
     ]
     ledger = {
-        "neighbours": "data sets that differ by replacing one example; the number of examples n_i is public",
+        "neighbours": "data sets that differ by replacing one example; the number of examples n_i "
+        "is public",
         "entries": entries,
         "unprotected": "The model updates of local training are sent without differential privacy.",
     }
@@ -163,7 +165,8 @@ def make_folder(
     levels: Mapping[str, float] = LEVELS,
     **options: Any,
 ) -> Path:
-    """Write a folder of runs, a run for every combination; less heterogeneity and more noise have their effects."""
+    """Write a folder of runs, a run for every combination; less heterogeneity and more noise have
+    their effects."""
     megabytes = {method: 20.0 + 8 * ("+" in method) + 3 * (method == "fedaux") for method in levels}
     for alpha, rate, epsilon in product(alphas, rates, epsilons):
         easy = 0.12 * (2 + np.log10(alpha)) + 0.1 * (rate - 0.4)
@@ -193,7 +196,8 @@ def make_table(generator: np.random.Generator, *, clients: int) -> list[list[int
 
 
 def make_images(table: list[list[int]]) -> Any:
-    """uint8 [clients, 8, 1, 28, 28]: as many bright bars as the number of the client's main class."""
+    """uint8 [clients, 8, 1, 28, 28]: as many bright bars as the number of the client's main
+    class."""
     images = np.full((len(table), 8, 1, 28, 28), 20, dtype=np.uint8)
     for client, counts in enumerate(table):
         for bar in range(int(np.argmax(counts)) + 1):
@@ -231,7 +235,8 @@ def summary_row(
 
 
 def read_table(text: str, heading: str, *, number: int = 0) -> dict[str, list[str]]:
-    """The cells of a section's table by the name of the row, read as a stranger would: from the markup."""
+    """The cells of a section's table by the name of the row, read as a stranger would: from the
+    markup."""
     section = re.search(rf'<h2 id="{heading}">.*?</section>', text, re.S)
     assert section, f"no section {heading}"
     body = re.findall(r"<tbody>(.*?)</tbody>", section[0], re.S)[number]

@@ -14,7 +14,8 @@ from fedaux.pretrain import H0Request, content_digest, pretrained
 
 
 def pretrain(shared: Path | None) -> tuple[int, str, int]:
-    """Return how many epochs were trained here, the digest of h0, and the epochs its card states."""
+    """Return how many epochs were trained here, the digest of h0, and the epochs its card
+    states."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (400, 1, 8, 8), dtype=torch.uint8, generator=generator)
     with seeding.initialisation(0, part="cnn"):

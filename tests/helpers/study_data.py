@@ -17,7 +17,8 @@ from fedaux.paper.studies import STUDIES
 
 
 def write_images(folder: Path) -> Path:
-    """Write a few examples of every set of images, each in one of the layouts that are understood."""
+    """Write a few examples of every set of images, each in one of the layouts that are
+    understood."""
     import pyarrow.parquet
     import scipy.io
 
@@ -52,9 +53,13 @@ def settings(prepared: Plan) -> list[Experiment]:
 
 
 def saved(page: str) -> dict[str, list[dict[str, str]]]:
-    """Return the numbers that a page offers with each of its figures; every figure has a caption and offers some."""
+    """Return the numbers that a page offers with each of its figures; every figure has a caption
+    and offers some."""
     figures = re.findall(r"<figure>.*?</figure>", page, flags=re.DOTALL)
-    link = r'<figcaption>[^<]{30,} <a download="([^"]+)\.csv" href="data:text/csv;charset=utf-8,([^"]+)">'
+    link = (
+        r'<figcaption>[^<]{30,} <a download="([^"]+)\.csv" '
+        r'href="data:text/csv;charset=utf-8,([^"]+)">'
+    )
     found = {}
     for figure in figures:
         matched = re.search(link, figure)

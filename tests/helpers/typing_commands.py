@@ -18,7 +18,8 @@ from helpers.programs import run_program
 
 
 def called(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Return what `fedaux ...` says and its exit status, called in this process: a new one takes seconds to load."""
+    """Return what `fedaux ...` says and its exit status, called in this process: a new one takes
+    seconds to load."""
     status, output, errors = 0, io.StringIO(), io.StringIO()
 
     def show(message: Any, category: Any, file: str, number: int, *_: Any) -> None:

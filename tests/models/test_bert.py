@@ -1,4 +1,5 @@
-"""BERT: features equal to those of another implementation, checkpoints, half precision, private training."""
+"""BERT: features equal to those of another implementation, checkpoints, half precision, private
+training."""
 
 from __future__ import annotations
 

@@ -106,7 +106,8 @@ def test_groups_divide_the_channels_and_hold_two_of_them() -> None:
 
 
 def mobilenetv2_layers(num_classes: int) -> Iterator[tuple[int, int]]:
-    """Parameters and normalised channels of each layer of MobileNetV2 at half width (Sandler et al., 2018, table 2)."""
+    """Parameters and normalised channels of each layer of MobileNetV2 at half width (Sandler et
+    al., 2018, table 2)."""
     yield 3 * 16 * 9, 16
     channels = 16
     # expansion, channels at half width (of 16, 24, 32, 64, 96, 160, 320, in multiples of 8), blocks
@@ -131,7 +132,8 @@ def mobilenetv2_layers(num_classes: int) -> Iterator[tuple[int, int]]:
 
 
 def shufflenet_layers(num_classes: int) -> Iterator[tuple[int, int]]:
-    """Parameters and normalised channels of each layer of ShuffleNet with two groups (Zhang et al., 2018, table 1)."""
+    """Parameters and normalised channels of each layer of ShuffleNet with two groups (Zhang et al.,
+    2018, table 1)."""
     yield 3 * 24 * 9, 24
     channels = 24
     for width, units in ((200, 4), (400, 8), (800, 4)):
@@ -167,7 +169,8 @@ def test_sizes_are_those_of_the_published_layers(
     assert count(model) == parameters
     assert model.feature_width == feature_width
     assert count(MODELS[name]((3, 32, 32), 100)) == parameters + 90 * (feature_width + 1)
-    # What is sent: parameters, running mean and variance in four bytes, and a counter a layer in eight.
+    # What is sent: parameters, running mean and variance in four bytes, and a counter a layer in
+    # eight.
     assert num_bytes(model.state_dict()) == 4 * parameters + 8 * sum(normalised) + 8 * len(
         normalised
     )
@@ -196,7 +199,8 @@ def test_mobilenetv2_has_the_size_that_torchvision_states() -> None:
 def test_multiplications_are_those_published_for_imagenet(
     name: str, size: int, macs: int, published: float
 ) -> None:
-    """Counted as convolution weights times positions, with the strides that the papers have for 224x224 images."""
+    """Counted as convolution weights times positions, with the strides that the papers have for
+    224x224 images."""
     model = MODELS[name]((3, size, size), 1000).eval()
     convolutions = {n: m for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
     if name == "mobilenetv2":
@@ -284,7 +288,8 @@ def test_the_shuffle_lets_each_output_of_a_unit_see_all_inputs(stride: int) -> N
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_a_gradient_reaches_every_parameter(name: str) -> None:
-    # In inference mode, because batch statistics take out again what a shift before a convolution adds.
+    # In inference mode, because batch statistics take out again what a shift before a convolution
+    # adds.
     model = seeded(name, (3, 32, 32), 10).eval()
     functional.cross_entropy(model(images_of(4, 3, 32, 32)), torch.arange(4)).backward()
     without = [

@@ -1,4 +1,5 @@
-"""Tables and documents: the same content as Markdown, HTML and LaTeX, in a form that LaTeX accepts."""
+"""Tables and documents: the same content as Markdown, HTML and LaTeX, in a form that LaTeX
+accepts."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def test_signs_are_escaped_and_marks_become_commands() -> None:
 def test_a_table_has_three_renderers() -> None:
     table = small(caption="one")
     assert to_markdown(table) == (
-        "| method | figure | C = 0.4 |\n| --- | --- | ---: |\n| fedaux | **best** | 1.5 |\n| fedaux | last | – |\n"
+        "| method | figure | C = 0.4 |\n| --- | --- | ---: |\n| fedaux | **best** | 1.5 |\n| "
+        "fedaux | last | – |\n"
     )
     html = Document("title", {}, [table]).to_html()
     assert html.count("<h2>one</h2>") == html.count(">one<") == 1

@@ -257,7 +257,8 @@ def grid_row(
 
 
 def grid_numbers(*, mode: str = "full", seeds: Sequence[int] = (0,)) -> dict[str, Any]:
-    """Return what a grid of the paper's size would measure: the more epsilon the better, best rounds 10 above."""
+    """Return what a grid of the paper's size would measure: the more epsilon the better, best
+    rounds 10 above."""
     deviation = 0.02 if len(seeds) > 1 else None
     rows = [
         grid_row(accuracy, accuracy + 0.1, deviation, **chosen)

@@ -1,4 +1,5 @@
-"""The paper's figures in the package are those of its source, number by number, and studies stand where they stand."""
+"""The paper's figures in the package are those of its source, number by number, and studies stand
+where they stand."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def tex() -> str:
 
 
 def rows_of(tex: str, label: str) -> list[list[str]]:
-    """Return the cells of a table's body as plain text, by a way of its own: no macro is known by name but bold."""
+    """Return the cells of a table's body as plain text, by a way of its own: no macro is known by
+    name but bold."""
     after = tex.split(f"\\label{{{label}}}")[1]
     body = after.split("\\begin{tabular}")[1].split("\\end{tabular}")[0].split("\\midrule", 1)[1]
     lines = body.replace("\\midrule", " ").replace("\\bottomrule", " ").split("\\\\")
@@ -154,7 +156,8 @@ def test_settings_that_the_defaults_and_recipes_take_stand_there(tex: str) -> No
         r"$\epsilon = 0.1$ and $\delta=10^{-5}$",
         "1 epoch for local training and distillation, ten clients and 100\\% participation rate",
         "160000 disjoint data points, which were sampled from BookCorpus",
-        "ADAM optimizer with a learning rate of $10^{-5}$ was used for both local training and distillation",
+        "ADAM optimizer with a learning rate of $10^{-5}$ was used for both local training and "
+        "distillation",
         "logistic regression classifier was set to $0.01$",
         "The batch size for $D_i, D^{-}$ and $D_{distill}$ was 32",
     ):

@@ -1,4 +1,5 @@
-"""Studies: their grids are the paper's, their data is found or named, and parts of them can be asked for."""
+"""Studies: their grids are the paper's, their data is found or named, and parts of them can be
+asked for."""
 
 from __future__ import annotations
 
@@ -386,8 +387,8 @@ def test_mu_is_the_paper_s_for_each_method_and_alpha(root: Path) -> None:
     }
     (note,) = prepared.notes
     assert (
-        "fedprox 0.01 at α = 0.01; fedprox+p 0.01 at α = 0.01; fedprox 0.001 at α = 100; fedprox+p 0.0001"
-        in note
+        "fedprox 0.01 at α = 0.01; fedprox+p 0.01 at α = 0.01; fedprox 0.001 at α = 100; "
+        "fedprox+p 0.0001" in note
     )
     linear = {
         e.split.alpha: e.local.proximal

@@ -1,4 +1,5 @@
-"""What a study shows: its runs resume, tables hold what they measured, words and figures fit the numbers."""
+"""What a study shows: its runs resume, tables hold what they measured, words and figures fit the
+numbers."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def test_a_study_measures_what_its_runs_measured(small: tuple[Path, Mapping[str,
         assert f"{row['best']['mean']:.1f}" in text
     assert "Cut for the quick version" in text
     assert text.startswith(
-        "# table1, quick version: methods by participation rate, iid and not (2 methods; α = 0.01; C = "
+        "# table1, quick version: methods by participation rate, iid and not (2 methods; α = "
+        "0.01; C = "
     )
     assert "cannot be compared with its figures" in text
 
@@ -120,7 +122,8 @@ def test_qualitative_counts_what_was_sent(tmp_path: Path) -> None:
         assert column["bytes_up"] * column["participants"] == pytest.approx(line["bytes_up"])
         assert column["bytes_up"] == outcome.numbers["model_bytes"], "a client sends one model"
     assert before["bytes_down"] == before["sent"]["extractor"] + before["sent"]["public"]
-    # The network by hand: three convolutions on 8 x 8, 4 x 4 and 2 x 2 places, two operations a weight and place.
+    # The network by hand: three convolutions on 8 x 8, 4 x 4 and 2 x 2 places, two operations a
+    # weight and place.
     weights = [(1 * 16 * 9, 64), (16 * 32 * 9, 16), (32 * 32 * 9, 4), (128 * 10, 1)]
     by_hand = sum(2 * number * places_ for number, places_ in weights)
     trained = columns["fedavg", "a round"]["clients"]

@@ -95,7 +95,8 @@ def test_losses_refuse_what_is_not_positive() -> None:
 
 
 def barlow_loop(projections: Sequence[Sequence[float]], *, redundancy: float) -> float:
-    """Eq. 1 and 2 of Barlow Twins, correlation by correlation; rows i and i + N are two views of one image."""
+    """Eq. 1 and 2 of Barlow Twins, correlation by correlation; rows i and i + N are two views of
+    one image."""
     pairs, width = len(projections) // 2, len(projections[0])
 
     def column(view: int, output: int) -> list[float]:
@@ -422,7 +423,8 @@ def test_what_cannot_be_captured_is_trained_plainly(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("kind", ["contrastive", "barlow"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(kind: str, channels: int) -> None:
-    """A CUDA graph cannot: where with a Python number copies it to the device, item waits for one."""
+    """A CUDA graph cannot: where with a Python number copies it to the device, item waits for
+    one."""
     called: set[str] = set()
 
     class Listening(TorchDispatchMode):
@@ -500,7 +502,8 @@ def test_captured_steps_equal_plain_ones_on_a_gpu(kind: str, compile: bool) -> N
 
 
 def distance(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
-    """Of weights: Adam turns rounding of a tiny gradient into a whole step of one weight, so not the largest."""
+    """Of weights: Adam turns rounding of a tiny gradient into a whole step of one weight, so not
+    the largest."""
     return math.sqrt(
         sum(float((first[name].double() - second[name].double()).square().sum()) for name in first)
     )

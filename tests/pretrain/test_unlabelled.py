@@ -38,7 +38,8 @@ LEFT_OUT = (
 def pretrained(
     folder: Path, experiment: Experiment, *words: str, without: tuple[str, ...] = ()
 ) -> tuple[str, Path]:
-    """Write a recipe without some of its tables, pretrain it in a store of its own; return what was said, and h0."""
+    """Write a recipe without some of its tables, pretrain it in a store of its own; return what was
+    said, and h0."""
     folder.mkdir(exist_ok=True)
     table = {key: value for key, value in experiment.to_dict().items() if key not in without}
     (folder / "recipe.toml").write_text(tomli_w.dumps(table))
@@ -157,7 +158,10 @@ def test_a_place_without_a_source_is_told_so(
     fields, wrong = inspect({"data": places, "auxiliary": pictures})
     assert wrong == []
     (key,) = places
-    line = f"data.source: missing, while data.{key} is given; should be tensors, folder, parquet, csv, jsonl, hugg"
+    line = (
+        f"data.source: missing, while data.{key} is given; should be tensors, folder, parquet, "
+        "csv, jsonl, hugg"
+    )
     for federated in (False, True):
         (said,) = problems_of(fields, federated=federated)
         assert said.startswith(line)

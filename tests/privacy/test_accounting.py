@@ -63,7 +63,8 @@ def test_one_release_costs_what_it_states(epsilon: float) -> None:
 
 @needs_accountant
 def test_releases_compose_like_one_gaussian() -> None:
-    """Four releases of multiplier m are one of multiplier m / 2, for which the exact delta is known."""
+    """Four releases of multiplier m are one of multiplier m / 2, for which the exact delta is
+    known."""
     entries = [release(0.5)] * 4
     multiplier = noise_multiplier(epsilon=0.5, delta=1e-5)
     epsilon = tight_composition(entries, delta=1e-5)
@@ -87,7 +88,8 @@ def test_the_result_is_never_above_basic_composition() -> None:
 def test_a_step_of_dpsgd_meets_the_definition_for_every_pair_of_gradients(
     multiplier: float, probability: float
 ) -> None:
-    """Integrate delta of (1-q) N(0) + q N(g) against (1-q) N(0) + q N(g') in the plane, for clipped g and g'."""
+    """Integrate delta of (1-q) N(0) + q N(g) against (1-q) N(0) + q N(g') in the plane, for clipped
+    g and g'."""
     side = np.linspace(-8 * multiplier - 1, 8 * multiplier + 1, 401)
     x, y = np.meshgrid(side, side, indexing="ij")
     cell = (side[1] - side[0]) ** 2
@@ -125,7 +127,8 @@ def test_replacing_one_costs_more_than_adding_one_and_no_more_than_adding_two() 
         1.0, sampling_prob=0.1, value_discretization_interval=1e-3
     ).self_compose(200)
     one = added.get_epsilon_for_delta(1e-5)
-    # Group privacy: epsilon, delta for one added example give 2 epsilon, (1 + e^epsilon) delta for a replaced one.
+    # Group privacy: epsilon, delta for one added example give 2 epsilon, (1 + e^epsilon) delta for
+    # a replaced one.
     two = next(
         2 * e
         for e in np.arange(one, 40, 0.05)

@@ -109,7 +109,8 @@ def test_a_whole_audit_finds_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [(40, 1), (40, 7), (60, 80)])
 def test_false_alarms_are_as_rare_as_stated(shape: tuple[int, int]) -> None:
-    """At a family-wise rate of 5 %, of 100 batteries of tests on true noise at most 5 + 3 sigma may fail."""
+    """At a family-wise rate of 5 %, of 100 batteries of tests on true noise at most 5 + 3 sigma may
+    fail."""
     generator = seeding.generator(0, "t")
     failed = 0
     for _ in range(100):
@@ -163,7 +164,8 @@ def test_half_the_noise_is_a_larger_epsilon(
 
 
 def test_the_published_claim_is_false_by_two_orders_of_magnitude() -> None:
-    """The features' norm looks at private data: one outlier takes the weight off all other examples."""
+    """The features' norm looks at private data: one outlier takes the weight off all other
+    examples."""
     claim = QUICK | {"epsilon": 0.1, "trials": 100_000, "pairs": 400, "shapes": FEATURES}
     result = audit("published", **claim, releases=40)
     assert 150 < result.max_sensitivity_ratio < 200

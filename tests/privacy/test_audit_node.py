@@ -1,4 +1,5 @@
-"""The audit of a node: a correct one passes, and faults between the mechanism and the answer are found."""
+"""The audit of a node: a correct one passes, and faults between the mechanism and the answer are
+found."""
 
 from __future__ import annotations
 

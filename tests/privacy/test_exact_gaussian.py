@@ -1,10 +1,12 @@
-"""Secret draws of private training: exactly distributed, unpredictable, and summed without rounding."""
+"""Secret draws of private training: exactly distributed, unpredictable, and summed without
+rounding."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections import Counter
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -26,7 +28,8 @@ from fedaux.privacy.exact_gaussian import (
 
 
 def test_small_scales_have_the_probabilities_of_a_rounded_gaussian() -> None:
-    """P[X = n] = Phi((n + 1/2) / s) - Phi((n - 1/2) / s), by a chi-square test at a false alarm of 1e-6."""
+    """P[X = n] = Phi((n + 1/2) / s) - Phi((n - 1/2) / s), by a chi-square test at a false alarm of
+    1e-6."""
     for scale in (0.3, 1.0, 2.5):
         draws = rounded_gaussian(200_000, scale=scale)
         edge = math.ceil(3 * scale)
@@ -62,7 +65,8 @@ def test_the_bound_on_the_inverse_normal_holds() -> None:
 def test_draws_near_a_rounding_boundary_are_decided_with_more_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The bits are chosen so that scale * z lies on a boundary of double precision, or in the far tail."""
+    """The bits are chosen so that scale * z lies on a boundary of double precision, or in the far
+    tail."""
     scale = 2.0**24
     boundary = int(stats.norm.sf((1_000_000 + 0.5) / scale) * 2.0**64)
     bits = [
@@ -123,7 +127,8 @@ class NoNoise:
 def test_replacing_a_gradient_moves_the_sum_by_at_most_what_the_noise_covers(
     clip: float, size: float
 ) -> None:
-    """In lattice units: distance <= 2 (LATTICE + sqrt(d) / 2), and noise over half of that is the multiplier."""
+    """In lattice units: distance <= 2 (LATTICE + sqrt(d) / 2), and noise over half of that is the
+    multiplier."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(6, 50), (6, 3, 7)]
     samples = [size * torch.randn(shape, generator=generator) for shape in shapes]
@@ -136,14 +141,10 @@ def test_replacing_a_gradient_moves_the_sum_by_at_most_what_the_noise_covers(
                 if torch.rand((), generator=generator) < 0.5
                 else 1e30 * torch.randn(sample[2].shape)
             )
-        source = NoNoise()
+        source: Any = NoNoise()
+        settings = {"clip": clip, "noise_multiplier": 1.5}
         sums = [
-            torch.cat(
-                [
-                    part.flatten()
-                    for part in noisy_sum(one, clip=clip, noise_multiplier=1.5, draws=source)
-                ]
-            )  # type: ignore[arg-type]
+            torch.cat([part.flatten() for part in noisy_sum(one, draws=source, **settings)])
             for one in (samples, other)
         ]
         worst = max(worst, float((sums[0] - sums[1]).norm()) / (clip / LATTICE))

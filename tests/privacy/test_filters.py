@@ -78,7 +78,8 @@ def test_divergences_with_sampling_equal_an_integral_by_quadrature(
 
 
 def test_more_than_integer_orders_agree_with_the_peer() -> None:
-    """For adding an example dp-accounting knows the divergence; replacing one costs more, and at most two of them."""
+    """For adding an example dp-accounting knows the divergence; replacing one costs more, and at
+    most two of them."""
     rdp = pytest.importorskip("dp_accounting.rdp")
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 
@@ -116,9 +117,11 @@ def deltas(entries: Sequence[LedgerEntry], epsilons: np.ndarray) -> np.ndarray:
 def adaptive_delta(
     first: LedgerEntry, choices: Sequence[Sequence[LedgerEntry]], *, epsilon: float
 ) -> float:
-    """Return the true delta of a server that releases once and then picks the worst of `choices` for what it saw.
+    """Return the true delta of a server that releases once and then picks the worst of `choices`
+    for what it saw.
 
-    E over the loss l of the first release of max_j delta_j(epsilon - l): the loss of a Gaussian is N(mu^2 / 2, mu^2).
+    E over the loss l of the first release of max_j delta_j(epsilon - l): the loss of a Gaussian is
+    N(mu^2 / 2, mu^2).
     """
     mu = first.sensitivity / first.sigma
     losses = mu**2 / 2 + mu * np.linspace(-9, 9, 1441)
@@ -175,7 +178,8 @@ def test_the_worst_adaptive_server_stays_within_the_budget(accountant: str, shar
 
 
 def test_the_rule_for_fixed_requests_is_exceeded_by_an_adaptive_server() -> None:
-    """What the filters replace: composition of what was asked, as if it had been fixed beforehand."""
+    """What the filters replace: composition of what was asked, as if it had been fixed
+    beforehand."""
     pytest.importorskip("dp_accounting")
     epsilon, delta = 1.0, 1e-5
     first = release(noise_multiplier(epsilon=0.7 * epsilon, delta=delta))

@@ -41,7 +41,8 @@ def section(**values: Any) -> Certainty:
     ("epsilon", "delta"), [(0.01, 1e-6), (0.1, 1e-5), (1.0, 1e-5), (8.0, 1e-3), (20.0, 1e-9)]
 )
 def test_calibration_meets_the_definition_by_integration(epsilon: float, delta: float) -> None:
-    """delta = integral of max(0, p(x) - e^epsilon q(x)), p and q the densities one sensitivity apart."""
+    """delta = integral of max(0, p(x) - e^epsilon q(x)), p and q the densities one sensitivity
+    apart."""
     multiplier = noise_multiplier(epsilon=epsilon, delta=delta)
     # p > e^epsilon q exactly where x > 1/2 + epsilon m^2, for p centred at 1 and q at 0.
     threshold = 0.5 + epsilon * multiplier**2
@@ -156,7 +157,8 @@ def test_features_that_are_no_numbers_move_a_release_no_further_than_others(
 @pytest.mark.parametrize("name", ["mean", "paper"])
 @pytest.mark.parametrize("value", [0.0, 1e-300, 1e300, math.inf, math.nan])
 def test_a_hostile_public_map_can_make_no_client_fail(name: str, value: float) -> None:
-    """A map that overflows on some examples alone would tell of them by the failure that it causes."""
+    """A map that overflows on some examples alone would tell of them by the failure that it
+    causes."""
     mechanism = MECHANISMS[name](section(components=4))
     honest = mechanism.publish(normal(60, 5))
     features = normal(12, 5, seed=1)
@@ -218,7 +220,8 @@ def test_scores_of_the_mean_are_the_log_density_ratio() -> None:
 
 
 def test_clients_that_differ_by_noise_alone_are_weighted_equally() -> None:
-    """Shrinkage takes out the noise's share of the differences: all of it here, none without noise."""
+    """Shrinkage takes out the noise's share of the differences: all of it here, none without
+    noise."""
     generator = np.random.default_rng(0)
     common = generator.normal(size=30)
     noisy = torch.from_numpy(common + generator.normal(0, 0.2, (400, 30)))

@@ -49,7 +49,8 @@ def test_discrete_noise_stays_within_two_steps_of_continuous_noise(scale: float)
 def test_discrete_noise_is_as_private_as_continuous_noise_of_the_padded_sensitivity(
     scale: float, shift: tuple[int, int]
 ) -> None:
-    """The proof's theorem, with delta by summing over two coordinates: sensitivity |v| + 4 sqrt(k) is enough."""
+    """The proof's theorem, with delta by summing over two coordinates: sensitivity |v| + 4 sqrt(k)
+    is enough."""
     points, weights = discrete_gaussian(scale)
     inside = np.abs(points) <= 12 * scale
     points, weights = points[inside], weights[inside]
@@ -95,7 +96,8 @@ def test_secure_noise_cannot_be_repeated() -> None:
 
 @needs_opendp
 def test_the_points_that_can_come_out_do_not_depend_on_the_data() -> None:
-    """Mironov's attack asks which floating-point numbers x + noise can reach; on a lattice all x reach the same."""
+    """Mironov's attack asks which floating-point numbers x + noise can reach; on a lattice all x
+    reach the same."""
     spacing = lattice_spacing(0.1, size=3)
     for value in (0.1, 1 / 3, math.pi, -1e-7):
         steps = (
@@ -128,7 +130,8 @@ def test_secure_noise_refuses_what_it_cannot_prove() -> None:
 @needs_opendp
 @pytest.mark.parametrize("multiplier", [2.0**27, 2.0**40, 1e14, 1e300])
 def test_noise_that_the_sampler_would_clip_is_refused(multiplier: float) -> None:
-    """Clipped draws are all +-2^63: a server would subtract them and have the vector without noise."""
+    """Clipped draws are all +-2^63: a server would subtract them and have the vector without
+    noise."""
     with pytest.raises(ValueError, match="the sampler would clip"):
         SecureNoise().perturb(torch.zeros(3).double(), sensitivity=1e-3, sigma=1e-3 * multiplier)
 

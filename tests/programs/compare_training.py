@@ -1,4 +1,5 @@
-"""Training steps by kernels against the plain loop, in Triton's interpreter: `distillation` or `training`."""
+"""Training steps by kernels against the plain loop, in Triton's interpreter: `distillation` or
+`training`."""
 
 from __future__ import annotations
 
@@ -88,7 +89,8 @@ if PART == "training":
     compute = Compute(clients_at_once=2, mean=mean, deviation=deviation)
     section = Local(batch_size=3, epochs=2, optimizer_state="kept", weight_decay=1e-3)
     place = TrainContext(model, images, labels, section, 0.05, compute, "resnet8")
-    # Three clients in two waves, the first with a last batch of one, which batch normalisation has no variance for.
+    # Three clients in two waves, the first with a last batch of one, which batch normalisation has
+    # no variance for.
     rows = (slice(0, 4), slice(4, 6), slice(10, 13))
     results = []
     for training in (BatchedTraining(place, capacity=4), one_by_one(place)):

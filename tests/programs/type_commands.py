@@ -1,4 +1,5 @@
-"""What `fedaux ...` and `python FILE` print, one after the other in one process: a JSON string for each."""
+"""What `fedaux ...` and `python FILE` print, one after the other in one process: a JSON string for
+each."""
 
 from __future__ import annotations
 

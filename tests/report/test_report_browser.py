@@ -17,7 +17,8 @@ from fedaux.report import write_report
 
 @pytest.fixture(scope="module", params=["run", "folder"])
 def text(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of a run, and that of a folder of runs; both have four figures, the second two panels of curves."""
+    """The page of a run, and that of a folder of runs; both have four figures, the second two
+    panels of curves."""
     directory = tmp_path_factory.mktemp("report") / "demo"
     if request.param == "run":
         make_run(directory)
@@ -106,7 +107,8 @@ def test_the_browser_asks_nobody_and_has_nothing_to_complain_about(
     assert "CONSOLE" not in printed
     assert asked == set()
 
-    # The same page with a picture from elsewhere: its own policy blocks that, and the browser says so ...
+    # The same page with a picture from elsewhere: its own policy blocks that, and the browser says
+    # so ...
     pixel = "http://127.0.0.1:9/pixel.png"
     spoiled = text.replace("</main>", f'<img src="{pixel}" alt=""></main>')
     _, printed, asked = watch(spoiled, tmp_path / "spoiled")
@@ -120,7 +122,8 @@ def test_the_browser_asks_nobody_and_has_nothing_to_complain_about(
 
 
 def watch(text: str, directory: Path) -> tuple[str, str, set[str]]:
-    """Show a page; returns its document, what the browser printed, and the addresses the page asked for."""
+    """Show a page; returns its document, what the browser printed, and the addresses the page asked
+    for."""
     directory.mkdir()
     path, log = directory / "report.html", directory / "net.json"
     path.write_text(text, encoding="utf-8")

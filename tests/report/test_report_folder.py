@@ -1,4 +1,5 @@
-"""The page of a folder of runs: its numbers are those of the runs, and it shows what there is to compare."""
+"""The page of a folder of runs: its numbers are those of the runs, and it shows what there is to
+compare."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def text(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def truth(folder: Path) -> tuple[Values, Values]:
-    """Accuracies of the last round and maxima over rounds, a value a seed, by method, alpha and C."""
+    """Accuracies of the last round and maxima over rounds, a value a seed, by method, alpha and
+    C."""
     last: Values = {}
     best: Values = {}
     for alpha in ALPHAS:

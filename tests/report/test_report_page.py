@@ -47,7 +47,8 @@ def test_finding_and_result_table_hold_the_numbers_of_the_metrics(run: Path, tex
 
     points = 100 * (statistics.mean(last("fedaux")) - statistics.mean(last("feddf+p")))
     assert (
-        f"fedaux reached {100 * statistics.mean(last('fedaux')):.1f} % in the last round, {points:.1f} points above "
+        f"fedaux reached {100 * statistics.mean(last('fedaux')):.1f} % in the last round, "
+        f"{points:.1f} points above "
         "feddf+p, the best other method. The certainty scores are (1, 1e-5)-differentially private."
     ) in html.unescape(text)
     table = read_table(text, "results")
@@ -314,7 +315,8 @@ def test_finding_is_honest(
 def test_only_a_run_directory_is_reported(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
-        match=r"empty is not a run directory, nor a folder of them: config\.toml and environment\.json missing",
+        match=r"empty is not a run directory, nor a folder of them: config\.toml and "
+        r"environment\.json missing",
     ):
         write_report(tmp_path / "empty")
     directory = make_run(tmp_path / "run", levels={"fedavg": 0.3}, seeds=1)

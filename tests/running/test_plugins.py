@@ -97,7 +97,8 @@ def test_code_of_a_plugin_is_an_ordinary_module(write: Write) -> None:
         "@dataclass\nclass Pair:\n    first: int\n    second: int = 2\n"
     )
     assert load_plugin(write(content)).Pair(1).second == 2
-    unquoted = "def f(x: int) -> int:\n    return x\n"  # postponed evaluation is not inherited from the loader
+    # Postponed evaluation is not inherited from the loader.
+    unquoted = "def f(x: int) -> int:\n    return x\n"
     assert load_plugin(write(unquoted, "other.py")).f.__annotations__["x"] is int
 
 
@@ -133,8 +134,10 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         ("import not_there\n", ":1: fails with ModuleNotFoundError: No module named 'not_there'"),
         ("raise SystemExit\n", ":1: fails with SystemExit"),
         (
-            'from fedaux.core.methods import Method\nMethod("x", start="scratch", memory=("predictions",))\n',
-            ":2: fails with ValueError: method x: remembers predictions and has no teacher that would use them",
+            'from fedaux.core.methods import Method\nMethod("x", start="scratch", '
+            'memory=("predictions",))\n',
+            ":2: fails with ValueError: method x: remembers predictions and has no teacher that "
+            "would use them",
         ),
     ],
 )
@@ -158,7 +161,8 @@ def test_a_file_that_fails_is_named_with_its_line(content: str, said: str, write
         ),
         (
             'METHODS["x"] = Method("x", start="scratch", teacher="zzz")',
-            "METHODS['x'].teacher = 'zzz': not known; there are mean, probabilities, bayesian, certainty, mixture, own",
+            "METHODS['x'].teacher = 'zzz': not known; there are mean, probabilities, bayesian, "
+            "certainty, mixture, own",
         ),
         ('METHODS["x"] = Method("y", start="scratch")', "METHODS['x'].name = 'y': should be 'x'"),
         (
@@ -196,7 +200,8 @@ def test_an_identical_row_is_no_offence_and_another_plugins_row_is_its_own(write
     same = write(OWN + 'METHODS["feddf"] = Method("feddf", start="scratch", teacher="mean")\n')
     load_plugin(same)
     other = write(
-        'from fedaux.core.methods import METHODS, Method\nMETHODS["ours"] = Method("ours", start="scratch")\n',
+        'from fedaux.core.methods import METHODS, Method\nMETHODS["ours"] = Method("ours", '
+        'start="scratch")\n',
         "b.py",
     )
     assert f"METHODS['ours'] is a row of the plugin {same}; choose another name" in refusal(other)
@@ -233,7 +238,8 @@ Command = Callable[..., tuple[int, str, str]]
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Command:
-    """The command line in this process: exit status, output, errors. Each call begins without plugins."""
+    """The command line in this process: exit status, output, errors. Each call begins without
+    plugins."""
     from fedaux.cli import main
 
     monkeypatch.chdir(tmp_path)
@@ -285,7 +291,8 @@ def test_commands_take_plugins_and_say_what_they_are(
 @pytest.mark.slow
 def test_an_own_mechanism_can_be_attacked(write: Write, command: Command) -> None:
     write(
-        "from fedaux.privacy.mechanisms import MECHANISMS\nMECHANISMS['copy'] = MECHANISMS['mean']\n"
+        "from fedaux.privacy.mechanisms import MECHANISMS\nMECHANISMS['copy'] = "
+        "MECHANISMS['mean']\n"
     )
     status, output, errors = command(
         "audit",

@@ -155,11 +155,13 @@ def test_cards_of_others_say_nothing_or_what_they_know() -> None:
     [
         (
             {"prototypes": [{"name": "mlp", "model": "mlp"}]},
-            f"is for the model cnn, the prototype mlp is mlp; {CHECKPOINT_ADVICE}, or prototypes.model be cnn",
+            f"is for the model cnn, the prototype mlp is mlp; {CHECKPOINT_ADVICE}, or "
+            "prototypes.model be cnn",
         ),
         (
             {"prototypes": [{"name": "cnn", "model": "cnn", "options": {"width": 8}}]},
-            f"is for cnn with width = 4, the prototype cnn has width = 8; {CHECKPOINT_ADVICE}, or prototypes.options be",
+            f"is for cnn with width = 4, the prototype cnn has width = 8; {CHECKPOINT_ADVICE}, or "
+            "prototypes.options be",
         ),
     ],
 )
@@ -245,7 +247,10 @@ def test_the_benchmark_times_and_probes(
     folder = ROOT / "benchmarks"
     monkeypatch.syspath_prepend(str(folder))
     namespace = runpy.run_path(str(folder / "pretrain.py"))
-    words = "--device cpu --way fp32 --way bf16 --images 80 --batch-size 40 --timed-epochs 1 --variant barlow --epochs 2"
+    words = (
+        "--device cpu --way fp32 --way bf16 --images 80 --batch-size 40 --timed-epochs 1 "
+        "--variant barlow --epochs 2"
+    )
     namespace["main"](
         [
             *words.split(),
@@ -287,7 +292,8 @@ SYSTEM = Path("/sys")  # where nobody, not even root, can make a file
         (f"{'x' * 300}.safetensors", "is not writable .* too long"),
         pytest.param(
             f"{SYSTEM}/h0.safetensors",
-            r"/sys is not writable \((Permission denied|Read-only file system)\); should be a file in",
+            r"/sys is not writable \((Permission denied|Read-only file system)\); should be a "
+            r"file in",
             marks=pytest.mark.skipif(
                 not SYSTEM.is_dir(), reason="needs a folder in which nobody can make files"
             ),

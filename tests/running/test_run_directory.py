@@ -213,7 +213,8 @@ def killable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.slow
 def test_sigkill_at_random_moments_loses_nothing(killable: tuple[Path, Path]) -> None:
-    """Kill at random points of the work, resume each time, and compare with a run that was never killed."""
+    """Kill at random points of the work, resume each time, and compare with a run that was never
+    killed."""
     recipe, folder = killable
     directory, generator = folder / "killed", random.Random(0)
     for _ in range(4):

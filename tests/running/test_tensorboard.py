@@ -101,7 +101,8 @@ def test_a_resumed_run_has_no_point_twice_and_none_too_few(
     def fail_after_the_round(self: Federation, state: State) -> tuple[State, dict[str, Any]]:
         played = play_round(self, state)
         if (self.task.method.name, state.round) == ("fedaux", 1):
-            raise KeyboardInterrupt  # the callback was told of round 2, the checkpoint is of round 1
+            # The callback was told of round 2, the checkpoint is of round 1.
+            raise KeyboardInterrupt
         return played
 
     monkeypatch.setattr(Federation, "play_round", fail_after_the_round)

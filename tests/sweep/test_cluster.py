@@ -1,4 +1,5 @@
-"""Sweeps on a Ray cluster: who gets what, what nodes must have, and that a node may die (`make test-cluster`)."""
+"""Sweeps on a Ray cluster: who gets what, what nodes must have, and that a node may die (`make
+test-cluster`)."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def test_what_a_node_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "has other code of fedaux 1.0 at /b than this machine at /a/fedaux"
     ]
     assert said(out="", error="Traceback\nModuleNotFoundError: No module named 'fedaux'\n") == [
-        "/usr/bin/python there cannot import fedaux (ModuleNotFoundError: No module named 'fedaux'); "
+        "/usr/bin/python there cannot import fedaux (ModuleNotFoundError: No module named "
+        "'fedaux'); "
         "install fedaux 1.0 on it"
     ]
 
@@ -112,7 +114,8 @@ TROUBLE = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO":
 
 
 class Machines:
-    """A head without processors, to which programs connect, and nodes with one each that can be killed."""
+    """A head without processors, to which programs connect, and nodes with one each that can be
+    killed."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
@@ -204,7 +207,8 @@ def test_a_node_that_dies_loses_nothing_but_time(machines: Machines, tmp_path: P
         assert accuracies(out / cell.name) == accuracies(tmp_path / cell.name)
     assert not list(out.glob(".token*"))
 
-    # The last machine dies as well: what is left is recorded as failed, and another machine goes on with it.
+    # The last machine dies as well: what is left is recorded as failed, and another machine goes on
+    # with it.
     words = [
         "run",
         recipe(tmp_path, rounds=25, alphas=[0.5, 7.0, 70.0]),
@@ -245,7 +249,8 @@ def test_ctrl_c_leaves_no_worker_behind_and_what_fails_says_why(
     ray.init(address=machines.address, log_to_driver=False)
     try:
         until("free processor", lambda: ray.available_resources().get("CPU") == 1.0, seconds=30)
-        # In Python, on a connection of one's own, which stays; data that a node does not have are the cell's mistake.
+        # In Python, on a connection of one's own, which stays; data that a node does not have are
+        # the cell's mistake.
         there = embedded.settings("photographs", "auxiliary", tmp_path / "data")["auxiliary.path"]
         cells = expand(
             merged(TINY, {"rounds": 1, "auxiliary": {"source": "tensors", "path": there}})
@@ -305,7 +310,10 @@ def test_nodes_without_the_folder_or_with_another_fedaux_are_named(
     ).returncode:
         pytest.skip("this machine gives nobody a view of its own of the disk")
     ray = shutil.which("ray", path=str(Path(sys.executable).parent))
-    inside = f"mount -t tmpfs none {tmp_path} && exec {ray} start --block --num-cpus 1 --address {machines.address}"
+    inside = (
+        f"mount -t tmpfs none {tmp_path} && exec {ray} start --block --num-cpus 1 --address "
+        f"{machines.address}"
+    )
     blind = subprocess.Popen(
         [*apart, "sh", "-c", f"{inside} --object-store-memory {NODE['object_store_memory']}"]
     )

@@ -1,4 +1,5 @@
-"""A sweep as it runs: in processes that share work, skipping what is done, surviving what fails, stops or is killed."""
+"""A sweep as it runs: in processes that share work, skipping what is done, surviving what fails,
+stops or is killed."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Notes(SweepCallback):
     """A callback that writes down what it is told."""
 
     def __init__(self, *, interrupt: str | None = None, kill: str | None = None) -> None:
-        """On the second round of one cell all workers are killed; on that of another, the sweep is interrupted."""
+        """On the second round of one cell all workers are killed; on that of another, the sweep is
+        interrupted."""
         self.events: list[tuple[str, str]] = []
         self.finished: list[str] = []
         self._interrupt, self._kill = interrupt, kill
@@ -258,7 +260,8 @@ def test_the_command_tells_plan_ranking_and_status(tmp_path: Path) -> None:
     recipe, plugin = tmp_path / "recipe.toml", tmp_path / "own.py"
     recipe.write_text(tomli_w.dumps(merged(TINY, {"rounds": 1})))
     plugin.write_text(
-        'from fedaux.core.methods import METHODS, Method\nMETHODS["own"] = Method("own", start="scratch")\n'
+        'from fedaux.core.methods import METHODS, Method\nMETHODS["own"] = Method("own", '
+        'start="scratch")\n'
     )
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -332,7 +335,8 @@ class Mortal:
                     self.burn()
 
             def lines(self) -> Iterator[str]:
-                # None never comes: it leaves the pipe open. The line it was killed in the middle of stays unheard.
+                # None never comes: it leaves the pipe open. The line it was killed in the middle of
+                # stays unheard.
                 yield from (
                     line for line in iter(process.lines().__next__, None) if line.endswith("\n")
                 )

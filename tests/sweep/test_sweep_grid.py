@@ -1,4 +1,5 @@
-"""From lists in a recipe to cells: every combination, nothing swept that is a list by itself, mistakes told at once."""
+"""From lists in a recipe to cells: every combination, nothing swept that is a list by itself,
+mistakes told at once."""
 
 from __future__ import annotations
 
@@ -176,17 +177,21 @@ def test_all_mistakes_of_all_cells_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         expand(wrong)
     assert set(error.value.problems) == {
-        'name = ["a", "b"]: cannot be swept over; it is the name of the sweep; cells are named after '
+        'name = ["a", "b"]: cannot be swept over; it is the name of the sweep; cells are named '
+        "after "
         "their settings",
         "rounds = [2, 2]: 2 appears more than once",
         "mode = []: nothing to sweep over; should have at least 1 item",
-        'engine.device = ["cpu", "cuda:0"]: cannot be swept over; it should be one device; use --devices for several',
-        "data.channel_mean = [[0.5], 0.5]: mixes lists and other items; should be one list, or a list of lists to "
+        'engine.device = ["cpu", "cuda:0"]: cannot be swept over; it should be one device; use '
+        "--devices for several",
+        "data.channel_mean = [[0.5], 0.5]: mixes lists and other items; should be one list, or a "
+        "list of lists to "
         "sweep over",
         "local.epoch: unknown key; did you mean local.epochs?",
         "method = 'fedauxx': not known; did you mean fedaux?",
         "num_clients=4,alpha=-1 and 1 other cell: split.alpha = -1: should be greater than 0",
-        "num_clients=5000,alpha=0.1 and 1 other cell: split.num_clients = 5000: more clients than the 1438 training "
+        "num_clients=5000,alpha=0.1 and 1 other cell: split.num_clients = 5000: more clients than "
+        "the 1438 training "
         "examples",
     }
 

@@ -43,7 +43,8 @@ def distill(
     """
     if section.stopping is not None and validate is None:
         raise ValueError(
-            "distillation.stopping: needs labels at the server; data.server_validation should be above 0"
+            "distillation.stopping: needs labels at the server; data.server_validation should be "
+            "above 0"
         )
     total = number_of_steps(len(images), section=section)
     compute = Compute(images.device) if compute is None else compute
@@ -193,7 +194,8 @@ def check_averaging(section: Averaging, *, total: int) -> None:
     """Raise ValueError if no step of a distillation counts for the mean of its weights."""
     if total - total % section.every <= section.start:
         raise ValueError(
-            f"distillation.averaging.start = {section.start}: the last of {total} steps to count, of every "
+            f"distillation.averaging.start = {section.start}: the last of {total} steps to count, "
+            "of every "
             f"{section.every}, is {total - total % section.every}; start should be less"
         )
 

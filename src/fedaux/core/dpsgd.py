@@ -163,8 +163,10 @@ def refusal_of(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             return (
-                f"local.privacy: batch normalisation ({name}) mixes the examples of a batch, so gradients cannot be "
-                "clipped one by one; use a model with group normalisation, such as resnet8-gn or cnn"
+                f"local.privacy: batch normalisation ({name}) mixes the examples of a batch, so "
+                "gradients cannot be "
+                "clipped one by one; use a model with group normalisation, such as resnet8-gn or "
+                "cnn"
             )
     return None
 

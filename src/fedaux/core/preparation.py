@@ -162,7 +162,8 @@ class Scorer:
         """Return log s_i(x) [K, N] of clients, on the distill set or other projected features."""
         if not self._task.method.scores:
             raise ValueError(
-                f"method {self._task.method.name}: its teacher {self._task.method.teacher} asks for certainty scores, "
+                f"method {self._task.method.name}: its teacher {self._task.method.teacher} asks "
+                "for certainty scores, "
                 "and clients release none; scores should be True"
             )
         projected = self._projected if projected is None else projected

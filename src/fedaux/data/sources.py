@@ -100,7 +100,8 @@ def load_own(section: Data) -> LabelledData:
 
 
 def load_rows(section: Data) -> LabelledData:
-    """Load a node's own images for training: a row is read, left out and named by what it holds itself."""
+    """Load a node's own images for training: a row is read, left out and named by what it holds
+    itself."""
     load = SOURCES[section.source].load_rows
     return load_own(section) if load is None else _converted(load(section), section)
 

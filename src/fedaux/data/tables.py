@@ -210,10 +210,11 @@ def number_labels(
 def name_labels(
     values: Sequence[object], *, classes: tuple[str, ...] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...], dict[int, str]]:
-    """Return what `number_labels` does, the name of each row's class being a function of its own label.
+    """Return what `number_labels` does, the name of each row's class being a function of its own
+    label.
 
-    `number_labels` looks at all rows: one name among numbers makes names of all of them, and one high number is an
-    error. At a node that would let one private example decide about the others.
+    `number_labels` looks at all rows: one name among numbers makes names of all of them, and one
+    high number is an error. At a node that would let one private example decide about the others.
     """
     names: dict[int, str] = {}
     for row, value in enumerate(map(_clean, values)):

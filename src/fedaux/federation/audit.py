@@ -60,7 +60,8 @@ class NodeAudit:
             self._write(side)
 
     def noiseless(self, side: int) -> Release:
-        """Return the release of one node's data without noise, computed here rather than by the node."""
+        """Return the release of one node's data without noise, computed here rather than by the
+        node."""
         features = self._features(self._images[side])
         return self.mechanism.release(features, self.public, noise=FixedNoise(0.0, kind="secure"))
 
@@ -72,7 +73,8 @@ class NodeAudit:
         return state / f"client-{CLIENT:05d}"
 
     def ask(self, side: int, *, public: Public | None = None) -> tuple[Tensor, LedgerEntry] | str:
-        """Send a prepare request to a node; return the vector with the entry that came with it, or the refusal."""
+        """Send a prepare request to a node; return the vector with the entry that came with it, or
+        the refusal."""
         from flwr.app import Context, Message, RecordDict
         from flwr.app.metadata import Metadata
 
@@ -119,7 +121,8 @@ class NodeAudit:
         return vector, entry
 
     def _features(self, images: Tensor) -> Tensor:
-        """Return features [N, F] as the documentation defines them: pixels over 255, the network in inference mode."""
+        """Return features [N, F] as the documentation defines them: pixels over 255, the network in
+        inference mode."""
         with torch.no_grad():
             features: Tensor = self._model.features.eval()(images.float() / 255)
         return features
@@ -151,7 +154,8 @@ class NodeAudit:
 
 
 def audit_node(section: Certainty, *, releases: int, seed: int, findings: Findings) -> list[PValue]:
-    """Return p-values of the noise in a node's answers; adds to `findings` where answers and ledger disagree."""
+    """Return p-values of the noise in a node's answers; adds to `findings` where answers and ledger
+    disagree."""
     if find_spec("flwr") is None or find_spec("opendp") is None:
         raise ValueError(
             "the audit of a node needs Flower and OpenDP: pip install 'fedaux[flower,privacy]'"
@@ -182,7 +186,8 @@ def audit_node(section: Certainty, *, releases: int, seed: int, findings: Findin
 
 
 def _ledger_problem(state: Path, vector: Tensor, entry: LedgerEntry, expected: Release) -> str:
-    """Return in what the ledger, the entry sent and the release that was expected differ; empty where they agree."""
+    """Return in what the ledger, the entry sent and the release that was expected differ; empty
+    where they agree."""
     booked = _booked(state)
     if not booked:
         return "a release left without an entry"
@@ -204,7 +209,8 @@ def _booked(state: Path) -> list[LedgerEntry]:
 
 
 def _ask_again(nodes: NodeAudit, findings: Findings) -> None:
-    """The same request gets the same answer and costs nothing; another one is beyond the budget and costs nothing."""
+    """The same request gets the same answer and costs nothing; another one is beyond the budget and
+    costs nothing."""
     state = nodes.fresh(0)
     first, second = nodes.ask(0), nodes.ask(0)
     if isinstance(first, str) or isinstance(second, str) or not torch.equal(first[0], second[0]):

@@ -16,7 +16,8 @@ Normalisation = Callable[[int], nn.Module]
 
 
 class ImageConvolution(nn.Conv2d):
-    """The first convolution of a network, whose input has few channels; `fedaux.fast` looks for it."""
+    """The first convolution of a network, whose input has few channels; `fedaux.fast` looks for
+    it."""
 
 
 class DepthwiseConvolution(nn.Conv2d):

@@ -29,7 +29,8 @@ by more."""
 SAFETY = 1e-9
 """Relative amount by which numerical integrals are rounded up."""
 MOST_POINTS = 2_000_000
-"""Points of an integral on either side of 0: a server that asks for little noise cannot exhaust the memory."""
+"""Points of an integral on either side of 0: a server that asks for little noise cannot exhaust the
+memory."""
 
 
 def gaussian_epsilon(entries: Sequence[LedgerEntry], *, epsilon: float, delta: float) -> float:

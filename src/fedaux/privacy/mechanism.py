@@ -88,10 +88,11 @@ class Mechanism(Protocol):
 
 
 def require_shapes(public: Public, expected: Mapping[str, tuple[int | None, ...]]) -> None:
-    """Raise ValueError where a tensor of the public map has another shape; None stands for any length.
+    """Raise ValueError where a tensor of the public map has another shape; None stands for any
+    length.
 
-    The map comes from the server. Broadcasting by another shape could make one example part of many rows, or lay
-    examples along the axis that is cut to norm 1, and no sensitivity would hold.
+    The map comes from the server. Broadcasting by another shape could make one example part of many
+    rows, or lay examples along the axis that is cut to norm 1, and no sensitivity would hold.
     """
     for name, shape in expected.items():
         held = tuple(public[name].shape) if name in public else None

@@ -1,4 +1,5 @@
-"""What a test puts into a node's Python to make it misbehave: FEDAUX_FAULT says how. Nothing of fedaux knows of it."""
+"""What a test puts into a node's Python to make it misbehave: FEDAUX_FAULT says how. Nothing of
+fedaux knows of it."""
 
 from __future__ import annotations
 
