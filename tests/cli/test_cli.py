@@ -248,7 +248,7 @@ def test_reproduce_lists_runs_and_refuses(recipe: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "runs/ensemble/ensemble.json").read_text())["rows"]
-    assert {"plain logits", "mean logits", "mean probabilities", "release logits"} <= {
+    assert {"plain logits", "mean logits", "mean probabilities", "released-code logits"} <= {
         row["weights"] for row in rows
     }
     assert "did you mean toy-iris?" in called("reproduce", "toy-irs", cwd=tmp_path).stderr

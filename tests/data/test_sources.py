@@ -95,13 +95,13 @@ def test_noise_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     ):
         load_auxiliary(Auxiliary(source="noise", size=5, channels=3))
     texts = tiny(auxiliary={"source": "noise"}, text={})
-    assert any("auxiliary.source = 'noise': holds no texts" in line for line in problems_of(texts))
+    assert any("auxiliary.source = 'noise': has no texts" in line for line in problems_of(texts))
     private = problems_of(tiny(data={"source": "noise"}))
     assert len(private) == 1
     assert private[0].startswith("data.source = 'noise': not known; there are digits")
     path = problems_of(tiny(auxiliary={"source": "noise", "path": "x"}))
     assert path == ["auxiliary.path = 'x': the source noise takes no path"]
-    with pytest.raises(ConfigError, match=r"its images are \[1, 6, 6\], those of data \[1, 8, 8\]"):
+    with pytest.raises(ConfigError, match=r"its images are \[1, 6, 6\]"):
         fedaux.run(tiny(auxiliary={"source": "noise", "image_size": 6}), out=tmp_path / "run")
 
 

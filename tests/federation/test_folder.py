@@ -127,7 +127,7 @@ def test_nothing_is_overwritten_and_names_are_checked(tmp_path: Path) -> None:
     )
     assert [path.name for path in (tmp_path / "used").iterdir()] == ["note"]
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"recipe": "x"}, "no such file, nor such a recipe"),
+        ({"recipe": "x"}, "x: no such file or recipe"),
         ({"clients": 0}, "--clients 0: should be at least 1"),
         ({"port": 70000}, "--port 70000: should be"),
     ]

@@ -136,7 +136,7 @@ def test_checkpoints_of_other_kinds_are_refused(
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     made = model(size=words.size, checkpoint=str(pickled))
     assert made.given is not None
-    with pytest.raises(ValueError, match=r"would have to be unpickled"):
+    with pytest.raises(ValueError, match=r"pytorch_model.bin, which is pickled"):
         made.given()
     with pytest.raises(ValueError, match=r"there is no such folder"):
         model(checkpoint="./nowhere")

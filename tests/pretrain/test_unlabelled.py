@@ -206,7 +206,7 @@ def test_what_was_measured_before_is_not_called_unmeasured(tmp_path: Path) -> No
     said, _ = pretrained(tmp_path, tiny())
     said, h0 = pretrained(tmp_path, tiny(), "--set", "data.source=none")
     assert "(stored)" in said
-    assert f"{UNMEASURED} again: the figures are those of its card in the store" in said
+    assert f"{UNMEASURED} again; the accuracies are from its card in the store" in said
     assert f"{100 * card_of(h0)['probe']['linear']:.1f}" in said
     said, _ = pretrained(tmp_path, tiny(), "--set", "data.source=none", "--no-probe")
     assert UNMEASURED not in said

@@ -403,7 +403,7 @@ def test_a_gpu_too_small_for_an_experiment_is_explained(
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr("fedaux.fast.FastBackend.predictor", overflow)
-    monkeypatch.setattr("fedaux.paper.similar_images.Work.extractor", lambda *_: lambda *_: {})
+    monkeypatch.setattr("fedaux.paper.similar_images.ExperimentRunner.extractor", lambda *_: lambda *_: {})
     with pytest.raises(
         ValueError, match=r"similar-images: out of GPU memory.* evaluation.batch_size \(now 4096\)"
     ):

@@ -61,7 +61,7 @@ def test_without_gpus_a_worker_a_node_or_as_many_as_asked_for() -> None:
 
 
 def test_what_a_node_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "PATIENCE", 0.1)
+    monkeypatch.setattr(cluster, "STOP_TIMEOUT", 0.1)
     reply, root = tmp_path / "reply", Path("/shared/out")
     good = {
         "seen": True,
@@ -75,22 +75,21 @@ def test_what_a_node_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return list(cluster._problems(good | changes, reply, root, OWN))
 
     assert said() == [
-        "has a /shared/out of its own; all machines must share the sweep's folder (--out)"
+        "has another /shared/out; all machines must share this folder (--out)"
     ]
     reply.touch()
     assert said() == []
     assert said(seen=False)[0].startswith("does not see /shared/out; all machines must share")
     assert said(refused="Permission denied") == ["cannot write to /shared/out (Permission denied)"]
     assert said(out=json.dumps(OWN | {"version": "0.9"})) == [
-        "has fedaux 0.9 at /a/fedaux; should be 1.0, as on this machine"
+        "has fedaux 0.9 at /a/fedaux; should be 1.0"
     ]
     assert said(out=json.dumps(OWN | {"digest": "e", "path": "/b"})) == [
-        "has other code of fedaux 1.0 at /b than this machine at /a/fedaux"
+        "fedaux at /b differs from /a/fedaux on this machine"
     ]
     assert said(out="", error="Traceback\nModuleNotFoundError: No module named 'fedaux'\n") == [
-        "/usr/bin/python there cannot import fedaux (ModuleNotFoundError: No module named "
-        "'fedaux'); "
-        "install fedaux 1.0 on it"
+        "/usr/bin/python cannot import fedaux (ModuleNotFoundError: No module named 'fedaux'); "
+        "install 1.0"
     ]
 
 
