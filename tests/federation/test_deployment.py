@@ -281,7 +281,8 @@ def test_own_data_and_noise_that_protects(reader: Reader) -> None:
         images = reader.machine(f"hospital {number}") / "images"
         draw_folders(images, shapes, size=60, seed=number)
         file = server / f"clinics/nodes/node-{number}.toml"
-        file.write_text(file.read_text().replace("/path/to/your/images", str(images)))
+        text = file.read_text().replace("/path/to/your/images", str(images))
+        file.write_text(text.replace("classes = []", 'classes = ["ellipse", "rectangle"]'))
     draw_folders(server / "clinics/test_images", ["ellipse", "rectangle"], size=40, seed=10)
     draw_folders(server / "clinics/public_images", ["ellipse", "rectangle"], size=100, seed=11)
 

@@ -129,7 +129,7 @@ def test_a_node_killed_in_a_round_is_named_and_the_round_goes_on(troubled: Feder
     first = troubled.rows()[0]
     assert first["clients_asked"] == [0, 1, 2]
     assert first["clients_answered"] == [0]
-    assert first["clients_dropped"]["1"] in {"the node is gone", "no answer within 60 s"}
+    assert first["clients_dropped"]["1"] in {"the node is disconnected", "no answer within 60 s"}
     assert [row["round"] for row in troubled.rows()] == list(range(1, 9))
     assert all(1 in row["clients_absent"] for row in troubled.rows()[1:])
 
@@ -162,7 +162,7 @@ def test_rubbish_is_refused_and_named(tmp_path: Path) -> None:
         assert row["clients_answered"] == [0]
         assert "holds NaN or infinity" in row["clients_dropped"]["1"]
         assert "bytes, which is not float32 [1000000000, 1000000000]" in row["clients_dropped"]["2"]
-        assert row["clients_dropped"]["3"] == "speaks as client 0"
+        assert row["clients_dropped"]["3"] == "answers as client 0"
 
 
 def test_a_server_killed_twice_loses_nothing_and_spends_nothing_twice(tmp_path: Path) -> None:

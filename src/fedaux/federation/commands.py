@@ -72,6 +72,8 @@ def init(
     )
     for file in files:
         typer.echo(folder / file.relative_to(folder.resolve()))
+    if "classes = []" in files[-1].read_text(encoding="utf-8"):
+        typer.echo("data.test cannot be read here: fill in `classes` in nodes/*.toml.")
     typer.echo(f"Next: fedaux federate certificates {folder} --host NAME, the server's host name.")
 
 
