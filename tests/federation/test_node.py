@@ -382,9 +382,7 @@ def test_a_node_trains_on_all_it_has_and_a_server_tests_on_all_it_has(tmp_path: 
     silos = Experiment(
         data={"source": "folder", "clients": [str(folder)]}, split={"num_clients": 1}
     )
-    assert any(
-        line.startswith("data.clients: ") for line in problems_of(silos, federated=True)
-    )
+    assert any(line.startswith("data.clients: ") for line in problems_of(silos, federated=True))
 
 
 def test_classes_are_the_servers_by_name_and_others_are_blank(tmp_path: Path) -> None:

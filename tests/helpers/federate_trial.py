@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 from fedaux.federation.folder import write_folder
+from helpers.typing_commands import called
 
 
 def federate_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `fedaux federate` as a process."""
-    command = [sys.executable, "-m", "fedaux", "federate", *arguments]
-    environment = os.environ | {"COLUMNS": "140"}
-    return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=120, env=environment
-    )
+    """Return what `fedaux federate` says and its exit status, called in this process."""
+    return called("federate", *arguments, cwd=cwd)
 
 
 def write_trial(folder: Path) -> Path:

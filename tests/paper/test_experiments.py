@@ -201,6 +201,7 @@ def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
 GRID = {"mean": {"epsilon": (0.5,), "delta": (1e-6, 1e-4), "components": (2,)}}
 
 
+@pytest.mark.slow
 def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
     context = Context(tmp_path, tiny(rounds=1))
     outcome = write(privacy_grid.run(context, grids=GRID), tmp_path, "privacy")

@@ -79,6 +79,7 @@ def test_the_page_of_a_study_offers_the_numbers_of_its_figure(
     }
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_run_again_and_more_can_be_added(
     small: tuple[Path, Mapping[str, Any]],
 ) -> None:

@@ -177,6 +177,7 @@ def test_the_worst_adaptive_server_stays_within_the_budget(accountant: str, shar
     )  # the peer rounds losses up
 
 
+@pytest.mark.slow
 def test_the_rule_for_fixed_requests_is_exceeded_by_an_adaptive_server() -> None:
     """What the filters replace: composition of what was asked, as if it had been fixed
     beforehand."""

@@ -241,6 +241,7 @@ def test_the_networks_of_the_paper_are_pretrained_and_probed(tmp_path: Path) -> 
     assert load_experiment(find_recipe("cifar10-one-shot")).prototypes[0].model == "mobilenetv2"
 
 
+@pytest.mark.slow
 def test_the_benchmark_times_and_probes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -403,7 +404,9 @@ def test_a_gpu_too_small_for_an_experiment_is_explained(
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr("fedaux.fast.FastBackend.predictor", overflow)
-    monkeypatch.setattr("fedaux.paper.similar_images.ExperimentRunner.extractor", lambda *_: lambda *_: {})
+    monkeypatch.setattr(
+        "fedaux.paper.similar_images.ExperimentRunner.extractor", lambda *_: lambda *_: {}
+    )
     with pytest.raises(
         ValueError, match=r"similar-images: out of GPU memory.* evaluation.batch_size \(now 4096\)"
     ):

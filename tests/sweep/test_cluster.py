@@ -74,9 +74,7 @@ def test_what_a_node_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def said(**changes: Any) -> list[str]:
         return list(cluster._problems(good | changes, reply, root, OWN))
 
-    assert said() == [
-        "has another /shared/out; all machines must share this folder (--out)"
-    ]
+    assert said() == ["has another /shared/out; all machines must share this folder (--out)"]
     reply.touch()
     assert said() == []
     assert said(seen=False)[0].startswith("does not see /shared/out; all machines must share")

@@ -372,6 +372,7 @@ def run_on(
     return finished, record.failed
 
 
+@pytest.mark.slow
 def test_a_cell_that_loses_its_machine_goes_on_at_another(tmp_path: Path) -> None:
     cells = grid(rounds=4, split={"alpha": [1.0, 2.0]})
     first, second = (
