@@ -4,7 +4,7 @@ round?
     python benchmarks/linear.py [--clients 5] [--examples 32] [--distill 160] [--rounds 2] [--json FILE]
 
 ResNet-8 on random 3x32x32 images, method fedaux, on the CPU. The slow way computes the features of
-every batch anew, as one does who freezes a network and trains on; the fast way is `mode =
+every batch again, as usual with a frozen network; the fast way is `mode =
 "linear"`. Preparation (the features, once) is timed apart. Both end with the same heads, which is
 checked.
 """
