@@ -9,7 +9,7 @@ TRITON := .venv-kernels
 # One thread each: two processes share two cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10
 
-.PHONY: demo test test-all test-rest test-federation test-cluster test-gpu test-kernels benchmark docs wheel check format clean
+.PHONY: demo test test-all test-rest test-slow test-processes test-federation test-cluster test-gpu test-kernels benchmark docs wheel check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, about a minute
 	rm -rf runs/demo
@@ -20,8 +20,12 @@ test: $(EXTRAS)         ## the quick tests, those of the extras included; at mos
 
 test-all: test test-rest ## everything that a CPU can test; at most an hour on two cores
 
-test-rest: $(EXTRAS)    ## what `make test` leaves out: slow tests, federations, sweeps on a cluster
+test-rest: test-slow test-processes ## what `make test` leaves out
+
+test-slow: $(EXTRAS)    ## tests of more than some seconds
 	$(PYTEST) -n 2 --dist worksteal -m 'slow and not gpu and not network and not federation and not cluster'
+
+test-processes: $(EXTRAS) ## federations of real processes, sweeps on a cluster
 	$(PYTEST) -m 'federation or cluster'
 
 test-federation: $(EXTRAS) ## federations of real processes on loopback: parity, faults, security, the deployment page
