@@ -323,7 +323,7 @@ def test_nodes_without_the_folder_or_with_another_fedaux_are_named(
                 break
             time.sleep(1)  # until one node is known to be gone, and the other to be there
         assert (
-            f"does not see {tmp_path / 'out'}; all machines must share the sweep's folder" in said
+            f"does not see {tmp_path / 'out'}; all machines must share this folder" in said
         )
     finally:
         blind.terminate()
