@@ -322,9 +322,7 @@ def test_nodes_without_the_folder_or_with_another_fedaux_are_named(
             if "neither GPUs nor processors" not in said and "does not answer" not in said:
                 break
             time.sleep(1)  # until one node is known to be gone, and the other to be there
-        assert (
-            f"does not see {tmp_path / 'out'}; all machines must share this folder" in said
-        )
+        assert f"does not see {tmp_path / 'out'}; all machines must share this folder" in said
     finally:
         blind.terminate()
         blind.wait()
