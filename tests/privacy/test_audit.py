@@ -89,7 +89,7 @@ def test_correct_mechanisms_pass_at_the_ends_of_epsilon(epsilon: float) -> None:
 
 def test_secure_noise_is_tested_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opendp")
-    quick = QUICK | {"shapes": FEATURES, "releases": 40, "noise": ("secure",)}
+    quick = QUICK | {"shapes": FEATURES, "releases": 200, "noise": ("secure",)}
     assert not audit("mean", **quick).violated
     for name in ("half the noise", "uniform noise", "noise used twice"):
         build, word = BROKEN[name]
