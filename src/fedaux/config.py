@@ -332,7 +332,21 @@ class Local(Section):
     """L2 penalty, added to the gradient."""
     proximal: NonNegative = 0.01
     """μ of FedPROX; ignored by other methods."""
+    objectives: Names = ()
+    """Objectives that every method gets besides its own: names in
+    `fedaux.core.objectives.OBJECTIVES`, such as `logit-adjusted` or `rehearsal`."""
+    strengths: dict[str, NonNegative] = {}
+    """Strengths of objectives by name. Default: those of `fedaux.core.objectives.OBJECTIVES`."""
     privacy: LocalPrivacy | None = None
+
+
+class Rehearsal(Section):
+    """Public examples that clients rehearse with the server's soft labels (`rehearsal`)."""
+
+    batch_size: Count = 96
+    """Public examples that join each batch of local training."""
+    examples: Count | None = None
+    """Examples of the distill set that clients rehearse. Default: all."""
 
 
 class Averaging(Section):
@@ -526,6 +540,7 @@ class ExperimentFields(Section):
     pretraining: Pretraining = Pretraining()
     certainty: Certainty = Certainty()
     local: Local = Local()
+    rehearsal: Rehearsal = Rehearsal()
     distillation: Distillation = Distillation()
     bayesian: Bayesian = Bayesian()
     memory: Memory = Memory()

@@ -261,5 +261,6 @@ def test_it_imports_nothing_fast() -> None:
         "fedaux.privacy.mechanisms",
         "fedaux.config",
         "fedaux.core.methods",
+        "fedaux.core.objectives",
         "fedaux.models",
     }

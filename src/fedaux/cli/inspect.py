@@ -37,12 +37,12 @@ def methods(
         return
     from fedaux.report.tables import Table, to_terminal
 
-    headers = ("method", "start", "proximal", "teacher", "scores", "memory of")
+    headers = ("method", "start", "objectives", "teacher", "scores", "memory of")
     rows = [
         (
             method.name,
             method.start,
-            "yes" if method.proximal else "–",
+            ", ".join(method.objectives) or "–",
             method.teacher or "–",
             "yes" if method.scores else "–",
             ", ".join(method.memory) or "–",

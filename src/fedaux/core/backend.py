@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedaux.config import Distillation, Local
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
+from fedaux.core.objectives import CROSS_ENTROPY, LocalLoss
 
 if TYPE_CHECKING:
     from fedaux.models import SplitModel
@@ -29,12 +30,15 @@ class TrainContext:
 
     model: SplitModel
     inputs: Tensor
+    """Private examples, then the public ones that clients rehearse [n + M, ...]."""
     labels: Tensor
+    """Of the private examples [n]."""
     section: Local
     proximal: float
     compute: Compute
     key: str
     """Names the architecture: what is compiled for one model serves all models of the same key."""
+    loss: LocalLoss = CROSS_ENTROPY
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,10 @@ class ClientJob:
     """Draws the order of its examples."""
     state: Mapping[str, Tensor]
     """The optimizer's tensors of its last round; empty for an optimizer that starts fresh."""
+    adjustment: Tensor | None = None
+    """What its class counts do to its logits [3, C]; None for plain cross-entropy."""
+    beliefs: Tensor | None = None
+    """The server's soft labels of the rehearsed examples [M, C], times their strength."""
 
 
 @dataclass(frozen=True)

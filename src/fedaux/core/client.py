@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from fedaux.config import Certainty, Local
 from fedaux.core.backend import Backend, ClientJob, TrainContext, TrainResult
 from fedaux.core.dpsgd import train_privately
 from fedaux.core.messages import ScoreRelease, Update, Weights
+from fedaux.core.objectives import class_adjustment, local_loss
 from fedaux.core.weights import load, snapshot
 from fedaux.models import SplitModel
 from fedaux.privacy.exact_gaussian import Draws
@@ -23,6 +24,18 @@ from fedaux.privacy.mechanisms import MECHANISMS
 BLANK = -1
 """The label of an example that counts and contributes nothing: unreadable, or of an unknown
 class."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """Public examples that a client rehearses."""
+
+    inputs: Tensor
+    """In the form of the client's own [M, ...]."""
+    beliefs: Tensor
+    """The server's soft labels, times their strength [M, C]."""
+    batch_size: int
+    """How many of them join each batch."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +73,35 @@ class Client:
         proximal: float,
         generator: np.random.Generator,
         state: Mapping[str, Tensor] | None = None,
+        objectives: Sequence[str] = (),
+        num_classes: int = 0,
+        rehearsal: Rehearsal | None = None,
     ) -> tuple[Update, TrainResult]:
         """Train from the server's weights (Algorithm 2); return the update and what stays here."""
         rows = (self.labels != BLANK).nonzero().flatten()
         if len(rows) == 0:
             return Update(self.number, len(self.labels), dict(weights), 0.0), TrainResult(0.0, {})
+        inputs, rehearsed, beliefs = self.inputs, 0, None
+        if rehearsal is not None:
+            inputs = torch.cat([inputs, rehearsal.inputs])
+            rehearsed, beliefs = rehearsal.batch_size, rehearsal.beliefs
+        loss = local_loss(objectives, section, rehearsed=rehearsed)
         context = TrainContext(
             self.model,
-            self.inputs,
+            inputs,
             self.labels,
             section,
             proximal,
             self.backend.compute,
             key="client",
+            loss=loss,
         )
         training = self.backend.training(context, most_examples=len(rows))
-        job = ClientJob(self.number, rows, generator, state or {})
+        adjustment = None
+        if not loss.plain:
+            labels = self.labels[rows]
+            adjustment = class_adjustment(objectives, section, labels, num_classes=num_classes)
+        job = ClientJob(self.number, rows, generator, state or {}, adjustment, beliefs)
         ((_, own, trained),) = training([job], weights)
         return Update(self.number, len(self.labels), own, trained.loss), trained
 

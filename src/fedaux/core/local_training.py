@@ -1,18 +1,19 @@
-"""Local training of one client: cross-entropy and the optional proximal term."""
+"""Local training of one client: a method's objectives, batch by batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedaux.config import Distillation, Local
-from fedaux.core.backend import TrainResult
-from fedaux.core.compute import Compute
+from fedaux.core.backend import ClientJob, TrainContext, TrainResult
+from fedaux.core.compute import Compute, inference_batch
+from fedaux.core.objectives import CROSS_ENTROPY, LocalLoss, joined_targets
 from fedaux.core.steps import Steps, optimizer_state, restore_optimizer
 
 
@@ -54,34 +55,119 @@ def train_locally(
     section: Local,
     proximal: float,
     generator: np.random.Generator,
+    rows: Tensor | None = None,
     compute: Compute | None = None,
     state: Mapping[str, Tensor] | None = None,
+    loss: LocalLoss = CROSS_ENTROPY,
+    adjustment: Tensor | None = None,
+    beliefs: Tensor | None = None,
 ) -> TrainResult:
     """Train `model` in place on inputs (uint8 [n, C, H, W] or features [n, F]) and labels [n].
 
-    Minimises cross-entropy + proximal / 2 * |theta - theta_0|^2, where theta_0 are the weights at
-    the start. The optimizer continues from `state`; without one, it starts fresh.
+    Minimises loss + proximal / 2 * |theta - theta_0|^2, where theta_0 are the weights at the start.
+    The client holds `rows` of the n examples, by default all. Rehearsed examples follow them in
+    `inputs`, one for each row of `beliefs` [M, C]. The optimizer continues from `state`; without
+    one, it starts fresh.
     """
-    if len(labels) == 0:
+    rows = torch.arange(len(labels), device=labels.device) if rows is None else rows
+    if len(rows) == 0:
         raise ValueError("a client without examples cannot train")
+    compute = Compute(labels.device) if compute is None else compute
     steps = Steps(
         model,
         inputs,
-        labels,
-        loss=functional.cross_entropy,
+        targets_of(model, inputs, labels, rows, loss=loss, beliefs=beliefs, compute=compute),
+        loss=loss,
         optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section),
-        compute=Compute(labels.device) if compute is None else compute,
+        compute=compute,
         proximal=proximal,
+        constants=() if adjustment is None else (adjustment,),
+        uncounted=loss.rehearsed,
     )
     if state:
         restore_optimizer(steps.optimizer, model, dict(state))
     steps.start()
-    for order in epoch_orders(len(labels), epochs=section.epochs, generator=generator):
-        steps.run(order.to(labels.device), batch_size=section.batch_size)
-    loss = float(steps.total) / (section.epochs * len(labels))
+    for batch in batches(
+        rows,
+        section=section,
+        generator=generator,
+        rehearsed=loss.rehearsed,
+        public=(len(labels), len(inputs)),
+    ):
+        steps.begin(batch)
+        steps.step(len(batch))
+    mean = float(steps.total) / (section.epochs * len(rows))
     return TrainResult(
-        loss, optimizer_state(steps.optimizer, model) if section.optimizer_state == "kept" else {}
+        mean, optimizer_state(steps.optimizer, model) if section.optimizer_state == "kept" else {}
     )
+
+
+@torch.no_grad()
+def targets_of(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    rows: Tensor,
+    *,
+    loss: LocalLoss,
+    beliefs: Tensor | None,
+    compute: Compute,
+) -> Tensor:
+    """Return what the loss compares logits with: labels [n], or (label, beliefs) [n + M, 1 + C].
+
+    The beliefs about a client's own rows are the probabilities of the model before training.
+    """
+    if beliefs is None and not loss.terms:
+        return labels
+    logits = []
+    if loss.terms:
+        model.eval()
+        for part in rows.split(inference_batch(compute.device)):
+            with compute.autocast():
+                logits.append(model(compute.floats(inputs[part])).float())
+    public = logits[0].new_zeros(0, logits[0].shape[1]) if beliefs is None else beliefs.float()
+    targets = joined_targets(labels, public)
+    if logits:
+        targets[rows, 1:] = torch.cat(logits).softmax(dim=1)
+    return targets
+
+
+def batches(
+    rows: Tensor,
+    *,
+    section: Local,
+    generator: np.random.Generator,
+    rehearsed: int = 0,
+    public: tuple[int, int] = (0, 0),
+) -> Iterator[Tensor]:
+    """Yield the rows of each batch of local training: every epoch in a new random order.
+
+    Each batch ends with `rehearsed` rows drawn at random from the public ones, `range(*public)`.
+    """
+    for order in epoch_orders(len(rows), epochs=section.epochs, generator=generator):
+        own = rows[order.to(rows.device)].split(section.batch_size)
+        if rehearsed == 0:
+            yield from own
+            continue
+        drawn = generator.integers(*public, size=(len(own), rehearsed))
+        for batch, others in zip(own, torch.from_numpy(drawn).to(rows.device), strict=True):
+            yield torch.cat([batch, others])
+
+
+def client_batches(context: TrainContext, job: ClientJob) -> Iterator[Tensor]:
+    """Yield the rows of each batch of a client's round."""
+    return batches(
+        job.rows,
+        section=context.section,
+        generator=job.generator,
+        rehearsed=context.loss.rehearsed,
+        public=(len(context.labels), len(context.inputs)),
+    )
+
+
+def rows_per_epoch(context: TrainContext, examples: int) -> int:
+    """Return how many rows the batches of an epoch hold, for so many examples of a client."""
+    return examples + math.ceil(examples / context.section.batch_size) * context.loss.rehearsed
 
 
 def epoch_orders(size: int, *, epochs: int, generator: np.random.Generator) -> Iterable[Tensor]:

@@ -66,10 +66,17 @@ class TrainRequest:
     """h0, if only heads are trained on its features; clients have it since the preparation."""
     wire: Literal["fp32", "fp16"] = "fp32"
     """The precision in which weights travel, both ways."""
+    objectives: tuple[str, ...] = ()
+    """What clients minimise besides cross-entropy."""
+    rehearsed: int = 0
+    """Public examples that join each batch."""
+    beliefs: Tensor | None = None
+    """Soft labels of the public examples that clients rehearse, times their strength [M, C]."""
 
     def num_bytes(self, prototype: str) -> int:
         """Return the size of the message to a client of this prototype."""
-        return num_bytes(self.weights[prototype], wire=self.wire)
+        beliefs = {} if self.beliefs is None else {"beliefs": self.beliefs}
+        return num_bytes(self.weights[prototype], wire=self.wire) + num_bytes(beliefs)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ class Method:
     name: str
     start: Literal["scratch", "pretrained"]
     """Initial weights: random, or the features of h0 from self-supervised pretraining."""
-    proximal: bool = False
-    """Whether local training adds mu/2 ||theta - theta_server||^2 (`local.proximal` is mu)."""
+    objectives: tuple[str, ...] = ()
+    """What local training minimises besides cross-entropy: keys of
+    `fedaux.core.objectives.OBJECTIVES`."""
     teacher: str | None = None
     """The key of `fedaux.core.teachers.TEACHERS`; None means no distillation."""
     scores: bool = False
@@ -39,6 +40,11 @@ class Method:
                 f"method {self.name}: remembers predictions and has no teacher that would use them"
             )
 
+    @property
+    def proximal(self) -> bool:
+        """Whether local training adds mu/2 ||theta - theta_server||^2 (`local.proximal` is mu)."""
+        return "proximal" in self.objectives
+
     def looks_at(self, key: str) -> bool:
         """Whether a setting has an effect: no teacher, no distillation; no proximal term, no mu."""
         return not (key.startswith("distillation.") and self.teacher is None) and not (
@@ -51,8 +57,14 @@ METHODS: dict[str, Method] = {
     "fedavg+p": Method("fedavg+p", start="pretrained"),
     "fedavg+m": Method("fedavg+m", start="scratch", memory=("weights",)),
     "fedavg+p+m": Method("fedavg+p+m", start="pretrained", memory=("weights",)),
-    "fedprox": Method("fedprox", start="scratch", proximal=True),
-    "fedprox+p": Method("fedprox+p", start="pretrained", proximal=True),
+    "fedprox": Method("fedprox", start="scratch", objectives=("proximal",)),
+    "fedprox+p": Method("fedprox+p", start="pretrained", objectives=("proximal",)),
+    "fedlc": Method("fedlc", start="scratch", objectives=("fedlc",)),
+    "fedlc+p": Method("fedlc+p", start="pretrained", objectives=("fedlc",)),
+    "fedrs": Method("fedrs", start="scratch", objectives=("fedrs",)),
+    "fedrs+p": Method("fedrs+p", start="pretrained", objectives=("fedrs",)),
+    "fedntd": Method("fedntd", start="scratch", objectives=("not-true",)),
+    "fedntd+p": Method("fedntd+p", start="pretrained", objectives=("not-true",)),
     "feddf": Method("feddf", start="scratch", teacher="mean"),
     "feddf+p": Method("feddf+p", start="pretrained", teacher="mean"),
     "feddf+m": Method("feddf+m", start="scratch", teacher="mean", memory=("predictions",)),

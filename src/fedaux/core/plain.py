@@ -25,6 +25,14 @@ from torch.optim import SGD, Adam, Optimizer
 from fedaux import seeding
 from fedaux.config import Bayesian, Distillation, ExperimentFields, Local
 from fedaux.core.methods import Method
+from fedaux.core.objectives import (
+    CROSS_ENTROPY,
+    LocalLoss,
+    class_adjustment,
+    joined_targets,
+    local_loss,
+    strength_of,
+)
 from fedaux.models import MODELS, SplitModel
 from fedaux.privacy.mechanisms import MECHANISMS, Public, Release, SimulatedNoise
 
@@ -202,9 +210,12 @@ def play_round(
 ) -> tuple[State, dict[str, Any]]:
     """Select, train, average, teach, distill, evaluate; each inside `phase(name)`, for timing."""
     method, number = task.method, state.round + 1
-    chosen = select(task, number)
+    chosen, beliefs = select(task, number), None
+    if "rehearsal" in objectives_of(task):
+        with phase("beliefs"):
+            beliefs = server_beliefs(preparation, state)
     with phase("train"):
-        present = [train_member(task, preparation, state, client) for client in chosen]
+        present = [train_member(task, preparation, state, client, beliefs) for client in chosen]
     absent = absent_members(task, state, chosen)
     with phase("average"):
         weights = {**state.weights, **average_by_prototype([*present, *absent])}
@@ -235,17 +246,47 @@ def select(task: Task, number: int) -> list[int]:
     return sorted(generator.permutation(clients_with_data(task))[:count].tolist())
 
 
-def train_member(task: Task, preparation: Preparation, state: State, client: int) -> Member:
+def objectives_of(task: Task) -> tuple[str, ...]:
+    """Return what clients minimise besides cross-entropy."""
+    return tuple(dict.fromkeys((*task.method.objectives, *task.experiment.local.objectives)))
+
+
+def server_beliefs(preparation: Preparation, state: State) -> Tensor:
+    """Return q(x), the mean of the server models' probabilities on the distill set [N, C]."""
+    logits = [
+        predict(model, state.weights[name], preparation.distill_set[name])
+        for name, model in preparation.models.items()
+    ]
+    return torch.stack(logits).softmax(dim=2).mean(dim=0)
+
+
+def train_member(
+    task: Task, preparation: Preparation, state: State, client: int, beliefs: Tensor | None
+) -> Member:
     """Train one client from the server's model of its prototype."""
     name, rows, number = task.prototype_of[client], task.parts[client], state.round + 1
+    experiment, objectives = task.experiment, objectives_of(task)
+    inputs, rehearsed = preparation.images[name][rows], 0
+    if beliefs is not None:  # public examples with the server's soft labels, in half precision
+        size = len(beliefs)
+        order = seeding.generator(task.seed, "rehearsal").permutation(size)
+        public = np.sort(order[: experiment.rehearsal.examples or size])
+        beliefs = (strength_of("rehearsal", experiment.local) * beliefs[public]).half().float()
+        inputs = torch.cat([inputs, preparation.distill_set[name][public]])
+        rehearsed = experiment.rehearsal.batch_size
     weights = train_client(
         preparation.models[name],
         state.weights[name],
-        preparation.images[name][rows],
+        inputs,
         task.labels[rows],
-        section=task.experiment.local,
-        proximal=task.experiment.local.proximal if task.method.proximal else 0.0,
+        section=experiment.local,
+        proximal=experiment.local.proximal if "proximal" in objectives else 0.0,
         generator=seeding.generator(task.seed, "local", round=number, client=client),
+        loss=local_loss(objectives, experiment.local, rehearsed=rehearsed),
+        adjustment=class_adjustment(
+            objectives, experiment.local, task.labels[rows], num_classes=task.num_classes
+        ),
+        beliefs=beliefs,
     )
     return Member(client, name, number, len(rows), weights)
 
@@ -341,20 +382,32 @@ def train_client(
     section: Local,
     proximal: float,
     generator: np.random.Generator,
+    loss: LocalLoss = CROSS_ENTROPY,
+    adjustment: Tensor | None = None,
+    beliefs: Tensor | None = None,
 ) -> Weights:
     """Return the weights after local training on inputs [n, ...] and labels [n].
 
-    Minimises cross_entropy(f(x), y) + mu/2 |theta - theta_0|^2, where theta_0 are the given weights
-    and mu is `proximal`: above 0 for FedPROX, 0 for all other methods.
+    Minimises loss + mu/2 |theta - theta_0|^2, where theta_0 are the given weights and mu is
+    `proximal`. The loss is cross-entropy, unless the method has other objectives (see
+    `fedaux.core.objectives`). Rehearsed examples follow the n own ones in `inputs`, and `beliefs`
+    [M, C] are their soft labels.
     """
+    targets = labels
+    if not loss.plain:
+        classes = () if adjustment is None else (adjustment.shape[1],)
+        public = torch.zeros(0, *classes).to(inputs.device) if beliefs is None else beliefs
+        targets = joined_targets(labels, public)
+    if loss.terms:
+        own = predict(model, weights, inputs[: len(labels)])
+        targets[: len(labels), 1:] = own.softmax(dim=1)
 
-    def loss(logits: Tensor, labels: Tensor) -> Tensor:
-        cross_entropy = functional.cross_entropy(logits, labels)
-        if proximal == 0:
-            return cross_entropy
-        return cross_entropy + proximal / 2 * squared_distance(model, weights)
+    def total(logits: Tensor, targets: Tensor) -> Tensor:
+        value = loss(logits, targets, None if loss.plain else adjustment)
+        return value if proximal == 0 else value + proximal / 2 * squared_distance(model, weights)
 
-    return minimise(loss, model, weights, inputs, labels, section, generator)
+    how = {"private": len(labels), "rehearsed": loss.rehearsed}
+    return minimise(total, model, weights, inputs, targets, section, generator, **how)
 
 
 def distill(
@@ -378,16 +431,27 @@ def minimise(
     targets: Tensor,
     section: Local | Distillation,
     generator: np.random.Generator,
+    *,
+    private: int | None = None,
+    rehearsed: int = 0,
 ) -> Weights:
-    """Minimise loss(f(x), y) from the given weights, every epoch in a new random order."""
+    """Minimise loss(f(x), y) from the given weights, every epoch in a new random order.
+
+    Each batch gets `rehearsed` random rows of those after the first `private` ones.
+    """
+    private = len(targets) if private is None else private
     model.load_state_dict(weights)
     rate, decay = section.learning_rate, section.weight_decay
     optimizer: Optimizer = Adam(model.parameters(), rate, weight_decay=decay)
     if section.optimizer == "sgd":
         optimizer = SGD(model.parameters(), rate, section.momentum, weight_decay=decay)
     for _ in range(section.epochs):
-        order = torch.from_numpy(generator.permutation(len(targets))).to(targets.device)
-        for batch in order.split(section.batch_size):
+        batches = torch.from_numpy(generator.permutation(private)).split(section.batch_size)
+        if rehearsed:
+            drawn = generator.integers(private, len(targets), size=(len(batches), rehearsed))
+            batches = tuple(map(torch.cat, zip(batches, torch.from_numpy(drawn), strict=True)))
+        for batch in batches:
+            batch = batch.to(targets.device)
             model.train(len(batch) > 1)  # a single example has no variance to normalise by
             value = loss(model(as_input(inputs[batch])), targets[batch])
             optimizer.zero_grad()

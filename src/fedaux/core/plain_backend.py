@@ -68,13 +68,17 @@ def one_by_one(context: TrainContext) -> Training:
             load(context.model, weights)
             trained = train_locally(
                 context.model,
-                context.inputs[job.rows],
-                context.labels[job.rows],
+                context.inputs,
+                context.labels,
+                rows=job.rows,
                 section=context.section,
                 proximal=context.proximal,
                 generator=job.generator,
                 compute=context.compute,
                 state=job.state,
+                loss=context.loss,
+                adjustment=job.adjustment,
+                beliefs=job.beliefs,
             )
             yield job, snapshot(context.model), trained
 

@@ -25,10 +25,20 @@ from fedaux.core.messages import (
     problem_of,
 )
 from fedaux.core.methods import Method
+from fedaux.core.objectives import strength_of
 from fedaux.core.preparation import Scorer, release_scores
 from fedaux.core.round_log import RoundLog
 from fedaux.core.server_model import ServerModel
-from fedaux.core.task import Callback, Preparation, State, Task, extract, trained_models
+from fedaux.core.task import (
+    Callback,
+    Preparation,
+    State,
+    Task,
+    extract,
+    objectives_of,
+    rehearsed_rows,
+    trained_models,
+)
 from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
 from fedaux.core.weights import average, evaluate
 from fedaux.privacy.ledger import LedgerEntry
@@ -82,7 +92,8 @@ class Federation:
         log = RoundLog(task, state.round + 1, self._callback)
         chosen = self._select(log)
         releases = self._ensure_releases(chosen, state.releases, log)
-        weights, members = state.weights, self._train(chosen, state.weights, log)
+        beliefs = self._beliefs(state.weights, log)
+        weights, members = state.weights, self._train(chosen, state.weights, beliefs, log)
         if members:
             absent = absent_members(task, state.memory, members, number=log.round)
             with log.phase("average"):
@@ -134,19 +145,28 @@ class Federation:
                     log.dropped[client] = f"no certainty release{why}"
         return releases
 
+    def _beliefs(self, weights: Mapping[str, Weights], log: RoundLog) -> Tensor | None:
+        """Return the server models' mean probabilities on the distill set [N, C], where asked
+        for."""
+        if "rehearsal" not in objectives_of(self.task):
+            return None
+        with log.phase("beliefs"):
+            logits = [model.logits(weights[name]) for name, model in self.server_models.items()]
+            return torch.stack([own.softmax(dim=1) for own in logits]).mean(dim=0)
+
     def _train(
-        self, chosen: Sequence[int], weights: Mapping[str, Weights], log: RoundLog
+        self,
+        chosen: Sequence[int],
+        weights: Mapping[str, Weights],
+        beliefs: Tensor | None,
+        log: RoundLog,
     ) -> list[Member]:
         """Return the clients whose updates are valid and finite, in ascending order."""
-        task, experiment = self.task, self.task.experiment
+        task = self.task
         asked = [client for client in chosen if client not in log.dropped]
         with log.phase("train"):
-            proximal = experiment.local.proximal if task.method.proximal else 0.0
-            frozen = self.preparation.extractors if experiment.mode == "linear" else {}
-            wire = experiment.federation.wire
-            request = TrainRequest(
-                log.round, weights, experiment.local, proximal, task.seed, frozen, wire
-            )
+            request = train_request(task, self.preparation, log.round, weights, beliefs)
+            wire = request.wire
             updates = self._collect(asked, request, log)
             log.count(
                 down=sum(request.num_bytes(task.prototype_of[client]) for client in asked),
@@ -299,6 +319,32 @@ class Federation:
         log.dropped |= dropped | {client: reasons.get(client, "no answer") for client in silent}
         log.ledger += sorted(spent, key=lambda entry: entry.client)
         return [usable[client] for client in sorted(usable)]
+
+
+def train_request(
+    task: Task,
+    preparation: Preparation,
+    number: int,
+    weights: Mapping[str, Weights],
+    beliefs: Tensor | None,
+) -> TrainRequest:
+    """Return what clients are asked in a round; they rehearse soft labels in half precision."""
+    experiment, objectives = task.experiment, objectives_of(task)
+    local, rehearsed = experiment.local, None
+    if beliefs is not None and "rehearsal" in objectives:
+        rehearsed = (strength_of("rehearsal", local) * beliefs[rehearsed_rows(task)]).half()
+    return TrainRequest(
+        number,
+        weights,
+        local,
+        local.proximal if "proximal" in objectives else 0.0,
+        task.seed,
+        extractors=preparation.extractors if experiment.mode == "linear" else {},
+        wire=experiment.federation.wire,
+        objectives=objectives,
+        rehearsed=0 if rehearsed is None else experiment.rehearsal.batch_size,
+        beliefs=rehearsed,
+    )
 
 
 def clients_per_round(experiment: ExperimentFields) -> int:

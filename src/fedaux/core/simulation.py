@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.config import Local
 from fedaux.core.backend import ClientJob, TrainContext, Training
 from fedaux.core.client import Client
 from fedaux.core.dpsgd import check_ready
@@ -24,7 +23,8 @@ from fedaux.core.messages import (
     as_received,
     surely_finite,
 )
-from fedaux.core.task import Task, extract, trained_models
+from fedaux.core.objectives import LocalLoss, class_adjustment, local_loss
+from fedaux.core.task import Task, extract, rehearsed_rows, trained_models
 from fedaux.privacy.exact_gaussian import SimulatedDraws
 from fedaux.privacy.mechanism import Noise
 from fedaux.privacy.secure import noise_for
@@ -42,7 +42,7 @@ class SimulatedClients:
         self._parts = [torch.from_numpy(part).to(images.device) for part in parts]
         self._models = trained_models(task)
         self._inputs: dict[str, Tensor] = {}
-        self._training: dict[tuple[str, float, Local], Training] = {}
+        self._training: dict[tuple[str, float, str], Training] = {}
         self._kept: dict[int, ClientState] = {}
         if task.experiment.local.privacy is not None:
             check_ready(self._models.values())  # before anything is pretrained
@@ -130,10 +130,17 @@ class SimulatedClients:
 
     def _job(self, client: int, request: TrainRequest) -> ClientJob:
         generator = self.generator(request, client)
-        kept = self._kept.get(client)
-        return ClientJob(
-            client, self._parts[client], generator, {} if kept is None else kept.tensors
-        )
+        kept, rows = self._kept.get(client), self._parts[client]
+        adjustment = None
+        if not _loss(request).plain:
+            adjustment = class_adjustment(
+                request.objectives,
+                request.local,
+                self._labels[rows],
+                num_classes=self._task.num_classes,
+            )
+        state = {} if kept is None else kept.tensors
+        return ClientJob(client, rows, generator, state, adjustment, request.beliefs)
 
     def _client(self, client: int, inputs: Tensor) -> Client:
         """Return one client with its rows of the shared inputs."""
@@ -141,9 +148,15 @@ class SimulatedClients:
         return Client(client, inputs[rows], self._labels[rows], model, self._task.backend)
 
     def _shared_inputs(self, prototype: str, request: TrainRequest) -> Tensor:
-        """Return what models are trained on: images or, in linear mode, features, computed once."""
+        """Return what models are trained on: images or, in linear mode, features, computed once.
+
+        Public examples that clients rehearse follow the private ones.
+        """
         if prototype not in self._inputs:
             inputs = self._images
+            if request.beliefs is not None:
+                public = self._task.distill_images[rehearsed_rows(self._task)]
+                inputs = torch.cat([inputs, self._task.compute.place_inputs(public)])
             if prototype in request.extractors:
                 inputs = extract(self._task, prototype, request.extractors[prototype], inputs)
             self._inputs[prototype] = inputs
@@ -151,7 +164,7 @@ class SimulatedClients:
 
     def _trained(self, prototype: str, request: TrainRequest) -> Training:
         """Return the backend's way of training; it is kept, because it can be costly to set up."""
-        key = (prototype, request.proximal, request.local)
+        key = (prototype, request.proximal, request.local.model_dump_json(exclude={"strengths"}))
         if key not in self._training:
             context = TrainContext(
                 model=self._models[prototype],
@@ -161,6 +174,7 @@ class SimulatedClients:
                 proximal=request.proximal,
                 compute=self._task.compute,
                 key=self._task.architecture(prototype),
+                loss=_loss(request),
             )
             most_examples = max(len(part) for part in self._parts)
             self._training[key] = self._task.backend.training(context, most_examples=most_examples)
@@ -178,3 +192,7 @@ class SimulatedClients:
                 proximal=request.proximal,
                 draws=SimulatedDraws(generator, device=self._labels.device),
             )
+
+
+def _loss(request: TrainRequest) -> LocalLoss:
+    return local_loss(request.objectives, request.local, rehearsed=request.rehearsed)

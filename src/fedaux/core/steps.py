@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fedaux.core.compute import Compute
 from fedaux.core.weights import clones, copy_into, zero
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""The mean loss of logits [B, C] against targets [B, ...]."""
+Loss = Callable[..., Tensor]
+"""loss(logits [B, C], targets [B, ...], *constants) returns the mean loss of a batch."""
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -67,12 +67,20 @@ class Steps:
         compute: Compute,
         proximal: float = 0.0,
         clip: float | None = None,
+        constants: Sequence[Tensor] = (),
+        uncounted: int = 0,
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = optimizer(self.parameters)
         self.total = torch.zeros((), device=targets.device)
-        """Sum of the loss over the examples seen, without the proximal term."""
+        """Sum of the loss over the examples seen, without the proximal term.
+
+        `uncounted` rows of each batch are not examples in this sense.
+        """
+        self.constants = tuple(constants)
+        """Further arguments of the loss, which may be changed in place."""
+        self._uncounted = uncounted
         self._inputs = inputs
         self._targets = targets
         self._loss = loss
@@ -125,13 +133,13 @@ class Steps:
         with statistics_of(self.model, batch_size=len(targets)):
             with self._compute.autocast():
                 logits = self.model(inputs)
-            return self._loss(logits.float(), targets)
+            return self._loss(logits.float(), targets, *self.constants)
 
     def _update(
         self, inputs: Tensor, targets: Tensor, forward: Callable[[Tensor, Tensor], Tensor]
     ) -> None:
         loss = forward(inputs, targets)
-        self.total += loss.detach() * len(targets)
+        self.total += loss.detach() * (len(targets) - self._uncounted)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self._anchors:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -99,6 +100,20 @@ class Callback(Protocol):
     def round(self, row: Mapping[str, Any]) -> None:
         """Called with the metrics of a finished round."""
         ...
+
+
+def objectives_of(task: Task) -> tuple[str, ...]:
+    """Return what clients minimise besides cross-entropy: the method's objectives and further
+    ones."""
+    return tuple(dict.fromkeys((*task.method.objectives, *task.experiment.local.objectives)))
+
+
+def rehearsed_rows(task: Task) -> Tensor:
+    """Return which examples of the distill set clients rehearse, the same in all rounds [M]."""
+    size = len(task.distill_images)
+    chosen = seeding.generator(task.seed, "rehearsal").permutation(size)
+    count = task.experiment.rehearsal.examples or size
+    return torch.from_numpy(np.sort(chosen[:count])).to(task.device)
 
 
 def assign_prototypes(experiment: ExperimentFields) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class FastBackend:
 
     def training(self, context: TrainContext, *, most_examples: int) -> Training:
         """Return the fastest way to train clients of one prototype."""
-        if context.compute.clients_at_once == 1:
+        if context.compute.clients_at_once == 1 or context.loss.terms:
             return one_by_one(context)
         if context.compute.captures and BatchedTraining.possible(context):
             return BatchedTraining(context, capacity=most_examples)

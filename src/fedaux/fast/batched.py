@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedaux.core.backend import ClientJob, TrainContext, Training, TrainResult
-from fedaux.core.local_training import epoch_orders
+from fedaux.core.local_training import client_batches, rows_per_epoch
 from fedaux.core.messages import Weights
 from fedaux.fast import triton as kernels
 from fedaux.fast.fallback import attempt
@@ -27,7 +27,7 @@ class BatchedTraining:
 
     def __init__(self, context: TrainContext, *, capacity: int) -> None:
         self._context = context
-        self._capacity = capacity
+        self._capacity = rows_per_epoch(context, capacity)
         self._steps: BatchedSteps | None = None
         self._otherwise: Training | None = None
 
@@ -38,7 +38,7 @@ class BatchedTraining:
             context.model,
             context.inputs,
             optimizer=context.section.optimizer,
-            batch_size=context.section.batch_size,
+            batch_size=context.section.batch_size + context.loss.rehearsed,
             clients=context.compute.clients_at_once,
             compute=context.compute,
         )
@@ -80,7 +80,8 @@ class BatchedTraining:
             proximal=context.proximal,
             compute=context.compute,
             capacity=section.epochs * self._capacity,
-            batch_size=section.batch_size,
+            batch_size=section.batch_size + context.loss.rehearsed,
+            loss=context.loss,
         )
         steps.prepare()
         return steps
@@ -88,19 +89,12 @@ class BatchedTraining:
     def _wave(
         self, steps: BatchedSteps, wave: Sequence[ClientJob], weights: Weights
     ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
-        section = self._context.section
-        orders = [
-            torch.cat(
-                list(epoch_orders(len(job.rows), epochs=section.epochs, generator=job.generator))
-            )
-            for job in wave
-        ]
-        rows = [
-            job.rows[order.to(job.rows.device, non_blocking=True)]
-            for job, order in zip(wave, orders, strict=True)
-        ]
+        context, section = self._context, self._context.section
+        rows = [torch.cat(list(client_batches(context, job))) for job in wave]
         steps.load(weights)
         steps.reset()
+        if not context.loss.plain:
+            steps.set_objective([job.adjustment for job in wave], wave[0].beliefs)
         for number, job in enumerate(wave):
             if job.state:
                 steps.restore_optimizer(number, job.state)

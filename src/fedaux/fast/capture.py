@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,8 @@ class CapturedSteps(Steps):
         key: Hashable,
         proximal: float = 0.0,
         clip: float | None = None,
+        constants: Sequence[Tensor] = (),
+        uncounted: int = 0,
     ) -> None:
         super().__init__(
             model,
@@ -82,6 +84,8 @@ class CapturedSteps(Steps):
             compute=compute,
             proximal=proximal,
             clip=clip,
+            constants=constants,
+            uncounted=uncounted,
         )
         device = compute.device
         self.stream = torch.cuda.Stream(device)
@@ -154,23 +158,28 @@ class CapturedSteps(Steps):
         def make() -> Callable[..., Tensor]:
             return loss_of_weights(model, loss=loss, compute=compute, batch_size=size)
 
-        result: Tensor = compiled(compute, self._key, make)(*self._named, inputs, targets)
+        step = compiled(compute, self._key, make)
+        result: Tensor = step(*self._named, inputs, targets, *self.constants)
         return result
 
 
 def loss_of_weights(
     model: nn.Module, *, loss: Loss, compute: Compute, batch_size: int
-) -> Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]:
+) -> Callable[..., Tensor]:
     """Return the training loss of a batch as a function of a model's parameters and buffers."""
     own = copy.deepcopy(model).train()
     for layer in layers_without_variance(own, batch_size=batch_size):
         layer.eval()
 
     def forward(
-        parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
+        parameters: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        inputs: Tensor,
+        targets: Tensor,
+        *constants: Tensor,
     ) -> Tensor:
         with compute.autocast():
             logits = functional_call(own, (parameters, buffers), (inputs,))
-        return loss(logits.float(), targets)
+        return loss(logits.float(), targets, *constants)
 
     return forward

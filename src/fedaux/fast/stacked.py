@@ -19,8 +19,9 @@ from torch.nn import functional
 
 from fedaux.config import Local
 from fedaux.core.backend import ClientJob, TrainContext, TrainResult
-from fedaux.core.local_training import epoch_orders
+from fedaux.core.local_training import client_batches
 from fedaux.core.messages import Weights
+from fedaux.core.objectives import weighted_divergence
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
@@ -92,17 +93,27 @@ class StackedTraining:
         self, jobs: Sequence[ClientJob], weights: Weights, forward: OfModels
     ) -> list[tuple[ClientJob, Weights, TrainResult]]:
         context, section = self._context, self._context.section
-        batches = [list(_batches(job, section)) for job in jobs]
+        rehearsed, first = context.loss.rehearsed, len(context.labels)
+        queues = [list(client_batches(context, job)) for job in jobs]
         anchor = torch.cat([weights[name].detach().flatten() for name in self._shapes])
         stack = anchor.expand(len(jobs), -1).clone()
         optimizer = OPTIMIZERS[section.optimizer](
             stack, self._shapes, [job.state for job in jobs], section
         )
         totals = torch.zeros(len(jobs))
-        for number in range(len(batches[0])):
+        found = [job.adjustment for job in jobs if job.adjustment is not None]
+        adjustments = torch.stack(found) if found else None
+        beliefs = None if jobs[0].beliefs is None else jobs[0].beliefs.float()
+        for number in range(len(queues[0])):
             # Sorted by size, so those that still have a batch are the first ones.
-            active = sum(number < len(own) for own in batches)
-            rows, present = _filled([own[number] for own in batches[:active]], section.batch_size)
+            active = sum(number < len(own) for own in queues)
+            taken = [own[number] for own in queues[:active]]
+            private = [batch[: len(batch) - rehearsed] for batch in taken]
+            rows, present = _filled(private, section.batch_size)
+            width = rows.shape[1]
+            if rehearsed:
+                others = torch.stack([batch[len(batch) - rehearsed :] for batch in taken])
+                rows = torch.cat([rows, others], dim=1)
             before = stack[:active].detach()
             leaves = {
                 name: part.requires_grad_() for name, part in _named(before, self._shapes).items()
@@ -110,11 +121,19 @@ class StackedTraining:
             inputs = context.compute.floats(context.inputs[rows.flatten()]).unflatten(0, rows.shape)
             with context.compute.autocast():
                 logits = forward(leaves, inputs).float()
+            private_logits = logits[:, :width]
+            if adjustments is not None:
+                scales, offsets = adjustments[:active, None, 0], adjustments[:active, None, 1]
+                private_logits = private_logits * scales + offsets
+            labels = context.labels[rows[:, :width].flatten()]
             losses = functional.cross_entropy(
-                logits.flatten(0, 1), context.labels[rows.flatten()], reduction="none"
+                private_logits.flatten(0, 1), labels, reduction="none"
             ).view_as(present)
             sums = (losses * present).sum(dim=1)
             sizes = present.sum(dim=1)
+            if beliefs is not None:
+                targets = beliefs[rows[:, width:] - first]
+                sums = sums + sizes * weighted_divergence(logits[:, width:], targets).mean(dim=1)
             gradients = torch.autograd.grad(
                 (sums / sizes).sum(), list(leaves.values()), allow_unused=True
             )
@@ -255,11 +274,6 @@ def _named(stack: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]
 def _flat(gradient: Tensor | None, of: Tensor) -> Tensor:
     """Return a gradient [K, ...] as [K, P], zero where there is none."""
     return (torch.zeros_like(of) if gradient is None else gradient).reshape(len(of), -1)
-
-
-def _batches(job: ClientJob, section: Local) -> Iterator[Tensor]:
-    for order in epoch_orders(len(job.rows), epochs=section.epochs, generator=job.generator):
-        yield from job.rows[order].split(section.batch_size)
 
 
 def _filled(batches: Sequence[Tensor], batch_size: int) -> tuple[Tensor, Tensor]:

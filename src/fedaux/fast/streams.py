@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedaux.core.backend import ClientJob, TrainContext, Training, TrainResult
-from fedaux.core.local_training import OPTIMIZERS, epoch_orders
+from fedaux.core.local_training import OPTIMIZERS, client_batches, rows_per_epoch
 from fedaux.core.messages import Weights
+from fedaux.core.objectives import joined_targets
 from fedaux.core.plain_backend import one_by_one
 from fedaux.core.steps import batch_sizes, optimizer_state, restore_optimizer
 from fedaux.core.weights import load, snapshot
@@ -29,9 +30,11 @@ class StreamTraining:
 
     def __init__(self, context: TrainContext, *, capacity: int) -> None:
         self._context = context
-        self._capacity = capacity
+        self._capacity = context.section.epochs * rows_per_epoch(context, capacity)
         self._slots: list[CapturedSteps] = []
         self._plain: Training | None = None
+        self._targets: Tensor | None = None
+        """Labels and soft labels of all rows, if clients rehearse; graphs read them from here."""
 
     def __call__(
         self, jobs: Sequence[ClientJob], weights: Weights
@@ -50,13 +53,14 @@ class StreamTraining:
 
     def _prepared(self, wave: Sequence[ClientJob]) -> bool:
         """Capture the steps that a wave needs; return whether it was possible."""
-        batch_size = self._context.section.batch_size
+        batch_size, rehearsed = self._context.section.batch_size, self._context.loss.rehearsed
 
         def capture() -> bool:
             while len(self._slots) < len(wave):
-                self._slots.append(self._slot())
+                self._slots.append(self._slot(wave[0]))
             for slot, job in zip(self._slots, wave, strict=False):
-                slot.prepare(sorted(set(batch_sizes(len(job.rows), batch_size)), reverse=True))
+                sizes = {size + rehearsed for size in batch_sizes(len(job.rows), batch_size)}
+                slot.prepare(sorted(sizes, reverse=True))
             return True
 
         otherwise = f"{self._context.key}: steps cannot be captured, training is slower"
@@ -67,52 +71,47 @@ class StreamTraining:
             self._slots.clear()
         return possible
 
-    def _slot(self) -> CapturedSteps:
+    def _slot(self, job: ClientJob) -> CapturedSteps:
         context, section = self._context, self._context.section
+        if job.beliefs is not None and self._targets is None:
+            self._targets = joined_targets(context.labels, job.beliefs.float())
         how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})
         return CapturedSteps(
             context.compute.place(copy.deepcopy(context.model)),
             context.inputs,
-            context.labels,
-            loss=functional.cross_entropy,
+            context.labels if self._targets is None else self._targets,
+            loss=functional.cross_entropy if context.loss.plain else context.loss,
             optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section, **how),
             compute=context.compute,
             capacity=self._capacity,
-            batch_size=section.batch_size,
+            batch_size=section.batch_size + context.loss.rehearsed,
             key=context.key,
             proximal=context.proximal,
+            constants=() if job.adjustment is None else (job.adjustment.clone(),),
+            uncounted=context.loss.rehearsed,
         )
 
     def _wave(
         self, wave: Sequence[ClientJob], weights: Weights
     ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
-        section, here = (
-            self._context.section,
-            torch.cuda.current_stream(self._context.compute.device),
-        )
+        context, section = self._context, self._context.section
+        here = torch.cuda.current_stream(context.compute.device)
         slots = self._slots[: len(wave)]
-        orders = [
-            [
-                job.rows[order.to(job.rows.device, non_blocking=True)]
-                for order in epoch_orders(
-                    len(job.rows), epochs=section.epochs, generator=job.generator
-                )
-            ]
-            for job in wave
-        ]
+        queues = [list(client_batches(context, job)) for job in wave]
+        if self._targets is not None and wave[0].beliefs is not None:
+            self._targets[len(context.labels) :, 1:] = wave[0].beliefs.to(self._targets)
         for slot, job in zip(slots, wave, strict=True):
             load(slot.model, weights)
             slot.reset()
+            if job.adjustment is not None:
+                slot.constants[0].copy_(job.adjustment)
             if job.state:
                 restore_optimizer(slot.optimizer, slot.model, dict(job.state))
             slot.start()
         for slot in slots:
             slot.stream.wait_stream(here)
         # In turn: otherwise the first client would have finished before the last one starts.
-        running = [
-            _steps(slot, rows, batch_size=section.batch_size)
-            for slot, rows in zip(slots, orders, strict=True)
-        ]
+        running = [_steps(slot, queue) for slot, queue in zip(slots, queues, strict=True)]
         while running:
             running = [steps for steps in running if next(steps, False)]
         for slot in slots:
@@ -133,12 +132,11 @@ class StreamTraining:
             )
 
 
-def _steps(slot: CapturedSteps, epochs: Sequence[Tensor], *, batch_size: int) -> Iterator[bool]:
+def _steps(slot: CapturedSteps, queue: Sequence[Tensor]) -> Iterator[bool]:
     """Launch a client's next step on its own stream whenever asked; yield True for each."""
-    for rows in epochs:
-        for number, size in enumerate(batch_sizes(len(rows), batch_size)):
-            with torch.cuda.stream(slot.stream):
-                if number == 0:
-                    slot.begin(rows)
-                slot.step(size)
-            yield True
+    with torch.cuda.stream(slot.stream):
+        slot.begin(torch.cat(list(queue)))
+    for rows in queue:
+        with torch.cuda.stream(slot.stream):
+            slot.step(len(rows))
+        yield True

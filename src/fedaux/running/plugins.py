@@ -14,6 +14,7 @@ from typing import Any
 from fedaux.config import NO_DATA
 from fedaux.config_errors import nearest
 from fedaux.core.methods import METHODS, Method
+from fedaux.core.objectives import OBJECTIVES, Objective
 from fedaux.core.teachers import TEACHERS
 from fedaux.data.sources import SOURCES, Source
 from fedaux.files import read_json
@@ -24,6 +25,7 @@ Rows = dict[str, dict[str, Any]]
 
 REGISTRIES: Mapping[str, dict[str, Any]] = {
     "TEACHERS": TEACHERS,
+    "OBJECTIVES": OBJECTIVES,
     "METHODS": METHODS,
     "MODELS": MODELS,
     "SOURCES": SOURCES,
@@ -164,7 +166,19 @@ def _method_problems(name: str, row: object) -> list[str]:
     if row.teacher is not None and row.teacher not in TEACHERS:
         guess = nearest(row.teacher, TEACHERS) or f"; there are {', '.join(TEACHERS)}"
         problems.append(f".teacher = {row.teacher!r}: not known{guess}")
+    for one in row.objectives:
+        if one not in OBJECTIVES:
+            guess = nearest(one, OBJECTIVES) or f"; there are {', '.join(OBJECTIVES)}"
+            problems.append(f".objectives = {one!r}: not known{guess}")
     return problems
+
+
+def _objective_problems(name: str, row: object) -> list[str]:
+    return (
+        []
+        if isinstance(row, Objective)
+        else [f" = {row!r}: should be a fedaux.core.objectives.Objective"]
+    )
 
 
 def _source_problems(name: str, row: object) -> list[str]:
@@ -185,6 +199,7 @@ def _function_problems(name: str, row: object) -> list[str]:
 
 CHECKS: Mapping[str, Callable[[str, object], list[str]]] = {
     "TEACHERS": _function_problems,
+    "OBJECTIVES": _objective_problems,
     "METHODS": _method_problems,
     "MODELS": _function_problems,
     "SOURCES": _source_problems,

@@ -13,6 +13,7 @@ from fedaux.config_errors import nearest
 from fedaux.core.distillation import check_averaging, number_of_steps
 from fedaux.core.dpsgd import check_ready
 from fedaux.core.methods import METHODS
+from fedaux.core.objectives import OBJECTIVES
 from fedaux.data import SOURCES, LabelledData, count_labelled, wordnet
 from fedaux.data.checkpoints import checkpoint_of, locate, read_tokenizer
 from fedaux.data.labelled import input_shape
@@ -47,6 +48,12 @@ def problems_of(
 
     for name in experiment.method:
         known("method", name, list(METHODS))
+    for key, names in (
+        ("local.objectives", experiment.local.objectives),
+        ("local.strengths", tuple(experiment.local.strengths)),
+    ):
+        for name in names:
+            known(key, name, list(OBJECTIVES))
     for prototype in experiment.prototypes:
         if known("prototypes.model", prototype.model, list(MODELS)):
             options = model_options(prototype.model)
@@ -185,6 +192,19 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
     if experiment.data.given and experiment.data.clients and experiment.data.server_validation > 0:
         problems.append(
             "data.server_validation: should be 0, as each client has its own data (data.clients)"
+        )
+    used = {
+        one: name
+        for name in experiment.method
+        if name in METHODS
+        for one in (*METHODS[name].objectives, *experiment.local.objectives)
+        if one != "proximal"
+    }
+    if experiment.local.privacy is not None and used:
+        one, name = next(iter(used.items()))
+        problems.append(
+            f"local.privacy: the objective {one!r} of {name} depends on all examples of a client; "
+            "DP-SGD should have cross-entropy, with or without the proximal term"
         )
     if experiment.local.privacy is not None and experiment.local.optimizer_state == "kept":
         problems.append("local.optimizer_state = 'kept': should be 'reset' with local.privacy")

@@ -56,15 +56,17 @@ def advance(
 @triton.jit(do_not_specialize=LOOSE)
 def head(
     h, z, zs, weight, bias, targets, rows, starts, features, errors, total, d, sums, sizes,
-    capacity, padded_batch, classes,
+    adjustment, beliefs, private, capacity, padded_batch, classes,
     bias_stride, F: tl.constexpr, AREA: tl.constexpr, CP: tl.constexpr, BF: tl.constexpr,
-    SOFT: tl.constexpr,
+    SOFT: tl.constexpr, ADJUSTED: tl.constexpr, REHEARSED: tl.constexpr,
 ):  # fmt: skip
     """From the last block's h to the gradient before its ReLU, one image a program: mean, logits,
     loss, and back.
 
     The loss is cross entropy with labels [n], or (SOFT) D_KL(targets || softmax) with targets [n,
-    classes]; `total` takes its sum. Features [clients, padded_batch, F] and errors, the gradients
+    classes]; `total` takes its sum. With ADJUSTED, logits of private rows are multiplied and
+    shifted by the client's adjustment [2, CP]. The last REHEARSED rows of a batch are public: rows
+    from `private` on, with soft labels in `beliefs` [M, classes]. Features [clients, padded_batch, F] and errors, the gradients
     of logits [clients, padded_batch, CP], are kept for `head_wgrad`.
     """
     wait()
@@ -87,6 +89,13 @@ def head(
             * mean[None, :],
             1,
         )
+    count = size - REHEARSED
+    public = n >= count
+    scale = tl.full((CP,), 1.0, tl.float32)
+    if ADJUSTED:
+        own = adjustment + client * 2 * CP + c
+        scale = tl.where(public, 1.0, tl.load(own))
+        logits = logits * scale + tl.where(public, 0.0, tl.load(own + CP))
     logits = tl.where(real, logits, -float("inf"))
     logits -= tl.max(logits, 0)
     odds = tl.exp(logits)
@@ -95,9 +104,22 @@ def head(
         target = tl.load(targets + row * classes + c, mask=real, other=0.0)
         value = tl.sum(target * (tl.log(tl.where(target > 0, target, 1.0)) - log_probability), 0)
     else:
-        target = (c == tl.load(targets + row)).to(tl.float32)
-        value = -tl.sum(target * log_probability, 0)
-    error = (odds / tl.sum(odds, 0) * tl.sum(target, 0) - target) / size
+        label = tl.load(targets + row, mask=row < private, other=-1)
+        target = (c == label).to(tl.float32)
+        share = 1.0 / count
+        if REHEARSED > 0:
+            believed = tl.load(
+                beliefs + (row - private) * classes + c, mask=real & (row >= private), other=0.0
+            )
+            target = tl.where(public, believed, target)
+            share = tl.where(public, 1.0 / REHEARSED, share)
+        mass = tl.sum(target, 0)
+        value = tl.sum(
+            target * (tl.log(tl.where(target > 0, target / mass, 1.0)) - log_probability), 0
+        ) * (share * count)
+    if SOFT:
+        share = 1.0 / count
+    error = (odds / tl.sum(odds, 0) * tl.sum(target, 0) - target) * scale * share
     tl.store(errors + image * CP + c, error)
     tl.atomic_add(total + client, value, sem="relaxed")
     for f0 in range(0, F, BF):

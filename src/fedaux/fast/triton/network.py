@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
+from fedaux.core.objectives import CROSS_ENTROPY, LocalLoss
 from fedaux.fast.triton import head_and_optimizer, input_conv, normalisation, padded_batch_size
 from fedaux.fast.triton.layers import Convolution, Normalisation, Stack, Tail, divided, launch
 from fedaux.models import SplitModel
@@ -59,6 +60,7 @@ class Network:
         mean: Tensor | None = None,
         deviation: Tensor | None = None,
         side: torch.cuda.Stream | None = None,
+        loss: LocalLoss = CROSS_ENTROPY,
     ) -> None:
         features: Any = model.features
         self.device = targets.device
@@ -148,6 +150,13 @@ class Network:
         self.errors = torch.zeros(
             clients, self.padded_batch, self.padded_classes, device=self.device
         )
+        self.loss, self.private = loss, len(targets)
+        shape = (clients, 2, self.padded_classes) if loss.adjusted else (1, 2, 1)
+        self.adjustment = torch.zeros(shape, device=self.device)
+        """Scale and offset of each client's logits, `LocalLoss`."""
+        public = len(inputs) - len(targets) if loss.rehearsed else 1
+        self.beliefs = torch.zeros(public, self.classes, device=self.device)
+        """Soft labels of the public rows, which follow the private ones in `inputs`."""
         self._plan_sums_of_parts()
 
     def activations(self, size: int, channels: int) -> Tensor:
@@ -331,11 +340,12 @@ class Network:
             stack.flat(self.params_fp32, "head.weight"), stack.flat(self.params_fp32, "head.bias"),
             self.targets, self.rows,
             self.starts, self.features, self.errors, self.total, last.d, last.sums, self.sizes,
-            self.capacity,
+            self.adjustment, self.beliefs, self.private, self.capacity,
             self.padded_batch, self.classes, bias_stride, F=self.width, AREA=last.b.size**2,
             CP=self.padded_classes,
             BF=min(self.width, max(16, 8192 // self.padded_classes)),
-            SOFT=self.targets.is_floating_point(), warps=8,
+            SOFT=self.targets.is_floating_point(), ADJUSTED=self.loss.adjusted,
+            REHEARSED=self.loss.rehearsed, warps=8,
         )  # fmt: skip
         with self._beside():
             tiles = self.width // 64

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
+from fedaux.core.objectives import CROSS_ENTROPY, LocalLoss
 from fedaux.core.weights import clones, copy_into, load, zero
 from fedaux.fast.capture import capture
 from fedaux.fast.triton.network import Network
@@ -40,6 +41,7 @@ class BatchedSteps:
         batch_size: int,
         weight_decay: float = 0.0,
         proximal: float = 0.0,
+        loss: LocalLoss = CROSS_ENTROPY,
     ) -> None:
         on_gpu = compute.device.type == "cuda"
         self.network = Network(
@@ -55,6 +57,7 @@ class BatchedSteps:
             mean=compute.mean,
             deviation=compute.deviation,
             side=torch.cuda.Stream(compute.device) if on_gpu else None,
+            loss=loss,
         )
         self.stream = torch.cuda.Stream(compute.device) if on_gpu else None
         self.clients = clients
@@ -76,6 +79,15 @@ class BatchedSteps:
     def set_targets(self, targets: Tensor) -> None:
         """Replace the targets of all rows."""
         self.network.targets.copy_(targets)
+
+    def set_objective(self, adjustments: Sequence[Tensor | None], beliefs: Tensor | None) -> None:
+        """Set what each client's class counts do to its logits [3, C], and the public soft
+        labels."""
+        for place, adjustment in zip(self.network.adjustment, adjustments, strict=False):
+            if adjustment is not None:
+                place[:, : adjustment.shape[1]].copy_(adjustment[:2])
+        if beliefs is not None:
+            self.network.beliefs.copy_(beliefs)
 
     def load(self, weights: Weights) -> None:
         """Give all clients these weights and statistics; `start` lets steps see them."""
