@@ -281,18 +281,25 @@ class Pretraining(Section):
         return self
 
 
+MEAN_COMPONENTS = 96
+"""`certainty.components` of the mechanism `mean`, when not given."""
+
+
 class Certainty(Section):
     """The private release from which certainty scores are computed."""
 
     mechanism: str = "mean"
-    """The mechanism: a name in `fedaux.privacy.mechanisms.MECHANISMS`."""
+    """The mechanism: a name in `fedaux.privacy.mechanisms.MECHANISMS`. Methods that start from the
+    private head always use `classes`."""
     epsilon: Positive = 0.1
     """Privacy loss ε of a client's release; neighbouring datasets differ by replacing one
     example."""
     delta: Fraction = 1e-5
     """The δ of the release."""
-    components: Count = 96
-    """`mean`: number of principal components of the negatives' features."""
+    components: Count | None = None
+    """`mean` and `classes`: number of principal components of the negatives' features. When not
+    given, 96 for `mean`; for `classes` it follows from the numbers of clients, examples and
+    classes, and from ε and δ."""
     sharpness: Positive = 0.5
     """`mean`: exponent applied to density ratios before they become weights."""
     regularisation: Positive = 0.1

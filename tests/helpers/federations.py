@@ -43,6 +43,9 @@ class Wrapped:
     def present(self) -> Sequence[int]:
         return self.inner.present()
 
+    def sizes(self, clients: Sequence[int]) -> Sequence[int]:
+        return self.inner.sizes(clients)
+
     def release_scores(
         self, clients: Sequence[int], request: ReleaseRequest
     ) -> Iterator[ScoreRelease]:

@@ -27,7 +27,9 @@ SIZES = (50, 0, 400, 5000)
 
 
 def plan(**changes: Any) -> PrivacyPlan:
-    return privacy_plan(tiny(**changes), SIZES, input_shape=(1, 8, 8), num_negatives=40)
+    return privacy_plan(
+        tiny(**changes), SIZES, input_shape=(1, 8, 8), num_negatives=40, num_classes=10
+    )
 
 
 def printed(shown: PrivacyPlan) -> str:
@@ -58,7 +60,7 @@ def test_scores_cost_what_the_recipe_says_and_updates_are_named_unprotected() ->
 @pytest.mark.parametrize("mechanism", ["mean", "paper"])
 def test_the_noise_is_the_one_that_the_mechanism_adds(mechanism: str) -> None:
     experiment = tiny(certainty={"mechanism": mechanism})
-    shown = privacy_plan(experiment, SIZES, input_shape=(1, 8, 8), num_negatives=40)
+    shown = plan(certainty={"mechanism": mechanism})
     width = 4 if mechanism == "mean" else 32
     made = MECHANISMS[mechanism](experiment.certainty)
     features = torch.randn(400, 32, generator=torch.Generator().manual_seed(0))
@@ -136,4 +138,4 @@ def test_mechanisms_without_protection_say_so() -> None:
 
 def test_sizes_must_fit_the_population() -> None:
     with pytest.raises(ValueError, match=r"should be 4, split\.num_clients"):
-        privacy_plan(tiny(), (1, 2), input_shape=(1, 8, 8), num_negatives=40)
+        privacy_plan(tiny(), (1, 2), input_shape=(1, 8, 8), num_negatives=40, num_classes=10)

@@ -65,7 +65,11 @@ def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugi
     sizes = [len(part) for part in split_for(experiment, labelled, experiment.seeds[0])]
     num_negatives = round(experiment.auxiliary.negatives_fraction * len(auxiliary))
     plan = privacy_plan(
-        experiment, sizes, input_shape=labelled.input_shape, num_negatives=num_negatives
+        experiment,
+        sizes,
+        input_shape=labelled.input_shape,
+        num_negatives=num_negatives,
+        num_classes=len(labelled.classes),
     )
     console = Console()
     for part in plan.render():

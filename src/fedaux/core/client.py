@@ -17,9 +17,9 @@ from fedaux.core.objectives import class_adjustment, local_loss
 from fedaux.core.weights import load, snapshot
 from fedaux.models import SplitModel
 from fedaux.privacy.exact_gaussian import Draws
-from fedaux.privacy.ledger import SCORES, entry_of
+from fedaux.privacy.ledger import entry_of, purpose_of
 from fedaux.privacy.mechanism import Noise, Public
-from fedaux.privacy.mechanisms import MECHANISMS
+from fedaux.privacy.mechanisms import MECHANISMS, release_of
 
 BLANK = -1
 """The label of an example that counts and contributes nothing: unreadable, or of an unknown
@@ -58,11 +58,20 @@ class Client:
     def release(
         self, section: Certainty, features: Tensor, public: Public, *, noise: Noise
     ) -> ScoreRelease:
-        """Release certainty about features [n, F] of this client under h0 (Algorithm 1)."""
+        """Release certainty about features [n, F] of this client under h0 (Algorithm 1).
+
+        Mechanisms that take labels get those of the same examples; BLANK is out of their range.
+        """
         # Mechanisms read NaN as zero.
         features = features.masked_fill((self.labels == BLANK)[:, None], torch.nan)
-        release = MECHANISMS[section.mechanism](section).release(features, public, noise=noise)
-        entry = entry_of(release, client=self.number, num_examples=len(features), purpose=SCORES)
+        mechanism = MECHANISMS[section.mechanism](section)
+        release = release_of(mechanism, features, self.labels, public, noise=noise)
+        entry = entry_of(
+            release,
+            client=self.number,
+            num_examples=len(features),
+            purpose=purpose_of(mechanism),
+        )
         return ScoreRelease(self.number, release.vector, entry)
 
     def train(

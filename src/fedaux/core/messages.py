@@ -105,6 +105,10 @@ class Clients(Protocol):
         """Return the ids of clients that can be asked now, in ascending order."""
         ...
 
+    def sizes(self, clients: Sequence[int]) -> Sequence[int]:
+        """Return the numbers of examples n_i, or nothing where they are not known beforehand."""
+        ...
+
     def release_scores(
         self, clients: Sequence[int], request: ReleaseRequest
     ) -> Iterator[ScoreRelease]:

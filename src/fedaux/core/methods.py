@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-STARTS = ("scratch", "pretrained")
+if TYPE_CHECKING:
+    from fedaux.config import Certainty, ExperimentFields
+
+STARTS = ("scratch", "pretrained", "private-head")
 MEMORIES = ("predictions", "weights")
 
 
@@ -14,8 +18,9 @@ class Method:
     """What distinguishes one federated method from another."""
 
     name: str
-    start: Literal["scratch", "pretrained"]
-    """Initial weights: random, or the features of h0 from self-supervised pretraining."""
+start: Literal["scratch", "pretrained", "private-head"]
+    """Initial weights: random; the features of h0 from self-supervised pretraining; or these and
+    the linear head that the clients' private class sums give (`core/private_head.py`)."""
     objectives: tuple[str, ...] = ()
     """What local training minimises besides cross-entropy: keys of
     `fedaux.core.objectives.OBJECTIVES`."""
@@ -25,6 +30,10 @@ class Method:
     """Whether clients release certainty scores in the preparation phase."""
     memory: tuple[Literal["predictions", "weights"], ...] = ()
     """What counts of absent clients (`+m`): predictions for the teacher, weights in the average."""
+    mechanism: str | None = None
+    """The mechanism of the clients' release; None means `certainty.mechanism`."""
+    trains: bool = True
+    """Whether clients train. If not, rounds only measure the start, and no client is asked."""
 
     def __post_init__(self) -> None:
         if self.start not in STARTS:
@@ -39,6 +48,22 @@ class Method:
             raise ValueError(
                 f"method {self.name}: remembers predictions and has no teacher that would use them"
             )
+        if self.start == "private-head" and not self.scores:
+            raise ValueError(
+                f"method {self.name}: start = 'private-head' needs the clients' releases; scores "
+                "should be True"
+            )
+
+    @property
+    def from_h0(self) -> bool:
+        """Whether the method starts from h0."""
+        return self.start != "scratch"
+
+    def certainty(self, section: Certainty) -> Certainty:
+        """Return the settings of this method's release: a recipe's, with the method's mechanism."""
+        if self.mechanism is None:
+            return section
+        return section.model_copy(update={"mechanism": self.mechanism})
 
     @property
     def proximal(self) -> bool:
@@ -47,6 +72,8 @@ class Method:
 
     def looks_at(self, key: str) -> bool:
         """Whether a setting has an effect: no teacher, no distillation; no proximal term, no mu."""
+        if key.startswith("local.") and not self.trains:
+            return False
         return not (key.startswith("distillation.") and self.teacher is None) and not (
             key == "local.proximal" and not self.proximal
         )
@@ -83,5 +110,32 @@ METHODS: dict[str, Method] = {
         scores=True,
         memory=("predictions",),
     ),
+    "private-head": Method(
+        "private-head", start="private-head", scores=True, mechanism="classes", trains=False
+    ),
 }
 """`fedaux` averages probabilities, as the paper's theory does; `fedaux+logits` is its Eq. 3."""
+
+
+def release_sections(names: Iterable[str], section: Certainty) -> dict[str, Certainty]:
+    """Return the settings of the releases that methods ask for, by mechanism; methods with the same
+    mechanism share a release."""
+    scoring = [METHODS[name] for name in names if METHODS[name].scores]
+    return {own.mechanism: own for own in (method.certainty(section) for method in scoring)}
+
+
+def sends_plain_updates(experiment: ExperimentFields) -> bool:
+    """Return whether updates leave the clients without DP-SGD."""
+    return experiment.local.privacy is None and any(
+        METHODS[name].trains for name in experiment.method
+    )
+
+
+def unprotected_by(experiment: ExperimentFields) -> str:
+    """Return what the (epsilon, delta) of a run does not cover."""
+    from fedaux.privacy import ledger  # late: it needs torch
+
+    if not any(METHODS[name].trains for name in experiment.method):
+        return ledger.UNPROTECTED_BESIDES_RELEASES
+    plain = experiment.local.privacy is None
+    return ledger.UNPROTECTED if plain else ledger.UNPROTECTED_BESIDES_UPDATES

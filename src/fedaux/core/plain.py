@@ -34,7 +34,15 @@ from fedaux.core.objectives import (
     strength_of,
 )
 from fedaux.models import MODELS, SplitModel
-from fedaux.privacy.mechanisms import MECHANISMS, Public, Release, SimulatedNoise
+from fedaux.privacy.mechanisms import (
+    MECHANISMS,
+    Public,
+    Release,
+    SimulatedNoise,
+    publish_map,
+    release_of,
+    takes_labels,
+)
 
 Weights = dict[str, Tensor]  # a model's parameters and buffers by name
 BATCH_SIZE = 1024  # of predictions
@@ -121,7 +129,7 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
     """
     require_covered(task.experiment)
     models = build_models(task)
-    if task.method.start == "pretrained":
+    if task.method.from_h0:
         for name, model in models.items():
             model.features.load_state_dict(extractors[name])
 
@@ -134,16 +142,27 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
     projected: dict[str, Tensor] = {}
     releases: dict[int, Release] = {}
     if task.method.scores:
-        mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
+        mechanism = mechanism_of(task)
         for name, negatives in features(task.negatives).items():
-            public[name] = mechanism.publish(negatives)
+            clients = [one for one in clients_with_data(task) if task.prototype_of[one] == name]
+            sizes = [len(task.parts[client]) for client in clients]
+            public[name] = publish_map(
+                mechanism, negatives, num_classes=task.num_classes, sizes=sizes
+            )
         for name, own in features(task.distill_set).items():
             projected[name] = mechanism.project(own, public[name])
         for client in clients_with_data(task):
             name = task.prototype_of[client]
-            own = extract_features(models[name], h0[name], task.images[task.parts[client]])
+            rows = task.parts[client]
+            own = extract_features(models[name], h0[name], task.images[rows])
             noise = SimulatedNoise(seeding.generator(task.seed, "certainty noise", client=client))
-            releases[client] = mechanism.release(own, public[name], noise=noise)
+            releases[client] = release_of(
+                mechanism, own, task.labels[rows], public[name], noise=noise
+            )
+    if task.method.start == "private-head":
+        for name, own in features(task.distill_set).items():
+            estimate = class_estimate(task, releases, public[name], name)
+            fit_head(models[name], own, estimate.logits(projected[name]))
     images, distill_set, test_images = (
         features(own) if task.experiment.mode == "linear" else dict.fromkeys(models, own)
         for own in (task.images, task.distill_set, task.test_images)
@@ -173,12 +192,46 @@ def clients_with_data(task: Task) -> list[int]:
     return [client for client, part in enumerate(task.parts) if len(part) > 0]
 
 
+def mechanism_of(task: Task) -> Any:
+    """Return the mechanism of the method's releases."""
+    section = task.method.certainty(task.experiment.certainty)
+    return MECHANISMS[section.mechanism](section)
+
+
+def class_estimate(
+    task: Task, releases: Mapping[int, Release], public: Public, prototype: str
+) -> Any:
+    """Return what the class sums of a prototype's clients tell about the classes."""
+    own = [release for one, release in releases.items() if task.prototype_of[one] == prototype]
+    vectors = torch.stack([release.vector for release in own])
+    sigmas = torch.tensor([release.sigma for release in own]).to(vectors)
+    return mechanism_of(task).estimate(vectors, sigmas, public)
+
+
+def fit_head(model: SplitModel, features: Tensor, targets: Tensor) -> None:
+    """Set the linear head to argmin mean_x |W h(x) + b - f0(x)|^2 + r |W|^2, by least squares.
+
+    r is a thousandth of the mean variance of a feature; its rows are appended to the data.
+    """
+    inputs, outputs = features.double(), targets.double()
+    centre, level = inputs.mean(dim=0), outputs.mean(dim=0)
+    penalty = (1e-3 * (inputs - centre).square().mean() * len(inputs)).sqrt()
+    rows = torch.cat([inputs - centre, penalty * torch.eye(inputs.shape[1]).to(inputs)])
+    wanted = torch.cat([outputs - level, torch.zeros(inputs.shape[1], outputs.shape[1]).to(inputs)])
+    weight = torch.linalg.lstsq(rows, wanted).solution.T
+    model.head.load_state_dict({"weight": weight, "bias": level - weight @ centre})
+
+
 def log_scores(task: Task, preparation: Preparation, clients: Sequence[int]) -> Tensor:
-    """Return log s_i(x) [K, N] of K clients on the distill set, each under its own h0 (Eq. 6)."""
-    mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
+    """Return log s_i(x) [K, N] of K clients on the distill set, each under its own h0 (Eq. 6).
+
+    Mechanisms with labels pool the releases of all clients.
+    """
+    mechanism = mechanism_of(task)
+    pool = sorted(preparation.releases) if takes_labels(mechanism) else clients
     scores: dict[int, Tensor] = {}
     for name, projected in preparation.projected.items():
-        own = [client for client in clients if task.prototype_of[client] == name]
+        own = [client for client in pool if task.prototype_of[client] == name]
         releases = [preparation.releases[client] for client in own]
         if own:
             vectors = torch.stack([release.vector for release in releases])
@@ -240,7 +293,12 @@ def play_round(
 
 
 def select(task: Task, number: int) -> list[int]:
-    """Return S_t: a random share C of the population, at least one client, in ascending order."""
+    """Return S_t: a random share C of the population, at least one client, in ascending order.
+
+    Nobody, if the method does not train.
+    """
+    if not task.method.trains:
+        return []
     count = max(1, round(task.experiment.participation_rate * len(task.parts)))
     generator = seeding.generator(task.seed, "selection", round=number)
     return sorted(generator.permutation(clients_with_data(task))[:count].tolist())

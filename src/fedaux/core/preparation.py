@@ -19,6 +19,7 @@ from fedaux.core.messages import (
     num_bytes,
     problem_of_release,
 )
+from fedaux.core.private_head import set_head, shared_targets
 from fedaux.core.round_log import Clock
 from fedaux.core.task import (
     Callback,
@@ -30,9 +31,17 @@ from fedaux.core.task import (
     trained_models,
 )
 from fedaux.core.weights import snapshot
+from fedaux.privacy.classes import ClassEstimate, ClassSums
 from fedaux.privacy.ledger import LedgerEntry
-from fedaux.privacy.mechanism import SimulatedNoise
-from fedaux.privacy.mechanisms import MECHANISMS, Public
+from fedaux.privacy.mechanisms import (
+    MECHANISMS,
+    Mechanism,
+    Public,
+    SimulatedNoise,
+    publish_map,
+    release_of,
+    takes_labels,
+)
 
 if TYPE_CHECKING:
     from fedaux.models import SplitModel
@@ -59,7 +68,7 @@ def prepare(
     releases: dict[int, ScoreRelease] = {}
     wasted: list[LedgerEntry] = []
     bytes_up = bytes_down = 0
-    if task.method.start == "pretrained":
+    if task.method.from_h0:
         with clock.phase("pretrain"):
             for name, model in models.items():
                 model.features.load_state_dict(extractor(name, model))
@@ -71,14 +80,21 @@ def prepare(
     present = clients.present()
     if task.method.scores:
         with clock.phase("certify"):
-            mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
+            mechanism = mechanism_of(task)
             for name in models:
-                public[name] = mechanism.publish(
-                    extract(task, name, extractors[name], task.negatives)
+                negatives = extract(task, name, extractors[name], task.negatives)
+                own = [client for client in present if task.prototype_of[client] == name]
+                public[name] = publish_map(
+                    mechanism, negatives, num_classes=task.num_classes, sizes=clients.sizes(own)
                 )
             public = settle(public)
             releases, wasted, bytes_down, bytes_up = release_scores(
                 task, clients, present, extractors=extractors, public=public
+            )
+    if task.method.start == "private-head":
+        with clock.phase("head"):
+            set_private_heads(
+                task, trained, releases=releases, extractors=extractors, public=public
             )
     elif linear:  # clients that release scores have received h0 already
         bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
@@ -99,7 +115,8 @@ def release_scores(
 
     An unusable release causes a warning. The client is asked again when it is selected to train.
     """
-    request = ReleaseRequest(extractors, public, task.experiment.certainty, task.seed)
+    section = task.method.certainty(task.experiment.certainty)
+    request = ReleaseRequest(extractors, public, section, task.seed)
     widths = {
         name: release_width(task, name, public[name])
         for name in {task.prototype_of[one] for one in chosen}
@@ -125,15 +142,72 @@ def release_width(task: Task, prototype: str, public: Public) -> int:
     """Return the length of a release, from one of two made-up examples."""
 
     def release() -> int:
-        mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
         features = torch.zeros(2, build_models(task)[prototype].feature_width, device=task.device)
+        labels = torch.zeros(2, dtype=torch.int64, device=task.device)
         noise = SimulatedNoise(seeding.generator(0, "width of a release"))
-        return len(mechanism.release(features, dict(public), noise=noise).vector)
+        made = release_of(mechanism_of(task), features, labels, dict(public), noise=noise)
+        return len(made.vector)
 
-    certainty = task.experiment.certainty.model_dump_json()
+    certainty = task.method.certainty(task.experiment.certainty).model_dump_json()
+    shapes = str({key: tuple(tensor.shape) for key, tensor in sorted(public.items())})
     return task.compute.once(
-        ("width of a release", task.architecture(prototype), certainty), release
+        ("width of a release", task.architecture(prototype), certainty, shapes), release
     )
+
+
+def mechanism_of(task: Task) -> Mechanism:
+    """Return the mechanism of the method's releases."""
+    section = task.method.certainty(task.experiment.certainty)
+    return MECHANISMS[section.mechanism](section)
+
+
+def class_estimates(
+    task: Task, releases: Mapping[int, ScoreRelease], public: Mapping[str, Public]
+) -> dict[str, tuple[list[int], ClassEstimate]]:
+    """Return the clients of each prototype that have released class sums, and what these tell."""
+    mechanism = mechanism_of(task)
+    if not isinstance(mechanism, ClassSums):
+        raise ValueError(
+            f"method {task.method.name}: needs class sums; its mechanism should be classes"
+        )
+    found = {}
+    for name, own in public.items():
+        members = [client for client in sorted(releases) if task.prototype_of[client] == name]
+        if members:
+            vectors, sigmas = stacked(releases, members, device=task.device)
+            found[name] = members, mechanism.estimate(vectors, sigmas, own)
+    return found
+
+
+def set_private_heads(
+    task: Task,
+    trained: Mapping[str, SplitModel],
+    *,
+    releases: Mapping[int, ScoreRelease],
+    extractors: Mapping[str, Weights],
+    public: Mapping[str, Public],
+) -> None:
+    """Fit the head of each prototype to the discriminant of its clients' class sums, on the distill
+    set."""
+    mechanism = mechanism_of(task)
+    features = {
+        name: extract(task, name, extractors[name], task.distill_images) for name in trained
+    }
+    known = {
+        name: estimate.logits(mechanism.project(features[name], public[name]))
+        for name, (_, estimate) in class_estimates(task, releases, public).items()
+    }
+    for name, model in trained.items():
+        set_head(model.head, features[name], shared_targets(known, name), prototype=name)
+
+
+def stacked(
+    releases: Mapping[int, ScoreRelease], members: Sequence[int], *, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return released vectors [K, D] and the sigmas of their noise [K]."""
+    vectors = torch.stack([releases[client].vector for client in members])
+    sigmas = torch.tensor([releases[client].entry.sigma for client in members])
+    return vectors.to(device, torch.float64), sigmas.to(device, torch.float64)
 
 
 class Scorer:
@@ -142,7 +216,7 @@ class Scorer:
     def __init__(self, task: Task, preparation: Preparation) -> None:
         self._task = task
         self._public = preparation.public
-        self._mechanism = MECHANISMS[task.experiment.certainty.mechanism](task.experiment.certainty)
+        self._mechanism = mechanism_of(task)
         self._projected = {
             name: self.project(name, preparation.extractors[name], task.distill_images)
             for name in preparation.public
@@ -169,12 +243,13 @@ class Scorer:
         projected = self._projected if projected is None else projected
         rows: dict[int, Tensor] = {}
         for name, features in projected.items():
-            members = [client for client in chosen if self._task.prototype_of[client] == name]
+            # Mechanisms with labels pool what all clients have released.
+            pool = sorted(releases) if takes_labels(self._mechanism) else chosen
+            members = [client for client in pool if self._task.prototype_of[client] == name]
             if members:
-                vectors = torch.stack([releases[client].vector for client in members]).to(features)
-                sigmas = torch.tensor([releases[client].entry.sigma for client in members]).to(
-                    features
+                vectors, sigmas = stacked(releases, members, device=features.device)
+                scores = self._mechanism.log_scores(
+                    vectors.to(features), sigmas.to(features), self._public[name], features
                 )
-                scores = self._mechanism.log_scores(vectors, sigmas, self._public[name], features)
                 rows |= dict(zip(members, scores, strict=True))
         return torch.stack([rows[client] for client in chosen])

@@ -90,7 +90,7 @@ class Federation:
         """Play one round (Algorithm 2): select, train, average, teach, distill, evaluate."""
         task, predictions = self.task, dict[int, Tensor]()
         log = RoundLog(task, state.round + 1, self._callback)
-        chosen = self._select(log)
+        chosen = self._select(log, state.releases)
         releases = self._ensure_releases(chosen, state.releases, log)
         beliefs = self._beliefs(state.weights, log)
         weights, members = state.weights, self._train(chosen, state.weights, beliefs, log)
@@ -113,9 +113,12 @@ class Federation:
         ledger = (*state.ledger, *log.ledger)
         return State(log.round, weights, releases, ledger, memory), row
 
-    def _select(self, log: RoundLog) -> list[int]:
+    def _select(self, log: RoundLog, releases: Mapping[int, ScoreRelease]) -> list[int]:
         """Return S_t, the clients to ask: a random share of the population, as far as present."""
         task = self.task
+        if not task.method.trains:
+            log.present = list(releases)
+            return log.asked
         generator = seeding.generator(task.seed, "selection", round=log.round)
         log.present = self._clients.present()
         log.asked = select(

@@ -71,7 +71,7 @@ class RoundLog:
             "clients_dropped": {str(client): why for client, why in sorted(self.dropped.items())},
             "clients_absent": sorted(everybody - set(self.present)),
             "clients_remembered": sorted(set(memory) - set(answered)) if answered else [],
-            "model_kept": not answered,
+            "model_kept": task.method.trains and not answered,
             "bytes_up": self._bytes_up,
             "bytes_down": self._bytes_down,
             **measured,

@@ -51,9 +51,9 @@ class SimulatedClients:
         """Return the clients that hold examples."""
         return [client for client, part in enumerate(self._parts) if len(part) > 0]
 
-    def num_examples(self, client: int) -> int:
-        """Return n_i."""
-        return len(self._parts[client])
+    def sizes(self, clients: Sequence[int]) -> Sequence[int]:
+        """Return n_i of clients."""
+        return [len(self._parts[client]) for client in clients]
 
     def release_scores(
         self, clients: Sequence[int], request: ReleaseRequest

@@ -30,7 +30,7 @@ from fedaux.privacy.audit.distribution import PValue, deviations
 from fedaux.privacy.audit.mechanisms import FixedNoise
 from fedaux.privacy.audit.neighbours import Findings, uncalibrated
 from fedaux.privacy.ledger import LedgerEntry
-from fedaux.privacy.mechanisms import MECHANISMS, Public, Release
+from fedaux.privacy.mechanisms import MECHANISMS, Public, Release, publish_map, release_of
 
 IMAGE_SHAPE = (1, 6, 6)
 NUM_EXAMPLES, NUM_NEGATIVES, WIDTH = 30, 60, 12
@@ -49,12 +49,14 @@ class NodeAudit:
         other = images.clone()
         other[0] = 255 * (other[0] < 128)
         self._images = (images, other)
-        self._labels = torch.arange(NUM_EXAMPLES) % 2
+        labels = torch.arange(NUM_EXAMPLES) % 2
+        self._labels = (labels, torch.cat([1 - labels[:1], labels[1:]]))
         with seeding.initialisation(seed, part="audit node"):
             self._model: SplitModel = MODELS["mlp"](IMAGE_SHAPE, 2, width=WIDTH)
         self.mechanism = MECHANISMS[section.mechanism](section)
-        self.public: Public = self.mechanism.publish(
-            self._features(_images(generator, NUM_NEGATIVES))
+        negatives = self._features(_images(generator, NUM_NEGATIVES))
+        self.public: Public = publish_map(
+            self.mechanism, negatives, num_classes=len(CLASSES), sizes=[NUM_EXAMPLES]
         )
         for side in (0, 1):
             self._write(side)
@@ -63,7 +65,8 @@ class NodeAudit:
         """Return the release of one node's data without noise, computed here rather than by the
         node."""
         features = self._features(self._images[side])
-        return self.mechanism.release(features, self.public, noise=FixedNoise(0.0, kind="secure"))
+        noise = FixedNoise(0.0, kind="secure")
+        return release_of(self.mechanism, features, self._labels[side], self.public, noise=noise)
 
     def fresh(self, side: int) -> Path:
         """Return the state folder of a node, emptied: a node that has not been asked before."""
@@ -132,7 +135,7 @@ class NodeAudit:
 
     def _write(self, side: int) -> None:
         data = self._folder / f"data-{side}.safetensors"
-        save_file({"images": self._images[side], "labels": self._labels}, data)
+        save_file({"images": self._images[side], "labels": self._labels[side]}, data)
         table = {
             "client": CLIENT,
             "state": f"state-{side}",
@@ -215,7 +218,10 @@ def _ask_again(nodes: NodeAudit, findings: Findings) -> None:
     first, second = nodes.ask(0), nodes.ask(0)
     if isinstance(first, str) or isinstance(second, str) or not torch.equal(first[0], second[0]):
         findings.setdefault("a node answers the same request twice", "with different noise")
-    third = nodes.ask(0, public={name: 0.99 * tensor for name, tensor in nodes.public.items()})
+    other = {"centre": 0.99, "bound": 0.99, "negatives": 0.99}
+    third = nodes.ask(
+        0, public={name: other.get(name, 1) * tensor for name, tensor in nodes.public.items()}
+    )
     if not isinstance(third, str):
         findings.setdefault("a node goes beyond its budget", "it answers a second request")
     if len(_booked(state)) != 1:

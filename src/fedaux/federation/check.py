@@ -9,9 +9,9 @@ import numpy as np
 from rich.console import RenderableType
 from rich.table import Table
 
-from fedaux.config import ConfigError, Experiment
+from fedaux.config import Certainty, ConfigError, Experiment
 from fedaux.core.dpsgd import schedule, update_entry
-from fedaux.core.methods import METHODS
+from fedaux.core.methods import METHODS, release_sections
 from fedaux.data import LabelledData
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig, load_node
 from fedaux.federation.policy import Guard, Refusal
@@ -20,7 +20,8 @@ from fedaux.formatting import privacy_budget
 from fedaux.privacy.bounds import update_problem
 from fedaux.privacy.filters import ROUNDING
 from fedaux.privacy.gaussian import noise_multiplier
-from fedaux.privacy.ledger import SCORES, LedgerEntry
+from fedaux.privacy.ledger import SCORES, LedgerEntry, purpose_of
+from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.privacy.secure import noise_for
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.preflight import problems_of
@@ -122,27 +123,32 @@ def recipe_lines(
 ) -> tuple[list[str], bool]:
     """Return the cost of a recipe for this node or its refusal, and whether it is refused."""
     guard, terms = Guard(config), config.privacy
-    section, seeds, rounds = experiment.certainty, len(experiment.seeds), experiment.rounds
+    seeds, rounds = len(experiment.seeds), experiment.rounds
     lines: list[str] = []
     asked: list[LedgerEntry] = []
     try:
-        if any(METHODS[name].scores for name in experiment.method):
+        for section in release_sections(experiment.method, experiment.certainty).values():
             cost = privacy_budget(section.epsilon, section.delta)
+            known = section.mechanism in MECHANISMS
+            what = purpose_of(MECHANISMS[section.mechanism](section)) if known else SCORES
             lines.append(
-                f"- certainty scores by {section.mechanism}: (ε, δ) = {cost}, "
+                f"- {what} by {section.mechanism}: (ε, δ) = {cost}, "
                 f"{seeds} time{'s' if seeds > 1 else ''}, once per seed;"
             )
             guard.check_release(section)
             if section.mechanism not in UNPROTECTED_MECHANISMS:
-                asked += [_score_entry(experiment, config.number, num_examples)] * seeds
-        cells = seeds * len(experiment.method)
-        lines.append(
-            f"- updates in up to {rounds} rounds of {cells} "
-            f"method{'s and seeds' if cells > 1 else ' and seed'}, "
-            + ("not protected." if experiment.local.privacy is None else "with DP-SGD.")
-        )
-        guard.check_update(experiment.local, None)
-        if experiment.local.privacy is not None and num_examples > 0:
+                asked += [_release_entry(section, config.number, num_examples)] * seeds
+        cells = seeds * sum(METHODS[name].trains for name in experiment.method)
+        if cells == 0:
+            lines.append("- no updates.")
+        else:
+            lines.append(
+                f"- updates in up to {rounds} rounds of {cells} "
+                f"method{'s and seeds' if cells > 1 else ' and seed'}, "
+                + ("not protected." if experiment.local.privacy is None else "with DP-SGD.")
+            )
+            guard.check_update(experiment.local, None)
+        if cells > 0 and experiment.local.privacy is not None and num_examples > 0:
             steps = schedule(experiment.local, num_examples=num_examples)[1]
             if (problem := update_problem(experiment.local, steps=steps)) is not None:
                 raise Refusal(problem)
@@ -165,9 +171,8 @@ def recipe_lines(
     return [*lines, f"Within the budget: total ε = {together:.4g} at δ = {terms.delta:g}."], False
 
 
-def _score_entry(experiment: Experiment, client: int, num_examples: int) -> LedgerEntry:
+def _release_entry(section: Certainty, client: int, num_examples: int) -> LedgerEntry:
     """Return the planned release; its cost depends only on sigma over sensitivity."""
-    section = experiment.certainty
     sigma = noise_multiplier(epsilon=section.epsilon, delta=section.delta)
     planned = (1.0, sigma, section.epsilon, section.delta)
     return LedgerEntry(client, num_examples, section.mechanism, SCORES, *planned, "planned")

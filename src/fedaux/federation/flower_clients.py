@@ -22,14 +22,14 @@ from fedaux.core.messages import (
     Weights,
     problem_of_release,
 )
-from fedaux.core.preparation import release_width
+from fedaux.core.preparation import mechanism_of, release_width
 from fedaux.core.task import Task
 from fedaux.federation import records
 from fedaux.federation.members import Members, pulled
 from fedaux.federation.policy import digest_of
 from fedaux.federation.records import Unusable
 from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, TrainTerms
-from fedaux.privacy.ledger import SCORES, UPDATE, LedgerEntry
+from fedaux.privacy.ledger import UPDATE, LedgerEntry, purpose_of
 
 POLL_SECONDS = (0.1, 1.0)
 """Shortest and longest pause between two polls for answers."""
@@ -52,6 +52,10 @@ class FlowerClients:
     def present(self) -> Sequence[int]:
         """Return the clients whose nodes are connected and answer; waits if there are too few."""
         return self._members.present()
+
+    def sizes(self, clients: Sequence[int]) -> Sequence[int]:
+        """Return nothing: nodes do not report n_i before they release or train."""
+        return ()
 
     def release_scores(
         self, clients: Sequence[int], request: ReleaseRequest
@@ -214,7 +218,8 @@ class FlowerClients:
         request: ReleaseRequest,
     ) -> ScoreRelease:
         """Return a usable release. Raises Unusable."""
-        entry = entry_in(answer_of(client, content), client=client, purpose=SCORES)
+        purpose = purpose_of(mechanism_of(self._task))
+        entry = entry_in(answer_of(client, content), client=client, purpose=purpose)
         if entry.mechanism != request.certainty.mechanism:
             raise Unusable(
                 f"released through {records.reason_of(entry.mechanism)}, which was not requested"
@@ -284,7 +289,7 @@ def entry_in(answer: Mapping[str, Any], *, client: int, purpose: str) -> LedgerE
             and (entry.mechanism + entry.noise).isprintable()
             and (purpose == UPDATE) == (entry.steps is not None)
             and (entry.steps is None or (type(entry.steps) is int and 0 < entry.steps < 2**31))
-            and (purpose == SCORES or _is_probability(entry.sampling_probability))
+            and (purpose != UPDATE or _is_probability(entry.sampling_probability))
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Unusable("the ledger entry cannot be read") from error

@@ -17,8 +17,9 @@ import tomli_w
 
 from fedaux.config import ConfigError, ExperimentFields
 from fedaux.config_errors import inspect
-from fedaux.core.methods import METHODS
+from fedaux.core.methods import release_sections
 from fedaux.data import load_test
+from fedaux.federation.node import UNPROTECTED_MECHANISMS
 from fedaux.recipes import find_recipe, merged, read_recipe
 from fedaux.running.preflight import source_problems
 
@@ -167,10 +168,9 @@ def node_text(
 ) -> str:
     """Return the configuration of one node; its budget is the cost of the recipe."""
     section = experiment.certainty
-    # All methods of a seed share one release.
-    releases = (
-        len(experiment.seeds) if any(METHODS[name].scores for name in experiment.method) else 0
-    )
+    # All methods of a seed that use the same mechanism share one release.
+    asked = release_sections(experiment.method, section)
+    releases = len(experiment.seeds) * len(asked)
     data: dict[str, Any] = {key: getattr(experiment.data, key) for key in DATA_KEYS}
     if trial:
         data |= {"path": experiment.data.path, "test": experiment.data.test}
@@ -189,7 +189,7 @@ def node_text(
         "delta": f"{max(1, releases) * section.delta:.3g}",
         "accountant": "renyi" if protected else "gaussian",
         "mechanisms": json.dumps(
-            [section.mechanism] if section.mechanism in {"mean", "paper"} else ["mean"]
+            [name for name in asked if name not in UNPROTECTED_MECHANISMS] or ["mean"]
         ),
         "noise": "simulated" if trial else "secure",
         "noise_comment": "# seeded by the server: only for trials, never with private data"

@@ -25,7 +25,7 @@ from fedaux.files import read_json
 from fedaux.models import MODELS
 from fedaux.paper import datasets, published
 from fedaux.paper.document import Context, Document, Items
-from fedaux.privacy.ledger import SCORES
+from fedaux.privacy.ledger import UPDATE
 from fedaux.report.tables import Table
 from fedaux.running.run import run as run_experiment
 
@@ -87,7 +87,7 @@ def count(
     whole, features = forward_flops(experiment, shape=shape[1:], num_classes=len(table[0]))
     columns = []
     if row.scores:
-        entries = [entry for entry in header["ledger"] if entry["purpose"] == SCORES]
+        entries = [entry for entry in header["ledger"] if entry["purpose"] != UPDATE]
         views = (
             0
             if experiment.pretraining.checkpoint is not None
@@ -141,7 +141,7 @@ def count(
                 for key in ("bytes_up", "bytes_down")
             },
             "updates_protected": experiment.local.privacy is not None,
-            "assumes": "public data" if distilled or row.start == "pretrained" else "nothing",
+            "assumes": "public data" if distilled or row.from_h0 else "nothing",
         }
     )
     return columns

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.config import Certainty
 from fedaux.paper.document import epsilon_text
-from fedaux.privacy.mechanisms import MECHANISMS, Noise, SimulatedNoise
+from fedaux.privacy.mechanisms import MECHANISMS, Noise, SimulatedNoise, takes_labels
 from fedaux.report.tables import Table
 
 
@@ -70,9 +70,11 @@ class Toy:
     def variants(
         self, changes: Sequence[Mapping[str, Any]], points: Tensor
     ) -> Iterator[tuple[str, Certainty]]:
-        """Yield every mechanism under every change of settings that changes its weights, with a
-        name for each."""
-        for name in MECHANISMS:
+        """Yield every mechanism without labels under every change of settings that changes its
+        weights, with a name for each."""
+        for name, build in MECHANISMS.items():
+            if takes_labels(build(Certainty())):
+                continue
             seen: list[Tensor] = []
             for change in changes:
                 section = Certainty(mechanism=name, **change)

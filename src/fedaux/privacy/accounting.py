@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedaux.formatting import interval, privacy_budget
-from fedaux.privacy.ledger import LedgerEntry, basic_composition
+from fedaux.privacy.ledger import CLASS_SUMS, SCORES, LedgerEntry, basic_composition
 
 INTERVAL = 5e-4
 """Spacing of the grid of privacy losses, which are rounded up; coarser if noise is small."""
@@ -103,6 +103,8 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
         )
         scores = [entry for entry in entries if entry.steps is None]
         updates = [entry for entry in entries if entry.steps is not None]
+        sums = any(entry.purpose == CLASS_SUMS for entry in scores)
+        what = f"of {CLASS_SUMS}" if sums else f"for {SCORES}"
         for epsilon, delta in sorted({(entry.epsilon, entry.delta) for entry in scores}):
             if math.isinf(epsilon):
                 names = " and ".join(
@@ -116,7 +118,7 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
                 )
                 continue
             lines.append(
-                f"Privacy: each client of {method} released one vector for certainty scores at "
+                f"Privacy: each client of {method} released one vector {what} at "
                 f"(ε, δ) = {privacy_budget(epsilon, delta)} {about}"
             )
         if updates:

@@ -60,7 +60,7 @@ def release_problem(section: Certainty) -> str | None:
     return _first(
         EPSILON.problem("certainty.epsilon", section.epsilon),
         DELTA.problem("certainty.delta", section.delta),
-        COMPONENTS.problem("certainty.components", section.components),
+        COMPONENTS.problem("certainty.components", section.components or 1),
         REGULARISATION.problem("certainty.regularisation", section.regularisation),
     )
 

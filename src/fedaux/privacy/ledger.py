@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedaux.privacy.mechanism import Release
+from fedaux.privacy.mechanism import Mechanism, Release, takes_labels
 
 NEIGHBOURS = "data sets that differ by replacing one example; the number of examples n_i is public"
 UNPROTECTED = (
@@ -19,7 +19,12 @@ UNPROTECTED_BESIDES_UPDATES = (
     "The number of examples of a client, and whether it takes part in a round, are sent as they "
     "are. Model updates are trained with DP-SGD and are part of the (epsilon, delta) stated here."
 )
+UNPROTECTED_BESIDES_RELEASES = (
+    "The number of examples of a client is sent as it is. No model update leaves a client: the "
+    "(epsilon, delta) stated here covers everything else that it sends."
+)
 SCORES = "certainty scores"
+CLASS_SUMS = "class sums"
 UPDATE = "model update"
 
 
@@ -62,6 +67,11 @@ def entry_of(release: Release, *, client: int, num_examples: int, purpose: str) 
         *(client, num_examples, release.mechanism, purpose, release.sensitivity),
         *(release.sigma, release.epsilon, release.delta, release.noise),
     )
+
+
+def purpose_of(mechanism: Mechanism) -> str:
+    """Return what a mechanism's releases are, in the words of the ledger."""
+    return CLASS_SUMS if takes_labels(mechanism) else SCORES
 
 
 def basic_composition(entries: Iterable[LedgerEntry]) -> tuple[float, float]:

@@ -25,7 +25,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedaux.config import Certainty
+from fedaux.config import MEAN_COMPONENTS, Certainty
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.mechanism import (
     Noise,
@@ -55,20 +55,24 @@ class PrivateMean:
     """Whitened, clipped, private mean with density-ratio scores."""
 
     def __init__(self, section: Certainty) -> None:
-        self._components = section.components
+        self._components = section.components or MEAN_COMPONENTS
         self._sharpness = section.sharpness
         self._epsilon = section.epsilon
         self._delta = section.delta
 
     def publish(self, negatives: Tensor) -> Public:
         """Return centre [F], map [F, k], clipping norm [] and the negatives' own mean [k]."""
+        return self.whitening_map(negatives, components=self._components)
+
+    def whitening_map(self, negatives: Tensor, *, components: int) -> Public:
+        """Return the public map of at most `components` principal components."""
         features = negatives.double()
         centre = features.mean(dim=0)
         covariance = (features - centre).T @ (features - centre) / max(1, len(features) - 1)
         variances, directions = torch.linalg.eigh(covariance)  # rising
         # Whitening would amplify directions in which the negatives hardly vary.
         usable = int((variances > 1e-6 * variances[-1].clamp_min(1e-12)).sum())
-        keep = min(self._components, usable)
+        keep = min(components, usable)
         if keep == 0:
             raise ValueError("the negatives' features do not vary: pretraining has collapsed")
         whitening = (directions / variances.clamp_min(1e-30).sqrt()).flip(1)[:, :keep]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -65,7 +65,11 @@ class SimulatedNoise:
 
 class Mechanism(Protocol):
     """One way to release certainty. `release` runs where the data is; the rest needs public data
-    and releases."""
+    and releases.
+
+    A mechanism with an attribute `takes_labels = True` is a `LabelMechanism`: call it through
+    `publish_map` and `release_of`.
+    """
 
     def publish(self, negatives: Tensor) -> Public:
         """Derive from the negatives' features [M, F] what clients need (server)."""
@@ -85,6 +89,48 @@ class Mechanism(Protocol):
         """Return log s_i(x) [K, N] of released vectors [K, D] with noise sigmas [K] on projected
         features (server)."""
         ...
+
+
+class LabelMechanism(Mechanism, Protocol):
+    """A mechanism whose releases depend on labels and are scored together."""
+
+    takes_labels: bool
+
+    def publish(
+        self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
+    ) -> Public:
+        """Derive what clients need from the negatives' features [M, F], the number of classes and
+        the clients' numbers of examples (server)."""
+        ...
+
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
+        """Release a vector about the client's features [n, F] and labels [n] (client)."""
+        ...
+
+
+def takes_labels(mechanism: Mechanism) -> TypeGuard[LabelMechanism]:
+    """Return whether a mechanism needs labels."""
+    return bool(getattr(mechanism, "takes_labels", False))
+
+
+def publish_map(
+    mechanism: Mechanism, negatives: Tensor, *, num_classes: int, sizes: Sequence[int] = ()
+) -> Public:
+    """Return the public map of any mechanism. `sizes` are the clients' n_i, if known."""
+    if takes_labels(mechanism):
+        return mechanism.publish(negatives, num_classes=num_classes, sizes=sizes)
+    return mechanism.publish(negatives)
+
+
+def release_of(
+    mechanism: Mechanism, features: Tensor, labels: Tensor, public: Public, *, noise: Noise
+) -> Release:
+    """Return the release of features [n, F] and labels [n] by any mechanism."""
+    if takes_labels(mechanism):
+        return mechanism.release(features, public, noise=noise, labels=labels)
+    return mechanism.release(features, public, noise=noise)
 
 
 def require_shapes(public: Public, expected: Mapping[str, tuple[int | None, ...]]) -> None:
@@ -125,3 +171,17 @@ def integer_mean(rows: Tensor) -> Tensor:
     require_size(len(rows), width=rows.shape[1])
     total = (rows * 2.0**32).round().to(torch.int64).sum(dim=0)
     return total.double() / (2.0**32 * len(rows))
+
+
+def integer_sums(rows: Tensor, groups: Tensor, *, count: int) -> Tensor:
+    """Return the sums [count, k] of rows [n, k] by group [n], exactly, on the same lattice.
+
+    Entries of rows should be at most 1 in size. A group outside 0 .. count - 1 is left out.
+    """
+    require_size(len(rows), width=count * rows.shape[1])
+    known = (groups >= 0) & (groups < count)
+    # One more group collects what is left out; no index is ever negative or too large.
+    index = torch.where(known, groups, count).long()
+    total = torch.zeros(count + 1, rows.shape[1], dtype=torch.int64, device=rows.device)
+    total.index_add_(0, index, (rows * 2.0**32).round().to(torch.int64))
+    return total[:count].double() / 2.0**32

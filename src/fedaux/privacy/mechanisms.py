@@ -6,8 +6,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedaux.config import Certainty
+from fedaux.privacy.classes import ClassSums
 from fedaux.privacy.mean import PrivateMean, UnprotectedMean
-from fedaux.privacy.mechanism import Mechanism, Noise, Public, Release, SimulatedNoise
+from fedaux.privacy.mechanism import (
+    Mechanism,
+    Noise,
+    Public,
+    Release,
+    SimulatedNoise,
+    publish_map,
+    release_of,
+    takes_labels,
+)
 from fedaux.privacy.paper import PaperRegression
 from fedaux.privacy.released_code import ReleasedRegression
 
@@ -16,6 +26,17 @@ MECHANISMS: dict[str, Callable[[Certainty], Mechanism]] = {
     "paper": PaperRegression,
     "released-code": ReleasedRegression,
     "none": UnprotectedMean,
+    "classes": ClassSums,
 }
 
-__all__ = ["MECHANISMS", "Mechanism", "Noise", "Public", "Release", "SimulatedNoise"]
+__all__ = [
+    "MECHANISMS",
+    "Mechanism",
+    "Noise",
+    "Public",
+    "Release",
+    "SimulatedNoise",
+    "publish_map",
+    "release_of",
+    "takes_labels",
+]

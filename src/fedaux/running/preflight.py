@@ -12,7 +12,7 @@ from fedaux.config import ConfigError, Data, ExperimentFields, Prototype
 from fedaux.config_errors import nearest
 from fedaux.core.distillation import check_averaging, number_of_steps
 from fedaux.core.dpsgd import check_ready
-from fedaux.core.methods import METHODS
+from fedaux.core.methods import METHODS, release_sections
 from fedaux.core.objectives import OBJECTIVES
 from fedaux.data import SOURCES, LabelledData, count_labelled, wordnet
 from fedaux.data.checkpoints import checkpoint_of, locate, read_tokenizer
@@ -75,6 +75,13 @@ def problems_of(
         problems += _missing_test(experiment.data)
         if experiment.text is not None:
             problems.append("text: not supported in a federation; use the simulator")
+        known_methods = [name for name in experiment.method if name in METHODS]
+        asked = release_sections(known_methods, experiment.certainty)
+        if "classes" in asked and experiment.certainty.components is None:
+            problems.append(
+                "certainty.components: missing; the server of a federation does not know how many "
+                "examples clients hold, so mechanism classes needs a whole number such as 16"
+            )
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
             problems += _size_problems(experiment)
@@ -175,11 +182,7 @@ def _wordnet_problems(experiment: ExperimentFields) -> list[str]:
 def _contradictions(experiment: ExperimentFields) -> list[str]:
     """Return a line for each pair of settings that exclude each other."""
     problems: list[str] = []
-    scratch = [
-        name
-        for name in experiment.method
-        if name in METHODS and METHODS[name].start != "pretrained"
-    ]
+    scratch = [name for name in experiment.method if name in METHODS and not METHODS[name].from_h0]
     if experiment.mode == "linear" and scratch:
         problems.append(
             f"mode = 'linear': {', '.join(scratch)} should be a method that starts from h0; heads "
@@ -280,7 +283,7 @@ def _model_problems(
     """Return a line for each prototype that does not fit the examples or its checkpoint."""
     problems: list[str] = []
     shape = input_shape(examples, vocabulary)
-    pretrained = any(METHODS[name].start == "pretrained" for name in experiment.method)
+    pretrained = any(METHODS[name].from_h0 for name in experiment.method)
     for prototype in experiment.prototypes:
         try:
             with seeding.initialisation(0, part=prototype.name):

@@ -14,17 +14,17 @@ from rich.console import RenderableType
 from rich.table import Table as TerminalTable
 
 from fedaux import seeding
-from fedaux.config import Certainty, ExperimentFields
+from fedaux.config import MEAN_COMPONENTS, Certainty, ExperimentFields
 from fedaux.core.dpsgd import schedule
-from fedaux.core.methods import METHODS
+from fedaux.core.methods import METHODS, unprotected_by
 from fedaux.core.round import clients_per_round
 from fedaux.core.task import assign_prototypes
 from fedaux.formatting import UNKNOWN, interval, privacy_budget
 from fedaux.models import MODELS
-from fedaux.privacy import mean, paper
+from fedaux.privacy import classes, mean, paper
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.gaussian import noise_multiplier
-from fedaux.privacy.ledger import NEIGHBOURS, UNPROTECTED, UNPROTECTED_BESIDES_UPDATES
+from fedaux.privacy.ledger import NEIGHBOURS
 from fedaux.report.tables import Table, to_terminal
 
 NOISE_LIMIT = 0.5
@@ -67,15 +67,19 @@ class MethodsPlan:
     """The clients of methods with the same privacy cost."""
 
     methods: tuple[str, ...]
-    scores: bool
+    certainty: Certainty | None
+    """The settings of the release, if there is one; `components` is the number in use."""
     clients: tuple[ClientPlan, ...]
+    trains: bool = True
+    reliability: tuple[float, float] | None = None
+    """Mechanism `classes`: the expected reliability if every client holds all classes, and if each
+    holds one."""
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
     """The privacy cost of a recipe."""
 
-    certainty: Certainty
     protected_updates: bool
     rounds: int
     expected_rounds: int
@@ -83,23 +87,25 @@ class PrivacyPlan:
     groups: tuple[MethodsPlan, ...]
     feature_width: int
     """The maximum over prototypes."""
+    unprotected: str
+    """What is not covered."""
 
     def warnings(self) -> list[str]:
         """Return a warning for clients with too much noise, with the required size."""
-        clients = [
-            client for group in self.groups for client in group.clients if client.scores is not None
-        ]
-        drowned = [
-            c for c in clients if c.scores is not None and c.scores.noise_share > NOISE_LIMIT
-        ]
-        by_need: dict[int | None, list[ClientPlan]] = {}
-        for client in drowned:
-            assert client.scores is not None
-            by_need.setdefault(client.scores.enough_examples, []).append(client)
-        return [self._warning(needed, members) for needed, members in by_need.items()]
+        lines: list[str] = []
+        for group in self.groups:
+            by_need: dict[int | None, list[ClientPlan]] = {}
+            for client in group.clients if group.reliability is None else ():
+                if client.scores is not None and client.scores.noise_share > NOISE_LIMIT:
+                    by_need.setdefault(client.scores.enough_examples, []).append(client)
+            for needed, members in by_need.items():
+                assert group.certainty is not None, "clients without a release have no scores"
+                lines.append(self._warning(group.certainty, needed, members))
+        return lines
 
-    def _warning(self, needed: int | None, members: Sequence[ClientPlan]) -> str:
-        section = self.certainty
+    def _warning(
+        self, section: Certainty, needed: int | None, members: Sequence[ClientPlan]
+    ) -> str:
         sizes = [member.num_examples for member in members]
         shares = [member.scores.noise_share for member in members if member.scores is not None]
         knobs = {"mean": "raise certainty.epsilon or lower certainty.components"}
@@ -119,15 +125,12 @@ class PrivacyPlan:
     def sentences(self) -> list[str]:
         """Return the assumptions of the tables, warnings and hints."""
         lines = [f"Neighbours are {NEIGHBOURS}."]
-        scored = [
-            client.scores
-            for group in self.groups
-            for client in group.clients
-            if client.scores is not None
-        ]
-        if any(math.isinf(scores.cost[0]) for scores in scored):
-            mechanism = self.certainty.mechanism
-            lines.insert(0, f"NOT PRIVATE: certainty scores by `{mechanism}` have no finite ε.")
+        for group in self.groups:
+            scored = [client.scores for client in group.clients if client.scores is not None]
+            if group.certainty and any(math.isinf(scores.cost[0]) for scores in scored):
+                mechanism = group.certainty.mechanism
+                lines.insert(0, f"NOT PRIVATE: certainty scores by `{mechanism}` have no finite ε.")
+        lines += [line for group in self.groups if (line := _outlook(group))]
         if self.empty_clients:
             lines.append(f"No examples, never selected: {_listed(self.empty_clients)}.")
         if self.protected_updates:
@@ -136,25 +139,25 @@ class PrivacyPlan:
                 "expectation, in all at worst; scores and updates are composed by privacy loss "
                 "distributions."
             )
-        unprotected = UNPROTECTED_BESIDES_UPDATES if self.protected_updates else UNPROTECTED
-        lines.append(f"Not protected: {unprotected}")
+        lines.append(f"Not protected: {self.unprotected}")
         return [*lines, *self.warnings(), *self._hints()]
 
     def _hints(self) -> list[str]:
         """Suggest a number of components that suits the noise, if it is very different."""
-        sizes = [
-            client.num_examples for group in self.groups if group.scores for client in group.clients
-        ]
-        section = self.certainty
-        if section.mechanism != "mean" or not sizes:
+        scoring = [group for group in self.groups if group.certainty is not None]
+        chosen = [group for group in scoring if group.certainty.mechanism == "mean"]  # type: ignore[union-attr]
+        if not chosen or not chosen[0].clients:
             return []
-        typical = int(median(sizes))
+        section = chosen[0].certainty
+        assert section is not None, "chosen by it"
+        given = section.components or MEAN_COMPONENTS
+        typical = int(median([client.num_examples for client in chosen[0].clients]))
         suited = mean.suitable_components(typical, epsilon=section.epsilon, delta=section.delta)
-        kept, suited = (min(number, self.feature_width) for number in (section.components, suited))
+        kept, suited = (min(number, self.feature_width) for number in (given, suited))
         if suited / COMPONENTS_OFF < kept < suited * COMPONENTS_OFF:
             return []
         return [
-            f"Hint: certainty.components = {section.components}; about {suited} suit a client with "
+            f"Hint: certainty.components = {given}; about {suited} suit a client with "
             f"{typical} examples at epsilon {section.epsilon:g}. More components add noise to the "
             "scores, fewer distinguish clients less."
         ]
@@ -164,11 +167,15 @@ class PrivacyPlan:
         return [*(self._table(group) for group in self.groups), *self.sentences()]
 
     def _table(self, group: MethodsPlan) -> TerminalTable:
-        headers = ["client", "n_i", "scores", "noise / signal"]
-        if self.protected_updates:
+        sums = group.reliability is not None
+        headers = ["client", "n_i", "class sums" if sums else "scores", "noise / signal"]
+        if not group.trains:
+            headers += ["updates"]
+        elif self.protected_updates:
             headers += ["one update", "total, expected", "total, at worst"]
         else:
             headers += ["updates"]
+        about_updates = "not protected" if group.trains else "none"
         rows = []
         for client in group.clients:
             scores, spent = client.scores, (client.update, client.expected, client.worst)
@@ -180,7 +187,7 @@ class PrivacyPlan:
                     UNKNOWN if scores is None else privacy_budget(*scores.cost),
                     f"{scores.noise_share:.2g}" if scores is not None and finite else UNKNOWN,
                     *(privacy_budget(*cost) for cost in spent if cost is not None),
-                    *([] if self.protected_updates else ["not protected"]),
+                    *([] if client.update is not None else [about_updates]),
                 ]
             )
         caption = f"{', '.join(group.methods)}: (ε, δ) by client"
@@ -193,6 +200,7 @@ def privacy_plan(
     *,
     input_shape: tuple[int, ...],
     num_negatives: int,
+    num_classes: int,
 ) -> PrivacyPlan:
     """Return the privacy cost of each client from the sizes n_i and other public numbers.
 
@@ -207,35 +215,74 @@ def privacy_plan(
     share = min(1.0, clients_per_round(experiment) / max(1, len(present)))
     expected_rounds = math.ceil(share * experiment.rounds - 1e-9)
     widths = _feature_widths(experiment, input_shape)
+    known = [sizes[client] for client in present]
+    # Methods with a release first; those that share a release, or none, form a group.
+    alike: dict[tuple[str, bool], list[str]] = {}
+    for name in sorted(experiment.method, key=lambda name: not METHODS[name].scores):
+        row = METHODS[name]
+        mechanism = row.certainty(experiment.certainty).mechanism if row.scores else ""
+        alike.setdefault((mechanism, row.trains), []).append(name)
     groups = []
-    for scores in (True, False):
-        methods = tuple(name for name in experiment.method if METHODS[name].scores == scores)
-        if methods:
-            clients = tuple(
-                _client_plan(
-                    experiment,
-                    client,
-                    sizes[client],
-                    scores=_score_plan(
-                        experiment.certainty, sizes[client], widths[client], num_negatives
-                    )
-                    if scores
-                    else None,
-                    expected_rounds=expected_rounds,
-                )
-                for client in present
+    for (mechanism, trains), methods in alike.items():
+        section, reliability = None, None
+        if mechanism:
+            section = experiment.certainty.model_copy(update={"mechanism": mechanism})
+        if section is not None and mechanism == "classes":
+            budget = {"epsilon": section.epsilon, "delta": section.delta}
+            components = min(
+                max(widths),
+                section.components
+                or classes.suitable_components(known, num_classes=num_classes, **budget),
             )
-            groups.append(MethodsPlan(methods, scores, clients))
+            section = section.model_copy(update={"components": components})
+            worst, best = (
+                classes.expected_reliability(
+                    components, known, num_classes=num_classes, held=held, **budget
+                )
+                for held in (num_classes, 1)
+            )
+            reliability = (worst, best)
+        clients = tuple(
+            _client_plan(
+                experiment,
+                client,
+                sizes[client],
+                scores=None
+                if section is None
+                else _score_plan(section, sizes[client], widths[client], num_negatives),
+                expected_rounds=expected_rounds,
+                trains=trains,
+            )
+            for client in present
+        )
+        groups.append(MethodsPlan(tuple(methods), section, clients, trains, reliability))
     empty = tuple(client for client, size in enumerate(sizes) if size == 0)
     protected = experiment.local.privacy is not None
     return PrivacyPlan(
-        experiment.certainty,
         protected,
         experiment.rounds,
         expected_rounds,
         empty,
         tuple(groups),
         max(widths),
+        unprotected_by(experiment),
+    )
+
+
+def _outlook(group: MethodsPlan) -> str:
+    """Return how good class sums can be, from public numbers alone; empty for other releases."""
+    if group.reliability is None or group.certainty is None:
+        return ""
+    worst, best = group.reliability
+    verdict = "enough for a useful private head in both cases"
+    if worst < classes.RELIABLE:
+        verdict = "enough for a useful private head only where clients hold few classes"
+    if best < classes.RELIABLE:
+        verdict = "too little for a useful private head: raise certainty.epsilon, or use more data"
+    return (
+        f"Class sums with {group.certainty.components} components: the expected share of signal in "
+        f"the class means is {worst:.2f} if every client holds all classes and {best:.2f} if each "
+        f"holds one. That is {verdict} (above {classes.RELIABLE:g})."
     )
 
 
@@ -246,9 +293,10 @@ def _client_plan(
     *,
     scores: ScorePlan | None,
     expected_rounds: int,
+    trains: bool,
 ) -> ClientPlan:
     privacy = experiment.local.privacy
-    if privacy is None:
+    if privacy is None or not trains:
         return ClientPlan(client, size, scores, None, None, None)
     query, steps = schedule(experiment.local, num_examples=size)
 
@@ -272,9 +320,10 @@ def _client_plan(
 def _score_plan(section: Certainty, size: int, feature_width: int, num_negatives: int) -> ScorePlan:
     """Return the cost of scores; infinite for a mechanism without a proved sensitivity."""
     sensitivity: Callable[[int], float]
-    if section.mechanism == "mean":
-        dimensions, signal = min(section.components, feature_width), 1.0
-        sensitivity = mean.sensitivity_of
+    if section.mechanism in {"mean", "classes"}:
+        # Class sums of a client that holds one class: 2 over n, as for its mean.
+        dimensions = min(section.components or MEAN_COMPONENTS, feature_width)
+        sensitivity, signal = mean.sensitivity_of, 1.0
     elif section.mechanism == "paper":
         # At the optimum, lambda |w| is a mean of vectors of norm <= 1, and J(w) <= J(0) = log 2.
         dimensions = feature_width

@@ -213,7 +213,7 @@ class ExperimentRunner:
                 clients,
                 extractor=self.extractor(task),
                 callback=self._callback,
-                settle=lambda public: self._shared_public(public, seed),
+                settle=lambda public: self._shared_public(public, task),
             )
             progress = Progress(state, preparation, [])
             directory.save(method, seed, progress)
@@ -292,9 +292,11 @@ class ExperimentRunner:
 
         return extract
 
-    def _shared_public(self, public: dict[str, Public], seed: int) -> dict[str, Public]:
-        """Return the first public map of a seed in this run, which all its methods share."""
-        file = self._directory.path / "public" / f"seed{seed}.safetensors"
+    def _shared_public(self, public: dict[str, Public], task: Task) -> dict[str, Public]:
+        """Return the first public map of a seed in this run, which all methods with the same
+        mechanism share."""
+        own = "" if task.method.mechanism is None else f"-{task.method.mechanism}"
+        file = self._directory.path / "public" / f"seed{task.seed}{own}.safetensors"
         if not file.exists():
             save_tensors(
                 file,

@@ -26,15 +26,10 @@ from torch import Tensor
 
 from fedaux.config import ConfigError, Experiment
 from fedaux.core.messages import ClientState, ScoreRelease
+from fedaux.core.methods import unprotected_by
 from fedaux.core.task import Preparation, State
 from fedaux.files import read_json, save_json, save_tensors, save_text
-from fedaux.privacy.ledger import (
-    NEIGHBOURS,
-    UNPROTECTED,
-    UNPROTECTED_BESIDES_UPDATES,
-    UPDATE,
-    LedgerEntry,
-)
+from fedaux.privacy.ledger import NEIGHBOURS, UPDATE, LedgerEntry
 from fedaux.recipes import flatten, load_experiment
 
 
@@ -217,9 +212,11 @@ class RunDirectory:
             for header in self.headers()
             for entry in header["ledger"]
         ]
-        protected = self.experiment.local.privacy is not None
-        unprotected = UNPROTECTED_BESIDES_UPDATES if protected else UNPROTECTED
-        ledger = {"neighbours": NEIGHBOURS, "unprotected": unprotected, "entries": entries}
+        ledger = {
+            "neighbours": NEIGHBOURS,
+            "unprotected": unprotected_by(self.experiment),
+            "entries": entries,
+        }
         save_json(self.path / "ledger.json", ledger)
 
 

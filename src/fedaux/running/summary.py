@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedaux.config import Experiment
+from fedaux.core.methods import sends_plain_updates
 from fedaux.formatting import over_seeds
 from fedaux.privacy.accounting import total_cost
-from fedaux.privacy.ledger import SCORES, LedgerEntry, worst_client
+from fedaux.privacy.ledger import UPDATE, LedgerEntry, worst_client
 
 
 def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> d
         cells = [header for header in headers if header["method"] == method and header["rows"]]
         if cells:
             rows.append(
-                {"method": method} | _row(cells, protected=experiment.local.privacy is not None)
+                {"method": method} | _row(cells, protected=not sends_plain_updates(experiment))
             )
     finished = sum(header["round"] >= experiment.rounds for header in headers)
     return {
@@ -56,7 +57,7 @@ def _row(cells: Sequence[Mapping[str, Any]], *, protected: bool) -> dict[str, An
         "epsilon": None if spent is None else "inf" if math.isinf(spent[0]) else spent[0],
         "delta": None if spent is None else spent[1],
         "mechanism": next(
-            (entry.mechanism for cell in entries for entry in cell if entry.purpose == SCORES), None
+            (entry.mechanism for cell in entries for entry in cell if entry.purpose != UPDATE), None
         ),
         "updates_protected": protected,
         "seconds": statistics.fmean(_seconds(cell) for cell in cells),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -125,13 +125,14 @@ def audit(
             generator=seeding.generator(seed, "audit neighbours"),
             shapes=shapes,
         )
-        worst, mechanism = found.worst, build(section)
+        # The search may look at other units; what is attacked is the mechanism itself.
+        worst = replace(found.worst, mechanism=build(section))
         reachable = float(epsilon_bound(trials // 2, 0, trials=trials // 2, delta=delta))
         bound = reachable  # a non-finite vector reveals its data every time
         if math.isfinite(worst.ratio):
             generator = seeding.generator(seed, "audit noise")
-            bound = distinguish(mechanism, worst, delta=delta, trials=trials, generator=generator)
-        stated = mechanism.release(worst.neighbours[0], worst.public, noise=FixedNoise(0.0))
+            bound = distinguish(worst, delta=delta, trials=trials, generator=generator)
+        stated = worst.release(0, noise=FixedNoise(0.0))
         values: list[PValue] = []
         if noise is None:
             noise = ("simulated", "secure") if find_spec("opendp") else ("simulated",)

@@ -18,7 +18,7 @@ from scipy.special import betaincinv, ndtr
 
 from fedaux.privacy.audit.mechanisms import FixedNoise
 from fedaux.privacy.audit.neighbours import Neighbours
-from fedaux.privacy.mechanisms import Mechanism, SimulatedNoise
+from fedaux.privacy.mechanisms import SimulatedNoise
 
 CONFIDENCE = 1 - 1e-6
 """Of the bound on epsilon."""
@@ -26,7 +26,6 @@ Floats = NDArray[np.float64]
 
 
 def distinguish(
-    mechanism: Mechanism,
     found: Neighbours,
     *,
     delta: float,
@@ -42,11 +41,7 @@ def distinguish(
     direction are chosen on one half of the draws; the bound comes from the other half.
     """
     centres, scales = (
-        [
-            mechanism.release(data, found.public, noise=FixedNoise(level)).vector
-            for data in found.neighbours
-        ]
-        for level in (0, 1)
+        [found.release(side, noise=FixedNoise(level)).vector for side in (0, 1)] for level in (0, 1)
     )
     scales = [scale - centre for scale, centre in zip(scales, centres, strict=True)]
     variances = scales[0].square() + scales[1].square()

@@ -68,7 +68,7 @@ def draw(found: Neighbours, noise: Noise, *, releases: int, findings: Findings) 
     for number in range(releases):
         side = number % 2
         try:
-            release = found.mechanism.release(found.neighbours[side], found.public, noise=noise)
+            release = found.release(side, noise=noise)
         except Exception as error:
             findings.setdefault("a release fails", f"{type(error).__name__}: {error} ({where})")
             return []

@@ -17,12 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaux.config import Certainty
+from fedaux.config import MEAN_COMPONENTS, Certainty
 from fedaux.privacy.audit.mechanisms import Build, FixedNoise
 from fedaux.privacy.gaussian import delta_of
-from fedaux.privacy.mechanisms import Mechanism, Public, Release
+from fedaux.privacy.mechanisms import (
+    Mechanism,
+    Noise,
+    Public,
+    Release,
+    publish_map,
+    release_of,
+    takes_labels,
+)
 
 NUM_FEATURES = 4
+NUM_CLASSES = 3
 Pair = tuple[Tensor, Tensor]
 Findings = dict[str, str]
 """What contradicts the promise: the kind of fault, and where it was first seen."""
@@ -37,13 +46,20 @@ class Neighbours:
     mechanism: Mechanism
     public: Public
     neighbours: Pair
+    labels: Pair
+    """[n] each; only mechanisms that take labels look at them."""
     ratio: float = 0.0
     """Distance of the noiseless vectors over the stated sensitivity."""
 
+    def release(self, side: int, *, noise: Noise) -> Release:
+        """Return the release of one of the two data sets."""
+        return release_of(
+            self.mechanism, self.neighbours[side], self.labels[side], self.public, noise=noise
+        )
+
     def noiseless(self, side: int, *, kind: str = "simulated") -> Release:
         """Return the release of one of the two data sets without noise."""
-        noise = FixedNoise(0.0, kind=kind)
-        return self.mechanism.release(self.neighbours[side], self.public, noise=noise)
+        return self.release(side, noise=FixedNoise(0.0, kind=kind))
 
 
 @dataclass
@@ -159,6 +175,18 @@ REPLACEMENTS: dict[str, Callable[[Tensor, Tensor], Pair]] = {
 [F]."""
 
 
+LABELS: dict[str, Callable[[int], tuple[int, int]]] = {
+    "same label": lambda first: (first, first),
+    "another label": lambda first: (first, (first + 1) % NUM_CLASSES),
+    "label -1": lambda first: (first, -1),
+    "label of no class": lambda first: (first, NUM_CLASSES),
+    "label far below": lambda first: (first, -NUM_CLASSES - 1),
+    "label far above": lambda first: (first, 2**40),
+    "labels out of range": lambda first: (-1, NUM_CLASSES),
+}
+"""The two labels of the first example, from the label that it had."""
+
+
 # The search
 
 
@@ -176,22 +204,23 @@ def search(
     Each replacement is also tried once in each of `shapes`, with as many components as features.
     """
     found = Search()
-    mechanism = build(section)
     cases = [(scene, kind) for scene in SCENES for kind in REPLACEMENTS]
     plain = max(len(cases), 3 * pairs // 4)
+    if section.components is None:
+        section = section.model_copy(update={"components": MEAN_COMPONENTS})
+    mechanism = build(section)
+    # 7 labels are cycled through beside 60 cases, so each case meets each label in time.
+    labels = cycle(LABELS)
     for scene, kind in islice(cycle(cases), plain):
-        examples, negatives = SCENES[scene](generator)
-        start = Neighbours(
-            scene, kind, mechanism, mechanism.publish(negatives), (examples, examples)
-        )
-        found.try_pair(_replaced(start, kind, generator))
+        start = _start(scene, mechanism, *SCENES[scene](generator))
+        found.try_pair(_replaced(start, kind, next(labels), generator))
     for scene, draw in shapes.items():
         examples, negatives = draw(generator)
-        components = max(section.components, examples.shape[1])
+        components = max(section.components or 1, examples.shape[1])
         wide = build(section.model_copy(update={"components": components}))
-        start = Neighbours(scene, "", wide, wide.publish(negatives), (examples, examples))
+        start = _start(scene, wide, examples, negatives)
         for kind in REPLACEMENTS:
-            found.try_pair(_replaced(start, kind, generator))
+            found.try_pair(_replaced(start, kind, next(labels), generator))
     leading = sorted((found.by_scene[scene] for scene in SCENES), key=lambda pair: -pair.ratio)[:2]
     for start in leading:
         if math.isfinite(start.ratio):
@@ -199,11 +228,24 @@ def search(
     return found
 
 
-def _replaced(start: Neighbours, kind: str, generator: np.random.Generator) -> Neighbours:
-    examples = start.neighbours[0]
+def _start(scene: str, mechanism: Mechanism, examples: Tensor, negatives: Tensor) -> Neighbours:
+    """Return a data set twice; its labels go round, so that some classes may have no example."""
+    labels = torch.arange(len(examples)) % NUM_CLASSES
+    public = publish_map(mechanism, negatives, num_classes=NUM_CLASSES, sizes=[len(examples)])
+    return Neighbours(scene, "", mechanism, public, (examples, examples), (labels, labels))
+
+
+def _replaced(
+    start: Neighbours, kind: str, label: str, generator: np.random.Generator
+) -> Neighbours:
+    examples, labels = start.neighbours[0], start.labels[0]
     left, right = REPLACEMENTS[kind](examples, normal(generator, 1, examples.shape[1])[0])
     pair = (_with_first(examples, left), _with_first(examples, right))
-    return replace(start, kind=kind, neighbours=pair)
+    if not takes_labels(start.mechanism):
+        return replace(start, kind=kind, neighbours=pair)
+    first, second = (torch.tensor(one) for one in LABELS[label](int(labels[0])))
+    both = (_with_first(labels, first), _with_first(labels, second))
+    return replace(start, kind=f"{kind}, {label}", neighbours=pair, labels=both)
 
 
 def _ascend(

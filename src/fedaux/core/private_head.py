@@ -1,0 +1,54 @@
+"""The private head: a linear layer on h0's features that follows the discriminant of class sums.
+
+The discriminant f0 of `privacy/classes.py` is linear in clipped features, hence not in h0's. A
+ridge regression on public examples brings it into the form of a network's last layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+RIDGE = 1e-3
+"""Penalty, in units of the mean variance of a feature."""
+
+
+def fit_head(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight [C, F] and bias [C] of the linear layer nearest to targets [N, C].
+
+    Minimises mean_x |W h(x) + b - f0(x)|^2 + r |W|^2 over features h(x) [N, F], in double
+    precision; r is RIDGE times the mean variance of a feature, and b is free.
+    """
+    inputs, outputs = features.double(), targets.double()
+    centre, level = inputs.mean(dim=0), outputs.mean(dim=0)
+    apart = inputs - centre
+    covariance = apart.T @ apart / len(inputs)
+    covariance.diagonal().add_(RIDGE * covariance.diagonal().mean().clamp_min(1e-12))
+    weight = torch.linalg.solve(covariance, apart.T @ (outputs - level) / len(inputs)).T
+    return weight.float(), (level - weight @ centre).float()
+
+
+def set_head(head: nn.Module, features: Tensor, targets: Tensor, *, prototype: str) -> None:
+    """Set a linear head to the fit. Raises ValueError for a head of another kind."""
+    if not isinstance(head, nn.Linear) or head.bias is None:
+        raise ValueError(
+            f"prototypes.name = {prototype!r}: its head is {type(head).__name__}; a method that "
+            "starts from the private head needs a model whose head is a Linear layer with a bias"
+        )
+    weight, bias = fit_head(features, targets)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        head.bias.copy_(bias)
+
+
+def shared_targets(known: Mapping[str, Tensor], prototype: str) -> Tensor:
+    """Return the discriminant [N, C] of a prototype or, if none of its clients has released
+    anything, the mean of the others. Raises ValueError if nobody has."""
+    if not known:
+        raise ValueError(
+            "no client released class sums, from which the private head is made; "
+            "do the nodes allow certainty.mechanism = classes?"
+        )
+    return known.get(prototype, torch.stack(list(known.values())).mean(dim=0))
