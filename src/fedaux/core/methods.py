@@ -18,7 +18,7 @@ class Method:
     """What distinguishes one federated method from another."""
 
     name: str
-start: Literal["scratch", "pretrained", "private-head"]
+    start: Literal["scratch", "pretrained", "private-head"]
     """Initial weights: random; the features of h0 from self-supervised pretraining; or these and
     the linear head that the clients' private class sums give (`core/private_head.py`)."""
     objectives: tuple[str, ...] = ()
