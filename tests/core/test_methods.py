@@ -54,6 +54,7 @@ def test_a_round_is_the_algorithm_written_out(method: str, tmp_path: Path) -> No
     after, row, expected, expected_row = same_round(server, state)
     assert len(row["clients_answered"]) == 3
     assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
+    assert distance(after.final["cnn"], (expected.smoothed or expected.weights)["cnn"]) < 5e-5
     assert distance(after.weights["cnn"], state.weights["cnn"]) > 5e-3
     assert row["accuracy"] == pytest.approx(expected_row["accuracy"], abs=1 / 359)  # one test image
     assert row["loss"] == pytest.approx(expected_row["loss"], rel=1e-4)
@@ -142,6 +143,7 @@ def test_absent_clients_are_counted_with_their_last_answers(method: str, tmp_pat
     task, preparation, before = written_out(server, middle)
     expected, _ = plain.play_round(task, preparation, before)
     assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
+    assert distance(after.final["cnn"], (expected.smoothed or expected.weights)["cnn"]) < 5e-5
     assert expected.memory.keys() == after.memory.keys()
     assert {client: one.round for client, one in expected.memory.items()} == {
         client: one.round for client, one in after.memory.items()
@@ -226,6 +228,7 @@ def test_linear_mode_is_training_on_frozen_features(method: str, tmp_path: Path)
     head = sum(tensor.numel() * 4 for tensor in state.weights["cnn"].values())
     assert row["bytes_up"] == row["bytes_down"] == 3 * head
     assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
+    assert distance(after.final["cnn"], (expected.smoothed or expected.weights)["cnn"]) < 5e-5
     assert distance(after.weights["cnn"], state.weights["cnn"]) > 1e-3
 
 

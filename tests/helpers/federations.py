@@ -138,7 +138,7 @@ def written_out(
         client: member_of(server, client, stamped, parts)
         for client, stamped in state.memory.items()
     }
-    return task, preparation, plain.State(state.round, state.weights, memory)
+    return task, preparation, plain.State(state.round, state.weights, memory, state.smoothed)
 
 
 def h0_of(server: Federation, state: State) -> Mapping[str, Weights]:

@@ -30,6 +30,13 @@ class Method:
     """Whether clients release certainty scores in the preparation phase."""
     memory: tuple[Literal["predictions", "weights"], ...] = ()
     """What counts of absent clients (`+m`): predictions for the teacher, weights in the average."""
+    anchor: float = 0.0
+    """Share of the private head's soft labels in the server's beliefs, times the reliability of the
+    releases, divided by the round's number."""
+    server_rate: float = 1.0
+    """The server's parameters become old + rate * (average - old)."""
+    smoothing: float = 0.0
+    """Decay of the average of the server's models over rounds, which is evaluated; 0: the last."""
     mechanism: str | None = None
     """The mechanism of the clients' release; None means `certainty.mechanism`."""
     trains: bool = True
@@ -52,6 +59,11 @@ class Method:
             raise ValueError(
                 f"method {self.name}: start = 'private-head' needs the clients' releases; scores "
                 "should be True"
+            )
+        if (self.teacher == "belief" or self.anchor > 0) and self.mechanism != "classes":
+            raise ValueError(
+                f"method {self.name}: mechanism = {self.mechanism!r}; should be 'classes', which "
+                "its teacher or its anchor needs"
             )
 
     @property
@@ -109,6 +121,18 @@ METHODS: dict[str, Method] = {
         teacher="certainty",
         scores=True,
         memory=("predictions",),
+    ),
+    "fedaux2": Method(
+        "fedaux2",
+        start="private-head",
+        objectives=("logit-adjusted", "rehearsal"),
+        teacher="belief",
+        scores=True,
+        memory=("predictions",),
+        anchor=0.5,
+        server_rate=2.0,
+        smoothing=0.8,
+        mechanism="classes",
     ),
     "private-head": Method(
         "private-head", start="private-head", scores=True, mechanism="classes", trains=False

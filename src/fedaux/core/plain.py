@@ -117,6 +117,7 @@ class State:
     round: int
     weights: Mapping[str, Weights]  # the server model of each prototype
     memory: Mapping[int, Member] = field(default_factory=dict)
+    smoothed: Mapping[str, Weights] = field(default_factory=dict)  # the models' mean over rounds
 
 
 # Algorithm 1: preparation.
@@ -241,6 +242,22 @@ def log_scores(task: Task, preparation: Preparation, clients: Sequence[int]) -> 
     return torch.stack([scores[client] for client in clients])
 
 
+def belief_scores(
+    task: Task, preparation: Preparation, members: Sequence[Member], beliefs: Tensor
+) -> Tensor:
+    """Return sum_c q(c | x) P(i | c) [K, N]; P(i | c) = r_i n_ic / sum_j r_j n_jc over members, of
+    which the factor r_i is left to `teacher_weights`."""
+    counts: dict[int, Tensor] = {}
+    for name, public in preparation.public.items():
+        own = [client for client in preparation.releases if task.prototype_of[client] == name]
+        estimate = class_estimate(task, preparation.releases, public, name)
+        counts |= dict(zip(own, estimate.counts, strict=True))
+    held = torch.stack([counts[member.client] for member in members])
+    shares = torch.tensor([member.share for member in members]).to(held)[:, None]
+    held = (shares * held).clamp_min(1e-9)
+    return (held / held.sum(dim=0) / shares) @ beliefs.to(held).T
+
+
 # Algorithm 2: training.
 
 
@@ -264,18 +281,19 @@ def play_round(
     """Select, train, average, teach, distill, evaluate; each inside `phase(name)`, for timing."""
     method, number = task.method, state.round + 1
     chosen, beliefs = select(task, number), None
-    if "rehearsal" in objectives_of(task):
+    if "rehearsal" in objectives_of(task) or method.teacher == "belief":
         with phase("beliefs"):
-            beliefs = server_beliefs(preparation, state)
+            beliefs = server_beliefs(task, preparation, state)
     with phase("train"):
         present = [train_member(task, preparation, state, client, beliefs) for client in chosen]
     absent = absent_members(task, state, chosen)
     with phase("average"):
         weights = {**state.weights, **average_by_prototype([*present, *absent])}
+        weights = {name: step(state.weights[name], own, method) for name, own in weights.items()}
     if method.teacher is not None:
         with phase("teach"):
             present = [with_logits(preparation, member) for member in present]
-            targets = teach(task, preparation, [*present, *absent], number)
+            targets = teach(task, preparation, [*present, *absent], number, beliefs)
         with phase("distill"):
             for name, model in preparation.models.items():
                 weights[name] = distill(
@@ -286,10 +304,12 @@ def play_round(
                     section=task.experiment.distillation,
                     generator=seeding.generator(task.seed, "distillation", round=number, part=name),
                 )
+    smoothed = smooth(method, state.smoothed, weights, number)
     with phase("evaluate"):
-        row = {"round": number, "clients": chosen, **evaluate(task, preparation, weights)}
+        measured = evaluate(task, preparation, smoothed or weights)
     memory = {member.client: remembered(member, method) for member in present if method.memory}
-    return State(number, weights, {**state.memory, **memory}), row
+    row = {"round": number, "clients": chosen, **measured}
+    return State(number, weights, {**state.memory, **memory}, smoothed), row
 
 
 def select(task: Task, number: int) -> list[int]:
@@ -309,27 +329,78 @@ def objectives_of(task: Task) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*task.method.objectives, *task.experiment.local.objectives)))
 
 
-def server_beliefs(preparation: Preparation, state: State) -> Tensor:
-    """Return q(x), the mean of the server models' probabilities on the distill set [N, C]."""
+def server_beliefs(task: Task, preparation: Preparation, state: State) -> tuple[Tensor, float]:
+    """Return q(c | x) of the server on the distill set [N, C], and the releases' reliability rho.
+
+    q is the mean of the server models' probabilities. With class sums, a share of anchor * rho /
+    round is the private head's. Without, rho is 1.
+    """
     logits = [
         predict(model, state.weights[name], preparation.distill_set[name])
         for name, model in preparation.models.items()
     ]
-    return torch.stack(logits).softmax(dim=2).mean(dim=0)
+    beliefs = torch.stack(logits).softmax(dim=2).mean(dim=0)
+    if task.method.mechanism != "classes":
+        return beliefs, 1.0
+    estimates = {
+        name: class_estimate(task, preparation.releases, public, name)
+        for name, public in preparation.public.items()
+    }
+    reliability = float(np.mean([own.reliability for own in estimates.values()]))
+    heads = [own.logits(preparation.projected[name]) for name, own in estimates.items()]
+    private = torch.stack(heads).softmax(dim=2).mean(dim=0).float()
+    share = task.method.anchor * reliability / (state.round + 1)
+    return (1 - share) * beliefs + share * private, reliability
+
+
+def step(before: Weights, after: Weights, method: Method) -> Weights:
+    """Return before + server_rate * (after - before); statistics and counters are `after`'s."""
+    rate = method.server_rate
+    return {
+        name: own
+        if name.rpartition(".")[2] in STATISTICS or rate == 1
+        else before[name] + rate * (own - before[name])
+        for name, own in after.items()
+    }
+
+
+def smooth(
+    method: Method, before: Mapping[str, Weights], weights: Mapping[str, Weights], number: int
+) -> Mapping[str, Weights]:
+    """Return the mean of the server models over rounds, with decay min(smoothing, t / (t + 9))."""
+    if method.smoothing == 0 or not before:
+        return weights if method.smoothing else {}
+    decay = min(method.smoothing, number / (number + 9))
+    return {
+        prototype: {
+            name: decay * before[prototype][name] + (1 - decay) * tensor
+            if tensor.is_floating_point()
+            else tensor
+            for name, tensor in own.items()
+        }
+        for prototype, own in weights.items()
+    }
 
 
 def train_member(
-    task: Task, preparation: Preparation, state: State, client: int, beliefs: Tensor | None
+    task: Task,
+    preparation: Preparation,
+    state: State,
+    client: int,
+    beliefs: tuple[Tensor, float] | None,
 ) -> Member:
     """Train one client from the server's model of its prototype."""
     name, rows, number = task.prototype_of[client], task.parts[client], state.round + 1
     experiment, objectives = task.experiment, objectives_of(task)
-    inputs, rehearsed = preparation.images[name][rows], 0
-    if beliefs is not None:  # public examples with the server's soft labels, in half precision
-        size = len(beliefs)
+    inputs, rehearsed, soft = preparation.images[name][rows], 0, None
+    if beliefs is not None and "rehearsal" in objectives:
+        # Public examples with the server's soft labels, in half precision.
+        probabilities, reliability = beliefs
+        size = len(probabilities)
         order = seeding.generator(task.seed, "rehearsal").permutation(size)
         public = np.sort(order[: experiment.rehearsal.examples or size])
-        beliefs = (strength_of("rehearsal", experiment.local) * beliefs[public]).half().float()
+        strength = strength_of("rehearsal", experiment.local) * reliability
+        soft = (strength * probabilities[public]).half().float()
         inputs = torch.cat([inputs, preparation.distill_set[name][public]])
         rehearsed = experiment.rehearsal.batch_size
     weights = train_client(
@@ -344,7 +415,7 @@ def train_member(
         adjustment=class_adjustment(
             objectives, experiment.local, task.labels[rows], num_classes=task.num_classes
         ),
-        beliefs=beliefs,
+        beliefs=soft,
     )
     return Member(client, name, number, len(rows), weights)
 
@@ -389,7 +460,13 @@ def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
     }
 
 
-def teach(task: Task, preparation: Preparation, members: Sequence[Member], number: int) -> Tensor:
+def teach(
+    task: Task,
+    preparation: Preparation,
+    members: Sequence[Member],
+    number: int,
+    beliefs: tuple[Tensor, float] | None = None,
+) -> Tensor:
     """Return the teacher's soft labels [N, C], from the members that have logits.
 
     FedBE's teacher adds, for each prototype, the members' average and models sampled around it.
@@ -400,6 +477,8 @@ def teach(task: Task, preparation: Preparation, members: Sequence[Member], numbe
     scores = None
     if teacher in ("certainty", "mixture"):
         scores = log_scores(task, preparation, [member.client for member in members])
+    if teacher == "belief" and beliefs is not None:
+        scores = belief_scores(task, preparation, members, beliefs[0]).log()
     if teacher == "bayesian":
         section = task.experiment.bayesian
         generator = seeding.generator(task.seed, "bayesian", round=number)
@@ -412,7 +491,7 @@ def teach(task: Task, preparation: Preparation, members: Sequence[Member], numbe
         members = [*members, *sampled] if section.include_clients else sampled
     logits = torch.stack([member.logits.float() for member in members if member.logits is not None])
     shares = torch.tensor([member.share for member in members], device=logits.device)
-    of_probabilities = teacher in ("probabilities", "mixture", "bayesian")
+    of_probabilities = teacher in ("probabilities", "mixture", "bayesian", "belief")
     weights_KN = teacher_weights(shares, log_scores=scores)
     return soft_labels(logits, weights_KN, of_probabilities=of_probabilities)
 

@@ -227,6 +227,27 @@ class Scorer:
         features = extract(self._task, prototype, extractor, images)
         return self._mechanism.project(features, self._public[prototype])
 
+    def class_counts(self, releases: Mapping[int, ScoreRelease], chosen: Sequence[int]) -> Tensor:
+        """Return the estimated numbers of examples per class of clients [K, C]."""
+        estimates = class_estimates(self._task, releases, self._public)
+        rows = {
+            client: row
+            for clients, estimate in estimates.values()
+            for client, row in zip(clients, estimate.counts, strict=True)
+        }
+        return torch.stack([rows[client] for client in chosen])
+
+    def private_beliefs(self, releases: Mapping[int, ScoreRelease]) -> tuple[Tensor, float]:
+        """Return the private head's probabilities on the distill set [N, C], and how reliable the
+        releases are, in 0 .. 1: means over prototypes."""
+        estimates = class_estimates(self._task, releases, self._public)
+        if not estimates:
+            raise ValueError(f"method {self._task.method.name}: no client released class sums")
+        logits = [one.logits(self._projected[name]) for name, (_, one) in estimates.items()]
+        beliefs = torch.stack([own.softmax(dim=1) for own in logits]).mean(dim=0)
+        reliability = [one.reliability for _, one in estimates.values()]
+        return beliefs.float(), sum(reliability) / len(reliability)
+
     def log_scores(
         self,
         releases: Mapping[int, ScoreRelease],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,13 +41,23 @@ from fedaux.core.task import (
     trained_models,
 )
 from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
-from fedaux.core.weights import average, evaluate
+from fedaux.core.weights import average, beyond, evaluate, smoothed
 from fedaux.privacy.ledger import LedgerEntry
 
 if TYPE_CHECKING:
     from fedaux.models import SplitModel
 
 DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """What the server believes about the distill set before a round."""
+
+    probabilities: Tensor
+    """q(c | x) [N, C]: the server models' mean, with a share of the private head's."""
+    reliability: float
+    """Of the clients' class sums, in 0 .. 1; 1 for methods without."""
 
 
 class Federation:
@@ -92,26 +103,46 @@ class Federation:
         log = RoundLog(task, state.round + 1, self._callback)
         chosen = self._select(log, state.releases)
         releases = self._ensure_releases(chosen, state.releases, log)
-        beliefs = self._beliefs(state.weights, log)
+        beliefs = self._beliefs(state, releases, log)
         weights, members = state.weights, self._train(chosen, state.weights, beliefs, log)
         if members:
             absent = absent_members(task, state.memory, members, number=log.round)
             with log.phase("average"):
-                weights = averaged(state.weights, members, absent)
+                weights = self._average(state.weights, members, absent)
             if task.method.teacher is not None:
-                lesson = self._teach(members, absent, state.memory, releases, log)
+                lesson = self._teach(members, absent, state.memory, releases, beliefs, log)
                 if lesson.unusable:  # clients that do not teach are not averaged in, either
                     members = log.without_dropped(members)
-                    weights = averaged(state.weights, members, absent)
+                    weights = self._average(state.weights, members, absent)
                 weights = self._distill(weights, lesson.targets, log)
                 predictions |= lesson.predictions
             weights = self._with_public_statistics(weights, log)
             weights, members = self._accept(weights, members, state.weights, log)
         kept = {one.client: remembered(one, predictions, task.method, log.round) for one in members}
         memory = {**state.memory, **(kept if task.method.memory else {})}
-        row = log.row(members, memory, self._evaluate(weights, log))
-        ledger = (*state.ledger, *log.ledger)
-        return State(log.round, weights, releases, ledger, memory), row
+        ledger, smooth = (*state.ledger, *log.ledger), self._smoothed(state, weights, log.round)
+        after = State(log.round, weights, releases, ledger, memory, smooth)
+        return after, log.row(members, memory, self._evaluate(after.final, log))
+
+    def _average(
+        self, before: Mapping[str, Weights], members: Sequence[Member], absent: Sequence[Member]
+    ) -> dict[str, Weights]:
+        """Average the models of each prototype; the server steps there and beyond."""
+        rate = self.task.method.server_rate
+        after = averaged(before, members, absent)
+        return {name: beyond(before[name], own, rate=rate) for name, own in after.items()}
+
+    def _smoothed(
+        self, state: State, weights: Mapping[str, Weights], number: int
+    ) -> dict[str, Weights]:
+        """Return the average of the server models over rounds, if the method asks for it."""
+        decay, before = self.task.method.smoothing, state.smoothed
+        if decay == 0:
+            return {}
+        return {
+            name: smoothed(before.get(name), own, decay=decay, round=number)
+            for name, own in weights.items()
+        }
 
     def _select(self, log: RoundLog, releases: Mapping[int, ScoreRelease]) -> list[int]:
         """Return S_t, the clients to ask: a random share of the population, as far as present."""
@@ -148,20 +179,28 @@ class Federation:
                     log.dropped[client] = f"no certainty release{why}"
         return releases
 
-    def _beliefs(self, weights: Mapping[str, Weights], log: RoundLog) -> Tensor | None:
-        """Return the server models' mean probabilities on the distill set [N, C], where asked
-        for."""
-        if "rehearsal" not in objectives_of(self.task):
+    def _beliefs(
+        self, state: State, releases: Mapping[int, ScoreRelease], log: RoundLog
+    ) -> Beliefs | None:
+        """Return what the server believes about the distill set, if the method asks for it."""
+        method = self.task.method
+        if "rehearsal" not in objectives_of(self.task) and method.teacher != "belief":
             return None
         with log.phase("beliefs"):
-            logits = [model.logits(weights[name]) for name, model in self.server_models.items()]
-            return torch.stack([own.softmax(dim=1) for own in logits]).mean(dim=0)
+            models = self.server_models.items()
+            logits = [model.logits(state.weights[name]) for name, model in models]
+            probabilities = torch.stack([own.softmax(dim=1) for own in logits]).mean(dim=0)
+            if method.mechanism != "classes":
+                return Beliefs(probabilities, reliability=1.0)
+            private, reliability = self.scorer.private_beliefs(releases)
+            share = method.anchor * reliability / log.round
+            return Beliefs(torch.lerp(probabilities, private, share), reliability)
 
     def _train(
         self,
         chosen: Sequence[int],
         weights: Mapping[str, Weights],
-        beliefs: Tensor | None,
+        beliefs: Beliefs | None,
         log: RoundLog,
     ) -> list[Member]:
         """Return the clients whose updates are valid and finite, in ascending order."""
@@ -189,6 +228,7 @@ class Federation:
         absent: Sequence[Member],
         memory: Mapping[int, ClientState],
         releases: Mapping[int, ScoreRelease],
+        beliefs: Beliefs | None,
         log: RoundLog,
     ) -> Lesson:
         """Return the soft labels of the clients; those with non-finite predictions are dropped."""
@@ -204,6 +244,8 @@ class Federation:
                 log_scores=lambda ids: self.scorer.log_scores(releases, ids),
                 generator=lambda: seeding.generator(task.seed, "bayesian", round=log.round),
                 num_classes=task.num_classes,
+                beliefs=None if beliefs is None else beliefs.probabilities,
+                class_counts=lambda ids: self.scorer.class_counts(releases, ids),
             )
         log.dropped |= lesson.unusable
         return lesson
@@ -329,13 +371,17 @@ def train_request(
     preparation: Preparation,
     number: int,
     weights: Mapping[str, Weights],
-    beliefs: Tensor | None,
+    beliefs: Beliefs | None,
 ) -> TrainRequest:
-    """Return what clients are asked in a round; they rehearse soft labels in half precision."""
+    """Return what clients are asked in a round.
+
+    They rehearse soft labels in half precision, the less the less reliable the releases are.
+    """
     experiment, objectives = task.experiment, objectives_of(task)
     local, rehearsed = experiment.local, None
     if beliefs is not None and "rehearsal" in objectives:
-        rehearsed = (strength_of("rehearsal", local) * beliefs[rehearsed_rows(task)]).half()
+        strength = strength_of("rehearsal", local) * beliefs.reliability
+        rehearsed = (strength * beliefs.probabilities[rehearsed_rows(task)]).half()
     return TrainRequest(
         number,
         weights,

@@ -76,6 +76,13 @@ class State:
     """What private updates have cost the clients."""
     memory: Mapping[int, ClientState] = field(default_factory=dict)
     """What methods with a memory keep of each client's last answer: "logits", "weights/NAME"."""
+    smoothed: Mapping[str, Weights] = field(default_factory=dict)
+    """The server models' average over rounds, if the method asks for it (`Method.smoothing`)."""
+
+    @property
+    def final(self) -> Mapping[str, Weights]:
+        """The models that are evaluated: the averages over rounds or, without, the last ones."""
+        return self.smoothed or self.weights
 
 
 @dataclass(frozen=True)

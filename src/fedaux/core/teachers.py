@@ -55,6 +55,10 @@ class Ensemble:
     """Randomness of the Bayesian teacher."""
     bayesian: Bayesian = field(default_factory=Bayesian)
     """Settings of the Bayesian teacher."""
+    beliefs: Tensor | None = None
+    """The server's own probabilities q(c | x) on the distill set before the round, [N, C]."""
+    class_counts: Callable[[Sequence[int]], Tensor] | None = None
+    """Estimated numbers of examples of clients per class, from their private class sums, [K, C]."""
 
 
 Teacher = Callable[[Ensemble], Tensor]
@@ -88,6 +92,31 @@ def _weighted_by_certainty(ensemble: Ensemble) -> Iterable[tuple[Tensor, Tensor]
     weights = certainty_weights(ensemble)
     for member, own in zip(ensemble.members, weights, strict=True):
         yield ensemble.predict(member), own[:, None]
+
+
+def belief_teacher(ensemble: Ensemble) -> Tensor:
+    """Mean of the clients' probabilities with weights r_i sum_c q(c | x) P(i | c), normalised.
+
+    q is the server's belief before the round, and P(i | c) a member's share of a class.
+    """
+    assert ensemble.beliefs is not None, "methods with this teacher have the mechanism classes"
+    weights = belief_weights(ensemble)
+    return mixed_probabilities(
+        (ensemble.predict(member), own[:, None])
+        for member, own in zip(ensemble.members, weights, strict=True)
+    )
+
+
+def belief_weights(ensemble: Ensemble) -> Tensor:
+    """Return r_i sum_c q(c | x) P(i | c) [K, N], normalised over members i."""
+    assert ensemble.class_counts is not None
+    assert ensemble.beliefs is not None
+    counts = ensemble.class_counts([member.client for member in ensemble.members])
+    shares = torch.tensor([member.share for member in ensemble.members]).to(counts)
+    # A class that no member seems to hold is shared by all.
+    held = (shares[:, None] * counts).clamp_min(1e-9)
+    weights = (held / held.sum(dim=0)) @ ensemble.beliefs.to(counts).T
+    return (weights / weights.sum(dim=0)).to(torch.float32)
 
 
 def probabilities_teacher(ensemble: Ensemble) -> Tensor:
@@ -184,6 +213,7 @@ TEACHERS: dict[str, Teacher] = {
     "bayesian": bayesian_teacher,
     "certainty": certainty_teacher,
     "mixture": mixture_teacher,
+    "belief": belief_teacher,
 }
 
 
@@ -210,6 +240,8 @@ def teach(
     log_scores: Callable[[Sequence[int]], Tensor],
     generator: Callable[[], np.random.Generator],
     num_classes: int,
+    beliefs: Tensor | None = None,
+    class_counts: Callable[[Sequence[int]], Tensor] | None = None,
 ) -> Lesson:
     """Return the soft labels of present and remembered members, without non-finite predictions.
 
@@ -247,6 +279,8 @@ def teach(
             log_scores,
             generator=generator(),
             bayesian=experiment.bayesian,
+            beliefs=beliefs,
+            class_counts=class_counts,
         )
         targets = TEACHERS[method.teacher](ensemble)
         if (problem := problem_of_targets(targets, shape=(rows, num_classes))) is None:

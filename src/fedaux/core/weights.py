@@ -14,6 +14,9 @@ from torch.nn import functional
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
 
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Last parts of the names of batch normalisation's statistics."""
+
 
 def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
     """Return sum_i |D_i| theta_i / sum_l |D_l| (FedAVG; Algorithm 2, parameter averaging).
@@ -35,6 +38,41 @@ def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
         else torch.stack([own[name] for own in weights]).amax(dim=0)
         for name in first
     }
+
+
+def beyond(before: Weights, after: Weights, *, rate: float) -> Weights:
+    """Return before + rate * (after - before) for all tensors but statistics and counters.
+
+    Statistics of batch normalisation are taken from `after`: extrapolated, a variance could be
+    negative.
+    """
+    names = [
+        name
+        for name, tensor in after.items()
+        if tensor.is_floating_point() and name.rpartition(".")[2] not in STATISTICS
+    ]
+    if rate == 1.0 or not names:
+        return after
+    moved = torch._foreach_lerp(
+        [before[name] for name in names], [after[name] for name in names], rate
+    )
+    return {**after, **dict(zip(names, moved, strict=True))}
+
+
+def smoothed(average: Weights | None, weights: Weights, *, decay: float, round: int) -> Weights:
+    """Return d * average + (1 - d) * weights with d = min(decay, round / (round + 9)); counters
+    are the newest.
+
+    The first rounds count less, so that the average does not lag behind.
+    """
+    if average is None:
+        return weights
+    names = [name for name, tensor in weights.items() if tensor.is_floating_point()]
+    share = 1.0 - min(decay, round / (round + 9.0))
+    mixed = torch._foreach_lerp(
+        [average[name] for name in names], [weights[name] for name in names], share
+    )
+    return {**weights, **dict(zip(names, mixed, strict=True))}
 
 
 def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:

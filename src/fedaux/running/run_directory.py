@@ -129,7 +129,8 @@ class RunDirectory:
             }
             for kind in STAMPED
         )
-        state = State(header["round"], tensors["weights"], releases, spent, memory)
+        smoothed = tensors.get("smoothed", {})
+        state = State(header["round"], tensors["weights"], releases, spent, memory, smoothed)
         preparation = Preparation(
             prepared.get("extractor", {}), prepared.get("public", {}), **header["preparation"]
         )
@@ -145,7 +146,9 @@ class RunDirectory:
         vectors = {str(client): released.vector for client, released in state.releases.items()}
         save_tensors(
             folder / checkpoint,
-            _flat("weights", state.weights) | _flat("vector", {"client": vectors}),
+            _flat("weights", state.weights)
+            | _flat("smoothed", state.smoothed)
+            | _flat("vector", {"client": vectors}),
         )
         stamped = dict(zip(STAMPED, (state.memory, progress.kept), strict=True))
         for kind, clients in stamped.items():
