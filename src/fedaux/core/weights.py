@@ -66,13 +66,14 @@ def smoothed(average: Weights | None, weights: Weights, *, decay: float, round: 
     The first rounds count less, so that the average does not lag behind.
     """
     if average is None:
-        return weights
+        return clones(weights)  # a checkpoint holds both
     names = [name for name, tensor in weights.items() if tensor.is_floating_point()]
     share = 1.0 - min(decay, round / (round + 9.0))
     mixed = torch._foreach_lerp(
         [average[name] for name in names], [weights[name] for name in names], share
     )
-    return {**weights, **dict(zip(names, mixed, strict=True))}
+    others = {name: tensor.clone() for name, tensor in weights.items() if name not in names}
+    return {**others, **dict(zip(names, mixed, strict=True))}
 
 
 def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:
