@@ -21,8 +21,11 @@ from torch import nn
 import fedaux
 import fedaux.report
 from fedaux.data import embedded
+from fedaux.files import save_tensors
 from fedaux.models import SplitModel
 from fedaux.running import plugins
+from fedaux.running.model_files import FORMAT
+from fedaux.running.model_inputs import Converter, Item
 from fedaux.running.run import Result
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -206,6 +209,29 @@ def test_what_cannot_be_read_is_named_or_skipped(
     assert done.stderr == "error: nowhere: not found\n"
 
 
+def test_oblong_images_are_cut_to_the_shape_of_the_training() -> None:
+    pixels = np.arange(48, dtype=np.uint8).reshape(1, 6, 8)
+    wide = np.full((1, 6, 20), 9, dtype=np.uint8)
+    wide[:, :, 6:14] = pixels
+    convert = Converter((1, 6, 8), texts=None, exact_width=False, resizes=False, recolours=False)
+    _, made = convert([Item("0", None, pixels), Item("1", None, wide)], bad=None)
+    assert np.array_equal(made.numpy(), np.stack([pixels, pixels]))
+    with pytest.warns(UserWarning, match=r"1 of 2 images .* first: 1 \(20x6 grey\)"):
+        convert.warn()
+
+
+def test_a_damaged_card_and_a_wrong_device_are_named(finished: Result, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    for card, problem in (("{", "its card is damaged"), ("{}", "it has no method, seed")):
+        metadata = {"format": FORMAT, "card": card}
+        save_tensors(file, {"head.weight": torch.zeros(1)}, metadata=metadata)
+        with pytest.raises(ValueError, match=f"model.safetensors: .*{problem}"):
+            fedaux.load(file)
+    good = finished.directory / "models" / "fedaux-seed0-flat.safetensors"
+    with pytest.raises(ValueError, match=r"--device gpu \(device=\): should be auto, cpu"):
+        fedaux.load(good, device="gpu")
+
+
 def test_a_choice_among_several_models_is_asked_for(
     digits: Path, finished: Result, tmp_path: Path
 ) -> None:
@@ -376,6 +402,19 @@ def test_export_copies_the_file(digits: Path, finished: Result, tmp_path: Path) 
     original = finished.model("fedavg+p", prototype="small")
     image = digits / "test"
     assert torch.equal(copy.predict(image).probabilities, original.predict(image).probabilities)
+
+
+def test_a_format_that_is_not_available_is_named(
+    finished: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedaux.running.model_export.find_spec", lambda name: None)
+    file = str(finished.directory / "models" / "fedaux-seed0-flat.safetensors")
+    done = called("export", file, "--format", "onnx", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "needs the package onnx and onnxscript: pip install 'fedaux[onnx]'" in done.stderr
+    done = called("export", file, "--format", "keras", cwd=tmp_path)
+    assert "should be safetensors, torchscript, onnx" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("format", ["torchscript", pytest.param("onnx", marks=pytest.mark.slow)])

@@ -43,6 +43,13 @@ MODEL_UNPROTECTED = (
     "about single training examples."
 )
 
+REQUIRED = (
+    *("method", "seed", "prototype", "model", "options", "input_shape", "mode", "input", "classes"),
+    *("batch_normalisation", "batch_size", "accuracy", "privacy", "device", "precision"),
+    "versions",
+)
+"""The keys of a card that programs read."""
+
 Card = dict[str, Any]
 """The description of a model, as JSON."""
 
@@ -201,11 +208,11 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], Card, str | None]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            _check_format(path, metadata)
+            _parsed(path, metadata)
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
-    return weights, json.loads(metadata["card"]), metadata.get(METADATA)
+    return weights, _parsed(path, metadata), metadata.get(METADATA)
 
 
 def read_card(path: Path) -> Card:
@@ -215,12 +222,11 @@ def read_card(path: Path) -> Card:
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
-    _check_format(path, metadata)
-    card: Card = json.loads(metadata["card"])
-    return card
+    return _parsed(path, metadata)
 
 
-def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
+def _parsed(path: Path, metadata: Mapping[str, str]) -> Card:
+    """Return the card in a file's metadata. Raises ValueError if there is none."""
     found = metadata.get("format")
     if found != FORMAT:
         other = f" of the format {found!r}" if str(found).startswith("fedaux model") else ""
@@ -228,6 +234,14 @@ def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
             f"{path}: is no trained model{other}; should be a file in the folder {FOLDER} of a run "
             f"directory, or one written by `fedaux export` (format {FORMAT!r})"
         )
+    try:
+        card = json.loads(metadata["card"])
+        missing = [key for key in REQUIRED if key not in card]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: its card is damaged ({error})") from error
+    if missing:
+        raise ValueError(f"{path}: its card is damaged (it has no {', '.join(missing)})")
+    return dict(card)
 
 
 def find_model(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,14 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fedaux.config import Auxiliary
-from fedaux.data.decoding import GREY_MODES, Content, Pixels, decode
+from fedaux.data.decoding import (
+    GREY_MODES,
+    LARGE_BYTES,
+    Content,
+    Pixels,
+    decode,
+    encoded_size,
+)
 from fedaux.data.folders import IMAGE_SUFFIXES, TEXT_SUFFIXES
 from fedaux.data.lines import open_csv, open_jsonl
 from fedaux.data.parquet import open_parquet
@@ -203,20 +212,36 @@ class Converter:
         """
         good: list[Item] = []
         made: list[Any] = []
-        for item in items:
-            try:
-                made.append(self._pixels(item) if self._texts is None else text_of(item.content))
-                good.append(item)
-            except ValueError as error:
+        for item, found in zip(items, self._read(items), strict=True):
+            if isinstance(found, ValueError):
                 if bad is None:
-                    raise ValueError(f"{item}: {error}") from error
-                bad[str(item)] = str(error)
+                    raise ValueError(f"{item}: {found}") from found
+                bad[str(item)] = str(found)
+                continue
+            good.append(item)
+            made.append(found)
+            if self._texts is None:
+                self._count(item)
         if self._texts is None:
             empty = np.zeros((0, *self._shape), dtype=np.uint8)
             return good, torch.from_numpy(np.stack(made) if made else empty)
         encoded = self._texts.vocabulary.encode(made, length=self._texts.length)
         ids, width = torch.from_numpy(trimmed(encoded)), self._shape[0]
         return good, padded(ids[:, :width], width=width) if self._exact_width else ids
+
+    def _read(self, items: Sequence[Item]) -> list[Any]:
+        """Return the pixels or text of each item, or its error; large images in threads."""
+
+        def read(item: Item) -> Any:
+            try:
+                return self._pixels(item) if self._texts is None else text_of(item.content)
+            except ValueError as error:
+                return error
+
+        if self._texts is not None or not items or encoded_size(items[0].content) <= LARGE_BYTES:
+            return [read(item) for item in items]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(read, items))
 
     def warn(self) -> None:
         """Warn once if images had another size or colour than those of the training."""
@@ -233,13 +258,6 @@ class Converter:
         channels, height, width = self._shape
         square = height == width
         pixels = decode(item.content, channels=channels, side=height if square else None)
-        self._seen += 1
-        found = _found_shape(item.content)
-        resized = found[1:] != (height, width) and not self._resizes
-        if resized or (found[0] != channels and not self._recolours):
-            self._converted += 1
-            about = f"{found[2]}x{found[1]} {'grey' if found[0] == 1 else 'colour'}"
-            self._first = self._first or f"{item} ({about})"
         if pixels.shape[1:] != (height, width):
             flat = pixels[0] if channels == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
             fitted = np.asarray(
@@ -247,6 +265,16 @@ class Converter:
             )
             pixels = fitted[None] if channels == 1 else fitted.transpose(2, 0, 1)
         return pixels
+
+    def _count(self, item: Item) -> None:
+        """Count an image, and whether it had to be converted as no training image was."""
+        self._seen += 1
+        channels, height, width = _found_shape(item.content)
+        resized = (height, width) != self._shape[1:] and not self._resizes
+        if resized or (channels != self._shape[0] and not self._recolours):
+            self._converted += 1
+            about = f"{width}x{height} {'grey' if channels == 1 else 'colour'}"
+            self._first = self._first or f"{item} ({about})"
 
 
 def _found_shape(content: Content) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.config import Data, Engine
+from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, Data, Engine
 from fedaux.config_errors import nearest
-from fedaux.core.compute import Compute, compute_for, has_bf16
+from fedaux.core.compute import Compute, compute_for, has_bf16, inference_batch
 from fedaux.core.messages import Weights
 from fedaux.core.task import head_alone
 from fedaux.data.texts import Texts
@@ -80,6 +81,11 @@ class TrainedModel:
             None if vocabulary is None else Texts(vocabulary, int(card["input"]["length"]))
         )
         self._weights: Weights = self.module.state_dict()
+        self._by_batch = card["batch_normalisation"] == "batch"
+        measured_here = self._by_batch or card["device"] == compute.device.type
+        self._batch_size = (
+            int(card["batch_size"]) if measured_here else inference_batch(compute.device)
+        )
         self._linear = card["mode"] == "linear"
         if self._linear:  # heads are computed in single precision
             single = replace(compute, precision=torch.float32)
@@ -124,8 +130,7 @@ class TrainedModel:
     ) -> Iterator[PredictedBlock]:
         """Yield predictions block by block; `bad` collects what cannot be read, by input."""
         about = self.card["input"]
-        batch_size = int(self.card["batch_size"])
-        size = -(-BLOCK // batch_size) * batch_size  # the batches of an evaluation
+        size = -(-BLOCK // self._batch_size) * self._batch_size  # the batches of an evaluation
         convert = Converter(
             self.card["input_shape"],
             texts=self._texts,
@@ -145,10 +150,11 @@ class TrainedModel:
     def logits(self, examples: Tensor) -> Tensor:
         """Return logits [N, C] of images, uint8 [N, C, H, W], or token ids, int32 [N, L]."""
         inputs = self.compute.place_inputs(examples)
-        batch_size = int(self.card["batch_size"])
-        by_batch = self.card["batch_normalisation"] == "batch"
+        batch_size = self._batch_size
         if not self._linear:
-            return self._whole(self._weights, inputs, batch_size=batch_size, by_batch=by_batch)
+            return self._whole(
+                self._weights, inputs, batch_size=batch_size, by_batch=self._by_batch
+            )
         features = self._body(self.module.features.state_dict(), inputs, batch_size=batch_size)
         head = {name: one for name, one in self._weights.items() if name.startswith("head.")}
         return self._head(head, features)
@@ -170,6 +176,8 @@ def load(
     """
     from fedaux.running.run import choose_device
 
+    if not re.match(DEVICE_PATTERN, device):
+        raise ValueError(f"--device {device} (device=): {PATTERN_MEANING[DEVICE_PATTERN]}")
     file = find_model(Path(path), method=method, seed=seed, prototype=prototype)
     weights, card, tokenizer = read_model(file)
     network = _built(card, file) if module is None else module
