@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import warnings
 from collections.abc import Callable
@@ -114,6 +115,7 @@ def _write_onnx(
     sizes: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
     if example.ndim == 2:
         sizes[1] = torch.export.Dim.DYNAMIC
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it names packages that we never use
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's own packages
         program = torch.onnx.export(
