@@ -20,7 +20,7 @@ from torch import Tensor
 
 def save_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -42,7 +42,7 @@ def save_tensors(
 ) -> None:
     """Write a safetensors file atomically. Raises OSError if it cannot be written."""
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with _replacing(path) as temporary:
+    with replacing(path) as temporary:
         try:
             save_file(on_cpu, temporary, metadata=dict(metadata or {}))
         except SafetensorError as error:  # it carries the system's error number in its text only
@@ -93,7 +93,7 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file; on success, flush it to disk and move it to the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(_temporary_name(path))

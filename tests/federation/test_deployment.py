@@ -24,6 +24,8 @@ from helpers.harness import free_port, listens, wait_for
 from helpers.paths import ROOT
 from PIL import Image, ImageDraw
 
+import fedaux
+
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.federation
 
@@ -235,6 +237,12 @@ def test_three_hospitals(reader: Reader) -> None:
     assert compared.count(", same\n") == 5, compared
     assert "DIFFERENT" not in compared
 
+    reader.follow(section("7. "))
+    for number in HOSPITALS:
+        held = fedaux.load(reader.machine(f"hospital {number}") / "model.safetensors")
+        assert held.card["accuracy"]["last"] == rows_of(run)[-1]["accuracy"]
+        assert held.card["privacy"]["epsilon"] is not None
+
     # No code of the server's was unpacked at a hospital, no key has travelled, and nothing was sent
     # to anybody else.
     for number in HOSPITALS:
@@ -297,6 +305,13 @@ def test_own_data_and_noise_that_protects(reader: Reader) -> None:
     assert "Budget: ε = 0.1 at δ = 1e-05" in said
     assert "NOT PRIVATE" not in said
     assert [row["clients_answered"] for row in rows_of(run)] == [[0, 1, 2]] * 2
+    model, tested = fedaux.load(run), server / "clinics/test_images"
+    predicted = model.predict(tested)
+    right = [
+        Path(path).parent.name == name
+        for path, name in zip(predicted.inputs, predicted.names, strict=True)
+    ]
+    assert sum(right) / len(right) == rows_of(run)[-1]["accuracy"]
     entries = json.loads((run / "ledger.json").read_text())["entries"]
     assert [(entry["client"], entry["noise"], entry["epsilon"]) for entry in entries] == [
         (client, "secure", 0.1) for client in HOSPITALS

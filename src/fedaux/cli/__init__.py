@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedaux import __version__
-from fedaux.cli import inspect, prepare, run
+from fedaux.cli import inspect, model, prepare, run
 from fedaux.federation.commands import app as federate
 
 USER_FILE_ERRORS = (
@@ -35,6 +35,8 @@ for command in (
     prepare.pretrain,
     prepare.tokenise,
     inspect.report,
+    model.predict,
+    model.export,
     inspect.methods,
     inspect.privacy,
     inspect.audit,

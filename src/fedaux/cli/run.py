@@ -103,6 +103,7 @@ def run(
         *display.dropped_lines(directory),
         *display.privacy_lines(directory),
         f"Report: {directory / 'report.html'}",
+        f"Models: {directory / 'models'}, for `fedaux predict {directory} PATH`",
     ]
     if experiment.output.tensorboard:
         lines.append(f"Curves: tensorboard --logdir {directory / 'tensorboard'}")

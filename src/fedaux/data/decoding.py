@@ -135,7 +135,7 @@ def decode_all(
             except ValueError:
                 continue
     shape = None if first is None else first.shape
-    large = bool(passed) and _encoded_size(passed[-1][1][1]) > LARGE_BYTES
+    large = bool(passed) and encoded_size(passed[-1][1][1]) > LARGE_BYTES
 
     def work(rows: list[tuple[int, Entry]]) -> DecodedBlock:
         images, good = [], []
@@ -177,7 +177,8 @@ def decode_all(
             yield waiting.popleft().result()
 
 
-def _encoded_size(content: Content) -> int:
+def encoded_size(content: Content) -> int:
+    """Return the number of bytes of an encoded image; 0 for pixels and texts."""
     if isinstance(content, Path):
         return content.stat().st_size if content.is_file() else 0
     return len(content) if isinstance(content, bytes) else 0

@@ -208,6 +208,16 @@ def bert(
     return SplitModel(features, nn.Linear(width, num_classes), feature_width=width, given=given)
 
 
+def without_checkpoint(
+    text_shape: tuple[int, int], options: Mapping[str, Any]
+) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Return shape and options with which `bert` builds the network of a checkpoint without it."""
+    where = str(options["checkpoint"])
+    found = _shape_of(read_config(locate(where, key=CHECKPOINT), key=CHECKPOINT), where=where)
+    shape = (text_shape[0], found.pop("vocabulary"))
+    return shape, {**options, **found, "checkpoint": ""}
+
+
 def tinybert(
     text_shape: tuple[int, int],
     num_classes: int,

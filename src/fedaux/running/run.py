@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,9 +35,12 @@ from fedaux.files import save_json, save_tensors
 from fedaux.models import SplitModel
 from fedaux.pretrain import H0Request, content_digest, pretrained_extractor, shared_store
 from fedaux.privacy.mechanisms import Public
-from fedaux.running import plugins, preflight, tensorboard
+from fedaux.running import model_files, plugins, preflight, tensorboard
 from fedaux.running.run_directory import Progress, RunDirectory
 from fedaux.running.summary import summarise
+
+if TYPE_CHECKING:
+    from fedaux.running.trained_model import TrainedModel
 
 TOP_IMAGES = 8
 """Number of each client's highest-scored auxiliary images in the report."""
@@ -49,6 +52,14 @@ class Result:
 
     directory: Path
     summary: Mapping[str, Any]
+
+    def model(
+        self, method: str | None = None, *, seed: int | None = None, prototype: str | None = None
+    ) -> TrainedModel:
+        """Return a trained model; method, seed and prototype are needed if there are several."""
+        from fedaux.running.trained_model import load
+
+        return load(self.directory, method=method, seed=seed, prototype=prototype)
 
 
 class NullCallback:
@@ -197,11 +208,10 @@ class ExperimentRunner:
         """Run one method and seed, from its last saved round to the end."""
         directory, rounds = self._directory, self._experiment.rounds
         progress = directory.load(method, seed, device=str(self._auxiliary.device))
-        if (
-            progress is not None
-            and progress.state.round >= rounds
-            and not self._lacks_scores(method, seed)
-        ):
+        finished = progress is not None and progress.state.round >= rounds
+        if progress is not None and finished and model_files.lacks_models(directory, method, seed):
+            self._write_models(method, seed, progress)
+        if finished and not self._lacks_scores(method, seed):
             return
         task = self.task(method, seed)
         clients = self._clients(task)
@@ -234,7 +244,18 @@ class ExperimentRunner:
                 federation, progress.state, vocabulary=self._data.vocabulary
             )
             save_tensors(directory.path / "scores.safetensors", tensors, metadata=metadata)
+        self._write_models(method, seed, progress)
         write_summary(directory)
+
+    def _write_models(self, method: str, seed: int, progress: Progress) -> None:
+        model_files.write_models(
+            self._directory,
+            method,
+            seed,
+            progress=progress,
+            data=self._data,
+            compute=self._compute,
+        )
 
     def task(self, method: str, seed: int) -> Task:
         """Return the task of one method and seed; all methods of a seed share the public data."""

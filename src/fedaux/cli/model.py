@@ -1,0 +1,158 @@
+"""Commands for trained models: export and predictions."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedaux.cli.arguments import Plugins, load_plugins
+
+if TYPE_CHECKING:
+    from fedaux.running.trained_model import TrainedModel
+
+RunOrModel = Annotated[
+    Path,
+    typer.Argument(help="A run directory, or the file of a model.", metavar="RUN_OR_MODEL"),
+]
+Method = Annotated[str | None, typer.Option("--method", help="The method, if the run has several.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="The seed, if the run has several.")]
+Prototype = Annotated[
+    str | None, typer.Option("--prototype", help="The prototype, if the run has several.")
+]
+
+
+def export(
+    model: RunOrModel,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="The file to write.",
+            show_default="its name in the run, here",
+            metavar="FILE",
+        ),
+    ] = None,
+    format: Annotated[
+        str, typer.Option("--format", help="safetensors, torchscript or onnx (extra onnx).")
+    ] = "safetensors",
+    method: Method = None,
+    seed: Seed = None,
+    prototype: Prototype = None,
+    plugins: Plugins = None,
+) -> None:
+    """Write a trained model to a file that stands alone.
+
+    A safetensors file is for `fedaux predict` and `fedaux.load`. TorchScript and ONNX map pixels
+    (uint8, batch x channels x height x width) or token ids (int64, batch x tokens) to
+    probabilities, in programs that do not have fedaux.
+    """
+    load_plugins(plugins)
+    from fedaux.files import refuse_unwritable
+    from fedaux.formatting import privacy_budget
+    from fedaux.running.model_export import SUFFIXES
+    from fedaux.running.model_export import export as write
+    from fedaux.running.model_files import describe, find_model, read_card
+
+    file = find_model(model, method=method, seed=seed, prototype=prototype)
+    out = out or Path(file.stem + SUFFIXES.get(format, ""))
+    refuse_unwritable(out, key="--out")
+    write(file, out, format=format)
+    card = read_card(file)
+    privacy = card["privacy"]
+    budget = privacy_budget(privacy["epsilon"], privacy["delta"])
+    typer.echo(f"{out}: {describe(card)}; (ε, δ) = {budget}")
+    typer.echo(f"Not protected: {privacy['not_protected']}")
+
+
+def predict(
+    model: RunOrModel,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Images, text files, folders of them, or tables (CSV, JSON Lines, Parquet).",
+            metavar="PATH...",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The table to write.", metavar="FILE")] = Path(
+        "predictions.csv"
+    ),
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            help="Column of the tables that has the image or text. May be repeated for texts.",
+            show_default="as in training, or by its name",
+        ),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and count it.")
+    ] = False,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    method: Method = None,
+    seed: Seed = None,
+    prototype: Prototype = None,
+    plugins: Plugins = None,
+) -> None:
+    """Predict the classes of images or texts with a trained model.
+
+    The table has one row per input: path, row (in a table), class, its probability, and the
+    probability of every class.
+    """
+    load_plugins(plugins)
+    from fedaux.files import refuse_unwritable
+    from fedaux.running.trained_model import load
+
+    refuse_unwritable(out, key="--out")
+    chosen = load(model, method=method, seed=seed, prototype=prototype, device=device)
+    bad: dict[str, str] | None = {} if skip_bad else None
+    count = _write(chosen, paths, out, columns=column or [], bad=bad)
+    typer.echo(f"{out}: {count} predictions by {chosen!r}")
+    if bad:
+        where, why = next(iter(bad.items()))
+        typer.echo(f"Skipped {len(bad)}, first: {where}: {why}", err=True)
+
+
+def _write(
+    model: TrainedModel,
+    paths: list[Path],
+    out: Path,
+    *,
+    columns: list[str],
+    bad: dict[str, str] | None,
+) -> int:
+    """Write the table block by block; return the number of its rows."""
+    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+
+    from fedaux.files import replacing
+    from fedaux.running.display import live_bar
+
+    items = model.collect(paths, columns=columns)
+    count = 0
+    with (
+        replacing(out) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as stream,
+        live_bar(Console(stderr=True), MofNCompleteColumn(), TimeRemainingColumn()) as bar,
+    ):
+        table = csv.writer(stream)
+        names = [f"p_{name}" for name in model.classes]
+        table.writerow(["path", "row", "class", "probability", *names])
+        shown = bar.add_task("predict", total=items.size)
+        for block in model.predict_blocks(items, bad=bad):
+            best = block.probabilities.max(dim=1)
+            for item, own, top, label in zip(
+                block.items,
+                block.probabilities.tolist(),
+                best.values.tolist(),
+                best.indices.tolist(),
+                strict=True,
+            ):
+                row = "" if item.row is None else item.row
+                numbers = [f"{number:.6g}" for number in (top, *own)]
+                table.writerow([item.path, row, model.classes[label], *numbers])
+            count += len(block.items)
+            bar.update(shown, completed=count + len(bad or ()))
+    return count

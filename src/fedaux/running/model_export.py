@@ -1,0 +1,138 @@
+"""Export of trained models for programs that do not have fedaux: TorchScript and ONNX."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedaux.files import replacing
+from fedaux.running.trained_model import TrainedModel, load
+
+SUFFIXES = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
+"""The formats, and how the names of their files end."""
+TOLERANCE = 1e-4
+"""Largest difference of probabilities between an exported network and the model."""
+EXAMPLES = 2, 3
+"""Batch sizes with which a network is exported and checked."""
+
+
+class Deployed(nn.Module):
+    """Maps pixels, uint8 [N, C, H, W], or token ids, int64 [N, L], to probabilities [N, C]."""
+
+    def __init__(self, model: TrainedModel) -> None:
+        super().__init__()
+        about = model.card["input"]
+        self.network = model.module
+        self.is_image = model.vocabulary is None
+        channels = model.card["input_shape"][0] if self.is_image else 1
+        self.mean = _a_channel(about.get("mean") or [0.0] * channels)
+        self.deviation = _a_channel(about.get("deviation") or [1.0] * channels)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Scale, predict, and normalise to probabilities."""
+        if self.is_image:
+            inputs = (inputs.float() / 255.0 - self.mean) / self.deviation
+        return torch.softmax(self.network(inputs), dim=1)
+
+
+def export(file: Path, out: Path, *, format: str) -> None:
+    """Write a model's file in a format; the card is inside, the tokenizer of texts beside it.
+
+    Raises ValueError if the format is not available or the exported network predicts otherwise.
+    """
+    if format not in SUFFIXES:
+        raise ValueError(f"--format {format}: should be {', '.join(SUFFIXES)}")
+    if format == "safetensors":
+        with replacing(out) as temporary:
+            shutil.copyfile(file, temporary)
+        return
+    model = load(file, device="cpu")
+    if model.card["batch_normalisation"] == "batch":
+        raise ValueError(
+            f"--format {format}: {file} normalises by the statistics of each batch "
+            "(batch_normalisation.server = 'batch'), which this format cannot express; should be "
+            "safetensors"
+        )
+    deployed = Deployed(model).eval()
+    writer = _write_torchscript if format == "torchscript" else _write_onnx
+    small, large = (_examples(model, count) for count in EXAMPLES)
+    with replacing(out) as temporary:
+        run = writer(deployed, small, temporary, json.dumps(model.card))
+        if run is not None:
+            with torch.no_grad():
+                difference = float((run(large) - deployed(large)).abs().max())
+            if not difference <= TOLERANCE:
+                raise ValueError(
+                    f"--format {format}: the exported {model.card['model']!r} predicts otherwise "
+                    f"(by {difference:.2g}); should be safetensors"
+                )
+    if model.vocabulary is not None:
+        with replacing(out.with_name("tokenizer.json")) as temporary:
+            temporary.write_text(model.vocabulary.tokenizer, encoding="utf-8")
+
+
+def _a_channel(numbers: list[float]) -> nn.Buffer:
+    return nn.Buffer(torch.tensor(numbers)[:, None, None])
+
+
+def _examples(model: TrainedModel, count: int) -> Tensor:
+    shape: list[int] = model.card["input_shape"]
+    if model.vocabulary is None:
+        numbers = torch.arange(count * shape[0] * shape[1] * shape[2]) * 37 % 256
+        return numbers.to(torch.uint8).reshape(count, *shape)
+    width = shape[0] if count == EXAMPLES[0] else max(4, shape[0] // 2)
+    return 1 + torch.arange(count * width).reshape(count, width) % (shape[1] - 1)
+
+
+def _write_torchscript(
+    module: nn.Module, example: Tensor, path: Path, card: str
+) -> Callable[[Tensor], Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls TorchScript deprecated
+        traced = torch.jit.trace(module, example, check_trace=False)
+        torch.jit.save(traced, str(path), _extra_files={"card.json": card})
+        loaded: Callable[[Tensor], Tensor] = torch.jit.load(str(path))
+    return loaded
+
+
+def _write_onnx(
+    module: nn.Module, example: Tensor, path: Path, card: str
+) -> Callable[[Tensor], Tensor] | None:
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"--format onnx: needs the package {' and '.join(missing)}: pip install 'fedaux[onnx]'"
+        )
+    sizes: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
+    if example.ndim == 2:
+        sizes[1] = torch.export.Dim.DYNAMIC
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it names packages that we never use
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own packages
+        program = torch.onnx.export(
+            module,
+            (example,),
+            dynamo=True,
+            dynamic_shapes=(sizes,),
+            input_names=["inputs"],
+            output_names=["probabilities"],
+            verbose=False,
+        )
+    assert program is not None, "the new exporter returns a program"
+    program.model.metadata_props["card"] = card
+    program.save(str(path))
+    if find_spec("onnxruntime") is None:
+        return None
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda inputs: torch.from_numpy(session.run(None, {"inputs": inputs.numpy()})[0])

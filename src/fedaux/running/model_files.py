@@ -1,0 +1,301 @@
+"""Trained models as files: safetensors that stand alone, each with a card that describes it."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+import fedaux
+from fedaux.config import Experiment, Prototype
+from fedaux.config_errors import nearest
+from fedaux.core.compute import Compute, inference_batch
+from fedaux.core.messages import Weights
+from fedaux.data.labelled import LabelledData
+from fedaux.data.vocabulary import METADATA
+from fedaux.files import save_tensors
+from fedaux.models import SHIPPED, model_options
+from fedaux.models.bert import without_checkpoint
+from fedaux.privacy.accounting import total_cost
+from fedaux.privacy.ledger import (
+    NEIGHBOURS,
+    SCORES,
+    UNPROTECTED,
+    UNPROTECTED_BESIDES_UPDATES,
+    worst_client,
+)
+from fedaux.running import plugins
+from fedaux.running.run_directory import Progress, RunDirectory
+
+FORMAT = "fedaux model 1"
+FOLDER = "models"
+MODEL_UNPROTECTED = (
+    " So the model itself is not differentially private: whoever holds it may learn something "
+    "about single training examples."
+)
+
+REQUIRED = (
+    *("method", "seed", "prototype", "model", "options", "input_shape", "mode", "input", "classes"),
+    *("batch_normalisation", "batch_size", "accuracy", "privacy", "device", "precision"),
+    "versions",
+)
+"""The keys of a card that programs read."""
+
+Card = dict[str, Any]
+"""The description of a model, as JSON."""
+
+
+def model_path(directory: RunDirectory, method: str, seed: int, prototype: str) -> Path:
+    """Return the file of one model, with a name that every file system and URL accepts."""
+    experiment = directory.experiment
+    plain = [re.sub(r"[^A-Za-z0-9._-]", "_", name) for name in experiment.method]
+    place = experiment.method.index(method)
+    repeated = plain[:place].count(plain[place])
+    name = plain[place] + (f"_{repeated + 1}" if repeated else "")
+    which = f"-{prototype}" if len(experiment.prototypes) > 1 else ""
+    return directory.path / FOLDER / f"{name}-seed{seed}{which}.safetensors"
+
+
+def write_models(
+    directory: RunDirectory,
+    method: str,
+    seed: int,
+    *,
+    progress: Progress,
+    data: LabelledData,
+    compute: Compute,
+) -> None:
+    """Write the model of every prototype of a finished method and seed."""
+    experiment = directory.experiment
+    for prototype in experiment.prototypes:
+        card = _card(experiment, prototype, method, seed, progress, data=data, compute=compute)
+        words = {} if data.vocabulary is None else {METADATA: data.vocabulary.tokenizer}
+        save_tensors(
+            model_path(directory, method, seed, prototype.name),
+            whole_network(progress, prototype.name),
+            metadata={"format": FORMAT, "card": json.dumps(card)} | words,
+        )
+
+
+def lacks_models(directory: RunDirectory, method: str, seed: int) -> bool:
+    """Return whether the file of a prototype is missing, as in runs of older versions."""
+    names = [prototype.name for prototype in directory.experiment.prototypes]
+    return not all(model_path(directory, method, seed, name).is_file() for name in names)
+
+
+def whole_network(progress: Progress, prototype: str) -> Weights:
+    """Return the weights of f = head after features; in linear mode the features are h0's."""
+    weights = progress.state.weights[prototype]
+    if any(name.startswith("features.") for name in weights):
+        return weights
+    frozen = progress.preparation.extractors.get(prototype, {})
+    return {f"features.{name}": tensor for name, tensor in frozen.items()} | dict(weights)
+
+
+def _card(
+    experiment: Experiment,
+    prototype: Prototype,
+    method: str,
+    seed: int,
+    progress: Progress,
+    *,
+    data: LabelledData,
+    compute: Compute,
+) -> Card:
+    accuracies = [
+        row["accuracy_by_prototype"][prototype.name]
+        for row in progress.rows
+        if prototype.name in row["accuracy_by_prototype"]
+    ]
+    normalisation = experiment.batch_normalisation.server
+    return {
+        "name": experiment.name,
+        "method": method,
+        "seed": seed,
+        "prototype": prototype.name,
+        **_architecture(prototype, data.input_shape),
+        "mode": experiment.mode,
+        "input": _input(experiment, data),
+        "classes": list(data.classes),
+        "batch_normalisation": "batch" if normalisation == "batch" else "stored",
+        "batch_size": experiment.evaluation.batch_size or inference_batch(compute.device),
+        "rounds": progress.state.round,
+        "accuracy": {
+            "last": accuracies[-1] if accuracies else None,
+            "max": max(accuracies, default=None),
+            "test_examples": len(data.test_labels),
+        },
+        "privacy": _privacy(experiment, progress),
+        "config_sha256": experiment.sha256(),
+        "device": compute.device.type,
+        "precision": str(compute.precision).removeprefix("torch."),
+        "versions": {
+            "fedaux": fedaux.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _architecture(prototype: Prototype, shape: Sequence[int]) -> Card:
+    """Return what builds the network again: its name, all options, the shape of its inputs."""
+    name, options = prototype.model, dict(prototype.options)
+    if name in SHIPPED and options.get("checkpoint"):  # a folder that others do not have
+        name, (shape, options) = "bert", without_checkpoint((shape[0], shape[1]), options)
+    defaults = {
+        key: value
+        for key, value in model_options(name).items()
+        if isinstance(value, bool | int | float | str)
+    }
+    added = [plugin for plugin in plugins.LOADED.values() if name in plugin.rows["MODELS"]]
+    own = {"plugin": {"path": added[0].path, "sha256": added[0].sha256}} if added else {}
+    return {"model": name, "options": defaults | options, "input_shape": list(shape)} | own
+
+
+def _input(experiment: Experiment, data: LabelledData) -> Card:
+    section = experiment.data
+    if data.vocabulary is not None:
+        assert experiment.text is not None, "texts have a section"
+        words = data.vocabulary
+        return {
+            "kind": "text",
+            "length": experiment.text.length,
+            "columns": list(section.text_column),
+            "tokenizer": {"size": words.size, "digest": words.digest, "origin": words.origin},
+        }
+    return {
+        "kind": "image",
+        "scaling": "(pixels / 255 - mean) / deviation, by channel",
+        "mean": list(section.channel_mean),
+        "deviation": list(section.channel_deviation),
+        "resized": section.image_size is not None,
+        "channels_converted": section.channels is not None,
+        "columns": [section.image_column] if section.image_column else [],
+    }
+
+
+def _privacy(experiment: Experiment, progress: Progress) -> Card:
+    """Return the cost of this method and seed for the client with the largest one."""
+    state = progress.state
+    entries = [*(released.entry for released in state.releases.values()), *state.ledger]
+    spent = worst_client(entries, compose=total_cost)
+    epsilon, delta = spent or (None, None)
+    protected = experiment.local.privacy is not None
+    return {
+        "epsilon": "inf" if epsilon is not None and math.isinf(epsilon) else epsilon,
+        "delta": delta,
+        "mechanism": next((one.mechanism for one in entries if one.purpose == SCORES), None),
+        "updates_protected": protected,
+        "neighbours": NEIGHBOURS,
+        "not_protected": UNPROTECTED_BESIDES_UPDATES
+        if protected
+        else UNPROTECTED + MODEL_UNPROTECTED,
+    }
+
+
+def read_model(path: Path) -> tuple[dict[str, Tensor], Card, str | None]:
+    """Return weights, card and tokenizer of a file. Raises ValueError if it is no model."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            _parsed(path, metadata)
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
+    return weights, _parsed(path, metadata), metadata.get(METADATA)
+
+
+def read_card(path: Path) -> Card:
+    """Return the card of a model's file alone."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
+    return _parsed(path, metadata)
+
+
+def _parsed(path: Path, metadata: Mapping[str, str]) -> Card:
+    """Return the card in a file's metadata. Raises ValueError if there is none."""
+    found = metadata.get("format")
+    if found != FORMAT:
+        other = f" of the format {found!r}" if str(found).startswith("fedaux model") else ""
+        raise ValueError(
+            f"{path}: is no trained model{other}; should be a file in the folder {FOLDER} of a run "
+            f"directory, or one written by `fedaux export` (format {FORMAT!r})"
+        )
+    try:
+        card = json.loads(metadata["card"])
+        missing = [key for key in REQUIRED if key not in card]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: its card is damaged ({error})") from error
+    if missing:
+        raise ValueError(f"{path}: its card is damaged (it has no {', '.join(missing)})")
+    return dict(card)
+
+
+def find_model(
+    place: Path, *, method: str | None = None, seed: int | None = None, prototype: str | None = None
+) -> Path:
+    """Return the file of a model: the given one, or that of a run's method, seed and prototype.
+
+    Raises ValueError with a list of the run's models if several or none match.
+    """
+    asked = {"method": method, "seed": seed, "prototype": prototype}
+    wanted = {key: value for key, value in asked.items() if value is not None}
+    if place.is_file():
+        if wanted:
+            raise ValueError(
+                f"--{next(iter(wanted))} ({next(iter(wanted))}=): {place} is one model; "
+                "should be left out, or should be given with a run directory"
+            )
+        return place
+    if not place.is_dir():
+        raise ValueError(f"{place}: not found; should be a run directory or a file of a model")
+    if (place / "sweep.json").is_file():
+        runs = sorted(child.name for child in place.iterdir() if (child / FOLDER).is_dir())
+        raise ValueError(
+            f"{place}: is a sweep; should be one of its runs: {', '.join(runs) or 'none finished'}"
+        )
+    cards = {file: read_card(file) for file in sorted((place / FOLDER).glob("*.safetensors"))}
+    if not cards:
+        raise ValueError(
+            f"{place}: has no trained models; a run writes them when a method has finished. "
+            "`fedaux run --resume` finishes a run, and adds the models to one of an older version"
+        )
+    for key, value in wanted.items():
+        held = list(dict.fromkeys(str(card[key]) for card in cards.values()))
+        if str(value) not in held:
+            guess = nearest(str(value), held)
+            raise ValueError(
+                f"--{key} {value} ({key}=): {place} has no such model; it has "
+                f"{', '.join(held)}{guess}"
+            )
+    found = [
+        file
+        for file, card in cards.items()
+        if all(card[key] == value for key, value in wanted.items())
+    ]
+    if len(found) == 1:
+        return found[0]
+    differing = [f"--{key}" for key in asked if len({str(cards[file][key]) for file in found}) > 1]
+    lines = [f"  {describe(cards[file])}: {file}" for file in found or cards]
+    how = f"choose one with {' and '.join(differing)}" if found else "no model matches; it has"
+    raise ValueError("\n".join([f"{place} has {len(cards)} models; {how}", *lines]))
+
+
+def describe(card: Card) -> str:
+    """Return a model in one line: what it is and how good."""
+    accuracy = card["accuracy"]["last"]
+    measured = "not measured" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
+    return f"{card['method']}, seed {card['seed']}, {card['prototype']}, {measured}"

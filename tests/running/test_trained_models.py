@@ -1,0 +1,445 @@
+"""Models that runs leave behind: their files, what they predict, and their export."""
+
+from __future__ import annotations
+
+import csv
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.corpus import news, texts_of, write_csv
+from helpers.experiments import tiny
+from helpers.typing_commands import called
+from PIL import Image
+from safetensors import safe_open
+from torch import nn
+
+import fedaux
+import fedaux.report
+from fedaux.data import embedded
+from fedaux.files import save_tensors
+from fedaux.models import SplitModel
+from fedaux.running import plugins
+from fedaux.running.model_files import FORMAT
+from fedaux.running.model_inputs import Converter, Item
+from fedaux.running.run import Result
+
+pytestmark = pytest.mark.usefixtures("without_pages")
+TWO = [
+    {"name": "small", "model": "cnn", "options": {"width": 4}},
+    {"name": "flat", "model": "mlp", "options": {}},
+]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits as image files: train and test, one folder per class."""
+    folder = tmp_path_factory.mktemp("digits")
+    images, labels = embedded.digits()
+    for number, (image, label) in enumerate(zip(images[:420], labels[:420], strict=True)):
+        place = folder / ("test" if number % 3 == 0 else "train") / f"digit {label}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0]).save(place / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A run of two methods with two prototypes."""
+    out = tmp_path_factory.mktemp("runs") / "digits"
+    experiment = of_images(digits, method=["fedavg+p", "fedaux"], prototypes=TWO)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedaux.report, "write_report", lambda path: path)
+        return fedaux.run(experiment, out=out)
+
+
+def of_images(folder: Path, **changes: Any) -> fedaux.Experiment:
+    means = {"channel_mean": [0.3], "channel_deviation": [0.4]}
+    data = {"source": "folder", "path": str(folder), **means}
+    return tiny(**{"data": data, "rounds": 2, "local": {"epochs": 3}, **changes})
+
+
+def last_row(result: Result, method: str) -> dict[str, Any]:
+    lines = (result.directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    row: dict[str, Any]
+    (*_, row) = [row for row in map(json.loads, lines) if row["method"] == method]
+    return row
+
+
+def predicted(*words: Any, cwd: Path) -> list[dict[str, str]]:
+    done = called("predict", *map(str, words), "--out", "predictions.csv", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    with (cwd / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def accuracy(rows: list[dict[str, str]], truth: list[str]) -> float:
+    assert len(rows) == len(truth) > 0
+    return float(np.mean([row["class"] == name for row, name in zip(rows, truth, strict=True)]))
+
+
+def test_predictions_on_test_images_have_the_accuracy_of_the_run(
+    digits: Path, finished: Result, tmp_path: Path
+) -> None:
+    measured = {name: last_row(finished, name) for name in ("fedavg+p", "fedaux")}
+    found = {}
+    for method, row in measured.items():
+        for prototype, figure in row["accuracy_by_prototype"].items():
+            choice = ("--method", method, "--prototype", prototype)
+            rows = predicted(finished.directory, digits / "test", *choice, cwd=tmp_path)
+            found[method, prototype] = accuracy(
+                rows, [Path(one["path"]).parent.name for one in rows]
+            )
+            assert found[method, prototype] == figure
+            card = finished.model(method, prototype=prototype).card
+            assert card["accuracy"]["last"] == figure
+        assert row["accuracy"] == np.mean([found[method, one["name"]] for one in TWO])
+    assert len(set(found.values())) > 2, "models that predict alike would prove nothing"
+    assert max(found.values()) > 0.3
+    assert sorted(file.name for file in (finished.directory / "models").iterdir()) == [
+        "fedaux-seed0-flat.safetensors",
+        "fedaux-seed0-small.safetensors",
+        "fedavg_p-seed0-flat.safetensors",
+        "fedavg_p-seed0-small.safetensors",
+    ]
+
+
+def test_the_table_has_the_probability_of_every_class(
+    digits: Path, finished: Result, tmp_path: Path
+) -> None:
+    file = finished.directory / "models" / "fedaux-seed0-small.safetensors"
+    image = next((digits / "test" / "digit 3").iterdir())
+    (row,) = predicted(file, image, cwd=tmp_path)
+    classes = [f"digit {number}" for number in range(10)]
+    assert list(row) == ["path", "row", "class", "probability", *(f"p_{one}" for one in classes)]
+    numbers = {name: float(row[f"p_{name}"]) for name in classes}
+    assert sum(numbers.values()) == pytest.approx(1, abs=1e-5)
+    assert row["class"] == max(numbers, key=numbers.__getitem__)
+    assert float(row["probability"]) == max(numbers.values())
+    assert row["path"] == str(image)
+
+
+def test_the_card_says_what_the_model_is_and_what_is_not_protected(finished: Result) -> None:
+    with safe_open(
+        finished.directory / "models" / "fedaux-seed0-small.safetensors", framework="pt"
+    ) as file:
+        card = json.loads(file.metadata()["card"])
+    assert (card["method"], card["seed"], card["prototype"]) == ("fedaux", 0, "small")
+    assert (card["model"], card["options"]["width"]) == ("cnn", 4)
+    assert (card["input_shape"], card["input"]["mean"]) == ([1, 8, 8], [0.3])
+    assert (card["rounds"], card["accuracy"]["test_examples"]) == (2, 140)
+    assert card["accuracy"]["max"] >= card["accuracy"]["last"]
+    assert (card["privacy"]["epsilon"], card["privacy"]["delta"]) == (1.0, 1e-5)
+    assert "model updates" in card["privacy"]["not_protected"]
+    assert "not differentially private" in card["privacy"]["not_protected"]
+    assert finished.model("fedavg+p", prototype="flat").card["privacy"]["epsilon"] is None
+    assert card["versions"]["fedaux"] == fedaux.__version__
+
+
+def test_python_takes_paths_pixels_and_pictures(digits: Path, finished: Result) -> None:
+    model = finished.model("fedaux", prototype="small")
+    by_path = model.predict(digits / "test")
+    assert by_path.classes == model.classes
+    assert set(by_path.names) <= set(model.classes)
+    files = [Path(one) for one in by_path.inputs]
+    pictures = [Image.open(file) for file in files]
+    pixels = torch.stack([torch.from_numpy(np.array(one))[None] for one in pictures])
+    for given in (pictures, pixels, pixels.numpy(), [str(file) for file in files]):
+        other = model.predict(given)
+        assert torch.equal(other.probabilities, by_path.probabilities)
+        assert torch.equal(other.labels, by_path.labels)
+    assert len(model.predict(pixels[0])) == 1
+    assert len(model.predict([])) == 0
+    for wrong in (pixels.float(), pixels[:, 0], [7]):
+        with pytest.raises(ValueError, match=r"uint8 \[N, C, H, W\]"):
+            model.predict(wrong)
+
+
+def test_a_table_of_images_predicts_as_the_files_do(
+    digits: Path, finished: Result, tmp_path: Path
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    from pyarrow import parquet
+
+    model = finished.model("fedaux", prototype="flat")
+    by_path = model.predict(digits / "test")
+    cells = [{"bytes": Path(one).read_bytes()} for one in by_path.inputs]
+    parquet.write_table(pyarrow.table({"image": cells}), tmp_path / "test.parquet")
+    found = model.predict(str(tmp_path / "test.parquet"))
+    assert torch.equal(found.probabilities, by_path.probabilities)
+    assert found.inputs[1] == f"{tmp_path / 'test.parquet'}, row 1"
+    assert len(model.predict(tmp_path)) == len(found)  # the folder that holds the table
+
+
+def test_images_of_another_size_are_converted_with_one_warning(
+    finished: Result, tmp_path: Path
+) -> None:
+    for number, (size, mode) in enumerate([((8, 8), "L"), ((32, 20), "RGB"), ((8, 8), "RGB")]):
+        Image.new(mode, size, "white").save(tmp_path / f"{number}.png")
+    model = finished.model("fedaux", prototype="small")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = model.predict(tmp_path)
+    (warning,) = caught
+    assert "2 of 3 images were not 8x8 grey" in str(warning.message)
+    assert "1.png (32x20 colour)" in str(warning.message)
+    assert torch.allclose(found.probabilities[0], found.probabilities[1])
+
+
+def test_what_cannot_be_read_is_named_or_skipped(
+    digits: Path, finished: Result, tmp_path: Path
+) -> None:
+    file = finished.directory / "models" / "fedaux-seed0-flat.safetensors"
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    image = next((digits / "test" / "digit 1").iterdir())
+    done = called("predict", str(file), "broken.png", str(image), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "broken.png: cannot be decoded as an image" in done.stderr
+    assert not (tmp_path / "predictions.csv").exists()
+    done = called("predict", str(file), "broken.png", str(image), "--skip-bad", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "Skipped 1, first: broken.png" in done.stderr
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 2
+    done = called("predict", str(file), "nowhere", cwd=tmp_path)
+    assert done.stderr == "error: nowhere: not found\n"
+
+
+def test_oblong_images_are_cut_to_the_shape_of_the_training() -> None:
+    pixels = np.arange(48, dtype=np.uint8).reshape(1, 6, 8)
+    wide = np.full((1, 6, 20), 9, dtype=np.uint8)
+    wide[:, :, 6:14] = pixels
+    convert = Converter((1, 6, 8), texts=None, exact_width=False, resizes=False, recolours=False)
+    _, made = convert([Item("0", None, pixels), Item("1", None, wide)], bad=None)
+    assert np.array_equal(made.numpy(), np.stack([pixels, pixels]))
+    with pytest.warns(UserWarning, match=r"1 of 2 images .* first: 1 \(20x6 grey\)"):
+        convert.warn()
+
+
+def test_a_damaged_card_and_a_wrong_device_are_named(finished: Result, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    for card, problem in (("{", "its card is damaged"), ("{}", "it has no method, seed")):
+        metadata = {"format": FORMAT, "card": card}
+        save_tensors(file, {"head.weight": torch.zeros(1)}, metadata=metadata)
+        with pytest.raises(ValueError, match=f"model.safetensors: .*{problem}"):
+            fedaux.load(file)
+    good = finished.directory / "models" / "fedaux-seed0-flat.safetensors"
+    with pytest.raises(ValueError, match=r"--device gpu \(device=\): should be auto, cpu"):
+        fedaux.load(good, device="gpu")
+
+
+def test_a_choice_among_several_models_is_asked_for(
+    digits: Path, finished: Result, tmp_path: Path
+) -> None:
+    run = str(finished.directory)
+    done = called("predict", run, str(digits), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "4 models; choose one with --method and --prototype" in done.stderr
+    assert "fedavg+p, seed 0, flat, accuracy" in done.stderr
+    done = called("export", run, "--method", "fedaus", cwd=tmp_path)
+    assert "it has fedaux, fedavg+p; did you mean fedaux?" in done.stderr
+    with pytest.raises(ValueError, match="choose one with --prototype"):
+        finished.model("fedaux")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no trained models"):
+        fedaux.load(tmp_path / "empty")
+    h0 = next((finished.directory / "pretrained").glob("*.safetensors"))
+    with pytest.raises(ValueError, match="is no trained model; should be a file in the folder"):
+        fedaux.load(h0)
+
+
+def test_linear_mode_leaves_a_whole_network(digits: Path, tmp_path: Path) -> None:
+    local = {"epochs": 3, "learning_rate": 0.05}
+    experiment = of_images(digits, mode="linear", method="fedaux", local=local)
+    result = fedaux.run(experiment, out=tmp_path / "run")
+    rows = predicted(result.directory, digits / "test", cwd=tmp_path)
+    figure = last_row(result, "fedaux")["accuracy"]
+    assert accuracy(rows, [Path(one["path"]).parent.name for one in rows]) == figure > 0.2
+    with safe_open(result.directory / "models/fedaux-seed0.safetensors", framework="pt") as file:
+        assert {name.partition(".")[0] for name in file.keys()} == {"features", "head"}  # noqa: SIM118
+
+
+def test_texts_with_their_vocabulary_inside(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    tested = news(60, seed=7)
+    write_csv(corpus / "news.csv", news(120))
+    write_csv(corpus / "public.csv", [(text, "") for text, _ in news(160, seed=3)])
+    write_csv(corpus / "new.csv", tested)
+    data = {"test": str(corpus / "new.csv")}
+    local = {"epochs": 6, "learning_rate": 1e-2}
+    result = fedaux.run(texts_of(corpus, data=data, local=local), out=tmp_path / "run")
+    figure = last_row(result, "fedaux")["accuracy"]
+    assert figure > 0.5
+    truth = [label for _, label in tested]
+    alone = (result.directory / "models/fedaux-seed0.safetensors").rename(
+        tmp_path / "m.safetensors"
+    )
+    rows = predicted(alone, corpus / "new.csv", cwd=tmp_path)
+    assert accuracy(rows, truth) == figure
+    assert [row["row"] for row in rows[:3]] == ["0", "1", "2"]
+    model = fedaux.load(alone)
+    by_text = model.predict([text for text, _ in tested])
+    assert by_text.names == [row["class"] for row in rows]
+    lines = [json.dumps({"note": text}) for text, _ in tested]
+    (tmp_path / "notes.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"has no column text; it has note; set --column"):
+        model.predict(tmp_path / "notes.jsonl")
+    noted = model.predict(tmp_path / "notes.jsonl", columns=["note"])
+    assert torch.equal(noted.probabilities, by_text.probabilities)
+    with pytest.raises(ValueError, match="is a model of texts"):
+        model.predict(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_bert_is_not_needed_any_more(
+    checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "checkpoint"
+    own.mkdir()
+    for file in checkpoint.iterdir():
+        (own / file.name).write_bytes(file.read_bytes())
+    prototypes = [{"name": "bert", "model": "tinybert", "options": {"checkpoint": str(own)}}]
+    experiment = texts_of(corpus, rounds=1, prototypes=prototypes)
+    result = fedaux.run(experiment, out=tmp_path / "run")
+    for file in own.iterdir():
+        file.unlink()
+    model = result.model()
+    assert model.card["options"]["checkpoint"] == ""
+    assert model.predict("Stocks rose.").probabilities.shape == (1, 3)
+
+
+PLUGIN = """
+from torch import nn
+from fedaux.models import MODELS, SplitModel
+
+def thin(image_shape, num_classes, *, width=4):
+    channels, height, side = image_shape
+    body = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * side, width), nn.ReLU())
+    return SplitModel(body, nn.Linear(width, num_classes), feature_width=width)
+
+MODELS["thin"] = thin
+"""
+
+
+def test_a_plugins_model_needs_its_file(digits: Path, tmp_path: Path) -> None:
+    plugin = tmp_path / "own.py"
+    plugin.write_text(PLUGIN, encoding="utf-8")
+    before = dict(plugins.LOADED)
+    fedaux.load_plugin(plugin)
+    try:
+        prototypes = [{"name": "thin", "model": "thin", "options": {"width": 6}}]
+        experiment = of_images(digits, method="fedavg", prototypes=prototypes)
+        result = fedaux.run(experiment, out=tmp_path / "run")
+    finally:
+        del fedaux.MODELS["thin"]
+        plugins.LOADED.clear()
+        plugins.LOADED.update(before)
+    with pytest.raises(
+        ValueError, match=r"its model 'thin' is not known here; the plugin .*own.py"
+    ):
+        result.model()
+    try:
+        rows = predicted(result.directory, digits / "test", "--plugin", plugin, cwd=tmp_path)
+    finally:
+        del fedaux.MODELS["thin"]
+        plugins.LOADED.clear()
+        plugins.LOADED.update(before)
+    truth = [Path(one["path"]).parent.name for one in rows]
+    assert accuracy(rows, truth) == last_row(result, "fedavg")["accuracy"]
+
+
+def test_a_finished_run_without_models_gets_them_when_it_is_resumed(
+    digits: Path, tmp_path: Path
+) -> None:
+    experiment = of_images(digits, method="fedavg")
+    result = fedaux.run(experiment, out=tmp_path / "run")
+    file = tmp_path / "run/models/fedavg-seed0.safetensors"
+    pixels = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+    before = result.model().predict(pixels).probabilities
+    file.unlink()
+    again = fedaux.run(experiment, out=tmp_path / "run", resume=True)
+    assert torch.equal(again.model().predict(pixels).probabilities, before)
+
+
+def normalised(image_shape: tuple[int, int, int], num_classes: int) -> SplitModel:
+    layers = nn.Conv2d(image_shape[0], 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten()
+    return SplitModel(nn.Sequential(*layers), nn.Linear(216, num_classes), feature_width=216)
+
+
+def test_batch_statistics_predict_as_they_were_measured(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fedaux.MODELS, "normalised", normalised)
+    experiment = of_images(
+        digits,
+        method="fedavg",
+        prototypes=[{"name": "own", "model": "normalised"}],
+        rounds=1,
+        batch_normalisation={"server": "batch"},
+        evaluation={"batch_size": 50},
+    )
+    result = fedaux.run(experiment, out=tmp_path / "run")
+    rows = predicted(result.directory, digits / "test", cwd=tmp_path)
+    truth = [Path(one["path"]).parent.name for one in rows]
+    assert accuracy(rows, truth) == last_row(result, "fedavg")["accuracy"]
+    done = called("export", str(result.directory), "--format", "torchscript", cwd=tmp_path)
+    assert "normalises by the statistics of each batch" in done.stderr
+
+
+def test_export_copies_the_file(digits: Path, finished: Result, tmp_path: Path) -> None:
+    choice = ("--method", "fedavg+p", "--prototype", "small")
+    done = called("export", str(finished.directory), *choice, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "fedavg+p, seed 0, small, accuracy" in done.stdout
+    assert "Not protected: The model updates" in done.stdout
+    copy = fedaux.load(tmp_path / "fedavg_p-seed0-small.safetensors")
+    original = finished.model("fedavg+p", prototype="small")
+    image = digits / "test"
+    assert torch.equal(copy.predict(image).probabilities, original.predict(image).probabilities)
+
+
+def test_a_format_that_is_not_available_is_named(
+    finished: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedaux.running.model_export.find_spec", lambda name: None)
+    file = str(finished.directory / "models" / "fedaux-seed0-flat.safetensors")
+    done = called("export", file, "--format", "onnx", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "needs the package onnx and onnxscript: pip install 'fedaux[onnx]'" in done.stderr
+    done = called("export", file, "--format", "keras", cwd=tmp_path)
+    assert "should be safetensors, torchscript, onnx" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("format", ["torchscript", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_exported_networks_predict_alike(
+    format: str, digits: Path, finished: Result, tmp_path: Path
+) -> None:
+    model = finished.model("fedaux", prototype="small")
+    expected = model.predict(digits / "test")
+    pixels = torch.stack(
+        [torch.from_numpy(np.array(Image.open(file)))[None] for file in expected.inputs]
+    )
+    choice = ("--method", "fedaux", "--prototype", "small", "--format", format)
+    done = called("export", str(finished.directory), *choice, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    if format == "torchscript":
+        extra = {"card.json": ""}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            network = torch.jit.load(tmp_path / "fedaux-seed0-small.pt", _extra_files=extra)
+            found = network(pixels)
+        card = extra["card.json"]
+    else:
+        runtime = pytest.importorskip("onnxruntime")
+        session = runtime.InferenceSession(tmp_path / "fedaux-seed0-small.onnx")
+        found = torch.from_numpy(session.run(None, {"inputs": pixels.numpy()})[0])
+        card = session.get_modelmeta().custom_metadata_map["card"]
+    assert json.loads(card) == model.card
+    assert torch.allclose(found.double(), expected.probabilities, atol=1e-5)
