@@ -94,7 +94,7 @@ def lacks_models(directory: RunDirectory, method: str, seed: int) -> bool:
 
 def whole_network(progress: Progress, prototype: str) -> Weights:
     """Return the weights of f = head after features; in linear mode the features are h0's."""
-    weights = progress.state.weights[prototype]
+    weights = progress.state.final[prototype]
     if any(name.startswith("features.") for name in weights):
         return weights
     frozen = progress.preparation.extractors.get(prototype, {})
