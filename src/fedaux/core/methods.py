@@ -7,6 +7,7 @@ from typing import Literal
 
 STARTS = ("scratch", "pretrained")
 MEMORIES = ("predictions", "weights")
+EXCHANGES = ("models", "nothing", "data")
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Method:
     """Whether clients release certainty scores in the preparation phase."""
     memory: tuple[Literal["predictions", "weights"], ...] = ()
     """What counts of absent clients (`+m`): predictions for the teacher, weights in the average."""
+    exchange: Literal["models", "nothing", "data"] = "models"
+    """What clients share: models; nothing (each trains alone); data (one model of all of it)."""
 
     def __post_init__(self) -> None:
         if self.start not in STARTS:
@@ -38,6 +41,26 @@ class Method:
             raise ValueError(
                 f"method {self.name}: remembers predictions and has no teacher that would use them"
             )
+        if self.exchange not in EXCHANGES:
+            raise ValueError(
+                f"method {self.name}: exchange = {self.exchange!r}; should be one of "
+                f"{', '.join(EXCHANGES)}"
+            )
+        if self.exchange != "models" and (self.teacher is not None or self.scores):
+            raise ValueError(
+                f"method {self.name}: exchange = {self.exchange!r}, so there is no teacher and "
+                "there are no scores; should be 'models'"
+            )
+        if self.exchange == "nothing" and "weights" not in self.memory:
+            raise ValueError(
+                f"method {self.name}: exchange = 'nothing', so each client goes on from its own "
+                "model; memory should contain 'weights'"
+            )
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it is no federated method, but what such a method is compared with."""
+        return self.exchange != "models"
 
     def looks_at(self, key: str) -> bool:
         """Whether a setting has an effect: no teacher, no distillation; no proximal term, no mu."""
@@ -71,5 +94,11 @@ METHODS: dict[str, Method] = {
         scores=True,
         memory=("predictions",),
     ),
+    "local-only": Method("local-only", start="scratch", memory=("weights",), exchange="nothing"),
+    "local-only+p": Method(
+        "local-only+p", start="pretrained", memory=("weights",), exchange="nothing"
+    ),
+    "pooled": Method("pooled", start="scratch", exchange="data"),
+    "pooled+p": Method("pooled+p", start="pretrained", exchange="data"),
 }
 """`fedaux` averages probabilities, as the paper's theory does; `fedaux+logits` is its Eq. 3."""

@@ -206,8 +206,10 @@ def play_round(
     with phase("train"):
         present = [train_member(task, preparation, state, client) for client in chosen]
     absent = absent_members(task, state, chosen)
-    with phase("average"):
-        weights = {**state.weights, **average_by_prototype([*present, *absent])}
+    weights = dict(state.weights)
+    if method.exchange != "nothing":
+        with phase("average"):
+            weights |= average_by_prototype([*present, *absent])
     if method.teacher is not None:
         with phase("teach"):
             present = [with_logits(preparation, member) for member in present]
@@ -222,8 +224,11 @@ def play_round(
                     section=task.experiment.distillation,
                     generator=seeding.generator(task.seed, "distillation", round=number, part=name),
                 )
+    models = [*weights.items()]
+    if method.exchange == "nothing":  # the clients' own models count, not the server's
+        models = [(member.prototype, member.weights) for member in (*present, *absent)]
     with phase("evaluate"):
-        row = {"round": number, "clients": chosen, **evaluate(task, preparation, weights)}
+        row = {"round": number, "clients": chosen, **evaluate(task, preparation, models)}
     memory = {member.client: remembered(member, method) for member in present if method.memory}
     return State(number, weights, {**state.memory, **memory}), row
 
@@ -236,11 +241,12 @@ def select(task: Task, number: int) -> list[int]:
 
 
 def train_member(task: Task, preparation: Preparation, state: State, client: int) -> Member:
-    """Train one client from the server's model of its prototype."""
+    """Train one client from the server's model of its prototype or, alone, from its own."""
     name, rows, number = task.prototype_of[client], task.parts[client], state.round + 1
+    alone = task.method.exchange == "nothing" and client in state.memory
     weights = train_client(
         preparation.models[name],
-        state.weights[name],
+        state.memory[client].weights if alone else state.weights[name],
         preparation.images[name][rows],
         task.labels[rows],
         section=task.experiment.local,
@@ -318,15 +324,23 @@ def teach(task: Task, preparation: Preparation, members: Sequence[Member], numbe
     return soft_labels(logits, weights_KN, of_probabilities=of_probabilities)
 
 
-def evaluate(task: Task, preparation: Preparation, weights: dict[str, Weights]) -> dict[str, Any]:
-    """Return accuracy and cross-entropy on the test data, means over prototypes."""
-    accuracies, losses = {}, []
-    for name, model in preparation.models.items():
-        logits = predict(model, weights[name], preparation.test_images[name])
-        accuracies[name] = float((logits.argmax(dim=1) == task.test_labels).double().mean())
+def evaluate(
+    task: Task, preparation: Preparation, models: Sequence[tuple[str, Weights]]
+) -> dict[str, Any]:
+    """Return accuracy and cross-entropy on the test data, means over models of prototypes."""
+    accuracies: dict[str, list[float]] = {}
+    losses = []
+    for name, weights in models:
+        logits = predict(preparation.models[name], weights, preparation.test_images[name])
+        accuracy = float((logits.argmax(dim=1) == task.test_labels).double().mean())
+        accuracies.setdefault(name, []).append(accuracy)
         losses.append(float(functional.cross_entropy(logits, task.test_labels)))
-    means = {"accuracy": float(np.mean([*accuracies.values()])), "loss": float(np.mean(losses))}
-    return {**means, "accuracy_by_prototype": accuracies}
+    every = [accuracy for own in accuracies.values() for accuracy in own]
+    return {
+        "accuracy": float(np.mean(every)),
+        "loss": float(np.mean(losses)),
+        "accuracy_by_prototype": {name: float(np.mean(own)) for name, own in accuracies.items()},
+    }
 
 
 # The parts: functions of models, weights and tensors.

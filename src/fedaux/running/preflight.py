@@ -26,6 +26,11 @@ from fedaux.privacy.mechanisms import MECHANISMS
 
 ANY_CLASSES = 2
 """Number of classes of models whose head is not used."""
+NOT_FEDERATED = {
+    "data": "needs all private data in one place, and in a federation it stays at the nodes",
+    "nothing": "each client trains alone, so the nodes have nothing to send to a server",
+}
+"""Why a method that only serves for comparison cannot run in a federation, by `exchange`."""
 OPTIONAL_HINT = "; labelled data is optional: --set data.source=none"
 """Added by `fedaux pretrain` to problems of labelled data."""
 
@@ -68,6 +73,11 @@ def problems_of(
         problems += _missing_test(experiment.data)
         if experiment.text is not None:
             problems.append("text: not supported in a federation; use the simulator")
+        problems += [
+            f"method = {name!r}: {NOT_FEDERATED[METHODS[name].exchange]}; run it in the simulator"
+            for name in experiment.method
+            if name in METHODS and METHODS[name].is_bound
+        ]
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
             problems += _size_problems(experiment)

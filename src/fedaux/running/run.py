@@ -19,14 +19,14 @@ from torch import Tensor
 
 import fedaux
 from fedaux import seeding
-from fedaux.config import Experiment
+from fedaux.config import Experiment, ExperimentFields
 from fedaux.core.compute import CLIENTS_AT_ONCE, Compute, compute_for, inference_batch
 from fedaux.core.messages import Clients, Weights
 from fedaux.core.methods import METHODS
 from fedaux.core.preparation import prepare
 from fedaux.core.round import Federation
 from fedaux.core.simulation import SimulatedClients
-from fedaux.core.task import Callback, State, Task, assign_prototypes
+from fedaux.core.task import Callback, State, Task, population
 from fedaux.data import LabelledData, load_both, split_auxiliary, split_dirichlet
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.fast import best_backend
@@ -100,7 +100,7 @@ def run(
     return run_with_clients(
         experiment,
         inputs,
-        simulated(experiment, inputs.data),
+        simulated(inputs.data),
         path=run_path(experiment, out),
         resume=resume,
         callback=callback or NullCallback(),
@@ -108,11 +108,9 @@ def run(
     )
 
 
-def simulated(experiment: Experiment, data: LabelledData) -> Callable[[Task], Clients]:
+def simulated(data: LabelledData) -> Callable[[Task], Clients]:
     """Return a factory of simulated clients for a task."""
-    return lambda task: SimulatedClients(
-        task, data.images, data.labels, split_for(experiment, data, task.seed)
-    )
+    return lambda task: SimulatedClients(task, data.images, data.labels, client_parts(task, data))
 
 
 def prepare_device(experiment: Experiment) -> torch.device:
@@ -187,7 +185,7 @@ class ExperimentRunner:
         self._experiment = experiment
         self._directory = directory
         self._compute = compute or compute_for(experiment.engine, auxiliary.device, experiment.data)
-        self._clients = clients or simulated(experiment, data)
+        self._clients = clients or simulated(data)
         self._data = data
         self._auxiliary = auxiliary
         self._content = content_digest(auxiliary)
@@ -252,13 +250,14 @@ class ExperimentRunner:
             features = FeatureCache(self._compute, batch_size=batch_size, folder=store)
             for part, own in zip(parts, rows, strict=True):
                 features.tell(part, whole=self._auxiliary, rows=own)
+        experiment, prototype_of = population(self._experiment, METHODS[method])
         return Task(
-            experiment=self._experiment,
+            experiment=experiment,
             method=METHODS[method],
             seed=seed,
             input_shape=self._data.input_shape,
             num_classes=len(self._data.classes),
-            prototype_of=assign_prototypes(self._experiment),
+            prototype_of=prototype_of,
             negatives=parts[0],
             distill_images=parts[1],
             test_images=placed(self._data.test_images),
@@ -314,7 +313,17 @@ class ExperimentRunner:
         return first and not (self._directory.path / "scores.safetensors").exists()
 
 
-def split_for(experiment: Experiment, data: LabelledData, seed: int) -> list[NDArray[np.int64]]:
+def client_parts(task: Task, data: LabelledData) -> list[NDArray[np.int64]]:
+    """Return the examples of each client of a task; those of pooled data hold all of them."""
+    parts = split_for(task.experiment, data, task.seed)
+    if task.method.exchange == "data":
+        return [np.sort(np.concatenate(parts))] * len(task.prototype_of)
+    return parts
+
+
+def split_for(
+    experiment: ExperimentFields, data: LabelledData, seed: int
+) -> list[NDArray[np.int64]]:
     """Return the examples of each client: `data.clients`, or a split that depends on the seed."""
     if data.clients is not None:
         return list(data.clients)
