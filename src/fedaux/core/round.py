@@ -200,6 +200,7 @@ class Federation:
                 generator=lambda: seeding.generator(task.seed, "bayesian", round=log.round),
                 num_classes=task.num_classes,
             )
+        log.lesson = lesson
         log.dropped |= lesson.unusable
         return lesson
 

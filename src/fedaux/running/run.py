@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +37,7 @@ from fedaux.models import SplitModel
 from fedaux.pretrain import H0Request, content_digest, pretrained_extractor, shared_store
 from fedaux.privacy.mechanisms import Public
 from fedaux.running import plugins, preflight, tensorboard
+from fedaux.running.privacy_plan import noise_warnings
 from fedaux.running.run_directory import Progress, RunDirectory
 from fedaux.running.summary import summarise
 
@@ -105,6 +107,9 @@ def run(
         resume=resume,
         callback=callback or NullCallback(),
         tables=lambda: split_tables(experiment, inputs.data),
+        sizes=lambda: [
+            len(part) for part in split_for(experiment, inputs.data, experiment.seeds[0])
+        ],
     )
 
 
@@ -134,19 +139,35 @@ def run_with_clients(
     resume: bool,
     callback: Callback,
     tables: Callable[[], Mapping[str, Any]] | None = None,
+    sizes: Callable[[], Sequence[int]] | None = None,
 ) -> Result:
     """Run every method and seed with any clients; the server uses test data and class names only.
 
-    `tables` returns the content of split.json, if the split is known.
+    `tables` returns the content of split.json and `sizes` the clients' numbers of examples, if
+    they are known. Warns before pretraining if noise drowns the scores, and at the end if one
+    client or class has most of the weight on public data.
     """
     data, auxiliary, compute = inputs.data, inputs.auxiliary, inputs.compute
     preflight.check_data(experiment, data, auxiliary)
     if resume:
         plugins.check_same(path)
+    drowned = (
+        []
+        if sizes is None
+        else noise_warnings(
+            experiment,
+            sizes(),
+            input_shape=data.input_shape,
+            num_negatives=round(experiment.auxiliary.negatives_fraction * len(auxiliary)),
+        )
+    )
+    for line in drowned:
+        warnings.warn(line, stacklevel=3)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
         save_json(path / "environment.json", environment(compute))
         if tables is not None:
             save_json(path / "split.json", tables())
+        save_json(path / "warnings.json", {"noise": drowned})
         directory.write_metrics()
         directory.write_ledger()
         with tensorboard.event_files(directory, callback) as both:
@@ -164,7 +185,12 @@ def run_with_clients(
         directory.write_metrics()
         summary = write_summary(directory)
         from fedaux.report import write_report  # a slow import
+        from fedaux.report.public_weight import concentration_warnings
+        from fedaux.report.run import client_names
 
+        rows = [row for header in directory.headers() for row in header["rows"]]
+        for line in concentration_warnings(rows, data.classes, client_names(path)):
+            warnings.warn(line, stacklevel=3)
         write_report(path)
     return Result(path, summary)
 
@@ -349,7 +375,7 @@ def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
     drawn = (
         {"alpha": experiment.split.alpha}
         if data.clients is None
-        else {"clients": list(experiment.data.clients)}
+        else {"clients": list(experiment.data.clients), "names": list(experiment.data.client_names)}
     )
     return {"classes": list(data.classes), **drawn, "tables": tables}
 
