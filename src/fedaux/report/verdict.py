@@ -117,14 +117,17 @@ def _effect(
 def _against_bounds(accuracies: Accuracies, run: Mapping[str, Method], hero: str) -> str:
     parts, shown = [], 0.0
     for exchange, bound in (("nothing", "training alone"), ("data", "training on pooled data")):
-        name = _nearest(
-            accuracies, run, hero, None, lambda one, kind=exchange: one.exchange == kind
-        ) or _best(accuracies, run, lambda one, kind=exchange: one.exchange == kind)
+        fits = _exchanges(exchange)
+        name = _nearest(accuracies, run, hero, (), fits) or _best(accuracies, run, fits)
         found = _difference(accuracies, hero, name) if name else None
         if found is not None:
             parts.append(_compared(found, f"{bound} ({name}, {found.second:.1f} %)"))
             shown = found.first
     return f"{hero} ({shown:.1f} %) {' and '.join(parts)}." if parts else ""
+
+
+def _exchanges(kind: str) -> Callable[[Method], bool]:
+    return lambda method: method.exchange == kind
 
 
 def _compared(found: _Difference, rival: str) -> str:
@@ -145,17 +148,17 @@ def _nearest(
     accuracies: Accuracies,
     run: Mapping[str, Method],
     name: str | None,
-    free: tuple[str, ...] | None,
+    free: tuple[str, ...],
     fits: Callable[[Method], bool],
 ) -> str | None:
     """Return the method of a kind with the same start that differs least besides `free` fields."""
-    same = [one for one in run if name and run[one].start == run[name].start and fits(run[one])]
     if name is None:
         return None
+    same = [one for one in run if run[one].start == run[name].start and fits(run[one])]
     return min(
         same,
         key=lambda one: (
-            _differ(run[name], run[one], free or SCORING),
+            _differ(run[name], run[one], free),
             -fmean(accuracies[one].values()),
         ),
         default=None,
