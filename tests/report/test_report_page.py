@@ -178,8 +178,8 @@ def test_the_weight_on_public_data_is_shown_and_most_of_it_is_a_warning(
     page = html.unescape(write_report(directory).read_text())
     assert page.count('<p class="notice">') == 3
     assert noise in page
-    assert "hospital_0 has 80% of the weight on public data" in page
-    assert "class 0 has 82% of the soft labels on public data" in page
+    assert "hospital_0 has 80 % of the weight on public data" in page
+    assert "class 0 has 82 % of the soft labels on public data" in page
     assert "hospital_4" in page
     assert not re.search(r"\bclient \d", page)
 

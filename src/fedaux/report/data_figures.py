@@ -11,7 +11,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.collections import EllipseCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedaux.report.figures import BLUE, FADE, TINT, WIDTH, new_figure, shorten
 from fedaux.report.run import Array
@@ -201,18 +201,17 @@ def weight_bars(
     grid = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, (what, weights, equal), width in zip(grid, panels, longest, strict=True):
         names, room = list(weights), (WIDTH - 50) / max(len(weights), 1)
-        axes.bar(range(len(names)), list(weights.values()), color=BLUE, width=0.8)
-        axes.axhline(equal, color=INK, linewidth=1, linestyle=(0, (4, 2)))
+        axes.bar(range(len(names)), [100 * own for own in weights.values()], color=BLUE)
+        axes.axhline(100 * equal, color=INK, linewidth=1, linestyle=(0, (4, 2)))
         axes.set_xlim(-0.6, len(names) - 0.4)
         _name_ticks(axes, "x", names, room=room, rotation=90 if width > room else 0)
-        axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
         axes.set_axisbelow(True)
         axes.grid(True, axis="y")
         axes.tick_params(axis="x", length=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel(what)
-        axes.set_ylabel("weight")
+        axes.set_ylabel("weight, %")
     return figure
 
 

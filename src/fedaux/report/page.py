@@ -244,6 +244,12 @@ def _results(runs: Runs) -> str:
     every = html.download(
         "records", Table(fields, records), text="Save every run, method and seed (CSV)"
     )
+    if any(is_bound(row["method"]) for row in rows):
+        body += html.note(
+            "Two rows are bounds, not rivals: local-only is the mean accuracy of clients that each "
+            "train alone, pooled is one model trained on all data in one place. Both train in "
+            "every round."
+        )
     body += html.note(
         "The best round is the maximum over the rounds. Choosing it takes the test data, so the "
         f"last round is the fair number. (ε, δ) is the cost of {covered}, for the client that "

@@ -64,22 +64,26 @@ def concentration_warnings(
         found[method, what] = max(found.get((method, what), (0.0, "")), (weight, line))
 
     for (method, seed), spread in spreads(rows).items():
+        where = f"{method}, seed {seed}"
         if spread.by_client and spread.teachers > 1:
             client, weight = max(spread.by_client.items(), key=lambda one: one[1])
+            line = (
+                f"{where}: {client_label(client, names)} has {_percent(weight)} of the weight on "
+                "public data in the rounds it teaches (equal weights: "
+                f"{_percent(1 / spread.teachers)}), so the other clients hardly teach"
+            )
             if weight > most(spread.teachers):
-                line = (
-                    f"{method}, seed {seed}: {client_label(client, names)} has {weight:.0%} of the "
-                    "weight on public data in the rounds it teaches (equal weights: "
-                    f"{1 / spread.teachers:.0%}), so the other clients hardly teach"
-                )
                 compare(method, "client", weight, line)
         label, weight = max(enumerate(spread.by_class), key=lambda one: one[1])
+        line = (
+            f"{where}: class {classes[label] if classes else label} has {_percent(weight)} of the "
+            f"soft labels on public data (equal shares: {_percent(1 / len(spread.by_class))}), so "
+            "the server learns little of the others"
+        )
         if weight > most(len(spread.by_class)):
-            name = classes[label] if classes else label
-            line = (
-                f"{method}, seed {seed}: class {name} has {weight:.0%} of the soft labels on "
-                f"public data (equal shares: {1 / len(spread.by_class):.0%}), so the server learns "
-                "little of the others"
-            )
             compare(method, "class", weight, line)
     return [line for _, line in found.values()]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -215,8 +215,8 @@ def classes_section(runs: Runs) -> str:
         for (label, guess), number in np.ndenumerate(own)
     ]
     caption = (
-        f"How {hero} classifies the test examples of each class in the last round; each row sums "
-        "to 1."
+        f"How {hero} classifies the test examples of each class in the last round, in %; each row "
+        "sums to 100."
     )
     numbers = Table(("method", "class", "predicted", "examples"), data)
     body += html.picture(figure, "confusion", caption, numbers)

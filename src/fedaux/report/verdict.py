@@ -44,7 +44,7 @@ def verdict(accuracies: Accuracies) -> list[str]:
     equal = _nearest(
         accuracies, run, scored, SCORING, lambda one: bool(one.teacher) and not one.scores
     ) or _best(accuracies, run, lambda method: bool(method.teacher) and not method.scores)
-    distilled = equal or scored
+    distilled = scored or equal
     averaged = _nearest(
         accuracies, run, distilled, DISTILLING, lambda one: not one.teacher and not one.is_bound
     )
@@ -52,15 +52,20 @@ def verdict(accuracies: Accuracies) -> list[str]:
     if scored and equal and run[scored].start == run[equal].start:
         exact = _differ(run[scored], run[equal], SCORING) == 0
         what = "Weighting clients by their scores", "equal weights"
-        sentences.append(_effect(accuracies, scored, equal, *what, exact=exact))
+        sentences.append(f"{_effect(accuracies, scored, equal, *what, exact=exact)}.")
     if distilled and averaged:
         exact = _differ(run[distilled], run[averaged], DISTILLING) == 0
-        what = f"Distillation{'' if equal else ' with scores'}", "averaging alone"
-        sentences.append(_effect(accuracies, distilled, averaged, *what, exact=exact))
+        what = f"Distillation{' with scores' if scored else ''}", "averaging alone"
+        effect = _effect(accuracies, distilled, averaged, *what, exact=exact)
+        also = ""
+        if scored and equal and run[equal].start == run[averaged].start:
+            found = _difference(accuracies, equal, averaged)
+            also = f"; {equal} {_compared(found, averaged)}" if found else ""
+        sentences.append(f"{effect}{also}.")
     hero = scored or _best(accuracies, run, lambda method: not method.is_bound)
     if hero:
         sentences.append(_against_bounds(accuracies, run, hero))
-    return [sentence for sentence in sentences if sentence]
+    return [sentence for sentence in sentences if sentence.strip(".")]
 
 
 @dataclass(frozen=True)
@@ -106,12 +111,12 @@ def _effect(
     figures = f"{first} {found.first:.1f} %, {second} {found.second:.1f} %"
     if not exact:
         rival = f"{second}, the nearest method with {over}"
-        return f"{first} {_compared(found, rival)} ({figures})."
+        return f"{first} {_compared(found, rival)} ({figures})"
     if found.tie:
-        return f"{what} ties with {over}, {found.size(sign=True)} ({figures})."
+        return f"{what} ties with {over}, {found.size(sign=True)} ({figures})"
     verb = "adds" if found.points > 0 else "loses"
     joint = "over" if found.points > 0 else "against"
-    return f"{what} {verb} {found.size()} {joint} {over} ({figures})."
+    return f"{what} {verb} {found.size()} {joint} {over} ({figures})"
 
 
 def _against_bounds(accuracies: Accuracies, run: Mapping[str, Method], hero: str) -> str:
