@@ -80,7 +80,7 @@ def concentration_warnings(
             f"soft labels on public data (equal shares: {_percent(1 / len(spread.by_class))}), so "
             "the server learns little of the others"
         )
-        if weight > most(len(spread.by_class)):
+        if len(spread.by_class) > 1 and weight > most(len(spread.by_class)):
             compare(method, "class", weight, line)
     return [line for _, line in found.values()]
 
