@@ -166,7 +166,8 @@ def _verdict(runs: Runs) -> str:
     sentences = "".join(f"<li>{escape(line)}</li>\n" for line in verdict(accuracies))
     warnings = list(dict.fromkeys(line for run in runs.runs.values() for line in _warnings(run)))
     return (f'<ul class="verdict">\n{sentences}</ul>\n' if sentences else "") + "".join(
-        f'<p class="notice"><strong>Warning:</strong> {escape(line)}</p>\n' for line in warnings
+        f'<p class="notice"><strong>Warning:</strong> {escape(line.rstrip("."))}.</p>\n'
+        for line in warnings
     )
 
 
@@ -246,9 +247,8 @@ def _results(runs: Runs) -> str:
     )
     if any(is_bound(row["method"]) for row in rows):
         body += html.note(
-            "Two rows are bounds, not rivals: local-only is the mean accuracy of clients that each "
-            "train alone, pooled is one model trained on all data in one place. Both train in "
-            "every round."
+            "local-only and pooled are bounds, not rivals: the mean accuracy of clients that each "
+            "train alone, and one model trained on all data in one place. All train in every round."
         )
     body += html.note(
         "The best round is the maximum over the rounds. Choosing it takes the test data, so the "
