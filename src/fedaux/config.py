@@ -143,6 +143,13 @@ class Data(_Dataset):
         """Whether there is labelled data."""
         return self.source != NO_DATA
 
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """Names of clients with their own files: what distinguishes the paths; empty otherwise."""
+        from fedaux.formatting import distinct_names  # late: a round needs no text
+
+        return distinct_names(self.clients)
+
 
 class Auxiliary(_Dataset):
     """The server's public unlabeled data D_aux, split into negatives D- and the distill set."""

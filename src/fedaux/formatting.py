@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 UNKNOWN = "–"
@@ -84,6 +85,27 @@ def interval(values: Iterable[Any], *, form: Callable[[float], str] = count) -> 
 def plural(number: int, noun: str) -> str:
     """Return "1 run", "2 runs"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def distinct_names(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return what distinguishes paths: "a" and "b" for data/a/train.csv and data/b/train.csv."""
+    parts = [re.split(r"[/\\]+", path.rstrip("/\\")) for path in paths]
+    for end in (0, -1) if len(parts) > 1 else ():
+        while min(map(len, parts)) > 1 and len({own[end] for own in parts}) == 1:
+            parts = [own[1:] if end == 0 else own[:-1] for own in parts]
+    names = ["/".join(own if len(parts) > 1 else own[-1:]) for own in parts]
+    endings = {PurePosixPath(name).suffix for name in names}
+    if len(endings) == 1 and (ending := endings.pop()):
+        names = [name.removesuffix(ending) for name in names]
+    twice = {name for name in names if names.count(name) > 1}
+    return tuple(
+        f"{name} ({number})" if name in twice else name for number, name in enumerate(names)
+    )
+
+
+def client_label(client: int, names: Sequence[str]) -> str:
+    """Return a client's name, or "client 3" if it has none."""
+    return names[client] if client < len(names) else f"client {client}"
 
 
 def setting_text(value: Any) -> str:

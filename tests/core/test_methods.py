@@ -46,7 +46,10 @@ def same_round(
     return after, row, expected, expected_row
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.trains])
+FEDERATED = [name for name, method in METHODS.items() if method.trains and not method.is_bound]
+
+
+@pytest.mark.parametrize("method", FEDERATED)
 def test_a_round_is_the_algorithm_written_out(method: str, tmp_path: Path) -> None:
     server, state, _, _ = federation(
         tmp_path, method=method, participation_rate=0.75, bayesian={"samples": 2}
@@ -128,7 +131,7 @@ def first_two_rounds(
     return server, middle, after, row
 
 
-@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.memory])
+@pytest.mark.parametrize("method", [name for name in FEDERATED if METHODS[name].memory])
 def test_absent_clients_are_counted_with_their_last_answers(method: str, tmp_path: Path) -> None:
     server, middle, after, row = first_two_rounds(
         tmp_path, method, memory={"discount": 0.25}, seeds=[3]
@@ -150,6 +153,115 @@ def test_absent_clients_are_counted_with_their_last_answers(method: str, tmp_pat
     }
     forgetful, _ = plain.play_round(task, preparation, replace(before, memory={}))
     assert distance(expected.weights["cnn"], forgetful.weights["cnn"]) > 5e-4
+
+
+@pytest.mark.parametrize("start", ["", "+p"])
+def test_local_only_is_each_client_trained_by_itself(start: str, tmp_path: Path) -> None:
+    """Two rounds, in which every client goes on from its own model and the server's never
+    moves."""
+    server, state, clients, experiment = federation(
+        tmp_path, method=f"local-only{start}", participation_rate=0.5
+    )
+    middle, first, own, own_first = same_round(server, state)
+    after, second, expected, expected_second = same_round(server, middle)
+    assert same_weights(after, state)
+    assert first["clients_answered"] == second["clients_answered"] == [0, 1, 2, 3]
+    assert first["bytes_up"] == first["bytes_down"] == second["bytes_up"] == 0
+    accuracies = []
+    for client in range(4):
+        weights = state.weights
+        for number in (1, 2):
+            request = TrainRequest(number, weights, experiment.local, 0.0, 0)
+            (update,) = clients.inner.train([client], request)
+            weights = {"cnn": update.weights}
+        kept = {
+            name.removeprefix("weights/"): tensor
+            for name, tensor in after.memory[client].tensors.items()
+            if name.startswith("weights/")
+        }
+        assert distance(kept, weights["cnn"]) == 0
+        assert distance(kept, expected.memory[client].weights) < 5e-5
+        assert distance(kept, own.memory[client].weights) > 5e-3  # the second round goes on
+        logits = server.server_models["cnn"].test_logits(weights["cnn"])
+        accuracies.append(float((logits.argmax(dim=1) == server.task.test_labels).float().mean()))
+    assert second["accuracy"] == pytest.approx(np.mean(accuracies), abs=1e-6)
+    for row, written in ((first, own_first), (second, expected_second)):
+        assert row["accuracy"] == pytest.approx(written["accuracy"], abs=1 / 359)
+        assert row["loss"] == pytest.approx(written["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("start", ["", "+p"])
+def test_pooled_is_one_model_trained_on_all_data(start: str, tmp_path: Path) -> None:
+    """Two rounds are two fresh optimizers over all examples, however they are split."""
+    server, state, _, experiment = federation(
+        tmp_path, method=f"pooled{start}", participation_rate=0.25
+    )
+    middle, row, _, written = same_round(server, state)
+    after, _, expected, _ = same_round(server, middle)
+    assert row["clients_answered"] == [0]
+    assert row["bytes_up"] == row["bytes_down"] == 0
+    assert row["accuracy"] == pytest.approx(written["accuracy"], abs=1 / 359)
+    assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
+    data = load_labelled(experiment.data)
+    model = build_models(server.task)["cnn"]
+    model.load_state_dict(state.weights["cnn"])
+    for number in (1, 2):
+        optimizer = torch.optim.Adam(model.parameters(), lr=experiment.local.learning_rate)
+        generator = seeding.generator(0, "local", round=number, client=0)
+        for _ in range(experiment.local.epochs):
+            order = generator.permutation(len(data.labels))
+            for begin in range(0, len(order), experiment.local.batch_size):
+                rows = order[begin : begin + experiment.local.batch_size]
+                inputs = data.images[rows].float() / 255
+                loss = functional.cross_entropy(model(inputs), data.labels[rows])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    assert distance(after.weights["cnn"], model.state_dict()) < 2e-3
+    assert distance(after.weights["cnn"], state.weights["cnn"]) > 2e-2
+
+
+def test_every_prototype_is_pooled_and_trained_alone(tmp_path: Path) -> None:
+    for method in ("pooled", "local-only"):
+        server, state, _, _ = federation(tmp_path / method, method=method, prototypes=MIXED)
+        _, row, _, written = same_round(server, state)
+        assert row["accuracy_by_prototype"].keys() == {"narrow", "flat", "deep"}
+        for name, accuracy in row["accuracy_by_prototype"].items():
+            assert accuracy == pytest.approx(written["accuracy_by_prototype"][name], abs=3 / 359)
+
+
+def test_local_only_survives_an_interruption(tmp_path: Path) -> None:
+    whole = fedaux.run(tiny(method="local-only", rounds=2), out=tmp_path / "whole").summary
+    fedaux.run(tiny(method="local-only", rounds=1), out=tmp_path / "broken")
+    recipe = tmp_path / "broken" / "config.toml"
+    recipe.write_text(recipe.read_text().replace("rounds = 1", "rounds = 2"))
+    resumed = fedaux.run(
+        tiny(method="local-only", rounds=2), out=tmp_path / "broken", resume=True
+    ).summary
+    assert whole["rows"][0]["accuracy_mean"] == resumed["rows"][0]["accuracy_mean"]
+
+
+def test_bounds_are_refused_in_a_federation() -> None:
+    from fedaux.running.preflight import problems_of
+
+    found = problems_of(tiny(method=["pooled+p", "local-only", "fedavg"]), federated=True)
+    refused = [line for line in found if line.startswith("method")]
+    assert len(refused) == 2
+    assert "method = 'pooled+p': needs all private data in one place" in refused[0]
+    assert "method = 'local-only': each client trains alone" in refused[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"exchange": "gossip"}, "exchange = 'gossip'; should be one of models, nothing, data"),
+        ({"exchange": "data", "teacher": "mean"}, "so there is no teacher"),
+        ({"exchange": "nothing"}, "memory should contain 'weights'"),
+    ],
+)
+def test_impossible_exchanges_are_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Method("x", start="scratch", **changes)
 
 
 def test_a_memory_of_predictions_needs_a_teacher() -> None:
@@ -203,7 +315,7 @@ def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path: Path) -> None:
     model = build_models(server.task)["cnn"]
     model.load_state_dict(start.weights["cnn"])
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    part = split_for(server.task.experiment, data, 0)[0]  # type: ignore[arg-type]
+    part = split_for(server.task.experiment, data, 0)[0]
     for number in (1, 2, 3):
         order = part[seeding.generator(0, "local", round=number, client=0).permutation(len(part))]
         for begin in range(0, len(order), 32):

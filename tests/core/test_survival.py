@@ -154,8 +154,8 @@ def test_clients_that_diverge_are_back_when_they_can_be(tmp_path: Path) -> None:
 def test_an_infinite_test_loss_is_no_number_in_the_metrics(tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path, method="fedavg")
     huge = {name: torch.full_like(tensor, 1e38) for name, tensor in state.weights["cnn"].items()}
-    assert server.evaluate({"cnn": huge})["loss"] is None
-    assert server.evaluate(state.weights)["loss"] > 0
+    assert server.evaluate([("cnn", huge)])["loss"] is None
+    assert server.evaluate([*state.weights.items()])["loss"] > 0
 
 
 def test_members_too_old_to_count_are_not_averaged() -> None:

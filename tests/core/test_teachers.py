@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers import oracles
+from helpers.federations import federation, written_out
 from torch import Tensor
 
+from fedaux.core import plain
+from fedaux.core.methods import METHODS
 from fedaux.core.teachers import (
     TEACHERS,
     Ensemble,
@@ -157,3 +161,36 @@ def test_vanishing_scores_neither_divide_by_zero_nor_overflow() -> None:
         lambda ids: torch.tensor([[-2000.0], [-2001.0], [3000.0]]).expand(3, 5),
     )
     assert torch.allclose(certainty_teacher(extreme), torch.softmax(LOGITS[2], dim=1), atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["fedaux", "fedaux+logits", "feddf+p", "feddf+m", "fedbe"])
+def test_a_round_records_how_the_weight_on_public_data_is_spread(
+    method: str, tmp_path: Path
+) -> None:
+    """Mean weight of each client over the public examples, mean soft label of each class."""
+    server, state, _, _ = federation(
+        tmp_path, method=method, participation_rate=0.75, bayesian={"samples": 2}
+    )
+    _, row = server.play_round(state)
+    task, preparation, before = written_out(server, state)
+    members = [
+        plain.with_logits(preparation, plain.train_member(task, preparation, before, client))
+        for client in row["clients_answered"]
+    ]
+    targets = plain.teach(task, preparation, members, 1).tolist()
+    by_class = [sum(column) / len(targets) for column in zip(*targets, strict=True)]
+    assert row["public_weight_by_class"] == pytest.approx(by_class, abs=1e-4)
+    clients = row["clients_answered"]
+    if method == "fedbe":
+        assert row["public_weight_by_client"] == {}  # most of its teachers are no clients
+        return
+    expected = [1 / 3] * 3
+    if METHODS[method].scores:
+        scores = plain.log_scores(task, preparation, clients).double().exp().T.tolist()
+        shares = [[score / sum(own) for score in own] for own in scores]
+        expected = [sum(column) / len(shares) for column in zip(*shares, strict=True)]
+        assert max(expected) > 0.34  # there is something to see
+    assert row["public_weight_by_client"] == {
+        str(client): pytest.approx(weight, abs=1e-4)
+        for client, weight in zip(clients, expected, strict=True)
+    }

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 from helpers import oracles
+from sklearn import metrics
 
-from fedaux.core.weights import average, evaluate
+from fedaux.core.weights import average, evaluate, measure
 
 RNG = np.random.default_rng(0)
 
@@ -35,3 +36,38 @@ def test_evaluation_counts_and_averages() -> None:
     assert accuracy == 0.75
     right, wrong = np.log(1 + np.exp(-2)), np.log(1 + np.exp(2))
     assert loss == pytest.approx((3 * right + wrong) / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("classes", [3, 10])
+def test_figures_by_class_are_those_of_scikit_learn(classes: int) -> None:
+    generator = torch.Generator().manual_seed(classes)
+    labels = torch.randint(classes, (200,), generator=generator)
+    noise = torch.randn(200, classes, generator=generator)
+    logits = (2 * noise + torch.nn.functional.one_hot(labels, classes)).round()  # with ties
+    found, probabilities = measure(logits, labels), torch.softmax(logits.double(), dim=1)
+    predicted = logits.argmax(dim=1)
+    assert found["confusion"].tolist() == metrics.confusion_matrix(labels, predicted).tolist()
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(labels, predicted))
+    assert found["balanced_accuracy"] == pytest.approx(
+        metrics.balanced_accuracy_score(labels, predicted)
+    )
+    assert found["macro_f1"] == pytest.approx(
+        metrics.f1_score(labels, predicted, average="macro", zero_division=0)
+    )
+    assert found["auc"] == pytest.approx(
+        metrics.roc_auc_score(labels, probabilities, multi_class="ovr", average="macro")
+    )
+
+
+def test_figures_by_class_leave_out_classes_without_test_examples() -> None:
+    labels, logits = torch.tensor([0, 0, 1, 1]), torch.eye(4)[torch.tensor([0, 3, 1, 1])]
+    found = measure(logits, labels)
+    assert found["balanced_accuracy"] == pytest.approx((0.5 + 1) / 2)
+    assert found["macro_f1"] == pytest.approx(
+        metrics.f1_score(labels, logits.argmax(dim=1), labels=[0, 1], average="macro")
+    )
+    areas = [metrics.roc_auc_score(labels == c, torch.softmax(logits, dim=1)[:, c]) for c in (0, 1)]
+    assert found["auc"] == pytest.approx(sum(areas) / 2)
+    assert measure(logits, torch.zeros(4, dtype=torch.long))["auc"] is None
+    assert measure(logits.log(), labels)["auc"] == found["auc"] > 0.5  # of -inf and 0
+    assert measure(logits * torch.nan, labels)["auc"] is None

@@ -17,6 +17,7 @@ from fedaux.config_errors import inspect
 from fedaux.data import count_labelled, load_labelled
 from fedaux.data.labelled import union_of_classes
 from fedaux.recipes import load_experiment
+from fedaux.report.run import client_names
 from fedaux.running.preflight import problems_of
 from fedaux.running.run import split_for, split_table
 from fedaux.sweep import expand
@@ -106,6 +107,9 @@ def test_a_run_splits_nothing(tmp_path: Path, hospitals: tuple[str, ...]) -> Non
     ):
         assert one.tolist() == other.tolist()
     assert fedaux.run(experiment, out=tmp_path / "run").summary["complete"]
+    stored = json.loads((tmp_path / "run" / "split.json").read_text())
+    assert stored["names"] == ["hospital_a", "hospital_b", "hospital_c"]
+    assert client_names(tmp_path / "run") == tuple(stored["names"])
     written = json.loads((tmp_path / "run" / "split.json").read_text())
     assert (written["classes"], written["clients"]) == (["cold", "flu", "well"], list(hospitals))
     assert "alpha" not in written

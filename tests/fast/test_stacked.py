@@ -370,7 +370,11 @@ QUICKLY = ("fedavg", "fedprox", "fedbe+p", "fedaux+m")
 
 @pytest.mark.parametrize(
     "method",
-    [pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow) for name in METHODS],
+    [
+        pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow)
+        for name, method in METHODS.items()
+        if not method.is_bound  # which have no clients side by side
+    ],
 )
 def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path) -> None:
     """Two rounds of nine clients, more than one stack holds: weights to a hundredth of their way,

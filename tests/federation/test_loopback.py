@@ -15,7 +15,9 @@ from fedaux.config import Experiment
 pytest.importorskip("flwr", reason="needs the extra flower")
 from helpers.loopback import LoopbackGrid, write_nodes
 
-from fedaux.federation.server import federate
+from fedaux.federation.server import ServerCallback, federate
+from fedaux.federation.status import StatusCallback
+from fedaux.report.run import client_names
 
 pytestmark = pytest.mark.usefixtures("without_pages")
 
@@ -461,3 +463,22 @@ def test_a_federation_leaves_curves_for_tensorboard(tmp_path: Path) -> None:
     grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
     federate(experiment, grid, path=tmp_path / "run", resume=False)
     assert list((tmp_path / "run" / "tensorboard").rglob("events.out.tfevents.*"))
+
+
+def test_the_log_and_the_report_call_nodes_by_their_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callback = ServerCallback()
+    callback.status = StatusCallback(tmp_path, num_clients=4, rounds=1)
+    callback.status.seen(0, name="north\x1b[2J")
+    callback.status.seen(2, name="south")
+    row = {"method": "fedaux", "seed": 0, "round": 1, "accuracy": 0.5}
+    clients = {"clients_asked": [0, 1], "clients_answered": [], "clients_absent": [2, 3]}
+    dropped = {"clients_dropped": {"0": "no answer", "1": "refused"}}
+    with caplog.at_level("INFO", logger="fedaux"):
+        callback.round(row | clients | dropped)
+    assert caplog.messages == [
+        "fedaux, round 1: 0 of 2 clients answered, accuracy 50.0 %; north?[2J: no answer; client "
+        "1: refused; absent: south, 3"
+    ]
+    assert client_names(tmp_path)[1:] == ("client 1", "south", "client 3")

@@ -28,7 +28,7 @@ from fedaux.core.round import Federation
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State
 from fedaux.data import load_auxiliary, load_labelled
-from fedaux.running.run import ExperimentRunner, NullCallback, split_for
+from fedaux.running.run import ExperimentRunner, NullCallback, client_parts
 from fedaux.running.run_directory import RunDirectory
 from helpers.experiments import tiny
 
@@ -73,11 +73,7 @@ def federation(
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
     runner = ExperimentRunner(experiment, directory, data, auxiliary, NullCallback())
     task = runner.task(experiment.method[0], experiment.seeds[0])
-    clients = kind(
-        SimulatedClients(
-            task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])
-        )
-    )
+    clients = kind(SimulatedClients(task, data.images, data.labels, client_parts(task, data)))
     state, preparation = prepare(
         task, clients, extractor=runner.extractor(task), callback=NullCallback()
     )
@@ -117,7 +113,7 @@ def written_out(
     product's state."""
     own, experiment = server.task, server.task.experiment
     data = load_labelled(experiment.data)
-    parts = [torch.from_numpy(part) for part in split_for(experiment, data, own.seed)]  # type: ignore[arg-type]
+    parts = [torch.from_numpy(part) for part in client_parts(own, data)]
     task = plain.Task(
         experiment=experiment,
         method=own.method,
@@ -185,9 +181,7 @@ def simulated(
     task = runner.task(experiment.method[0], experiment.seeds[0])
     if plain:
         task = replace(task, backend=PlainBackend(task.compute))
-    clients = SimulatedClients(
-        task, data.images, data.labels, split_for(experiment, data, experiment.seeds[0])
-    )
+    clients = SimulatedClients(task, data.images, data.labels, client_parts(task, data))
     state, preparation = prepare(
         task, clients, extractor=runner.extractor(task), callback=NullCallback()
     )

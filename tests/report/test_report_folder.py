@@ -194,8 +194,10 @@ def test_what_is_shown_depends_on_what_there_is_to_compare(tmp_path: Path) -> No
         *(
             "results",
             "curves",
+            "classes",
             "split",
             "scores",
+            "weights",
             "privacy",
             "communication",
             "time",

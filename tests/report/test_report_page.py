@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from fedaux.report import figures, page, svg, write_report
 from fedaux.report.results import Runs
 from fedaux.report.run import Run, curve_points
+from fedaux.report.verdict import last_accuracies, verdict
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +66,10 @@ def test_sections_stand_in_order_and_headings_do_not_skip(text: str) -> None:
         *(
             "results",
             "curves",
+            "classes",
             "split",
             "scores",
+            "weights",
             "privacy",
             "communication",
             "time",
@@ -79,7 +82,7 @@ def test_sections_stand_in_order_and_headings_do_not_skip(text: str) -> None:
     assert (
         len(re.findall(r'<svg[^>]* role="img" aria-label="[^"]+"', text))
         == text.count("<figure>")
-        == 4
+        == 6
     )
 
 
@@ -90,9 +93,11 @@ def test_every_figure_offers_its_numbers(run: Path, text: str) -> None:
             "results.csv",
             "records.csv",
             "curves.csv",
+            "confusion.csv",
             "split_seed_0.csv",
             "scores.csv",
             "main_classes.csv",
+            "weights.csv",
         )
     ]
     summary = json.loads((run / "summary.json").read_text())["rows"]
@@ -127,6 +132,74 @@ def test_every_figure_offers_its_numbers(run: Path, text: str) -> None:
         held = sum(int(row["examples"]) for row in column)
         for row in column:
             assert float(row["share_held"]) == pytest.approx(int(row["examples"]) / held, abs=1e-5)
+
+
+def test_figures_by_class_come_from_the_last_round(run: Path, text: str) -> None:
+    last = [row for row in read_metrics(run) if row["round"] == 10]
+    downloads = read_downloads(text)["confusion.csv"]
+    for method in LEVELS:
+        own = [row["confusion"] for row in last if row["method"] == method]
+        expected = np.sum(own, axis=0)
+        counts = [int(row["examples"]) for row in downloads if row["method"] == method]
+        assert counts == expected.ravel().tolist()
+        balanced = [row["balanced_accuracy"] for row in last if row["method"] == method]
+        mean, deviation = statistics.mean(balanced), statistics.stdev(balanced)
+        assert f"{100 * mean:.1f} ± {100 * deviation:.1f}" in text
+    hits = sum(row["confusion"][3][3] for row in last if row["method"] == "fedaux")
+    cells = re.search(r'<th scope="row" class="text">3</th>(.*?)</tr>', text)
+    assert cells
+    assert f"<td>{hits / 3:.1f}</td>" in cells[1]  # of 100 test examples per class and seed
+    assert "How fedaux classifies the test examples" in text
+
+
+def test_the_weight_on_public_data_is_shown_and_most_of_it_is_a_warning(
+    run: Path, text: str, tmp_path: Path
+) -> None:
+    rows = read_downloads(text)["weights.csv"]
+    own = {
+        row["name"]: float(row["weight"])
+        for row in rows
+        if (row["method"], row["seed"], row["of"]) == ("fedaux", "0", "client")
+    }
+    assert own == {
+        str(client): pytest.approx((1 + client) / 32) for client in (0, 1, 2, 4, 5, 6, 7)
+    }
+    assert "Weight on public data in fedaux, seed 0" in text
+    assert "hardly teach" not in text
+    directory = make_run(tmp_path / "run", levels={"fedaux": 0.8}, seeds=1, rounds=1)
+    (line,) = read_metrics(directory)
+    line["public_weight_by_client"] = {"0": 0.8, "1": 0.1, "2": 0.05, "4": 0.05}
+    line["public_weight_by_class"] = [0.82] + [0.02] * 9
+    (directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    noise = "clients 1 with 3 examples: the noise is 2 times the largest possible signal."
+    (directory / "warnings.json").write_text(json.dumps({"noise": [noise]}))
+    split = json.loads((directory / "split.json").read_text())
+    split["names"] = [f"hospital_{client}" for client in range(20)]
+    (directory / "split.json").write_text(json.dumps(split))
+    page = html.unescape(write_report(directory).read_text())
+    assert page.count('<p class="notice">') == 3
+    assert noise in page
+    assert "hospital_0 has 80 % of the weight on public data" in page
+    assert "class 0 has 82 % of the soft labels on public data" in page
+    assert "hospital_4" in page
+    assert not re.search(r"\bclient \d", page)
+
+
+def test_the_verdict_stands_below_the_finding(run: Path, text: str) -> None:
+    metrics = read_metrics(run)
+    expected = verdict(last_accuracies(metrics))
+    found = re.findall(r"<li>(.*?)</li>", text)
+    assert [html.unescape(line) for line in found] == expected
+    assert [line.split()[0] for line in expected] == ["Weighting", "Distillation"]
+    assert text.index('class="finding"') < text.index("<li>") < text.index("<h2")
+
+
+def test_bounds_are_no_rivals(tmp_path: Path) -> None:
+    levels = {"fedaux": 0.8, "feddf+p": 0.6, "local-only+p": 0.2, "pooled+p": 0.95}
+    page = write_report(make_run(tmp_path / "run", levels=levels)).read_text()
+    assert re.search(r"fedaux reached .* points above feddf\+p, the only other method", page)
+    assert re.search(r"<tr class=best><th[^>]*>fedaux<", page)
+    assert "above training alone (local-only+p" in page
 
 
 def test_overlap_of_scores_and_data_is_stated(run: Path, text: str) -> None:
@@ -347,7 +420,7 @@ def test_one_round_and_text_without_images(tmp_path: Path) -> None:
     )
     assert overlap
     assert overlap[1] == overlap[2]  # these weights are equal
-    assert text.count("<figure>") == 3
+    assert text.count("<figure>") == 5
     assert " ± " not in re.sub(r"<p.*?</p>", "", text)  # one seed has no spread
 
 

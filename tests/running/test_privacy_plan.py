@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +12,19 @@ import torch
 from helpers.experiments import tiny
 from rich.console import Console
 
+import fedaux
 from fedaux.privacy import mean
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.ledger import NEIGHBOURS
 from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
-from fedaux.running.privacy_plan import NOISE_LIMIT, PrivacyPlan, least_examples, privacy_plan
+from fedaux.running.privacy_plan import (
+    NOISE_LIMIT,
+    PrivacyPlan,
+    least_examples,
+    noise_warnings,
+    privacy_plan,
+)
 from fedaux.seeding import generator
 
 needs_accountant = pytest.mark.skipif(
@@ -139,3 +148,49 @@ def test_mechanisms_without_protection_say_so() -> None:
 def test_sizes_must_fit_the_population() -> None:
     with pytest.raises(ValueError, match=r"should be 4, split\.num_clients"):
         privacy_plan(tiny(), (1, 2), input_shape=(1, 8, 8), num_negatives=40, num_classes=10)
+
+
+def test_a_run_warns_before_pretraining_that_noise_drowns_the_scores(tmp_path: Path) -> None:
+    """The same line as `fedaux privacy`, in Python and for the report, before any phase."""
+    phases = []
+
+    class Stops:
+        def phase(self, task: Any, round: int, name: str) -> None:
+            phases.append(name)
+            raise KeyboardInterrupt
+
+        def round(self, row: Any) -> None:
+            pass
+
+    noisy = tiny(certainty={"epsilon": 0.01}, method=["fedavg+p", "fedaux"])
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pytest.warns(UserWarning, match="times the largest possible signal") as caught,
+    ):
+        fedaux.run(noisy, out=tmp_path / "run", callback=Stops())
+    assert phases == ["pretrain"]
+    stored = json.loads((tmp_path / "run" / "warnings.json").read_text())["noise"]
+    assert stored == [str(one.message) for one in caught]
+
+
+def test_noise_warnings_are_those_of_the_plan() -> None:
+    shape: dict[str, Any] = {"input_shape": (1, 8, 8), "num_negatives": 40, "num_classes": 10}
+    noisy = tiny(certainty={"epsilon": 0.1})
+    expected = privacy_plan(noisy, SIZES, **shape).warnings()
+    assert expected
+    private = tiny(certainty={"epsilon": 0.1}, local={"privacy": {}})  # needs no accountant
+    for experiment in (noisy, private):
+        assert [f"Warning: {line}" for line in noise_warnings(experiment, SIZES, **shape)] == (
+            expected
+        )
+    assert noise_warnings(tiny(method="feddf+p"), SIZES, **shape) == []
+
+
+def test_clients_are_called_by_their_names() -> None:
+    silos = [f"data/hospital_{letter}" for letter in "abcd"]
+    shown = plan(certainty={"epsilon": 0.1}, data={"source": "folder", "clients": silos})
+    text = printed(shown)
+    assert "No examples, never selected: hospital_b." in text
+    assert "Warning: hospital_a with 50 examples" in text
+    assert "hospital_d" in text
+    assert "client 0" not in text

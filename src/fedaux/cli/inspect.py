@@ -37,7 +37,7 @@ def methods(
         return
     from fedaux.report.tables import Table, to_terminal
 
-    headers = ("method", "start", "objectives", "teacher", "scores", "memory of")
+    headers = ("method", "start", "objectives", "teacher", "scores", "memory of", "exchange")
     rows = [
         (
             method.name,
@@ -46,6 +46,7 @@ def methods(
             method.teacher or "–",
             "yes" if method.scores else "–",
             ", ".join(method.memory) or "–",
+            method.exchange,
         )
         for method in METHODS.values()
     ]

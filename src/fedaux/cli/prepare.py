@@ -58,10 +58,13 @@ def data(
     console = Console()
     silos = labelled.clients is not None
     how = "not split" if silos else f"alpha = {experiment.split.alpha:g}, seed {chosen}"
-    console.print(display.split_table(table, labelled.classes, how=how))
+    names = experiment.data.client_names
+    console.print(display.split_table(table, labelled.classes, how=how, names=names))
     empty = [client for client, row in enumerate(table) if row.sum() == 0]
     if empty:
-        shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
+        shown = ", ".join(names[one] if names else str(one) for one in empty[:10]) + (
+            ", ..." if len(empty) > 10 else ""
+        )
         console.print(
             f"{len(empty)} of {len(table)} clients are empty and take no part: {shown}",
             highlight=False,

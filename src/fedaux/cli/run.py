@@ -99,6 +99,7 @@ def run(
         result = run_experiment(experiment, out=directory, resume=resume, callback=callback)
     console.print(display.result_table(result.summary))
     lines = [
+        *display.verdict_lines(directory),
         *display.h0_lines(directory, experiment.pretraining.checkpoint),
         *display.dropped_lines(directory),
         *display.privacy_lines(directory),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 STARTS = ("scratch", "pretrained", "private-head")
 MEMORIES = ("predictions", "weights")
+EXCHANGES = ("models", "nothing", "data")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Method:
     """The mechanism of the clients' release; None means `certainty.mechanism`."""
     trains: bool = True
     """Whether clients train. If not, rounds only measure the start, and no client is asked."""
+    exchange: Literal["models", "nothing", "data"] = "models"
+    """What clients share: models; nothing (each trains alone); data (one model of all of it)."""
 
     def __post_init__(self) -> None:
         if self.start not in STARTS:
@@ -81,6 +84,26 @@ class Method:
     def proximal(self) -> bool:
         """Whether local training adds mu/2 ||theta - theta_server||^2 (`local.proximal` is mu)."""
         return "proximal" in self.objectives
+        if self.exchange not in EXCHANGES:
+            raise ValueError(
+                f"method {self.name}: exchange = {self.exchange!r}; should be one of "
+                f"{', '.join(EXCHANGES)}"
+            )
+        if self.exchange != "models" and (self.teacher is not None or self.scores):
+            raise ValueError(
+                f"method {self.name}: exchange = {self.exchange!r}, so there is no teacher and "
+                "there are no scores; should be 'models'"
+            )
+        if self.exchange == "nothing" and "weights" not in self.memory:
+            raise ValueError(
+                f"method {self.name}: exchange = 'nothing', so each client goes on from its own "
+                "model; memory should contain 'weights'"
+            )
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it is no federated method, but what such a method is compared with."""
+        return self.exchange != "models"
 
     def looks_at(self, key: str) -> bool:
         """Whether a setting has an effect: no teacher, no distillation; no proximal term, no mu."""
@@ -137,6 +160,12 @@ METHODS: dict[str, Method] = {
     "private-head": Method(
         "private-head", start="private-head", scores=True, mechanism="classes", trains=False
     ),
+    "local-only": Method("local-only", start="scratch", memory=("weights",), exchange="nothing"),
+    "local-only+p": Method(
+        "local-only+p", start="pretrained", memory=("weights",), exchange="nothing"
+    ),
+    "pooled": Method("pooled", start="scratch", exchange="data"),
+    "pooled+p": Method("pooled+p", start="pretrained", exchange="data"),
 }
 """`fedaux` averages probabilities, as the paper's theory does; `fedaux+logits` is its Eq. 3."""
 

@@ -287,9 +287,12 @@ def play_round(
     with phase("train"):
         present = [train_member(task, preparation, state, client, beliefs) for client in chosen]
     absent = absent_members(task, state, chosen)
-    with phase("average"):
-        weights = {**state.weights, **average_by_prototype([*present, *absent])}
-        weights = {name: step(state.weights[name], own, method) for name, own in weights.items()}
+    weights = dict(state.weights)
+    if method.exchange != "nothing":
+        with phase("average"):
+            averages = average_by_prototype([*present, *absent])
+            for name, own in averages.items():
+                weights[name] = step(state.weights[name], own, method)
     if method.teacher is not None:
         with phase("teach"):
             present = [with_logits(preparation, member) for member in present]
@@ -305,8 +308,11 @@ def play_round(
                     generator=seeding.generator(task.seed, "distillation", round=number, part=name),
                 )
     smoothed = smooth(method, state.smoothed, weights, number)
+    models = [*(smoothed or weights).items()]
+    if method.exchange == "nothing":  # the clients' own models count, not the server's
+        models = [(member.prototype, member.weights) for member in (*present, *absent)]
     with phase("evaluate"):
-        measured = evaluate(task, preparation, smoothed or weights)
+        measured = evaluate(task, preparation, models)
     memory = {member.client: remembered(member, method) for member in present if method.memory}
     row = {"round": number, "clients": chosen, **measured}
     return State(number, weights, {**state.memory, **memory}, smoothed), row
@@ -389,8 +395,9 @@ def train_member(
     client: int,
     beliefs: tuple[Tensor, float] | None,
 ) -> Member:
-    """Train one client from the server's model of its prototype."""
+    """Train one client from the server's model of its prototype or, alone, from its own."""
     name, rows, number = task.prototype_of[client], task.parts[client], state.round + 1
+    alone = task.method.exchange == "nothing" and client in state.memory
     experiment, objectives = task.experiment, objectives_of(task)
     inputs, rehearsed, soft = preparation.images[name][rows], 0, None
     if beliefs is not None and "rehearsal" in objectives:
@@ -405,7 +412,7 @@ def train_member(
         rehearsed = experiment.rehearsal.batch_size
     weights = train_client(
         preparation.models[name],
-        state.weights[name],
+        state.memory[client].weights if alone else state.weights[name],
         inputs,
         task.labels[rows],
         section=experiment.local,
@@ -496,15 +503,23 @@ def teach(
     return soft_labels(logits, weights_KN, of_probabilities=of_probabilities)
 
 
-def evaluate(task: Task, preparation: Preparation, weights: dict[str, Weights]) -> dict[str, Any]:
-    """Return accuracy and cross-entropy on the test data, means over prototypes."""
-    accuracies, losses = {}, []
-    for name, model in preparation.models.items():
-        logits = predict(model, weights[name], preparation.test_images[name])
-        accuracies[name] = float((logits.argmax(dim=1) == task.test_labels).double().mean())
+def evaluate(
+    task: Task, preparation: Preparation, models: Sequence[tuple[str, Weights]]
+) -> dict[str, Any]:
+    """Return accuracy and cross-entropy on the test data, means over models of prototypes."""
+    accuracies: dict[str, list[float]] = {}
+    losses = []
+    for name, weights in models:
+        logits = predict(preparation.models[name], weights, preparation.test_images[name])
+        accuracy = float((logits.argmax(dim=1) == task.test_labels).double().mean())
+        accuracies.setdefault(name, []).append(accuracy)
         losses.append(float(functional.cross_entropy(logits, task.test_labels)))
-    means = {"accuracy": float(np.mean([*accuracies.values()])), "loss": float(np.mean(losses))}
-    return {**means, "accuracy_by_prototype": accuracies}
+    every = [accuracy for own in accuracies.values() for accuracy in own]
+    return {
+        "accuracy": float(np.mean(every)),
+        "loss": float(np.mean(losses)),
+        "accuracy_by_prototype": {name: float(np.mean(own)) for name, own in accuracies.items()},
+    }
 
 
 # The parts: functions of models, weights and tensors.

@@ -133,7 +133,10 @@ def release_scores(
             answers[answer.client] = answer
         else:
             wasted.append(answer.entry)  # even an unusable release has left the client
-            warnings.warn(f"client {answer.client}: {problem}; it is left out", stacklevel=2)
+            from fedaux.formatting import client_label  # late: a round needs no text
+
+            name = client_label(answer.client, task.experiment.data.client_names)
+            warnings.warn(f"{name}: {problem}; it is left out", stacklevel=2)
     bytes_down = sum(request.num_bytes(task.prototype_of[client]) for client in chosen)
     return dict(sorted(answers.items())), wasted, bytes_down, bytes_up
 

@@ -5,9 +5,8 @@ State is a value: a round takes one and returns the next. A checkpoint is a stat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +40,7 @@ from fedaux.core.task import (
     trained_models,
 )
 from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
-from fedaux.core.weights import average, beyond, evaluate, smoothed
+from fedaux.core.weights import average, beyond, evaluate, measure, smoothed
 from fedaux.privacy.ledger import LedgerEntry
 
 if TYPE_CHECKING:
@@ -104,8 +103,8 @@ class Federation:
         chosen = self._select(log, state.releases)
         releases = self._ensure_releases(chosen, state.releases, log)
         beliefs = self._beliefs(state, releases, log)
-        weights, members = state.weights, self._train(chosen, state.weights, beliefs, log)
-        if members:
+        weights, members = state.weights, self._train(chosen, state, beliefs, log)
+        if members and task.method.exchange != "nothing":
             absent = absent_members(task, state.memory, members, number=log.round)
             with log.phase("average"):
                 weights = self._average(state.weights, members, absent)
@@ -122,7 +121,7 @@ class Federation:
         memory = {**state.memory, **(kept if task.method.memory else {})}
         ledger, smooth = (*state.ledger, *log.ledger), self._smoothed(state, weights, log.round)
         after = State(log.round, weights, releases, ledger, memory, smooth)
-        return after, log.row(members, memory, self._evaluate(after.final, log))
+        return after, log.row(members, memory, self._evaluate(after.final, memory, log))
 
     def _average(
         self, before: Mapping[str, Weights], members: Sequence[Member], absent: Sequence[Member]
@@ -197,23 +196,23 @@ class Federation:
             return Beliefs(torch.lerp(probabilities, private, share), reliability)
 
     def _train(
-        self,
-        chosen: Sequence[int],
-        weights: Mapping[str, Weights],
-        beliefs: Beliefs | None,
-        log: RoundLog,
+        self, chosen: Sequence[int], state: State, beliefs: Beliefs | None, log: RoundLog
     ) -> list[Member]:
         """Return the clients whose updates are valid and finite, in ascending order."""
         task = self.task
         asked = [client for client in chosen if client not in log.dropped]
         with log.phase("train"):
-            request = train_request(task, self.preparation, log.round, weights, beliefs)
+            request = train_request(task, self.preparation, log.round, state.weights, beliefs)
             wire = request.wire
-            updates = self._collect(asked, request, log)
-            log.count(
-                down=sum(request.num_bytes(task.prototype_of[client]) for client in asked),
-                up=sum(update.num_bytes(wire=wire) for update in updates),
-            )
+            if task.method.exchange == "nothing":
+                updates = self._train_alone(asked, request, state.memory, log)
+            else:
+                updates = self._collect(asked, request, log)
+            if task.method.exchange == "models":
+                log.count(
+                    down=sum(request.num_bytes(task.prototype_of[client]) for client in asked),
+                    up=sum(update.num_bytes(wire=wire) for update in updates),
+                )
             log.losses |= {one.client: one.loss for one in updates if one.loss is not None}
             members = [
                 Member(one.client, task.prototype_of[one.client], one.num_examples, one.weights)
@@ -221,6 +220,22 @@ class Federation:
             ]
             log.dropped |= dict.fromkeys(self._nonfinite_members(members), NONFINITE)
         return log.without_dropped(members)
+
+    def _train_alone(
+        self,
+        asked: Sequence[int],
+        request: TrainRequest,
+        memory: Mapping[int, ClientState],
+        log: RoundLog,
+    ) -> list[Update]:
+        """Return usable updates of clients that each go on from their own model, if they have
+        one."""
+        updates = []
+        for client in asked:
+            own = own_weights(memory[client]) if client in memory else None
+            start = request.weights if own is None else {self.task.prototype_of[client]: own}
+            updates += self._collect([client], replace(request, weights=start), log)
+        return updates
 
     def _teach(
         self,
@@ -247,6 +262,7 @@ class Federation:
                 beliefs=None if beliefs is None else beliefs.probabilities,
                 class_counts=lambda ids: self.scorer.class_counts(releases, ids),
             )
+        log.lesson = lesson
         log.dropped |= lesson.unusable
         return lesson
 
@@ -290,13 +306,25 @@ class Federation:
         log.dropped |= dict.fromkeys((member.client for member in members), DIVERGED)
         return before, []
 
-    def _evaluate(self, weights: Mapping[str, Weights], log: RoundLog) -> dict[str, Any]:
-        """Measure the server models in rounds that are due."""
+    def _evaluate(
+        self, weights: Mapping[str, Weights], memory: Mapping[int, ClientState], log: RoundLog
+    ) -> dict[str, Any]:
+        """Measure the server models, or those of clients that train alone, in rounds that are
+        due."""
         experiment = self.task.experiment
         if log.round % experiment.evaluation.every and log.round != experiment.rounds:
             return {}
+        alone = self.task.method.exchange == "nothing"
+        models = [
+            (self.task.prototype_of[client], own_weights(state))
+            for client, state in sorted(memory.items())
+            if alone
+        ]
         with log.phase("evaluate"):
-            return self.evaluate(weights)
+            measured = self.evaluate(models or list(weights.items()))
+            if log.round != experiment.rounds:
+                del measured["confusion"]  # large if there are many classes
+            return measured
 
     def _nonfinite_members(self, members: Sequence[Member]) -> list[int]:
         """Return the clients whose models predict NaN or infinity on a few public examples."""
@@ -321,23 +349,31 @@ class Federation:
         ]
         return bool(torch.cat(flags).all())
 
-    def evaluate(self, weights: Mapping[str, Weights]) -> dict[str, Any]:
-        """Measure the server models on the test data: mean, by prototype, and their ensemble."""
-        logits = {
-            name: server_model.test_logits(weights[name])
-            for name, server_model in self.server_models.items()
+    def evaluate(self, models: Sequence[tuple[str, Weights]]) -> dict[str, Any]:
+        """Measure models, as pairs of prototype and weights, on the test data.
+
+        Figures are means over models; counts of the confusion matrix are sums. The ensemble
+        averages their logits.
+        """
+        measured: dict[str, list[dict[str, Any]]] = {}
+        total: Tensor | None = None
+        for name, weights in models:
+            logits = self.server_models[name].test_logits(weights)
+            measured.setdefault(name, []).append(measure(logits, self.task.test_labels))
+            total = logits if total is None else total + logits
+        assert total is not None, "there is at least one model"
+        every = [one for own in measured.values() for one in own]
+        figures = {
+            key: None if any(one[key] is None for one in every) else _mean(every, key)
+            for key in ("accuracy", "loss", "balanced_accuracy", "macro_f1", "auc")
         }
-        measured = {
-            name: evaluate(output, self.task.test_labels) for name, output in logits.items()
-        }
-        together = torch.stack(list(logits.values())).mean(dim=0)
         return {
-            "accuracy": float(np.mean([accuracy for accuracy, _ in measured.values()])),
-            "loss": loss
-            if math.isfinite(loss := float(np.mean([loss for _, loss in measured.values()])))
-            else None,
-            "accuracy_by_prototype": {name: accuracy for name, (accuracy, _) in measured.items()},
-            "accuracy_ensemble": evaluate(together, self.task.test_labels)[0],
+            **figures,
+            "accuracy_by_prototype": {
+                name: _mean(own, "accuracy") for name, own in measured.items()
+            },
+            "accuracy_ensemble": evaluate(total / len(every), self.task.test_labels)[0],
+            "confusion": sum(one["confusion"] for one in every).tolist(),
         }
 
     def _collect(self, asked: Sequence[int], request: TrainRequest, log: RoundLog) -> list[Update]:
@@ -432,6 +468,19 @@ def averaged(
     return {**before, **average_by_prototype([*members, *absent] if members else [])}
 
 
+def _mean(measured: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(np.mean([one[key] for one in measured]))
+
+
+def own_weights(state: ClientState) -> Weights:
+    """Return the weights of a client's model in what is remembered of it."""
+    return {
+        key.removeprefix("weights/"): tensor
+        for key, tensor in state.tensors.items()
+        if key.startswith("weights/")
+    }
+
+
 def remembered(
     member: Member, predictions: Mapping[int, Tensor], method: Method, number: int
 ) -> ClientState:
@@ -453,11 +502,7 @@ def absent_members(
     members = []
     for client, stamped in sorted(memory.items()):
         if client not in present:
-            own = {
-                key.removeprefix("weights/"): tensor
-                for key, tensor in stamped.tensors.items()
-                if key.startswith("weights/")
-            }
+            own = own_weights(stamped)
             share = task.experiment.memory.discount ** (number - stamped.round)
             examples = int(stamped.tensors["num_examples"]) if own else 0
             members.append(Member(client, task.prototype_of[client], examples, own, share=share))

@@ -12,7 +12,7 @@ import torch
 
 from fedaux.core.messages import ClientState
 from fedaux.core.task import Callback, Task
-from fedaux.core.teachers import Member
+from fedaux.core.teachers import Lesson, Member
 from fedaux.privacy.ledger import LedgerEntry
 
 
@@ -27,6 +27,8 @@ class RoundLog:
         """Why clients that were asked do not count, by client."""
         self.losses: dict[int, float] = {}
         """Mean training loss, by client."""
+        self.lesson: Lesson | None = None
+        """What the clients taught."""
         self.ledger: list[LedgerEntry] = []
         self._task = task
         self._callback = callback
@@ -65,6 +67,9 @@ class RoundLog:
             "loss": None,
             "accuracy_by_prototype": {},
             "accuracy_ensemble": None,
+            "balanced_accuracy": None,
+            "macro_f1": None,
+            "auc": None,
             "local_loss": float(np.mean(losses)) if losses else None,
             "clients_asked": self.asked,
             "clients_answered": answered,
@@ -72,6 +77,7 @@ class RoundLog:
             "clients_absent": sorted(everybody - set(self.present)),
             "clients_remembered": sorted(set(memory) - set(answered)) if answered else [],
             "model_kept": task.method.trains and not answered,
+            **_public_weight(self.lesson),
             "bytes_up": self._bytes_up,
             "bytes_down": self._bytes_down,
             **measured,
@@ -79,6 +85,17 @@ class RoundLog:
         }
         self._callback.round(row)
         return row
+
+
+def _public_weight(lesson: Lesson | None) -> dict[str, Any]:
+    """Return how the weight on public data is spread over clients and classes."""
+    if lesson is None:
+        return {}
+    by_client = {
+        str(client): round(weight, 6) for client, weight in lesson.weight_by_client.items()
+    }
+    by_class = [round(weight, 6) for weight in lesson.weight_by_class]
+    return {"public_weight_by_client": by_client, "public_weight_by_class": by_class}
 
 
 class Clock:

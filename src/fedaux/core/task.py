@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from fedaux.privacy.mechanism import Public
 
 if TYPE_CHECKING:
     from fedaux.models import SplitModel
+
+Fields = TypeVar("Fields", bound=ExperimentFields)
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,22 @@ def assign_prototypes(experiment: ExperimentFields) -> tuple[str, ...]:
             given[behind.name] += 1
             names[client] = behind.name
     return tuple(names[client] for client in range(experiment.split.num_clients))
+
+
+def population(experiment: Fields, method: Method) -> tuple[Fields, tuple[str, ...]]:
+    """Return the experiment as a method's clients see it, and the prototype of each client.
+
+    Clients that share no models train in every round. Of pooled data, each prototype has one
+    client, which holds all of it.
+    """
+    if method.exchange == "models":
+        return experiment, assign_prototypes(experiment)
+    changes: dict[str, Any] = {"participation_rate": 1.0}
+    if method.exchange == "nothing":
+        return experiment.model_copy(update=changes), assign_prototypes(experiment)
+    prototypes = tuple(prototype.name for prototype in experiment.prototypes)
+    changes["split"] = experiment.split.model_copy(update={"num_clients": len(prototypes)})
+    return experiment.model_copy(update=changes), prototypes
 
 
 def build_models(task: Task) -> dict[str, SplitModel]:

@@ -59,6 +59,8 @@ class Ensemble:
     """The server's own probabilities q(c | x) on the distill set before the round, [N, C]."""
     class_counts: Callable[[Sequence[int]], Tensor] | None = None
     """Estimated numbers of examples of clients per class, from their private class sums, [K, C]."""
+    record: Callable[[Tensor], None] = lambda weights: None
+    """Receives the members' weights [K, N], or [K, 1] if they are the same for all examples."""
 
 
 Teacher = Callable[[Ensemble], Tensor]
@@ -101,6 +103,7 @@ def belief_teacher(ensemble: Ensemble) -> Tensor:
     """
     assert ensemble.beliefs is not None, "methods with this teacher have the mechanism classes"
     weights = belief_weights(ensemble)
+    ensemble.record(weights)
     return mixed_probabilities(
         (ensemble.predict(member), own[:, None])
         for member, own in zip(ensemble.members, weights, strict=True)
@@ -174,7 +177,9 @@ def _drawn_members(group: Sequence[Member], ensemble: Ensemble) -> Iterable[Memb
 def share_weights(ensemble: Ensemble) -> list[float]:
     """Return r_i / sum_j r_j of the members' shares."""
     total = sum(member.share for member in ensemble.members)
-    return [member.share / total for member in ensemble.members]
+    weights = [member.share / total for member in ensemble.members]
+    ensemble.record(torch.tensor(weights)[:, None])
+    return weights
 
 
 def certainty_weights(ensemble: Ensemble) -> Tensor:
@@ -185,7 +190,9 @@ def certainty_weights(ensemble: Ensemble) -> Tensor:
     log_scores = ensemble.log_scores([member.client for member in ensemble.members])
     shares = [member.share for member in ensemble.members]
     log_shares = torch.tensor(shares, dtype=log_scores.dtype, device=log_scores.device).log()
-    return torch.softmax(log_scores + log_shares[:, None], dim=0).to(torch.float32)
+    weights = torch.softmax(log_scores + log_shares[:, None], dim=0).to(torch.float32)
+    ensemble.record(weights)
+    return weights
 
 
 def soft_labels(weighted: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
@@ -227,6 +234,10 @@ class Lesson:
     """The clients' logits [N, C] in half precision, if the method remembers them."""
     unusable: Mapping[int, str]
     """Clients that were left out, and why."""
+    weight_by_client: Mapping[int, float] = field(default_factory=dict)
+    """Each client's mean weight on the distill set; empty if the teacher records none."""
+    weight_by_class: Sequence[float] = ()
+    """Each class's share of the soft labels [C]."""
 
 
 def teach(
@@ -272,7 +283,9 @@ def teach(
     members = sorted([*present, *absent], key=lambda member: member.client)
     rows = next(iter(server_models.values())).num_public
     unusable: dict[int, str] = {}
+    means: list[Tensor] = []  # of the recorded weights, over the public examples
     while len(unusable) < len(present):
+        means.clear()
         ensemble = Ensemble(
             members,
             predict,
@@ -281,13 +294,18 @@ def teach(
             bayesian=experiment.bayesian,
             beliefs=beliefs,
             class_counts=class_counts,
+            record=lambda weights: means.append(weights.mean(dim=1)),
         )
         targets = TEACHERS[method.teacher](ensemble)
         if (problem := problem_of_targets(targets, shape=(rows, num_classes))) is None:
             kept = {
                 client: logits for client, logits in predictions.items() if client not in unusable
             }
-            return Lesson(targets, kept, unusable)
+            clients = [member.client for member in members]
+            recorded = means[-1].tolist() if means else []
+            by_client = dict(zip(clients, recorded, strict=True)) if recorded else {}
+            by_class = targets.mean(dim=0).tolist()
+            return Lesson(targets, kept, unusable, by_client, by_class)
         culprits = [
             client for client, flag in finite.items() if not flag and client not in unusable
         ]

@@ -123,14 +123,13 @@ class ServerCallback:
         if self.status is not None:
             self.status.round(row)
         accuracy = "" if row["accuracy"] is None else f", accuracy {100 * row['accuracy']:.1f} %"
+        names = {} if self.status is None else self.status.names()
         dropped = "".join(
-            f"; client {client}: {reason}" for client, reason in row["clients_dropped"].items()
+            f"; {names.get(int(client), f'client {client}')}: {reason}"
+            for client, reason in row["clients_dropped"].items()
         )
-        absent = (
-            f"; absent: {', '.join(map(str, row['clients_absent']))}"
-            if row["clients_absent"]
-            else ""
-        )
+        away = [names.get(client, str(client)) for client in row["clients_absent"]]
+        absent = f"; absent: {', '.join(away)}" if away else ""
         answered = f"{len(row['clients_answered'])} of {len(row['clients_asked'])} clients answered"
         LOGGER.info(
             "%s, round %d: %s%s%s%s",

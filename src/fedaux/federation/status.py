@@ -51,6 +51,15 @@ class StatusCallback:
             )
         self._write(urgent=new)
 
+    def names(self) -> dict[int, str]:
+        """Return the names of clients whose nodes have one, without control characters."""
+        with self._lock:
+            named = {one: str(row["name"]) for one, row in self._clients.items() if "name" in row}
+        return {
+            client: "".join(letter if letter.isprintable() else "?" for letter in name)
+            for client, name in named.items()
+        }
+
     def asked(self, clients: Iterable[int], *, what: str, round: int) -> None:
         """These clients have a request."""
         with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -13,9 +13,9 @@ from matplotlib.collections import EllipseCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedaux.report.figures import BLUE, FADE, WIDTH, new_figure, shorten
+from fedaux.report.figures import BLUE, FADE, TINT, WIDTH, new_figure, shorten
 from fedaux.report.run import Array
-from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.report.svg import INK, SMOOTH, STYLE
 
 
 def class_shares(table: npt.ArrayLike) -> Array:
@@ -35,11 +35,16 @@ def order_clients(table: npt.ArrayLike) -> list[int]:
 
 
 @matplotlib.rc_context(STYLE)
-def split_bubbles(panels: Sequence[tuple[str, npt.ArrayLike]], classes: Sequence[object]) -> Figure:
+def split_bubbles(
+    panels: Sequence[tuple[str, npt.ArrayLike]],
+    classes: Sequence[object],
+    *,
+    clients: Sequence[str] = (),
+) -> Figure:
     """Draw splits, one panel each: x = client, y = class, area of a bubble = number of examples.
 
     Each panel is a title and a table [clients, classes] of counts; all share one scale. Small
-    counts are drawn larger, to be visible.
+    counts are drawn larger, to be visible. Clients are numbered if they have no names.
     """
     if not panels:
         raise ValueError("no panels: should be at least one (title, table)")
@@ -52,15 +57,16 @@ def split_bubbles(panels: Sequence[tuple[str, npt.ArrayLike]], classes: Sequence
     width = max(200, left + columns * (cell * widest + 12))
     titled = any(title for title, _ in panels)
     height = lines * (cell * len(classes) + (22 if titled else 4)) + 40
+    height += 5.4 * max((len(shorten(name)) for name in clients), default=0)
     figure = new_figure(width, height, layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     largest = max((table.max() for table in tables if table.size), default=1) or 1
     for axes, (title, _), table in zip(grid.flat, panels, tables, strict=False):
-        clients, labels = np.nonzero(table)
+        across, labels = np.nonzero(table)
         diameters = np.maximum(
-            0.94 * np.sqrt(table[clients, labels] / largest), 0.14
+            0.94 * np.sqrt(table[across, labels] / largest), 0.14
         )  # one example is still visible
-        places, flat = np.column_stack([clients, labels]), np.zeros_like(diameters)
+        places, flat = np.column_stack([across, labels]), np.zeros_like(diameters)
         bubbles = EllipseCollection(
             diameters, diameters, flat, units="x", offsets=places, offset_transform=axes.transData
         )
@@ -70,7 +76,10 @@ def split_bubbles(panels: Sequence[tuple[str, npt.ArrayLike]], classes: Sequence
         axes.set_ylim(-0.6, len(classes) - 0.4)
         axes.set_aspect("equal")
         axes.set_title(title)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=11, integer=True, steps=[1, 2, 5, 10]))
+        if clients:
+            _name_ticks(axes, "x", clients, room=cell, rotation=90)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=11, integer=True, steps=[1, 2, 5, 10]))
         _name_ticks(axes, "y", classes, room=cell)
         axes.set_axisbelow(True)
         axes.grid(True)
@@ -150,6 +159,63 @@ def score_matrix(
 
 
 @matplotlib.rc_context(STYLE)
+def confusion(shares: npt.ArrayLike, classes: Sequence[object]) -> Figure:
+    """Draw the share of each class (row) that is predicted as each class (column); few classes
+    have their shares printed in %."""
+    values = np.asarray(shares, dtype=np.float64)
+    names = [shorten(name) for name in classes]
+    longest = max(map(len, names), default=1)
+    left = 30 + 5.4 * longest
+    cell = float(np.clip((WIDTH - left) / max(len(names), 1), 4, 30))
+    steep = 6 * longest > cell - 2
+    side = cell * len(names)
+    figure = new_figure(
+        left + side + 8, side + 34 + (5.4 * longest if steep else 10), layout="constrained"
+    )
+    axes = figure.subplots()
+    axes.imshow(values, cmap=TINT, vmin=0, vmax=1, interpolation="none")
+    for (row, column), value in np.ndenumerate(values) if cell >= 18 else ():
+        if value >= 0.005:
+            axes.annotate(
+                f"{100 * value:.0f}", (column, row), ha="center", va="center", fontsize=8.5
+            )
+    _name_ticks(axes, "x", names, room=cell, rotation=90 if steep else 0)
+    _name_ticks(axes, "y", names, room=cell)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("class")
+    axes.tick_params(length=0)
+    axes.spines[:].set_alpha(0.5)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def weight_bars(
+    by_client: Mapping[object, float], by_class: Mapping[object, float], *, teachers: float
+) -> Figure:
+    """Draw the weight on public data of each client, if known, and of each class, beside equal
+    weights."""
+    panels = [("client", by_client, 1 / max(teachers, 1))] if by_client else []
+    panels.append(("class", by_class, 1 / max(len(by_class), 1)))
+    longest = [5.4 * max(len(shorten(name)) for name in weights) for _, weights, _ in panels]
+    figure = new_figure(WIDTH, sum(120 + width for width in longest), layout="constrained")
+    grid = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axes, (what, weights, equal), width in zip(grid, panels, longest, strict=True):
+        names, room = list(weights), (WIDTH - 50) / max(len(weights), 1)
+        axes.bar(range(len(names)), [100 * own for own in weights.values()], color=BLUE)
+        axes.axhline(100 * equal, color=INK, linewidth=1, linestyle=(0, (4, 2)))
+        axes.set_xlim(-0.6, len(names) - 0.4)
+        _name_ticks(axes, "x", names, room=room, rotation=90 if width > room else 0)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+        axes.set_axisbelow(True)
+        axes.grid(True, axis="y")
+        axes.tick_params(axis="x", length=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlabel(what)
+        axes.set_ylabel("weight, %")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
 def top_images(
     images: npt.ArrayLike,
     *,
@@ -212,9 +278,10 @@ def _name_ticks(
 
 def _main_class(counts: Array, classes: Sequence[object], client: object) -> str:
     """Return a row's label: the client and its main class."""
+    name = f"client {client}" if isinstance(client, int) else shorten(client)
     if counts.sum() == 0:
-        return f"client {client}, no data"
-    return f"client {client}, class {shorten(classes[int(counts.argmax())])}"
+        return f"{name}, no data"
+    return f"{name}, class {shorten(classes[int(counts.argmax())])}"
 
 
 def _mosaic(images: Array) -> Array:

@@ -15,17 +15,21 @@ from fedaux.formatting import as_number, mean_and_deviation, plural, privacy_bud
 from fedaux.recipes import flatten
 from fedaux.report import figures, html
 from fedaux.report.comparison import effect_of_settings
-from fedaux.report.results import Runs, group, ranked, results_table, spread
+from fedaux.report.public_weight import concentration_warnings
+from fedaux.report.results import Runs, group, is_bound, ranked, results_table, spread
 from fedaux.report.run import Run
 from fedaux.report.sections import (
+    classes_section,
     communication_section,
     privacy_section,
     prototype_table,
+    public_weight_section,
     scores_section,
     split_section,
     time_section,
 )
 from fedaux.report.tables import Table, to_html
+from fedaux.report.verdict import verdict
 
 MOST_PANELS = MOST_COLUMNS = 8
 MOST_SETTINGS, MOST_ROWS = 6, 12
@@ -46,8 +50,16 @@ CURVE = ("accuracy_mean", "accuracy_min", "accuracy_max", "seeds")
 def render(runs: Runs) -> str:
     """Return the whole page; empty sections are left out."""
     sections = (
-        *(_header, _results, _curves, effect_of_settings, split_section, scores_section),
-        *(privacy_section, communication_section, time_section, _runs, _configuration),
+        *(_header, _results, _curves, effect_of_settings, classes_section, split_section),
+        *(
+            scores_section,
+            public_weight_section,
+            privacy_section,
+            communication_section,
+            time_section,
+            _runs,
+            _configuration,
+        ),
     )
     body = "\n".join(part for section in sections if (part := section(runs)))
     return html.document(f"{runs.name} · fedaux run{'' if runs.only else 's'}", body)
@@ -59,16 +71,19 @@ def finding(runs: Runs) -> str:
         return "Nothing has been evaluated yet."
     if not runs.keys:
         return _finding_at_one_setting(runs)
-    best, worst, settings = runs.rows[0], runs.rows[-1], runs.settings_in_order()
+    rows = [row for row in runs.rows if not is_bound(row["method"])] or runs.rows
+    best, worst, settings = rows[0], rows[-1], runs.settings_in_order()
     seeds = f" (mean over {best['seeds_done']} seeds)" if best["seeds_done"] > 1 else ""
     top = f"{best['method']} at {runs.setting(best)} reached {spread(best)} % "
     top += f"in the last round{seeds}"
-    if len(runs.rows) == 1:
+    if len(rows) == 1:
         return f"{top}."
     if len(settings) > 1 and runs.ranks and len(runs.methods) > 1:
-        leader = runs.methods[0]
+        leader = next((name for name in runs.methods if not is_bound(name)), runs.methods[0])
         winners = {
-            runs.setting(row): row["method"] for row in reversed(runs.rows)
+            runs.setting(row): row["method"]
+            for row in reversed(runs.rows)
+            if not is_bound(row["method"])
         }  # the best comes last
         wins = sum(winner == leader for winner in winners.values())
         rank = f"mean rank {runs.ranks[leader]:.2f} of {len(runs.methods)}"
@@ -79,8 +94,9 @@ def finding(runs: Runs) -> str:
 
 
 def _finding_at_one_setting(runs: Runs) -> str:
-    hero = next((row for row in runs.rows if row["method"] == "fedaux"), runs.rows[0])
-    rivals = [row for row in runs.rows if row is not hero]
+    rows = [row for row in runs.rows if not is_bound(row["method"])] or runs.rows
+    hero = next((row for row in rows if row["method"] == "fedaux"), rows[0])
+    rivals = [row for row in rows if row is not hero]
     reached = f"{hero['method']} reached {mean_and_deviation(hero['accuracy_mean'])} % in"
     complete = all(run.complete for run in runs.runs.values())
     text = f"{reached} the last round" if complete else f"So far {reached} its last recorded round"
@@ -134,9 +150,30 @@ def _header(runs: Runs) -> str:
     kind = "fedaux run" if runs.only else "fedaux runs compared"
     return (
         f'<header>\n<p class="kind">{kind}</p>\n<h1>{escape(runs.name)}</h1>\n'
-        f'<p class="finding">{escape(finding(runs))}</p>\n{_notice(runs)}'
+        f'<p class="finding">{escape(finding(runs))}</p>\n{_verdict(runs)}{_notice(runs)}'
         f'<p class="facts">{" · ".join(escape(fact) for fact in facts if fact)}</p>\n</header>'
     )
+
+
+def _verdict(runs: Runs) -> str:
+    """Return what scores, distillation and sharing add, and warnings, at one setting."""
+    if runs.keys:
+        return ""
+    accuracies: dict[str, dict[int, float]] = {}
+    for record in runs.records:
+        if record["accuracy"] is not None:
+            accuracies.setdefault(record["method"], {})[record["seed"]] = record["accuracy"]
+    sentences = "".join(f"<li>{escape(line)}</li>\n" for line in verdict(accuracies))
+    warnings = list(dict.fromkeys(line for run in runs.runs.values() for line in _warnings(run)))
+    return (f'<ul class="verdict">\n{sentences}</ul>\n' if sentences else "") + "".join(
+        f'<p class="notice"><strong>Warning:</strong> {escape(line.rstrip("."))}.</p>\n'
+        for line in warnings
+    )
+
+
+def _warnings(run: Run) -> list[str]:
+    classes = run.split.get("classes") or []
+    return [*run.noise_warnings, *concentration_warnings(run.metrics, classes, run.names)]
 
 
 def _fact(pattern: str, value: object) -> str | None:
@@ -208,6 +245,11 @@ def _results(runs: Runs) -> str:
     every = html.download(
         "records", Table(fields, records), text="Save every run, method and seed (CSV)"
     )
+    if any(is_bound(row["method"]) for row in rows):
+        body += html.note(
+            "local-only and pooled are bounds, not rivals: the mean accuracy of clients that each "
+            "train alone, and one model trained on all data in one place. All train in every round."
+        )
     body += html.note(
         "The best round is the maximum over the rounds. Choosing it takes the test data, so the "
         f"last round is the fair number. (ε, δ) is the cost of {covered}, for the client that "
@@ -226,9 +268,16 @@ def _by_setting(runs: Runs, measure: str, caption: str) -> Table:
     bold = set()
     for column in range(len(settings)):
         means = [
-            -math.inf if (row := line[column]) is None else row[f"{measure}_mean"] for line in grid
+            -math.inf
+            if (row := line[column]) is None or is_bound(row["method"])
+            else row[f"{measure}_mean"]
+            for line in grid
         ]
-        bold |= {(number, column + 1) for number, mean in enumerate(means) if mean == max(means)}
+        bold |= {
+            (number, column + 1)
+            for number, mean in enumerate(means)
+            if mean == max(means) > -math.inf
+        }
     rows = [
         (
             *(method, *("–" if row is None else spread(row, measure) for row in line)),

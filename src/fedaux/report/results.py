@@ -345,10 +345,18 @@ def results_table(
         )
         for row in rows
     ]
-    means = [as_number(row["accuracy_mean"], missing=-1) for row in rows]
+    means = [
+        -2.0 if is_bound(row["method"]) else as_number(row["accuracy_mean"], missing=-1)
+        for row in rows
+    ]
     bold = bold_row(means.index(max(means)), headers) if best and len(rows) > 1 else set()
     align = "l" * (1 + len(names)) + "r" * len(columns)
     return Table(headers, lines, align, caption, bold, unbroken=[1 + len(names)])
+
+
+def is_bound(method: str) -> bool:
+    """Return whether a method is no federated one, but a bound: training alone, or pooled data."""
+    return method in METHODS and METHODS[method].is_bound
 
 
 def spread(row: Mapping[str, Any], measure: str = "accuracy") -> str:

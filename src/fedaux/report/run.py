@@ -59,6 +59,10 @@ class Run:
     summary: Record
     split: Record
     scores: Scores | None
+    names: tuple[str, ...] = ()
+    """The clients' names, if they have any."""
+    noise_warnings: tuple[str, ...] = ()
+    """Warnings, given before the run started, that noise drowns the scores."""
 
     @property
     def progress(self) -> dict[str, tuple[int, int]]:
@@ -107,6 +111,21 @@ def read_run(directory: Path) -> Run:
         summary=summary,
         split=_read_json(directory / "split.json"),
         scores=_read_scores(directory / "scores.safetensors"),
+        names=client_names(directory),
+        noise_warnings=tuple(map(str, _read_json(directory / "warnings.json").get("noise", []))),
+    )
+
+
+def client_names(directory: Path) -> tuple[str, ...]:
+    """Return the names of a run's clients: of their folders or, in a federation, of their nodes."""
+    if names := _read_json(directory / "split.json").get("names"):
+        return tuple(map(str, names))
+    nodes = _read_json(directory / "nodes.json").get("clients", {})
+    if not any(row.get("name") for row in nodes.values()):
+        return ()
+    return tuple(
+        str(row.get("name") or f"client {client}")
+        for client, row in sorted(nodes.items(), key=lambda one: int(one[0]))
     )
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from fedaux.formatting import as_number, interval, mean_and_deviation, megabytes, over_seeds, short
 from fedaux.report import data_figures, html
 from fedaux.report.comparison import against_bytes, against_privacy
-from fedaux.report.results import Runs, group
+from fedaux.report.public_weight import spreads
+from fedaux.report.results import Runs, group, is_bound
 from fedaux.report.run import Array, Record, Row, Run, Scores
 from fedaux.report.tables import Table, to_html
 
@@ -67,8 +68,11 @@ def split_section(runs: Runs) -> str:
         f"their number, at most {table.max(initial=0)}. A client holds "
         f"{interval(table.sum(axis=1))} examples of {interval((table > 0).sum(axis=1))} classes."
     )
-    data = [(client, *counts) for client, counts in enumerate(table.tolist())]
-    figure = data_figures.split_bubbles([("", table)], classes)
+    data = [
+        (run.names[client] if run.names else client, *counts)
+        for client, counts in enumerate(table.tolist())
+    ]
+    figure = data_figures.split_bubbles([("", table)], classes, clients=run.names)
     label = f"Split of the data: {len(table)} clients, {len(classes)} classes, {how}, seed {seed}."
     body = html.picture(
         figure,
@@ -94,6 +98,7 @@ def scores_section(runs: Runs) -> str:
             html.note(f"The split of seed {scores.seed} to compare with is missing."),
         )
     table = np.asarray(tables[scores.seed])[scores.clients]
+    clients = [_label(runs.only, client) for client in scores.clients]
     shares, held = data_figures.class_shares(table), table.sum(axis=0) > 0
     overlap, equal = (
         np.minimum(shares, weights).sum(axis=0)[held].mean() if held.any() else 0.0
@@ -108,22 +113,29 @@ def scores_section(runs: Runs) -> str:
     )
     data = [
         (client, name, int(table[i, j]), f"{shares[i, j]:.6g}", f"{scores.weights[i, j]:.6g}")
-        for i, client in enumerate(scores.clients)
+        for i, client in enumerate(clients)
         for j, name in enumerate(classes)
     ]
     label = f"Heat maps of {len(table)} clients and {len(classes)} classes, overlap {overlap:.2f}."
-    figure = data_figures.score_matrix(scores.weights, table, classes, scores.clients)
+    figure = data_figures.score_matrix(scores.weights, table, classes, clients)
     headers = ("client", "class", "examples", "share_held", "weight")
     body = html.picture(figure, "scores", caption, Table(headers, data), label=label)
-    return html.section("scores", title, body + _highest_scores(scores, table, classes))
+    return html.section("scores", title, body + _highest_scores(scores, table, classes, clients))
 
 
-def _highest_scores(scores: Scores, table: Array, classes: Sequence[object]) -> str:
+def _label(run: Run, client: int) -> object:
+    """Return a client's name or, if it has none, its number."""
+    return run.names[client] if client < len(run.names) else client
+
+
+def _highest_scores(
+    scores: Scores, table: Array, classes: Sequence[object], names: Sequence[object]
+) -> str:
     """Return the public images or texts that clients score highest."""
     holders = [row for row in data_figures.order_clients(table) if table[row].sum()]
     picks = np.linspace(0, len(holders) - 1, min(MOST_ROWS, len(holders))).round().astype(int)
     shown, body = [holders[pick] for pick in picks], ""  # through all main classes
-    clients = [scores.clients[row] for row in shown]
+    clients = [names[row] for row in shown]
     some = (
         f" {len(shown)} of the {len(holders)} clients with data are shown."
         if len(shown) < len(holders)
@@ -150,7 +162,7 @@ def _highest_scores(scores: Scores, table: Array, classes: Sequence[object]) -> 
     if scores.texts and shown:
         rows = [
             (
-                f"client {scores.clients[row]}",
+                f"client {names[row]}" if isinstance(names[row], int) else names[row],
                 classes[int(table[row].argmax())],
                 " / ".join(scores.texts[row][:TOP_TEXTS]),
             )
@@ -159,6 +171,107 @@ def _highest_scores(scores: Scores, table: Array, classes: Sequence[object]) -> 
         caption = f"The {TOP_TEXTS} public texts that each client scores highest.{some}"
         body += to_html(Table(("client", "main class", "texts"), rows, "lll", caption))
     return body
+
+
+def classes_section(runs: Runs) -> str:
+    """Return figures by class of the last round, and the confusion matrix of one method."""
+    run = runs.only
+    last: dict[str, list[Row]] = defaultdict(list)
+    for method in runs.methods:
+        for row in run.metrics if run else []:
+            if row.get("confusion") and str(row["method"]) == method:
+                last[method].append(row)
+    if run is None or not last:
+        return ""
+    counts = {
+        method: np.sum([row["confusion"] for row in rows], axis=0) for method, rows in last.items()
+    }
+    classes = run.split.get("classes") or range(len(next(iter(counts.values()))))
+    headers = ("method", "balanced\naccuracy", "macro F1", "AUC")
+    rows = [
+        (method, *(_spread_of(own, key) for key in ("balanced_accuracy", "macro_f1", "auc")))
+        for method, own in last.items()
+    ]
+    caption = "Figures that count every class equally, in % of the last round."
+    body = to_html(Table(headers, rows, "lrrr", caption))
+    shares = {method: _by_row(own).diagonal() for method, own in counts.items()}
+    by_class = Table(
+        ("class", *shares),
+        [
+            (name, *(mean_and_deviation(own[label]) for own in shares.values()))
+            for label, name in enumerate(classes)
+        ],
+        "l" + "r" * len(shares),
+        "Accuracy on the test examples of each class, %, mean over seeds.",
+    )
+    table = to_html(by_class)
+    title = f"Accuracy on each of {len(classes)} classes"
+    body += table if len(classes) <= MOST_ROWS else html.folded(title, table)
+    hero = next((name for name in last if not is_bound(name)), next(iter(last)))
+    figure = data_figures.confusion(_by_row(counts[hero]), classes)
+    data = [
+        (method, classes[label], classes[guess], int(number))
+        for method, own in counts.items()
+        for (label, guess), number in np.ndenumerate(own)
+    ]
+    caption = (
+        f"How {hero} classifies the test examples of each class in the last round, in %; each row "
+        "sums to 100."
+    )
+    numbers = Table(("method", "class", "predicted", "examples"), data)
+    body += html.picture(figure, "confusion", caption, numbers)
+    body += html.note(
+        "Balanced accuracy is the mean over classes of the accuracy on each; macro F1 and AUC (one "
+        "class against the rest) are means over classes, too. Of several prototypes, and of "
+        "clients that train alone, these are means over models."
+    )
+    return html.section("classes", "Classes", body)
+
+
+def _by_row(counts: Array) -> Array:
+    return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
+
+
+def _spread_of(rows: Sequence[Row], key: str) -> str:
+    known = [float(row[key]) for row in rows if row.get(key) is not None]
+    mean, deviation = over_seeds(known)
+    return mean_and_deviation(mean, deviation if len(known) > 1 else None)
+
+
+def public_weight_section(runs: Runs) -> str:
+    """Return how the weight on public data is spread over clients and classes."""
+    if (run := runs.only) is None or not (found := spreads(run.metrics)):
+        return ""
+    classes = run.split.get("classes") or range(len(next(iter(found.values())).by_class))
+    scored = [key for key in found if run.scores and key[0] == run.scores.method]
+    method, seed = (scored or list(found))[0]
+    own = found[method, seed]
+    figure = data_figures.weight_bars(
+        {_label(run, client): weight for client, weight in own.by_client.items()},
+        dict(zip(classes, own.by_class, strict=True)),
+        teachers=own.teachers,
+    )
+    caption = (
+        f"Weight on public data in {method}, seed {seed}, mean over rounds. "
+        + ("Top: of each client's predictions, in the rounds it teaches. " if own.by_client else "")
+        + f"{'Bottom: o' if own.by_client else 'O'}f each class, its share of the soft labels. "
+        "Dashed lines show equal weights. If one client or class has most of the weight, the "
+        "server learns little from the others."
+    )
+    data = [
+        (*key, kind, name, f"{weight:.6g}")
+        for key, spread in found.items()
+        for kind, named in (
+            ("client", [(_label(run, one), own) for one, own in spread.by_client.items()]),
+            ("class", list(zip(classes, spread.by_class, strict=True))),
+        )
+        for name, weight in named
+    ]
+    numbers = Table(("method", "seed", "of", "name", "weight"), data)
+    label = f"Bars of the weight on public data of {len(own.by_client)} clients and "
+    label += f"{len(own.by_class)} classes."
+    body = html.picture(figure, "weights", caption, numbers, label=label)
+    return html.section("weights", "Weight on public data", body)
 
 
 def privacy_section(runs: Runs) -> str:

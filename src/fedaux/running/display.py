@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from fedaux.files import read_json
 from fedaux.report.results import results_table
 from fedaux.report.tables import Table, bold_row, to_terminal
+from fedaux.report.verdict import last_accuracies, verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,19 +48,22 @@ def result_table(summary: Mapping[str, Any]) -> TerminalTable:
     return to_terminal(results_table(summary["rows"], caption=caption, without="seeds"))
 
 
-def split_table(table: NDArray[np.int64], classes: Sequence[str], *, how: str) -> TerminalTable:
+def split_table(
+    table: NDArray[np.int64], classes: Sequence[str], *, how: str, names: Sequence[str] = ()
+) -> TerminalTable:
     """Return the client-by-class table of a split."""
     headers = ("client", *classes, "all")
     rows = [
         *(
-            (client, *(count or "·" for count in counts), counts.sum())
+            (names[client] if names else client, *(count or "·" for count in counts), counts.sum())
             for client, counts in enumerate(table)
         ),
         ("all", *table.sum(axis=0), table.sum()),
     ]
     caption = f"Examples by client and class ({how})"
     bold = bold_row(len(table), headers)
-    return to_terminal(Table(headers, rows, "r" * len(headers), caption, bold))
+    align = ("l" if names else "r") + "r" * (len(headers) - 1)
+    return to_terminal(Table(headers, rows, align, caption, bold))
 
 
 def dropped_lines(directory: Path) -> list[str]:
@@ -82,6 +86,12 @@ def dropped_lines(directory: Path) -> list[str]:
                 "the model unchanged"
             )
     return warnings
+
+
+def verdict_lines(directory: Path) -> list[str]:
+    """Return what scores, distillation and sharing add, in at most three lines."""
+    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return verdict(last_accuracies(map(json.loads, lines)))
 
 
 def privacy_lines(directory: Path) -> list[str]:

@@ -27,6 +27,11 @@ from fedaux.privacy.mechanisms import MECHANISMS
 
 ANY_CLASSES = 2
 """Number of classes of models whose head is not used."""
+NOT_FEDERATED = {
+    "data": "needs all private data in one place, and in a federation it stays at the nodes",
+    "nothing": "each client trains alone, so the nodes have nothing to send to a server",
+}
+"""Why a method that only serves for comparison cannot run in a federation, by `exchange`."""
 OPTIONAL_HINT = "; labelled data is optional: --set data.source=none"
 """Added by `fedaux pretrain` to problems of labelled data."""
 
@@ -82,6 +87,11 @@ def problems_of(
                 "certainty.components: missing; the server of a federation does not know how many "
                 "examples clients hold, so mechanism classes needs a whole number such as 16"
             )
+        problems += [
+            f"method = {name!r}: {NOT_FEDERATED[METHODS[name].exchange]}; run it in the simulator"
+            for name in experiment.method
+            if name in METHODS and METHODS[name].is_bound
+        ]
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
             problems += _size_problems(experiment)

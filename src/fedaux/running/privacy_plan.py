@@ -89,6 +89,8 @@ class PrivacyPlan:
     """The maximum over prototypes."""
     unprotected: str
     """What is not covered."""
+    names: tuple[str, ...] = ()
+    """The clients' names, if they have any."""
 
     def warnings(self) -> list[str]:
         """Return a warning for clients with too much noise, with the required size."""
@@ -116,10 +118,10 @@ class PrivacyPlan:
             else "no number of examples suffices"
         )
         return (
-            f"Warning: {_listed([member.client for member in members])} with {interval(sizes)} "
-            f"examples: the noise on the certainty scores is {interval(shares)} times the largest "
-            f"possible signal. For {NOISE_LIMIT:g} at epsilon {section.epsilon:g} {remedy}; "
-            f"{advice}."
+            f"Warning: {_listed([member.client for member in members], self.names)} with "
+            f"{interval(sizes)} examples: the noise on the certainty scores is {interval(shares)} "
+            f"times the largest possible signal. For {NOISE_LIMIT:g} at epsilon "
+            f"{section.epsilon:g} {remedy}; {advice}."
         )
 
     def sentences(self) -> list[str]:
@@ -132,7 +134,7 @@ class PrivacyPlan:
                 lines.insert(0, f"NOT PRIVATE: certainty scores by `{mechanism}` have no finite ε.")
         lines += [line for group in self.groups if (line := _outlook(group))]
         if self.empty_clients:
-            lines.append(f"No examples, never selected: {_listed(self.empty_clients)}.")
+            lines.append(f"No examples, never selected: {_listed(self.empty_clients, self.names)}.")
         if self.protected_updates:
             lines.append(
                 f"A client is selected in {self.expected_rounds} of {self.rounds} rounds in "
@@ -182,7 +184,7 @@ class PrivacyPlan:
             finite = scores is not None and not math.isinf(scores.cost[0])
             rows.append(
                 [
-                    client.client,
+                    self.names[client.client] if self.names else client.client,
                     client.num_examples,
                     UNKNOWN if scores is None else privacy_budget(*scores.cost),
                     f"{scores.noise_share:.2g}" if scores is not None and finite else UNKNOWN,
@@ -191,7 +193,8 @@ class PrivacyPlan:
                 ]
             )
         caption = f"{', '.join(group.methods)}: (ε, δ) by client"
-        return to_terminal(Table(headers, rows, "r" * len(headers), caption))
+        first = "l" if self.names else "r"
+        return to_terminal(Table(headers, rows, first + "r" * (len(headers) - 1), caption))
 
 
 def privacy_plan(
@@ -266,6 +269,7 @@ def privacy_plan(
         tuple(groups),
         max(widths),
         unprotected_by(experiment),
+        experiment.data.client_names,
     )
 
 
@@ -284,6 +288,28 @@ def _outlook(group: MethodsPlan) -> str:
         f"the class means is {worst:.2f} if every client holds all classes and {best:.2f} if each "
         f"holds one. That is {verdict} (above {classes.RELIABLE:g})."
     )
+
+
+def noise_warnings(
+    experiment: ExperimentFields,
+    sizes: Sequence[int],
+    *,
+    input_shape: tuple[int, ...],
+    num_negatives: int,
+    num_classes: int,
+) -> list[str]:
+    """Return the warnings of the privacy plan, without the costs of private updates."""
+    if not any(METHODS[name].scores for name in experiment.method):
+        return []
+    local = experiment.local.model_copy(update={"privacy": None})
+    plan = privacy_plan(
+        experiment.model_copy(update={"local": local}),
+        sizes,
+        input_shape=input_shape,
+        num_negatives=num_negatives,
+        num_classes=num_classes,
+    )
+    return [line.removeprefix("Warning: ") for line in plan.warnings()]
 
 
 def _client_plan(
@@ -371,6 +397,8 @@ def _feature_widths(experiment: ExperimentFields, input_shape: tuple[int, ...]) 
     return [widths[name] for name in assign_prototypes(experiment)]
 
 
-def _listed(clients: Sequence[int]) -> str:
+def _listed(clients: Sequence[int], names: Sequence[str]) -> str:
+    if names:
+        return ", ".join(names[client] for client in clients[:8]) + ", ..." * (len(clients) > 8)
     shown = ", ".join(map(str, clients[:8])) + (", ..." if len(clients) > 8 else "")
     return f"client{'s' if len(clients) != 1 else ''} {shown}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,14 +20,14 @@ from torch import Tensor
 
 import fedaux
 from fedaux import seeding
-from fedaux.config import Experiment
+from fedaux.config import Experiment, ExperimentFields
 from fedaux.core.compute import CLIENTS_AT_ONCE, Compute, compute_for, inference_batch
 from fedaux.core.messages import Clients, Weights
 from fedaux.core.methods import METHODS
 from fedaux.core.preparation import prepare
 from fedaux.core.round import Federation
 from fedaux.core.simulation import SimulatedClients
-from fedaux.core.task import Callback, State, Task, assign_prototypes
+from fedaux.core.task import Callback, State, Task, population
 from fedaux.data import LabelledData, load_both, split_auxiliary, split_dirichlet
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.fast import best_backend
@@ -36,6 +37,7 @@ from fedaux.models import SplitModel
 from fedaux.pretrain import H0Request, content_digest, pretrained_extractor, shared_store
 from fedaux.privacy.mechanisms import Public
 from fedaux.running import model_files, plugins, preflight, tensorboard
+from fedaux.running.privacy_plan import noise_warnings
 from fedaux.running.run_directory import Progress, RunDirectory
 from fedaux.running.summary import summarise
 
@@ -111,19 +113,20 @@ def run(
     return run_with_clients(
         experiment,
         inputs,
-        simulated(experiment, inputs.data),
+        simulated(inputs.data),
         path=run_path(experiment, out),
         resume=resume,
         callback=callback or NullCallback(),
         tables=lambda: split_tables(experiment, inputs.data),
+        sizes=lambda: [
+            len(part) for part in split_for(experiment, inputs.data, experiment.seeds[0])
+        ],
     )
 
 
-def simulated(experiment: Experiment, data: LabelledData) -> Callable[[Task], Clients]:
+def simulated(data: LabelledData) -> Callable[[Task], Clients]:
     """Return a factory of simulated clients for a task."""
-    return lambda task: SimulatedClients(
-        task, data.images, data.labels, split_for(experiment, data, task.seed)
-    )
+    return lambda task: SimulatedClients(task, data.images, data.labels, client_parts(task, data))
 
 
 def prepare_device(experiment: Experiment) -> torch.device:
@@ -147,19 +150,36 @@ def run_with_clients(
     resume: bool,
     callback: Callback,
     tables: Callable[[], Mapping[str, Any]] | None = None,
+    sizes: Callable[[], Sequence[int]] | None = None,
 ) -> Result:
     """Run every method and seed with any clients; the server uses test data and class names only.
 
-    `tables` returns the content of split.json, if the split is known.
+    `tables` returns the content of split.json and `sizes` the clients' numbers of examples, if
+    they are known. Warns before pretraining if noise drowns the scores, and at the end if one
+    client or class has most of the weight on public data.
     """
     data, auxiliary, compute = inputs.data, inputs.auxiliary, inputs.compute
     preflight.check_data(experiment, data, auxiliary)
     if resume:
         plugins.check_same(path)
+    drowned = (
+        []
+        if sizes is None
+        else noise_warnings(
+            experiment,
+            sizes(),
+            input_shape=data.input_shape,
+            num_negatives=round(experiment.auxiliary.negatives_fraction * len(auxiliary)),
+            num_classes=len(data.classes),
+        )
+    )
+    for line in drowned:
+        warnings.warn(line, stacklevel=3)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
         save_json(path / "environment.json", environment(compute))
         if tables is not None:
             save_json(path / "split.json", tables())
+        save_json(path / "warnings.json", {"noise": drowned})
         directory.write_metrics()
         directory.write_ledger()
         with tensorboard.event_files(directory, callback) as both:
@@ -177,7 +197,12 @@ def run_with_clients(
         directory.write_metrics()
         summary = write_summary(directory)
         from fedaux.report import write_report  # a slow import
+        from fedaux.report.public_weight import concentration_warnings
+        from fedaux.report.run import client_names
 
+        rows = [row for header in directory.headers() for row in header["rows"]]
+        for line in concentration_warnings(rows, data.classes, client_names(path)):
+            warnings.warn(line, stacklevel=3)
         write_report(path)
     return Result(path, summary)
 
@@ -198,7 +223,7 @@ class ExperimentRunner:
         self._experiment = experiment
         self._directory = directory
         self._compute = compute or compute_for(experiment.engine, auxiliary.device, experiment.data)
-        self._clients = clients or simulated(experiment, data)
+        self._clients = clients or simulated(data)
         self._data = data
         self._auxiliary = auxiliary
         self._content = content_digest(auxiliary)
@@ -273,13 +298,14 @@ class ExperimentRunner:
             features = FeatureCache(self._compute, batch_size=batch_size, folder=store)
             for part, own in zip(parts, rows, strict=True):
                 features.tell(part, whole=self._auxiliary, rows=own)
+        experiment, prototype_of = population(self._experiment, METHODS[method])
         return Task(
-            experiment=self._experiment,
+            experiment=experiment,
             method=METHODS[method],
             seed=seed,
             input_shape=self._data.input_shape,
             num_classes=len(self._data.classes),
-            prototype_of=assign_prototypes(self._experiment),
+            prototype_of=prototype_of,
             negatives=parts[0],
             distill_images=parts[1],
             test_images=placed(self._data.test_images),
@@ -337,7 +363,17 @@ class ExperimentRunner:
         return first and not (self._directory.path / "scores.safetensors").exists()
 
 
-def split_for(experiment: Experiment, data: LabelledData, seed: int) -> list[NDArray[np.int64]]:
+def client_parts(task: Task, data: LabelledData) -> list[NDArray[np.int64]]:
+    """Return the examples of each client of a task; those of pooled data hold all of them."""
+    parts = split_for(task.experiment, data, task.seed)
+    if task.method.exchange == "data":
+        return [np.sort(np.concatenate(parts))] * len(task.prototype_of)
+    return parts
+
+
+def split_for(
+    experiment: ExperimentFields, data: LabelledData, seed: int
+) -> list[NDArray[np.int64]]:
     """Return the examples of each client: `data.clients`, or a split that depends on the seed."""
     if data.clients is not None:
         return list(data.clients)
@@ -363,7 +399,7 @@ def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
     drawn = (
         {"alpha": experiment.split.alpha}
         if data.clients is None
-        else {"clients": list(experiment.data.clients)}
+        else {"clients": list(experiment.data.clients), "names": list(experiment.data.client_names)}
     )
     return {"classes": list(data.classes), **drawn, "tables": tables}
 

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.progress import TaskID, TextColumn
 
 from fedaux.config import Experiment
-from fedaux.formatting import plural, setting_text
+from fedaux.core.methods import METHODS
+from fedaux.formatting import client_label, plural, setting_text
 from fedaux.report.results import ranked, results_table, settings_of
 from fedaux.report.tables import to_terminal
 from fedaux.running.display import LINE_SECONDS, live_bar
@@ -116,7 +117,11 @@ class ProgressDisplay(SweepCallback):
             if event["accuracy"] is not None:
                 where += f" {100 * event['accuracy']:.1f} %"
             if event.get("clients_dropped"):
-                where += f", dropped clients {', '.join(event['clients_dropped'])}"
+                names = cell.experiment.data.client_names
+                if METHODS[event["method"]].exchange == "data":
+                    names = ()  # its one client is none of them
+                labels = [client_label(int(one), names) for one in event["clients_dropped"]]
+                where += f", dropped {', '.join(labels)}"
             if event.get("model_kept"):
                 where += ", no usable update, the model is unchanged"
         else:

@@ -1,0 +1,176 @@
+"""What the parts of a method add, in words: scores and distillation; distance to the bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from fedaux.core.methods import METHODS, Method
+
+LEAST_POINTS = 0.05
+"""Differences that round to 0.0 points are ties, whatever the seeds say."""
+ONE_SEED_POINTS = 1.0
+"""With one seed there is no standard error; smaller differences are called ties."""
+SCORING = ("name", "teacher", "scores")
+"""Fields in which a method with scores may differ from its twin with equal weights."""
+DISTILLING = (*SCORING, "memory")
+"""Fields in which a method with a teacher may differ from its twin that only averages."""
+
+Accuracies = Mapping[str, Mapping[int, float]]
+"""The accuracy of the last round, by method and seed."""
+
+
+def last_accuracies(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """Return the last measured accuracy of each method and seed in the rounds of a run."""
+    found: dict[str, dict[int, float]] = {}
+    for row in sorted(rows, key=lambda row: int(row["round"])):
+        if row.get("accuracy") is not None:
+            found.setdefault(str(row["method"]), {})[int(row["seed"])] = float(row["accuracy"])
+    return found
+
+
+def verdict(accuracies: Accuracies) -> list[str]:
+    """Return up to three sentences: what scores add over equal weights, what distillation adds
+    over averaging, and where that leaves the best method between training alone and pooled data.
+
+    Methods are compared over the seeds that both have. A difference within its standard error over
+    seeds is called a tie. Sentences whose methods were not run are left out.
+    """
+    run = {name: METHODS[name] for name, own in accuracies.items() if own and name in METHODS}
+    scored = _best(accuracies, run, lambda method: method.scores)
+    equal = _nearest(
+        accuracies, run, scored, SCORING, lambda one: bool(one.teacher) and not one.scores
+    ) or _best(accuracies, run, lambda method: bool(method.teacher) and not method.scores)
+    distilled = scored or equal
+    averaged = _nearest(
+        accuracies, run, distilled, DISTILLING, lambda one: not one.teacher and not one.is_bound
+    )
+    sentences = []
+    if scored and equal and run[scored].start == run[equal].start:
+        exact = _differ(run[scored], run[equal], SCORING) == 0
+        what = "Weighting clients by their scores", "equal weights"
+        sentences.append(f"{_effect(accuracies, scored, equal, *what, exact=exact)}.")
+    if distilled and averaged:
+        exact = _differ(run[distilled], run[averaged], DISTILLING) == 0
+        what = f"Distillation{' with scores' if scored else ''}", "averaging alone"
+        effect = _effect(accuracies, distilled, averaged, *what, exact=exact)
+        also = ""
+        if scored and equal and run[equal].start == run[averaged].start:
+            found = _difference(accuracies, equal, averaged)
+            also = f"; {equal} {_compared(found, averaged)}" if found else ""
+        sentences.append(f"{effect}{also}.")
+    hero = scored or _best(accuracies, run, lambda method: not method.is_bound)
+    if hero:
+        sentences.append(_against_bounds(accuracies, run, hero))
+    return [sentence for sentence in sentences if sentence.strip(".")]
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """First minus second method, in points, over the seeds that both have."""
+
+    points: float
+    error: float | None
+    """Standard error over seeds; None for one seed."""
+    first: float
+    second: float
+    """Mean accuracies in percent."""
+
+    @property
+    def tie(self) -> bool:
+        limit = ONE_SEED_POINTS if self.error is None else max(self.error, LEAST_POINTS)
+        return abs(self.points) < limit or math.isclose(abs(self.points), limit)
+
+    def size(self, *, sign: bool = False) -> str:
+        points = self.points if sign else abs(self.points)
+        error = " (one seed)" if self.error is None else f" ± {self.error:.1f}"
+        number = f"{points:+.1f}" if sign else f"{points:.1f}"
+        return f"{number} points{error}" if self.error is None else f"{number}{error} points"
+
+
+def _difference(accuracies: Accuracies, first: str, second: str) -> _Difference | None:
+    seeds = sorted(accuracies[first].keys() & accuracies[second].keys())
+    if not seeds:
+        return None
+    ones, others = ([100 * accuracies[name][seed] for seed in seeds] for name in (first, second))
+    pairs = [one - other for one, other in zip(ones, others, strict=True)]
+    error = stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
+    return _Difference(fmean(pairs), error, fmean(ones), fmean(others))
+
+
+def _effect(
+    accuracies: Accuracies, first: str, second: str, what: str, over: str, *, exact: bool
+) -> str:
+    """Return what a part adds; if other parts differ, too, only how the two methods compare."""
+    found = _difference(accuracies, first, second)
+    if found is None:
+        return ""
+    figures = f"{first} {found.first:.1f} %, {second} {found.second:.1f} %"
+    if not exact:
+        rival = f"{second}, the nearest method with {over}"
+        return f"{first} {_compared(found, rival)} ({figures})"
+    if found.tie:
+        return f"{what} ties with {over}, {found.size(sign=True)} ({figures})"
+    verb = "adds" if found.points > 0 else "loses"
+    joint = "over" if found.points > 0 else "against"
+    return f"{what} {verb} {found.size()} {joint} {over} ({figures})"
+
+
+def _against_bounds(accuracies: Accuracies, run: Mapping[str, Method], hero: str) -> str:
+    parts, shown = [], 0.0
+    for exchange, bound in (("nothing", "training alone"), ("data", "training on pooled data")):
+        fits = _exchanges(exchange)
+        name = _nearest(accuracies, run, hero, (), fits) or _best(accuracies, run, fits)
+        found = _difference(accuracies, hero, name) if name else None
+        if found is not None:
+            parts.append(_compared(found, f"{bound} ({name}, {found.second:.1f} %)"))
+            shown = found.first
+    return f"{hero} ({shown:.1f} %) {' and '.join(parts)}." if parts else ""
+
+
+def _exchanges(kind: str) -> Callable[[Method], bool]:
+    return lambda method: method.exchange == kind
+
+
+def _compared(found: _Difference, rival: str) -> str:
+    if found.tie:
+        return f"ties with {rival}, {found.size(sign=True)}"
+    return f"is {found.size()} {'above' if found.points > 0 else 'below'} {rival}"
+
+
+def _best(
+    accuracies: Accuracies, run: Mapping[str, Method], fits: Callable[[Method], bool]
+) -> str | None:
+    """Return the most accurate method of a kind."""
+    names = [name for name, method in run.items() if fits(method)]
+    return max(names, key=lambda name: fmean(accuracies[name].values()), default=None)
+
+
+def _nearest(
+    accuracies: Accuracies,
+    run: Mapping[str, Method],
+    name: str | None,
+    free: tuple[str, ...],
+    fits: Callable[[Method], bool],
+) -> str | None:
+    """Return the method of a kind with the same start that differs least besides `free` fields."""
+    if name is None:
+        return None
+    same = [one for one in run if run[one].start == run[name].start and fits(run[one])]
+    return min(
+        same,
+        key=lambda one: (
+            _differ(run[name], run[one], free),
+            -fmean(accuracies[one].values()),
+        ),
+        default=None,
+    )
+
+
+def _differ(first: Method, second: Method, free: tuple[str, ...]) -> int:
+    """Return in how many fields, besides the free ones, two methods differ."""
+    ones, others = asdict(first), asdict(second)
+    return sum(ones[key] != others[key] for key in ones if key not in free)
