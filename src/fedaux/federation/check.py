@@ -6,21 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from fedaux.config import ConfigError, Experiment
-from fedaux.core.dpsgd import schedule, update_entry
 from fedaux.core.methods import METHODS
 from fedaux.data import LabelledData
+from fedaux.federation import sent
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig, load_node
+from fedaux.federation.plan import check_plan, plan_of
 from fedaux.federation.policy import Guard, Refusal
-from fedaux.federation.work import declared_shape, own_data, update_noise
+from fedaux.federation.work import declared_shape, own_data
 from fedaux.formatting import privacy_budget
-from fedaux.privacy.bounds import update_problem
-from fedaux.privacy.filters import ROUNDING
-from fedaux.privacy.gaussian import noise_multiplier
-from fedaux.privacy.ledger import SCORES, LedgerEntry
 from fedaux.privacy.secure import noise_for
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.preflight import problems_of
@@ -43,6 +40,8 @@ def check_node(file: Path, *, recipe: str | None = None) -> tuple[list[Renderabl
     heading = f"Client {config.number}{name}: {total} examples, images {shape}"
     shown: list[RenderableType] = [*warning_lines(config), heading]
     shown += [class_table(data, config), *policy_lines(config)]
+    if problems := Guard(config).problems():
+        raise ValueError("\n".join(problems))
     if unreadable := total - len(data.labels):
         shown.append(
             f"{unreadable} rows cannot be read: they count as examples and contribute nothing."
@@ -121,56 +120,69 @@ def recipe_lines(
     config: NodeConfig, experiment: Experiment, *, num_examples: int
 ) -> tuple[list[str], bool]:
     """Return the cost of a recipe for this node or its refusal, and whether it is refused."""
-    guard, terms = Guard(config), config.privacy
-    section, seeds, rounds = experiment.certainty, len(experiment.seeds), experiment.rounds
+    guard, section, seeds = Guard(config), experiment.certainty, len(experiment.seeds)
+    plan = plan_of(experiment, run="check")
     lines: list[str] = []
-    asked: list[LedgerEntry] = []
-    try:
-        if any(METHODS[name].scores for name in experiment.method):
-            cost = privacy_budget(section.epsilon, section.delta)
-            lines.append(
-                f"- certainty scores by {section.mechanism}: (ε, δ) = {cost}, "
-                f"{seeds} time{'s' if seeds > 1 else ''}, once per seed;"
-            )
-            guard.check_release(section)
-            if section.mechanism not in UNPROTECTED_MECHANISMS:
-                asked += [_score_entry(experiment, config.number, num_examples)] * seeds
-        cells = seeds * len(experiment.method)
+    if plan.certainty is not None:
+        cost = privacy_budget(section.epsilon, section.delta)
         lines.append(
-            f"- updates in up to {rounds} rounds of {cells} "
-            f"method{'s and seeds' if cells > 1 else ' and seed'}, "
-            + ("not protected." if experiment.local.privacy is None else "with DP-SGD.")
+            f"- certainty scores by {section.mechanism}: (ε, δ) = {cost}, "
+            f"{seeds} time{'s' if seeds > 1 else ''}, once per seed;"
         )
-        guard.check_update(experiment.local, None)
-        if experiment.local.privacy is not None and num_examples > 0:
-            steps = schedule(experiment.local, num_examples=num_examples)[1]
-            if (problem := update_problem(experiment.local, steps=steps)) is not None:
-                raise Refusal(problem)
-            noise = update_noise(config)
-            one = update_entry(
-                experiment.local, num_examples=num_examples, client=config.number, noise=noise
-            )
-            asked += [one] * (rounds * cells)
-        together = guard.spent([*guard.counted(), *asked]) if asked else 0.0
-        if together > terms.epsilon * (1.0 + ROUNDING):
-            hint = ""
-            if experiment.local.privacy is not None and terms.accountant == "gaussian":
-                hint = '; privacy.accountant = "renyi" counts DP-SGD more tightly'
-            raise Refusal(
-                "if this client takes part in every round, the total including earlier releases is "
-                f"ε = {together:.4g} at δ = {terms.delta:g}; the budget is {terms.epsilon:g}{hint}"
-            )
+    protected = experiment.local.privacy is not None
+    cells = seeds * len(experiment.method)
+    lines.append(
+        f"- {plan.updates} update{'s' if plan.updates > 1 else ''}, in {experiment.rounds} rounds "
+        f"of {cells} method{'s and seeds' if cells > 1 else ' and seed'}, "
+        + ("with DP-SGD." if protected else "not protected.")
+    )
+    try:
+        total = check_plan(config, guard, plan, num_examples=num_examples, repeats=False)
     except Refusal as refusal:
-        return [*lines, f"REFUSED: {refusal}"], True
-    return [*lines, f"Within the budget: total ε = {together:.4g} at δ = {terms.delta:g}."], False
+        detail = f" ({refusal.detail})" if refusal.detail else ""
+        return [*lines, f"REFUSED: {refusal}{detail}"], True
+    return [
+        *lines,
+        f"Within the budget: total ε = {total:.4g} at δ = {config.privacy.delta:g}.",
+    ], False
 
 
-def _score_entry(experiment: Experiment, client: int, num_examples: int) -> LedgerEntry:
-    """Return the planned release; its cost depends only on sigma over sensitivity."""
-    section = experiment.certainty
-    sigma = noise_multiplier(epsilon=section.epsilon, delta=section.delta)
-    planned = (1.0, sigma, section.epsilon, section.delta)
-    return LedgerEntry(client, num_examples, section.mechanism, SCORES, *planned, "planned")
+def show_ledger(
+    file: Path, console: Console, *, noted: str | None = None, json_lines: bool = False
+) -> list[str]:
+    """Print what has left a node and what it cost; return what does not fit in its record."""
+    config = load_node(file)
+    guard, terms = Guard(config), config.privacy
+    problems = guard.problems(noted=noted)
+    if json_lines:
+        for line in sent.lines(config.folder):
+            console.out(line, highlight=False)
+        return problems
+    table = Table()
+    for name in ("no.", "time", "what", "run", "round", "bytes", "SHA-256", "ε"):
+        table.add_column(name, justify="right" if name in {"no.", "round", "bytes"} else "left")
+    lines = [] if problems else guard.sent_lines()
+    for line in lines:
+        entry = line["entry"]
+        table.add_row(
+            *(str(line["number"]), line["when"], line["kind"], line["run"][:40]),
+            *("" if line["round"] is None else str(line["round"]), str(line["bytes"])),
+            *(line["digest"][:16], "" if entry is None else f"{float(entry['epsilon']):.4g}"),
+        )
+    if lines:
+        console.print(table)
+    if not problems:
+        console.out(
+            f"{len(lines)} answers left; the record is complete and unchanged, if its last hash is "
+            f"the one that you know:\n{guard.head()}",
+            highlight=False,
+        )
+    console.out(
+        f"Budget: ε = {terms.epsilon:g} at δ = {terms.delta:g}, of which "
+        f"{guard.spent(guard.counted()):.4g} is spent ({config.folder}).",
+        highlight=False,
+    )
+    return problems
 
 
 def _listed(names: Sequence[str]) -> str:

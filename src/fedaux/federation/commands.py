@@ -239,6 +239,35 @@ def check(
 
 
 @app.command()
+def ledger(
+    file: NodeFile,
+    noted: Annotated[
+        str | None,
+        typer.Option(
+            "--noted",
+            help="A hash that this command or the node's log showed earlier: it must be part of "
+            "the record.",
+            metavar="HASH",
+        ),
+    ] = None,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="Print the record as it is stored, in JSON lines.")
+    ] = False,
+) -> None:
+    """Show what has left this node and what it cost, and verify that nothing was removed or
+    changed.
+
+    The exit status is 1 if the record or the ledger was cut, edited or rolled back.
+    """
+    from fedaux.federation.check import show_ledger
+
+    if problems := show_ledger(file, Console(), noted=noted, json_lines=json_lines):
+        for problem in problems:
+            typer.echo(f"Error: {problem}", err=True)
+        raise typer.Exit(1)
+
+
+@app.command()
 def watch(
     directory: Annotated[
         Path, typer.Argument(help="The run directory, on the server.", metavar="RUN_DIR")
