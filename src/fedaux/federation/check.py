@@ -13,6 +13,7 @@ from fedaux.config import ConfigError, Experiment
 from fedaux.core.methods import METHODS
 from fedaux.data import LabelledData
 from fedaux.federation import sent
+from fedaux.federation.folder import port_of
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig, load_node
 from fedaux.federation.plan import check_plan, plan_of
 from fedaux.federation.policy import Guard, Refusal
@@ -21,6 +22,32 @@ from fedaux.formatting import privacy_budget
 from fedaux.privacy.secure import noise_for
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.preflight import problems_of
+
+
+def check_server(folder: Path, *, host: str = "0.0.0.0") -> list[str]:
+    """Return what is to be said of the certificates of a server. Raises ValueError if they are
+    missing, or nodes or its own processes would reject them."""
+    from fedaux.federation.certificates import warnings_of
+    from fedaux.federation.processes import link_arguments
+
+    port = port_of(folder, simulation=False)
+    link_arguments(folder, host=host, port=port, simulation=False)
+    certificates = folder / "certificates"
+    warnings = [*warnings_of(certificates / "server.pem"), *warnings_of(certificates / "ca.crt")]
+    return [f"{certificates}: dates, names, key and chain are right.", *warnings]
+
+
+def check_connection(file: Path, *, superlink: str | None, certificate: Path | None) -> list[str]:
+    """Return what is to be said of a node's connection. Raises ValueError if it would fail."""
+    from fedaux.federation.certificates import authority_problems, connection_lines, warnings_of
+
+    authority = certificate or file.parent / "ca.crt"
+    if superlink is None and certificate is None and not authority.exists():
+        return []
+    if problems := authority_problems(authority):
+        raise ValueError("\n".join(problems))
+    lines = [] if superlink is None else connection_lines(superlink, authority)
+    return [*lines, *warnings_of(authority)]
 
 
 def check_node(file: Path, *, recipe: str | None = None) -> tuple[list[RenderableType], bool]:
@@ -155,8 +182,8 @@ def show_ledger(
     guard, terms = Guard(config), config.privacy
     problems = guard.problems(noted=noted)
     if json_lines:
-        for line in sent.lines(config.folder):
-            console.out(line, highlight=False)
+        for stored in sent.lines(config.folder):
+            console.out(stored, highlight=False)
         return problems
     table = Table()
     for name in ("no.", "time", "what", "run", "round", "bytes", "SHA-256", "ε"):
