@@ -178,13 +178,17 @@ def _reason(message: Message, error: Exception) -> str:
 
 def _terms(message: Message, config: NodeConfig, kind: type[Kind]) -> Kind:
     from fedaux.federation.policy import Refusal
-    from fedaux.federation.records import text_of
+    from fedaux.federation.records import reason_of, text_of
 
     text = text_of(message.content, "terms")
     try:
         terms = kind.model_validate_json(text)
     except ValidationError as error:
         raise _unreadable(text, error) from None
+    if terms.version != __version__:
+        LOGGER.warning(
+            "the server runs fedaux %s, this node %s", reason_of(terms.version), __version__
+        )
     if terms.client != config.number:
         raise Refusal(f"this is client {config.number}, not {terms.client}")
     return terms

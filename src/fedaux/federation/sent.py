@@ -71,7 +71,7 @@ def lines(folder: Path) -> Iterator[str]:
     """Return all complete lines of the record."""
     file = folder / NAME
     if file.exists():
-        for line in file.read_text(encoding="utf-8").splitlines(keepends=True):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
             if line.endswith("\n"):
                 yield line[:-1]
 
