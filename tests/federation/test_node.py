@@ -249,8 +249,8 @@ def test_unprotected_updates_can_be_forbidden(tmp_path: Path) -> None:
 
     own = guard(tmp_path, "plain_updates = false")
     with pytest.raises(Refusal, match="do not leave this node"):
-        own.check_update(Local(), None)
-    own.check_update(Local(privacy=LocalPrivacy()), None)
+        own.check_update(Local())
+    own.check_update(Local(privacy=LocalPrivacy()))
 
 
 def test_a_model_too_large_is_refused_before_it_is_built() -> None:

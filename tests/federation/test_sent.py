@@ -219,6 +219,10 @@ def test_every_update_of_a_run_is_recorded_before_it_leaves(
     assert {line["run"] for line in lines} == {f"{token} fedaux 0"}
     assert guard.problems() == []
     logged = [record.message for record in caplog.records if record.name == "fedaux.node"]
-    assert "certainty scores by mean; epsilon = 1 at delta = 1e-05; total epsilon = 1" in logged[0]
+    assert logged[0].startswith(
+        f"run {token} plans 1 releases of certainty scores by mean, epsilon = 1 at delta = 1e-05 "
+        "each; 2 updates without differential privacy; public data: "
+    )
+    assert "certainty scores by mean; epsilon = 1 at delta = 1e-05; total epsilon = 1" in logged[1]
     assert "update of round 2, without differential privacy; total epsilon = 1" in logged[-1]
     assert guard.head() in logged[-1]

@@ -22,8 +22,10 @@ from fedaux.recipes import merged
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 from helpers.harness import Federation, wait_for
+from helpers.own_authority import write as write_own_certificates
 
 from fedaux.federation import supernode
+from fedaux.federation.certificates import connection_lines
 from fedaux.federation.keys import write_certificates
 from fedaux.federation.logs import JsonLines, Lines
 
@@ -147,6 +149,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         TINY, {"name": "tiny", "seeds": [0], "split": {"num_clients": 2, "alpha": 1.0}}
     )
     with Federation(tmp_path_factory.mktemp("watched") / "trial", settings) as started:
+        write_own_certificates(started.folder / "certificates")
         started.start_link()
         started.register(0)
         yield started
@@ -169,6 +172,12 @@ def let_in(federation: Federation, client: int) -> bool:
 
 @pytest.mark.federation
 def test_a_node_says_why_it_cannot_join(federation: Federation) -> None:
+    authority = federation.folder / "certificates" / "ca.crt"
+    said = connection_lines(f"127.0.0.1:{federation.port}", authority)
+    assert [line.split(" by ")[0] for line in said] == [
+        f"127.0.0.1:{federation.port}: its certificate is confirmed",
+        "This machine's clock differs from the server's",
+    ]
     federation.start_node(1)
     assert "the server does not know this node's key" in ended(federation, "node-1")
     hostile = {"PYTHONPATH": os.pathsep.join([str(PROGRAMS / "hostile"), *sys.path])}

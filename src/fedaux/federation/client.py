@@ -60,6 +60,7 @@ def prepare(message: Message, context: Context) -> Message:
         extractor = records.tensors(message.content.get("extractor"), expected)
         public = records.some_tensors(message.content.get("public"), most_bytes=limit)
         guard = _guard(config)
+        _log_plan(terms)
         with guard.alone():
             released = work.prepare(config, guard, terms, extractor, public)
             scores = released.scores
@@ -98,6 +99,8 @@ def train(message: Message, context: Context) -> Message:
             frozen = records.expected_of(model.features.state_dict())
             extractor = records.tensors(message.content["extractor"], frozen)
         guard = _guard(config)
+        if terms.round == 1:
+            _log_plan(terms)
         with guard.alone():
             answered = work.train(config, guard, terms, weights, extractor)
             update = answered.update
@@ -123,6 +126,25 @@ def train(message: Message, context: Context) -> Message:
         return RecordDict({"weights": sent, "answer": records.text_record(json.dumps(said))})
 
     return _answered(message, context, answer)
+
+
+def _log_plan(terms: Terms) -> None:
+    """Log what the server plans to ask of this node."""
+    from fedaux.federation.records import reason_of
+
+    plan = terms.plan
+    scores = "no certainty scores"
+    if plan.certainty is not None:
+        section = plan.certainty
+        scores = (
+            f"{plan.releases} releases of certainty scores by {reason_of(section.mechanism)}, "
+            f"epsilon = {section.epsilon:g} at delta = {section.delta:g} each"
+        )
+    how = "with DP-SGD" if plan.local and plan.local.privacy else "without differential privacy"
+    LOGGER.info(
+        "run %s plans %s; %d updates %s; public data: %s",
+        *(reason_of(plan.run), scores, plan.updates, how, reason_of(plan.public) or "not named"),
+    )
 
 
 def _log_sent(guard: Guard, what: str, terms: Terms, answer: ScoreRelease | Update) -> None:

@@ -48,7 +48,7 @@ def check_plan(
         guard.check_release(plan.certainty)
     private = None
     if plan.local is not None:
-        guard.check_update(plan.local, None)
+        guard.check_update(plan.local)
         private = plan.local if plan.local.privacy is not None and num_examples > 0 else None
     if private is not None:
         steps = schedule(private, num_examples=num_examples)[1]

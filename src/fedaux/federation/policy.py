@@ -151,14 +151,12 @@ class Guard:
         if (problem := release_problem(section)) is not None:
             raise Refusal(problem)
 
-    def check_update(self, section: Local, entry: LedgerEntry | None) -> None:
-        """Raise Refusal for an update that must not leave, before it is trained."""
+    def check_update(self, section: Local) -> None:
+        """Raise Refusal for updates that must not leave, before one is trained."""
         if section.privacy is None and not self._terms.plain_updates:
             raise Refusal(
                 "updates without DP-SGD do not leave this node; the recipe needs local.privacy"
             )
-        if entry is not None:
-            self.check_budget(entry)
 
     def check_budget(self, entry: LedgerEntry) -> None:
         """Raise Refusal if one more release would exceed the budget."""
