@@ -42,19 +42,22 @@ def stated(seconds_ahead: float) -> dict[str, str]:
     [(12, "12 s ahead of the server's"), (-400, "400 s behind the server's")],
 )
 def test_a_wrong_clock_is_told_from_a_wrong_key(seconds: float, words: str) -> None:
-    said = supernode.refused(401, stated(seconds), "", now=NOW)
+    ahead = supernode.ahead_of(stated(seconds), now=NOW)
+    assert ahead == seconds
+    said = supernode.refused(401, {}, "", skew=ahead)
     assert said is not None
     assert words in said
     assert "up to 5 s ahead and 305 s behind" in said
-    key = supernode.refused(401, stated(1), "", now=NOW)
-    assert key is not None
-    assert "key is not registered any more" in key
-    assert supernode.refused(200, stated(seconds), "", now=NOW) is None
+    for skew in (1.0, -200.0, None):
+        key = supernode.refused(401, {}, "", skew=skew)
+        assert key is not None
+        assert "key is not registered any more" in key
+    assert supernode.refused(200, {}, "", skew=ahead) is None
 
 
 def test_reasons_why_a_node_cannot_join_are_told_apart() -> None:
     unknown, in_use = (
-        supernode.refused(412, {}, json.dumps({"code": 1, "detail": "", "extra": extra}), now=NOW)
+        supernode.refused(412, {}, json.dumps({"code": 1, "detail": "", "extra": extra}), skew=0.0)
         for extra in (supernode.UNREGISTERED, supernode.IN_USE)
     )
     assert unknown is not None
@@ -62,25 +65,27 @@ def test_reasons_why_a_node_cannot_join_are_told_apart() -> None:
     assert in_use is not None
     assert "is in use" in in_use
     message = "SuperLink version 1.41.0 detected a mismatch: received SuperNode version 1.42.0."
-    said = supernode.refused(200, {supernode.VERSION_HEADER: message}, "", now=NOW)
+    said = supernode.refused(200, {supernode.VERSION_HEADER: message}, "", skew=0.0)
     assert said is not None
     assert "1.41.0" in said
     assert "1.42.0" in said
     for text in ("", "[" * 100_000, "[]", "{}"):
-        assert supernode.refused(412, {}, text, now=NOW) is None
+        assert supernode.refused(412, {}, text, skew=0.0) is None
 
 
 def test_a_clock_that_drifts_is_told_once_before_it_fails(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watch = supernode.Watch(None, "")
-    for ahead in (1, 3, 4, 1, 3):
-        watch.look(200, stated(ahead), "", now=NOW, seconds=0.1)
-    watch.look(200, stated(1), "", now=NOW, seconds=0.1)
-    watch.look(200, stated(4), "", now=NOW, seconds=30)  # the answer took its time
+    for ahead in [3] * 9 + [0] + [4] * 9:  # under load, an answer states an old time
+        watch.look(200, stated(ahead), "", asked=NOW)
+    assert not caplog.messages
+    for ahead in [3] * 20 + [0] * 10 + [-100] * 20:
+        watch.look(200, stated(ahead), "", asked=NOW)
     assert [message.partition(";")[0] for message in caplog.messages] == [
-        "this machine's clock is 3 s ahead of the server's"
-    ] * 2
+        "this machine's clock is 3 s ahead of the server's",
+        "this machine's clock is 100 s behind the server's",
+    ]
 
 
 def test_a_changed_policy_is_told_while_the_node_runs(
@@ -92,11 +97,11 @@ def test_a_changed_policy_is_told_while_the_node_runs(
     file.write_text("client = 0\n")
     watch = supernode.Watch(file, hashlib.sha256(file.read_bytes()).hexdigest())
     for _ in range(2):
-        watch.look(200, {}, "", now=NOW, seconds=0.1)
+        watch.look(200, {}, "", asked=NOW)
     assert not caplog.messages
     file.write_text("client = 12\n")
     for _ in range(2):
-        watch.look(200, {}, "", now=NOW, seconds=0.1)
+        watch.look(200, {}, "", asked=NOW)
     assert caplog.messages == [f"{file} changed; restart to apply"]
 
 

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -30,8 +30,8 @@ FILE_VARIABLE = "FEDAUX_NODE_FILE"
 AHEAD, BEHIND = 5.0, 305.0
 """Seconds by which a node's clock may be ahead of the server's, or behind it: Flower's limits."""
 WARN_AHEAD, WARN_BEHIND = 2.0, 60.0
-SLOW_SECONDS = 1.0
-"""A clock is compared only with answers that came faster than this."""
+ANSWERS = 10
+"""Over so many answers a clock is compared: under load, single ones state an old time."""
 UNREGISTERED, IN_USE = "key not registered", "key in use"
 """What `fedaux federate link` adds to Flower's error if a node cannot join."""
 VERSION_HEADER = "flwr-version-incompatibility-message"
@@ -49,30 +49,25 @@ class Watch:
     def __init__(self, file: Path | None, digest: str) -> None:
         self._file, self._digest = file, digest
         self._seen: object = None
+        self._skews: deque[float] = deque(maxlen=ANSWERS)
         self._warned = False
         self.last_error = ""
 
-    def look(
-        self,
-        status: int,
-        headers: Mapping[str, str],
-        text: str,
-        *,
-        now: datetime,
-        seconds: float,
-    ) -> None:
-        """End this process if an answer tells that the node cannot go on; warn of what is close to
-        it."""
-        if reason := refused(status, headers, text, now=now):
+    def look(self, status: int, headers: Mapping[str, str], text: str, *, asked: datetime) -> None:
+        """End this process if the answer to a request tells that the node cannot go on; warn of
+        what is close to it."""
+        if (skew := ahead_of(headers, now=asked)) is not None:
+            self._skews.append(skew)
+        least = min(self._skews, key=abs, default=None)
+        if reason := refused(status, headers, text, skew=least):
             end(reason)
-        skew = ahead_of(headers, now=now) if seconds < SLOW_SECONDS else None
-        if skew is not None:
-            far = not -WARN_BEHIND < skew < WARN_AHEAD
+        if least is not None and len(self._skews) == ANSWERS:
+            far = not -WARN_BEHIND < least < WARN_AHEAD
             if far and not self._warned:
                 LOGGER.warning(
                     "this machine's clock is %s; beyond %g s ahead or %g s behind, the server "
                     "rejects this node: synchronise the clock",
-                    *(_difference(skew), AHEAD, BEHIND),
+                    *(_difference(least), AHEAD, BEHIND),
                 )
             self._warned = far
         self._look_at_policy()
@@ -90,12 +85,16 @@ class Watch:
         self._seen = state
 
 
-def refused(status: int, headers: Mapping[str, str], text: str, *, now: datetime) -> str | None:
-    """Return why the server does not accept this node any more; None if it does."""
+def refused(
+    status: int, headers: Mapping[str, str], text: str, *, skew: float | None
+) -> str | None:
+    """Return why the server does not accept this node any more; None if it does.
+
+    `skew` is by how many seconds this machine's clock is ahead of the server's.
+    """
     if message := headers.get(VERSION_HEADER):
         return f"this node and the server run different versions of Flower: {message}"
     if status == 401:
-        skew = ahead_of(headers, now=now)
         if skew is not None and not -BEHIND < skew < AHEAD:
             return (
                 f"this machine's clock is {_difference(skew)}; the server accepts up to "
@@ -139,18 +138,14 @@ def watched(interceptor: type[Any], watch: Watch) -> type[Any]:
     class Watched(interceptor):  # type: ignore[misc]
         def intercept(self, context: Any, call_next: Any) -> Any:
             """Send a signed request."""
-            began = time.monotonic()
+            asked = now()
             try:
                 response = super().intercept(context, call_next)
             except httpx.TransportError as error:
                 watch.last_error = str(error)
                 raise
             text = response.text if response.is_error else ""
-            watch.look(
-                *(response.status_code, response.headers, text),
-                now=now(),
-                seconds=time.monotonic() - began,
-            )
+            watch.look(response.status_code, response.headers, text, asked=asked)
             return response
 
     return Watched
