@@ -64,6 +64,7 @@ def prepare(
     stored release."""
     if terms.certainty != terms.plan.certainty:
         raise Refusal("certainty: not that of the plan of this run")
+    guard.check_release(terms.certainty)  # before any work is done for it
     check_declared(config, terms)
     examples = own_examples(config, terms.classes)
     check_whole(config, guard, terms, num_examples=len(examples.labels))
@@ -103,6 +104,7 @@ def train(
     repeated."""
     if terms.local != terms.plan.local:
         raise Refusal("local: not that of the plan of this run")
+    guard.check_update(terms.local)  # before any work is done for it
     check_declared(config, terms)
     if terms.mode == "linear":
         if extractor is not None:
