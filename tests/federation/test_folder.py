@@ -18,11 +18,13 @@ from rich.console import Console
 from fedaux.config import ConfigError
 from fedaux.core.dpsgd import update_entry
 from fedaux.data import load_labelled
-from fedaux.federation.check import _score_entry, check_node
+from fedaux.federation.check import check_node
 from fedaux.federation.folder import port_of, write_folder
 from fedaux.federation.node import load_node
 from fedaux.federation.policy import Guard
 from fedaux.federation.work import own_data
+from fedaux.privacy.gaussian import noise_multiplier
+from fedaux.privacy.ledger import SCORES, LedgerEntry
 from fedaux.recipes import load_experiment
 from fedaux.running.run import split_for
 
@@ -227,8 +229,16 @@ def test_check_says_what_a_node_holds_and_what_would_leave_it(node: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("epsilon = 0.5", "epsilon = 0.4", "certainty.epsilon = 0.5: this node's budget is 0.4"),
-        ('["mean"]', '["paper"]', "certainty.mechanism = mean: this node allows paper"),
+        (
+            "epsilon = 0.5",
+            "epsilon = 0.4",
+            "this request does not fit this node's privacy budget (certainty.epsilon = 0.5, ",
+        ),
+        (
+            '["mean"]',
+            '["paper"]',
+            "certainty.mechanism = mean: not allowed by this node (privacy.mechanisms allows ",
+        ),
         (
             "plain_updates = true",
             "plain_updates = false",
@@ -247,15 +257,16 @@ def test_check_foretells_a_refusal(node: Path, old: str, new: str, reason: str) 
 def test_check_counts_what_was_spent_before_and_what_training_would_cost(node: Path) -> None:
     pytest.importorskip("dp_accounting")
     config = load_node(node)
-    entry = _score_entry(load_experiment(node.parents[1] / "app/recipe.toml"), config.number, 474)
+    planned = (1.0, noise_multiplier(epsilon=0.5, delta=1e-5), 0.5, 1e-5, "planned")
+    entry = LedgerEntry(config.number, 474, "mean", SCORES, *planned)
     Guard(config).store_release("0" * 64, torch.zeros(3), entry)
     said, willing = check_node(node, recipe=str(node.parents[1] / "app/recipe.toml"))
     assert not willing
     assert "of which 0.5 is spent (1 releases" in text_of(said)
-    assert "REFUSED: if this client takes part in every round" in text_of(said)
+    assert "the whole run, with earlier releases, costs epsilon = 0.7" in text_of(said)
 
     (node.parents[1] / "dp.toml").write_text(
-        'method = ["fedavg"]\nrounds = 4\n[split]\nnum_clients = '
+        'method = ["fedavg"]\nrounds = 4\nparticipation_rate = 1.0\n[split]\nnum_clients = '
         "3\n[local.privacy]\nnoise_multiplier = 40.0\n"
     )
     changed(node, "epsilon = 0.5", "epsilon = 5.0")
@@ -273,7 +284,7 @@ def test_the_exit_status_of_check_is_the_nodes_answer(node: Path) -> None:
         "check", str(node), "--recipe", str(node.parents[1] / "app/recipe.toml"), cwd=node.parent
     )
     assert done.returncode == 1
-    assert "REFUSED: certainty.epsilon = 0.5: this node's budget is 0.4" in done.stdout
+    assert "certainty.epsilon = 0.5, and privacy.epsilon = 0.4" in done.stdout
 
 
 def test_check_tells_all_mistakes_at_once(node: Path) -> None:

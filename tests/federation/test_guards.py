@@ -173,7 +173,8 @@ def test_nodes_are_let_in_to_their_interface_alone() -> None:
 def test_a_node_replaces_every_command_that_runs_what_it_is_sent(tmp_path: Path) -> None:
     constant = pytest.importorskip("flwr.supercore.constant")
     folder = processes.write_commands(tmp_path / "commands")
-    assert {path.name for path in folder.iterdir()} == set(constant.TASK_TYPE_TO_COMMAND.values())
+    commands = {path.name for path in folder.iterdir()}
+    assert commands == {*constant.TASK_TYPE_TO_COMMAND.values(), "flower-superexec"}
     refused = subprocess.run([folder / "flwr-agentapp"], capture_output=True, text=True, timeout=20)
     assert refused.returncode == 1
     assert "refused" in refused.stderr

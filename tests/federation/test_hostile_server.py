@@ -23,12 +23,13 @@ pytest.importorskip("opendp", reason="needs the extra privacy (opendp)")
 from flwr.app import RecordDict
 from helpers.loopback import asked
 
-from fedaux.config import Certainty, ConfigError, Local, Prototype
+from fedaux import __version__
+from fedaux.config import Certainty, ConfigError, Local, LocalPrivacy, Prototype
 from fedaux.core.client import BLANK
 from fedaux.core.weights import snapshot
 from fedaux.federation import records
 from fedaux.federation.node import load_node
-from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, TrainTerms
+from fedaux.federation.terms import PREPARE, TRAIN, Plan, PrepareTerms, TrainTerms
 from fedaux.federation.work import own_examples
 from fedaux.models import MODELS
 from fedaux.privacy.mechanism import integer_mean
@@ -92,22 +93,31 @@ def ask_for_release(
     file: Path, *, classes: tuple[str, ...] = CLASSES, **certainty: Any
 ) -> RecordDict:
     section = Certainty(**({"components": 4, "epsilon": 0.5} | certainty))
+    plan = Plan(run="r", certainty=(section,), releases=1)
+    return asked(file, prepare_content(section, plan=plan, classes=classes), PREPARE).content
+
+
+def prepare_content(
+    section: Certainty, *, plan: Plan, classes: tuple[str, ...] = CLASSES
+) -> RecordDict:
     model = MODELS["cnn"]((1, 8, 8), len(classes), width=4)
     features = torch.randn(60, model.feature_width, generator=torch.Generator().manual_seed(0))
     mechanism = MECHANISMS[section.mechanism](section.model_copy(update={"components": 4}))
-    terms = PrepareTerms(certainty=section, **common(classes=classes))
+    terms = PrepareTerms(certainty=section, **common(classes=classes, plan=plan))
     content: dict[str, Any] = {
         "terms": records.text_record(terms.model_dump_json()),
         "extractor": records.arrays(snapshot(model.features)),
         "public": records.arrays(mechanism.publish(features)),
     }
-    return asked(file, RecordDict(content), PREPARE).content
+    return RecordDict(content)
 
 
 def ask_with_map(file: Path, public: dict[str, torch.Tensor], **certainty: Any) -> RecordDict:
     """Ask for a release through a public map of the server's choice."""
     features = MODELS["cnn"]((1, 8, 8), len(CLASSES), width=4).features
-    terms = PrepareTerms(certainty=Certainty(**({"epsilon": 0.5} | certainty)), **common())
+    section = Certainty(**({"epsilon": 0.5} | certainty))
+    plan = Plan(run="r", certainty=(section,), releases=1)
+    terms = PrepareTerms(certainty=section, **common(plan=plan))
     content: dict[str, Any] = {
         "terms": records.text_record(terms.model_dump_json()),
         "extractor": records.arrays(snapshot(features)),
@@ -121,8 +131,14 @@ def ask_for_update(
 ) -> RecordDict:
     torch.manual_seed(0)
     model = MODELS["cnn"]((1, 8, 8), len(classes), width=4)
+    section = Local(**local)
+    plan = Plan(run="r", local=section, updates=1)
     terms = TrainTerms(
-        round=round, local=Local(**local), proximal=0.0, wire="fp32", **common(classes=classes)
+        round=round,
+        local=section,
+        proximal=0.0,
+        wire="fp32",
+        **common(classes=classes, plan=plan),
     )
     weights = {name: torch.full_like(tensor, 0.01) for name, tensor in snapshot(model).items()}
     content: dict[str, Any] = {
@@ -433,6 +449,64 @@ def test_requests_chosen_after_answers_end_at_the_budget(tmp_path: Path) -> None
     assert rounds >= 1
     assert FILTERS["renyi"](entries, epsilon=1.0, delta=1e-5) <= 1.0
     assert FILTERS["renyi"]([*entries, entries[-1]], epsilon=1.0, delta=1e-5) > 1.0
+
+
+@pytest.mark.parametrize(("budget", "paid"), [(0.3, 0), (0.7, 1), (0.9, 2)])
+def test_a_refusal_tells_neither_the_budget_nor_what_was_spent(
+    tmp_path: Path, budget: float, paid: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever the budget is and whatever was spent, a server that asks too much reads the same."""
+    file = node(tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4), epsilon=budget)
+    for number in range(paid):
+        assert refusal(ask_for_release(file, epsilon=0.5, components=4 + number)) is None
+    words = refusal(ask_for_release(file, epsilon=0.8, components=8))
+    assert words == "refused: this request does not fit this node's privacy budget"
+    (log,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert f"privacy.epsilon = {budget:g}" in log.message
+    assert not log.exc_info
+
+
+def test_both_versions_are_named_where_they_differ(tmp_path: Path) -> None:
+    file = node(tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4))
+    plan = Plan(run="r", certainty=(Certainty(),), releases=1)
+    terms = PrepareTerms(certainty=Certainty(), **common(plan=plan)).model_dump(mode="json")
+    for changes, words in (
+        ({"version": "9.9", "new": 1}, f"the server runs fedaux 9.9, this node {__version__}"),
+        ({"version": None}, f"the server runs fedaux an older version, this node {__version__}"),
+        ({"new": 1}, "refused: the terms of the request are not valid"),
+    ):
+        text = json.dumps(terms | changes)
+        answer = asked(file, RecordDict({"terms": records.text_record(text)}), PREPARE)
+        assert words in str(refusal(answer.content))
+
+
+def test_a_request_that_departs_from_its_plan_is_refused(tmp_path: Path) -> None:
+    file = node(
+        tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4), plain_updates=True
+    )
+    plan = Plan(run="r", certainty=(Certainty(epsilon=0.1),), releases=1)
+    content = prepare_content(Certainty(epsilon=0.5, components=4), plan=plan)
+    words = refusal(asked(file, content, PREPARE).content)
+    assert words == "refused: certainty: not that of the plan of this run"
+    assert spent(file) == []
+
+
+def test_training_outside_the_proofs_is_refused_before_scores_are_paid(
+    tmp_path: Path,
+) -> None:
+    file = node(
+        tmp_path / "node",
+        images(tmp_path / "data", ["cat", "dog"] * 4),
+        epsilon=50.0,
+        accountant="renyi",
+    )
+    section = Certainty(epsilon=0.5, components=4)
+    local = Local(privacy=LocalPrivacy(noise_multiplier=2.0), epochs=10**9)
+    plan = Plan(run="r", certainty=(section,), releases=1, local=local, updates=1)
+    words = refusal(asked(file, prepare_content(section, plan=plan), PREPARE).content)
+    assert words is not None
+    assert words.startswith("refused: local.epochs: steps per update")
+    assert spent(file) == []
 
 
 def test_answers_say_nothing_of_time(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from helpers.loopback import LoopbackGrid, write_nodes
 
 from fedaux.federation.server import ServerCallback, federate
 from fedaux.federation.status import StatusCallback
+from fedaux.privacy.filters import FILTERS
+from fedaux.privacy.ledger import LedgerEntry
 from fedaux.report.run import client_names
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -109,18 +111,38 @@ def test_methods_of_one_seed_share_a_release_and_another_seed_costs_another(tmp_
     assert [len(spent(tmp_path, client)) for client in range(3)] == [2, 2, 2]
 
 
-def test_a_release_beyond_the_budget_is_refused_and_the_server_says_why(tmp_path: Path) -> None:
+def test_a_run_beyond_the_budget_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
+    """The first of two seeds would fit; the node knows of the second from the beginning."""
     experiment = federated(rounds=1, method=["fedaux"], seeds=[0, 1])
     play(tmp_path, experiment, nodes={"privacy": {"epsilon": 1.2}})
-    first, second = rows_of(tmp_path / "run")
-    assert first["clients_answered"] == [0, 1, 2]
-    assert second["clients_answered"] == []
-    reason = second["clients_dropped"]["0"]
-    assert reason.startswith(
-        "no certainty release: refused: this would cost a total of epsilon = 1."
-    )
-    assert reason.endswith("1 of it already spent; this node's budget is 1.2")
-    assert [len(spent(tmp_path, client)) for client in range(3)] == [1, 1, 1]
+    rows = rows_of(tmp_path / "run")
+    assert [row["clients_answered"] for row in rows] == [[], []]
+    assert {row["clients_dropped"]["0"] for row in rows} == {
+        "no certainty release: refused: this request does not fit this node's privacy budget"
+    }
+    assert [spent(tmp_path, client) for client in range(3)] == [[], [], []]
+
+
+def test_a_node_that_would_refuse_the_training_does_not_pay_for_scores(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    play(tmp_path, federated(rounds=1), nodes={"privacy": {"plain_updates": False}})
+    (row,) = rows_of(tmp_path / "run")
+    assert row["clients_answered"] == []
+    assert "updates without DP-SGD do not leave this node" in row["clients_dropped"]["0"]
+    assert [spent(tmp_path, client) for client in range(3)] == [[], [], []]
+    refusals = [record for record in caplog.records if record.name == "fedaux.node"]
+    assert refusals
+    assert not any(record.exc_info for record in refusals), "a refusal is no error of the node"
+
+
+def test_the_same_run_again_repeats_its_releases_and_is_not_refused(tmp_path: Path) -> None:
+    experiment = federated(rounds=1, seeds=[0, 1], split={"num_clients": 1})
+    files = write_nodes(tmp_path / "nodes", experiment, privacy={"epsilon": 2.0})
+    for out in ("first", "second"):
+        federate(experiment, LoopbackGrid(files), path=tmp_path / out, resume=False)
+        assert [row["clients_answered"] for row in rows_of(tmp_path / out)] == [[0], [0]]
+    assert len(spent(tmp_path, 0)) == 2
 
 
 @pytest.mark.parametrize(
@@ -129,19 +151,19 @@ def test_a_release_beyond_the_budget_is_refused_and_the_server_says_why(tmp_path
         (
             {"certainty": {"epsilon": 3.0}},
             {"epsilon": 2.0},
-            "certainty.epsilon = 3: this node's budget is 2",
+            "does not fit this node's privacy budget",
         ),
         (
             {"certainty": {"mechanism": "none"}},
             {},
-            "certainty.mechanism = none: this node allows mean, paper",
+            "certainty.mechanism = none: not allowed by this node",
         ),
         (
             {"certainty": {"mechanism": "released-code"}},
             {},
-            "certainty.mechanism = released-code: this node allows mean, paper",
+            "certainty.mechanism = released-code: not allowed by this node",
         ),
-        ({"certainty": {"mechanism": "paper"}}, {"mechanisms": ["mean"]}, "this node allows mean"),
+        ({"certainty": {"mechanism": "paper"}}, {"mechanisms": ["mean"]}, "not allowed"),
     ],
 )
 def test_a_node_keeps_to_its_own_terms(
@@ -172,23 +194,30 @@ def test_plain_updates_stay_where_the_node_wants_them_private(tmp_path: Path) ->
     assert "updates without DP-SGD do not leave this node" in row["clients_dropped"]["0"]
 
 
-def test_private_updates_are_counted_and_end_with_the_budget(tmp_path: Path) -> None:
+def test_private_updates_are_counted_and_refused_at_once_beyond_the_budget(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("opacus")
     experiment = federated(
-        rounds=4,
+        rounds=2,
         method=["fedavg"],
         split={"num_clients": 2},
         local={"privacy": {"noise_multiplier": 3.0}},
     )
-    play(tmp_path, experiment, nodes={"privacy": DPSGD | {"epsilon": 0.9}})
-    rows = rows_of(tmp_path / "run")
-    answered = [len(row["clients_answered"]) for row in rows]
-    assert answered[0] == 2
-    assert answered[-1] == 0, "the budget should have ended"
-    assert "this node's budget is 0.9" in rows[-1]["clients_dropped"]["0"]
-    assert len(spent(tmp_path, 0)) == sum(0 in row["clients_answered"] for row in rows)
-    assert {row["entry"]["noise"] for row in spent(tmp_path, 0)} == {"secure"}
+    play(tmp_path / "large", experiment, nodes={"privacy": DPSGD | {"epsilon": 9.0}})
+    rows = rows_of(tmp_path / "large" / "run")
+    assert [row["clients_answered"] for row in rows] == [[0, 1], [0, 1]]
+    assert len(spent(tmp_path / "large", 0)) == 2
+    assert {row["entry"]["noise"] for row in spent(tmp_path / "large", 0)} == {"secure"}
     assert rows[0]["local_loss"] is None
+    # One round would fit, two do not.
+    entries = [LedgerEntry.from_json(row["entry"]) for row in spent(tmp_path / "large", 0)]
+    one, two = (FILTERS["renyi"](entries[:count], epsilon=0.8, delta=1e-5) for count in (1, 2))
+    assert one < 0.8 < two
+    play(tmp_path / "small", experiment, nodes={"privacy": DPSGD | {"epsilon": 0.8}})
+    rows = rows_of(tmp_path / "small" / "run")
+    assert [row["clients_answered"] for row in rows] == [[], []]
+    assert not spent(tmp_path / "small", 0)
 
 
 class Stop(BaseException):  # like a signal: nothing is meant to catch it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from fedaux.config import Certainty, ConfigError, Experiment, LocalPrivacy
-from fedaux.federation.node import NodeConfig, load_node
+from fedaux.federation.node import NodeConfig, keep_policy, load_node, load_started
 from fedaux.federation.policy import Guard, Refusal, digest_of
 from fedaux.privacy.gaussian import delta_of
 from fedaux.privacy.ledger import SCORES, LedgerEntry
@@ -118,8 +119,9 @@ def test_a_stored_release_is_given_again_and_costs_nothing(tmp_path: Path) -> No
     assert stored is not None
     assert torch.equal(stored[0], vector)
     assert stored[1] == entry()
-    with pytest.raises(Refusal, match=r"this node's budget is 0\.6"):
+    with pytest.raises(Refusal, match="does not fit this node's privacy budget") as refused:
         own.store_release("b" * 64, vector, entry())
+    assert "0.5 of it already spent; privacy.epsilon = 0.6" in refused.value.detail
     assert len(own.entries()) == 1
     assert own.stored_release("b" * 64) is None
 
@@ -164,8 +166,9 @@ def test_an_update_counts_whatever_epsilon_it_states(tmp_path: Path) -> None:
 
 def test_a_smaller_delta_than_was_spent_is_not_made_up(tmp_path: Path) -> None:
     own = guard(tmp_path, "epsilon = 0.5\ndelta = 1e-9")
-    with own.alone(), pytest.raises(Refusal, match="at delta = 1e-09"):
+    with own.alone(), pytest.raises(Refusal) as refused:
         own.store_release("a" * 64, torch.zeros(1), entry())
+    assert "at delta = 1e-09" in refused.value.detail
 
 
 def test_a_write_that_is_cut_off_leaves_the_old_ledger(
@@ -246,20 +249,21 @@ def test_unprotected_updates_can_be_forbidden(tmp_path: Path) -> None:
 
     own = guard(tmp_path, "plain_updates = false")
     with pytest.raises(Refusal, match="do not leave this node"):
-        own.check_update(Local(), None)
-    own.check_update(Local(privacy=LocalPrivacy()), None)
+        own.check_update(Local())
+    own.check_update(Local(privacy=LocalPrivacy()))
 
 
 def test_a_model_too_large_is_refused_before_it_is_built() -> None:
     pytest.importorskip("flwr", reason="needs the extra flower")
     from fedaux.config import Certainty, Prototype
-    from fedaux.federation.terms import PrepareTerms
+    from fedaux.federation.terms import Plan, PrepareTerms
     from fedaux.federation.work import blank_model
 
     def terms(**options: Any) -> PrepareTerms:
         return PrepareTerms(
             client=0,
             run="r",
+            plan=Plan(run="r"),
             seed=0,
             prototype=Prototype(name="p", model="cnn", options=options),
             mode="full",
@@ -269,7 +273,7 @@ def test_a_model_too_large_is_refused_before_it_is_built() -> None:
         )
 
     blank_model(terms(width=4), most_bytes=10**6)
-    with pytest.raises(Refusal, match="this node accepts 1000000"):
+    with pytest.raises(Refusal, match="more than this node accepts"):
         blank_model(terms(width=100_000), most_bytes=10**6)
     with pytest.raises(Refusal, match="no such option"):
         blank_model(terms(path="/etc/passwd"), most_bytes=10**6)
@@ -341,6 +345,34 @@ def test_a_ledger_is_plain_json(tmp_path: Path) -> None:
     ledger = json.loads((tmp_path / "state" / "client-00003" / "ledger.json").read_text())
     assert ledger["spent"][0]["entry"]["epsilon"] == 0.5
     assert ledger["spent"][0]["file"] == f"release-{'a' * 64}.safetensors"
+
+
+def test_a_policy_is_read_once_and_a_change_waits_for_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = 'client = 3\n[data]\nsource = "digits"\n[privacy]\nepsilon = 0.5\n'
+    started = node(tmp_path, text)
+    file = tmp_path / "node.toml"
+    assert started.digest == hashlib.sha256(file.read_bytes()).hexdigest()
+    for name, value in keep_policy(file, started).items():
+        monkeypatch.setenv(name, value)
+    assert load_started(file) == started
+    assert not caplog.records
+    node(tmp_path, text.replace("0.5", "50.0"))
+    running = load_started(file)
+    assert running.privacy.epsilon == 0.5
+    assert running.digest == started.digest
+    assert caplog.messages == [f"{file} changed; restart to apply"]
+    with Guard(running).alone():
+        Guard(running).store_release("a" * 64, torch.zeros(1), entry())
+    (row,) = json.loads((running.folder / "ledger.json").read_text())["spent"]
+    assert row["policy"] == started.digest
+    # The copy that it was started with can be looked up later, and cannot be changed either.
+    copy = tmp_path / "state" / "policies" / f"{row['policy']}.toml"
+    assert "epsilon = 0.5" in copy.read_text()
+    copy.write_text(copy.read_text().replace("0.5", "50.0"))
+    with pytest.raises(ConfigError, match="was changed; restart the node"):
+        load_started(file)
 
 
 def write_images(path: Path, labels: list[int]) -> None:
@@ -417,9 +449,9 @@ def test_what_is_out_of_the_question_is_refused_before_any_work(tmp_path: Path) 
     own = guard(tmp_path, "epsilon = 0.6")
     own.check_release(Certainty(mechanism="paper", epsilon=0.5, regularisation=0.1))
     for section, words in (
-        (Certainty(mechanism="released-code", epsilon=0.5), "this node allows mean, paper"),
-        (Certainty(mechanism="none", epsilon=0.5), "this node allows mean, paper"),
-        (Certainty(mechanism="mean", epsilon=0.7), "this node's budget is 0.6"),
+        (Certainty(mechanism="released-code", epsilon=0.5), "not allowed by this node"),
+        (Certainty(mechanism="none", epsilon=0.5), "not allowed by this node"),
+        (Certainty(mechanism="mean", epsilon=0.7), "does not fit this node's privacy budget"),
         (
             Certainty(mechanism="paper", epsilon=0.5, regularisation=1e-9),
             "certainty.regularisation = 1e-09",

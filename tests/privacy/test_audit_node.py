@@ -77,15 +77,17 @@ def test_wrong_noise_at_a_node_is_found(
 
 
 def test_a_release_that_is_not_booked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy.Guard, "store_release", lambda *_: None)
+    monkeypatch.setattr(policy.Guard, "store_release", lambda *_, **__: None)
     assert "a release left without an entry" in found()
 
 
 def test_an_entry_that_understates_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     store = policy.Guard.store_release
 
-    def understate(self: policy.Guard, key: str, vector: Tensor, entry: LedgerEntry) -> None:
-        store(self, key, vector, replace(entry, epsilon=0.01))
+    def understate(
+        self: policy.Guard, key: str, vector: Tensor, entry: LedgerEntry, **more: Any
+    ) -> None:
+        store(self, key, vector, replace(entry, epsilon=0.01), **more)
 
     monkeypatch.setattr(policy.Guard, "store_release", understate)
     assert "does not hold the entry that was sent" in found()

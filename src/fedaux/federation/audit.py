@@ -83,11 +83,12 @@ class NodeAudit:
 
         from fedaux.federation import records
         from fedaux.federation.client import NODE_KEY, app
-        from fedaux.federation.terms import PREPARE, PrepareTerms
+        from fedaux.federation.terms import PREPARE, Plan, PrepareTerms
 
         terms = PrepareTerms(
             client=CLIENT,
             run="audit",
+            plan=Plan(run="audit", certainty=self._section, releases=1),
             seed=0,
             prototype=Prototype(name="audit", model="mlp", options={"width": WIDTH}),
             mode="full",

@@ -6,25 +6,50 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 
-from fedaux.config import Certainty, ConfigError, Experiment
-from fedaux.core.dpsgd import schedule, update_entry
-from fedaux.core.methods import METHODS, release_sections
+from fedaux.config import ConfigError, Experiment
+from fedaux.core.methods import METHODS
 from fedaux.data import LabelledData
+from fedaux.federation import sent
+from fedaux.federation.folder import port_of
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig, load_node
+from fedaux.federation.plan import check_plan, plan_of
 from fedaux.federation.policy import Guard, Refusal
-from fedaux.federation.work import declared_shape, own_data, update_noise
+from fedaux.federation.work import declared_shape, own_data
 from fedaux.formatting import privacy_budget
-from fedaux.privacy.bounds import update_problem
-from fedaux.privacy.filters import ROUNDING
-from fedaux.privacy.gaussian import noise_multiplier
-from fedaux.privacy.ledger import SCORES, LedgerEntry, purpose_of
+from fedaux.privacy.ledger import SCORES, purpose_of
 from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.privacy.secure import noise_for
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.preflight import problems_of
+
+
+def check_server(folder: Path, *, host: str = "0.0.0.0") -> list[str]:
+    """Return what is to be said of the certificates of a server. Raises ValueError if they are
+    missing, or nodes or its own processes would reject them."""
+    from fedaux.federation.certificates import warnings_of
+    from fedaux.federation.processes import link_arguments
+
+    port = port_of(folder, simulation=False)
+    link_arguments(folder, host=host, port=port, simulation=False)
+    certificates = folder / "certificates"
+    warnings = [*warnings_of(certificates / "server.pem"), *warnings_of(certificates / "ca.crt")]
+    return [f"{certificates}: dates, names, key and chain are right.", *warnings]
+
+
+def check_connection(file: Path, *, superlink: str | None, certificate: Path | None) -> list[str]:
+    """Return what is to be said of a node's connection. Raises ValueError if it would fail."""
+    from fedaux.federation.certificates import authority_problems, connection_lines, warnings_of
+
+    authority = certificate or file.parent / "ca.crt"
+    if superlink is None and certificate is None and not authority.exists():
+        return []
+    if problems := authority_problems(authority):
+        raise ValueError("\n".join(problems))
+    lines = [] if superlink is None else connection_lines(superlink, authority)
+    return [*lines, *warnings_of(authority)]
 
 
 def check_node(file: Path, *, recipe: str | None = None) -> tuple[list[RenderableType], bool]:
@@ -44,6 +69,8 @@ def check_node(file: Path, *, recipe: str | None = None) -> tuple[list[Renderabl
     heading = f"Client {config.number}{name}: {total} examples, images {shape}"
     shown: list[RenderableType] = [*warning_lines(config), heading]
     shown += [class_table(data, config), *policy_lines(config)]
+    if problems := Guard(config).problems():
+        raise ValueError("\n".join(problems))
     if unreadable := total - len(data.labels):
         shown.append(
             f"{unreadable} rows cannot be read: they count as examples and contribute nothing."
@@ -122,60 +149,74 @@ def recipe_lines(
     config: NodeConfig, experiment: Experiment, *, num_examples: int
 ) -> tuple[list[str], bool]:
     """Return the cost of a recipe for this node or its refusal, and whether it is refused."""
-    guard, terms = Guard(config), config.privacy
-    seeds, rounds = len(experiment.seeds), experiment.rounds
+    guard, seeds = Guard(config), len(experiment.seeds)
+    plan = plan_of(experiment, run="check")
     lines: list[str] = []
-    asked: list[LedgerEntry] = []
+    for section in plan.certainty:
+        cost = privacy_budget(section.epsilon, section.delta)
+        known = section.mechanism in MECHANISMS
+        what = purpose_of(MECHANISMS[section.mechanism](section)) if known else SCORES
+        lines.append(
+            f"- {what} by {section.mechanism}: (ε, δ) = {cost}, "
+            f"{seeds} time{'s' if seeds > 1 else ''}, once per seed;"
+        )
+    protected = experiment.local.privacy is not None
+    cells = seeds * sum(METHODS[name].trains for name in experiment.method)
+    if cells == 0:
+        lines.append("- no updates.")
+    else:
+        lines.append(
+            f"- {plan.updates} update{'s' if plan.updates > 1 else ''}, in {experiment.rounds} "
+            f"rounds of {cells} method{'s and seeds' if cells > 1 else ' and seed'}, "
+            + ("with DP-SGD." if protected else "not protected.")
+        )
     try:
-        for section in release_sections(experiment.method, experiment.certainty).values():
-            cost = privacy_budget(section.epsilon, section.delta)
-            known = section.mechanism in MECHANISMS
-            what = purpose_of(MECHANISMS[section.mechanism](section)) if known else SCORES
-            lines.append(
-                f"- {what} by {section.mechanism}: (ε, δ) = {cost}, "
-                f"{seeds} time{'s' if seeds > 1 else ''}, once per seed;"
-            )
-            guard.check_release(section)
-            if section.mechanism not in UNPROTECTED_MECHANISMS:
-                asked += [_release_entry(section, config.number, num_examples)] * seeds
-        cells = seeds * sum(METHODS[name].trains for name in experiment.method)
-        if cells == 0:
-            lines.append("- no updates.")
-        else:
-            lines.append(
-                f"- updates in up to {rounds} rounds of {cells} "
-                f"method{'s and seeds' if cells > 1 else ' and seed'}, "
-                + ("not protected." if experiment.local.privacy is None else "with DP-SGD.")
-            )
-            guard.check_update(experiment.local, None)
-        if cells > 0 and experiment.local.privacy is not None and num_examples > 0:
-            steps = schedule(experiment.local, num_examples=num_examples)[1]
-            if (problem := update_problem(experiment.local, steps=steps)) is not None:
-                raise Refusal(problem)
-            noise = update_noise(config)
-            one = update_entry(
-                experiment.local, num_examples=num_examples, client=config.number, noise=noise
-            )
-            asked += [one] * (rounds * cells)
-        together = guard.spent([*guard.counted(), *asked]) if asked else 0.0
-        if together > terms.epsilon * (1.0 + ROUNDING):
-            hint = ""
-            if experiment.local.privacy is not None and terms.accountant == "gaussian":
-                hint = '; privacy.accountant = "renyi" counts DP-SGD more tightly'
-            raise Refusal(
-                "if this client takes part in every round, the total including earlier releases is "
-                f"ε = {together:.4g} at δ = {terms.delta:g}; the budget is {terms.epsilon:g}{hint}"
-            )
+        total = check_plan(config, guard, plan, num_examples=num_examples, repeats=False)
     except Refusal as refusal:
-        return [*lines, f"REFUSED: {refusal}"], True
-    return [*lines, f"Within the budget: total ε = {together:.4g} at δ = {terms.delta:g}."], False
+        detail = f" ({refusal.detail})" if refusal.detail else ""
+        return [*lines, f"REFUSED: {refusal}{detail}"], True
+    return [
+        *lines,
+        f"Within the budget: total ε = {total:.4g} at δ = {config.privacy.delta:g}.",
+    ], False
 
 
-def _release_entry(section: Certainty, client: int, num_examples: int) -> LedgerEntry:
-    """Return the planned release; its cost depends only on sigma over sensitivity."""
-    sigma = noise_multiplier(epsilon=section.epsilon, delta=section.delta)
-    planned = (1.0, sigma, section.epsilon, section.delta)
-    return LedgerEntry(client, num_examples, section.mechanism, SCORES, *planned, "planned")
+def show_ledger(
+    file: Path, console: Console, *, noted: str | None = None, json_lines: bool = False
+) -> list[str]:
+    """Print what has left a node and what it cost; return what does not fit in its record."""
+    config = load_node(file)
+    guard, terms = Guard(config), config.privacy
+    problems = guard.problems(noted=noted)
+    if json_lines:
+        for stored in sent.lines(config.folder):
+            console.out(stored, highlight=False)
+        return problems
+    table = Table()
+    for name in ("no.", "time", "what", "run", "round", "bytes", "SHA-256", "ε"):
+        table.add_column(name, justify="right" if name in {"no.", "round", "bytes"} else "left")
+    lines = [] if problems else guard.sent_lines()
+    for line in lines:
+        entry = line["entry"]
+        table.add_row(
+            *(str(line["number"]), line["when"], line["kind"], line["run"][:40]),
+            *("" if line["round"] is None else str(line["round"]), str(line["bytes"])),
+            *(line["digest"][:16], "" if entry is None else f"{float(entry['epsilon']):.4g}"),
+        )
+    if lines:
+        console.print(table)
+    if not problems:
+        console.out(
+            f"{len(lines)} answers left; the record is complete and unchanged, if its last hash is "
+            f"the one that you know:\n{guard.head()}",
+            highlight=False,
+        )
+    console.out(
+        f"Budget: ε = {terms.epsilon:g} at δ = {terms.delta:g}, of which "
+        f"{guard.spent(guard.counted()):.4g} is spent ({config.folder}).",
+        highlight=False,
+    )
+    return problems
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -19,11 +19,12 @@ from pydantic import ValidationError
 
 from fedaux import __version__
 from fedaux.config import ConfigError
-from fedaux.federation.node import NodeConfig, load_node
+from fedaux.federation.node import NodeConfig, load_started
 from fedaux.federation.terms import PrepareTerms, Terms, TrainTerms
 
 if TYPE_CHECKING:
-    from fedaux.federation.policy import Guard
+    from fedaux.core.messages import ScoreRelease, Update
+    from fedaux.federation.policy import Guard, Refusal
 
 NODE_KEY, NODE_VARIABLE = "fedaux", "FEDAUX_NODE"
 """Where the path of the node's configuration is given: Flower's --node-config, or the
@@ -59,15 +60,23 @@ def prepare(message: Message, context: Context) -> Message:
         extractor = records.tensors(message.content.get("extractor"), expected)
         public = records.some_tensors(message.content.get("public"), most_bytes=limit)
         guard = _guard(config)
+        _log_plan(terms)
         with guard.alone():
             released = work.prepare(config, guard, terms, extractor, public)
-        said = {"client": config.number, "entry": released.entry.to_json()}
-        return RecordDict(
-            {
-                "release": records.arrays({"vector": released.vector}),
-                "answer": records.text_record(json.dumps(said)),
-            }
-        )
+            scores = released.scores
+            vector = records.arrays({"vector": scores.vector})
+            guard.record_sent(
+                kind="release",
+                request=released.request,
+                run=terms.run,
+                round=None,
+                data=vector[records.ALL].data,
+                entry=scores.entry,
+            )
+            again = ", sent again at no cost" if released.repeated else ""
+            _log_sent(guard, f"certainty scores by {scores.entry.mechanism}{again}", terms, scores)
+        said = {"client": config.number, "entry": scores.entry.to_json()}
+        return RecordDict({"release": vector, "answer": records.text_record(json.dumps(said))})
 
     return _answered(message, context, answer)
 
@@ -90,8 +99,23 @@ def train(message: Message, context: Context) -> Message:
             frozen = records.expected_of(model.features.state_dict())
             extractor = records.tensors(message.content["extractor"], frozen)
         guard = _guard(config)
+        if terms.round == 1:
+            _log_plan(terms)
         with guard.alone():
-            update = work.train(config, guard, terms, weights, extractor).update
+            answered = work.train(config, guard, terms, weights, extractor)
+            update = answered.update
+            sent = records.arrays(update.weights, wire=terms.wire)
+            guard.record_sent(
+                kind="update",
+                request=answered.request,
+                run=terms.run,
+                round=terms.round,
+                data=sent[records.ALL].data,
+                entry=update.entry,
+            )
+            again = ", sent again at no cost" if answered.repeated else ""
+            what = "with DP-SGD" if update.entry is not None else "without differential privacy"
+            _log_sent(guard, f"update of round {terms.round}, {what}{again}", terms, update)
         said: dict[str, Any] = {
             "client": config.number,
             "num_examples": update.num_examples,
@@ -99,24 +123,50 @@ def train(message: Message, context: Context) -> Message:
         }
         if update.entry is not None:
             said["entry"] = update.entry.to_json()
-        return RecordDict(
-            {
-                "weights": records.arrays(update.weights, wire=terms.wire),
-                "answer": records.text_record(json.dumps(said)),
-            }
-        )
+        return RecordDict({"weights": sent, "answer": records.text_record(json.dumps(said))})
 
     return _answered(message, context, answer)
 
 
+def _log_plan(terms: Terms) -> None:
+    """Log what the server plans to ask of this node."""
+    from fedaux.federation.records import reason_of
+
+    plan = terms.plan
+    scores = " and ".join(
+        f"{plan.releases} releases of certainty scores by {reason_of(section.mechanism)}, "
+        f"epsilon = {section.epsilon:g} at delta = {section.delta:g} each"
+        for section in plan.certainty
+    )
+    scores = scores or "no certainty scores"
+    how = "with DP-SGD" if plan.local and plan.local.privacy else "without differential privacy"
+    LOGGER.info(
+        "run %s plans %s; %d updates %s; public data: %s",
+        *(reason_of(plan.run), scores, plan.updates, how, reason_of(plan.public) or "not named"),
+    )
+
+
+def _log_sent(guard: Guard, what: str, terms: Terms, answer: ScoreRelease | Update) -> None:
+    """Log what leaves, its price, and the hash by which the record can be checked later."""
+    from fedaux.federation.records import reason_of
+
+    entry, price = answer.entry, ""
+    if entry is not None:
+        price = f"; epsilon = {entry.epsilon:.4g} at delta = {entry.delta:g}"
+    LOGGER.info(
+        "run %s: %s%s; total epsilon = %.4g; record %s",
+        *(reason_of(terms.run), what, price, guard.spent(guard.counted()), guard.head()),
+    )
+
+
 def node_of(context: Context) -> NodeConfig:
-    """Read this node's configuration from the path that its operator gave, never from the
-    network."""
+    """Return this node's configuration as it was at its start, from the path that its operator
+    gave, never from the network."""
     given = context.node_config.get(NODE_KEY) or os.environ.get(NODE_VARIABLE)
     if not isinstance(given, str):
         raise ConfigError([f'--node-config: should hold {NODE_KEY}="/path/to/node.toml"'])
     partition = context.node_config.get("partition-id")
-    return load_node(Path(given), partition=partition if isinstance(partition, int) else None)
+    return load_started(Path(given), partition=partition if isinstance(partition, int) else None)
 
 
 def _answered(
@@ -126,33 +176,64 @@ def _answered(
     try:
         content = answer(node_of(context))
     except Exception as error:
-        reason = _reason(error)
-        LOGGER.error("request refused: %s", reason, exc_info=error)
-        content = RecordDict({"refusal": ConfigRecord({"text": reason})})
+        content = RecordDict({"refusal": ConfigRecord({"text": _reason(message, error)})})
     return Message(content, reply_to=message)
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, ConfigError):
-        return "the node's configuration is not valid; see its log"
-    if isinstance(error, ValidationError):
-        return "the request's terms are not valid here; do both sides run the same version?"
+def _reason(message: Message, error: Exception) -> str:
+    """Return what the server learns of an error, and log the rest."""
     from fedaux.federation.policy import Refusal
     from fedaux.federation.records import Unusable
 
+    asked = message.metadata.message_type
     if isinstance(error, Refusal | Unusable):
+        detail = f" ({error.detail})" if isinstance(error, Refusal) and error.detail else ""
+        LOGGER.warning("%s refused: %s%s", asked, error, detail)
         return f"refused: {error}"
+    if isinstance(error, ConfigError):
+        LOGGER.error("%s cannot be answered: %s", asked, error)
+        return "the node's configuration is not valid; see its log"
+    LOGGER.error("%s cannot be answered", asked, exc_info=error)
     return "the node failed; see its log"
 
 
 def _terms(message: Message, config: NodeConfig, kind: type[Kind]) -> Kind:
     from fedaux.federation.policy import Refusal
-    from fedaux.federation.records import text_of
+    from fedaux.federation.records import reason_of, text_of
 
-    terms = kind.model_validate_json(text_of(message.content, "terms"))
+    text = text_of(message.content, "terms")
+    try:
+        terms = kind.model_validate_json(text)
+    except ValidationError as error:
+        raise _unreadable(text, error) from None
+    if terms.version != __version__:
+        LOGGER.warning(
+            "the server runs fedaux %s, this node %s", reason_of(terms.version), __version__
+        )
     if terms.client != config.number:
         raise Refusal(f"this is client {config.number}, not {terms.client}")
     return terms
+
+
+def _unreadable(text: str, error: ValidationError) -> Refusal:
+    """Return the refusal of terms that cannot be read, with both versions if they differ."""
+    from fedaux.federation.policy import Refusal
+    from fedaux.federation.records import reason_of
+
+    where = sorted({".".join(map(str, one["loc"])) or "the whole" for one in error.errors()})
+    detail = reason_of(f"not valid: {', '.join(where)}")
+    try:
+        version = json.loads(text).get("version")
+    except (ValueError, AttributeError, RecursionError):
+        version = None
+    if version == __version__:
+        return Refusal("the terms of the request are not valid", detail=detail)
+    stated = reason_of(version)[:40] if isinstance(version, str) else "an older version"
+    return Refusal(
+        f"the terms of the request cannot be read: the server runs fedaux {stated}, this node "
+        f"{__version__}",
+        detail=detail,
+    )
 
 
 def _guard(config: NodeConfig) -> Guard:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from fedaux.federation import logs
+
 REPLACED = (
     "install_from_fab",
     "get_project_dir",
@@ -54,6 +56,7 @@ def main() -> None:
     from flwr.supernode.runtime import run_clientapp
 
     guard(run_clientapp)
+    logs.configure()
     sys.argv[0] = "flwr-clientapp"
     flwr_clientapp()
 

@@ -188,16 +188,22 @@ def node(
     port: Annotated[
         int, typer.Option("--port", help="A local port for the node's own processes.")
     ] = 9094,
+    json_logs: Annotated[
+        bool, typer.Option("--json-logs", help="Log one JSON object per line.")
+    ] = False,
 ) -> None:
     """Run a node until it is stopped: Flower's SuperNode with this installation of fedaux.
 
-    The configuration and the data are checked first. Code that the server sends is neither unpacked
-    nor executed.
+    The configuration is checked first and then fixed: changes apply after a restart. Code that the
+    server sends is neither unpacked nor executed. If the node cannot go on by itself, it ends with
+    a message and status 1.
     """
     from fedaux.federation import processes
 
     processes.require_flower()
+    from fedaux.federation.certificates import authority_problems
     from fedaux.federation.node import load_node
+    from fedaux.federation.policy import Guard
 
     loaded = load_node(file)
     if loaded.privacy.noise == "secure":
@@ -209,12 +215,21 @@ def node(
         key=key or file.parent / "node.key",
         port=port,
     )
-    processes.become_node(command, file=file, state=Path(loaded.state))
+    problems = authority_problems(certificate or file.parent / "ca.crt")
+    if problems := [*problems, *Guard(loaded).problems()]:
+        raise ValueError("\n".join(problems))
+    processes.become_node(command, file=file, config=loaded, json_logs=json_logs)
 
 
 @app.command()
 def check(
-    file: NodeFile,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="The node's configuration; or the federation's folder, on the server.",
+            metavar="NODE.toml|DIR",
+        ),
+    ],
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -222,19 +237,70 @@ def check(
             help="Also show what this recipe would request and what the node would refuse.",
         ),
     ] = None,
+    superlink: Annotated[
+        str | None,
+        typer.Option(
+            "--superlink",
+            help="Also connect to this server, and check its certificate and the clocks.",
+            metavar="HOST:PORT",
+        ),
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            "--root-certificates",
+            help="The federation's ca.crt.",
+            show_default="ca.crt beside the file",
+        ),
+    ] = None,
 ) -> None:
-    """Check a node's configuration, read its data, and show what would leave this machine. Works
-    offline.
+    """Check a node's configuration, read its data, and show what would leave this machine; without
+    --superlink, offline. Of a server's folder, check the certificates.
 
     With --recipe the exit status is 1 if the node would refuse.
     """
-    from fedaux.federation.check import check_node
+    from fedaux.federation.check import check_connection, check_node, check_server
 
     console = Console()
+    if file.is_dir():
+        for line in check_server(file.resolve()):
+            typer.echo(line)
+        return
+    connection = check_connection(file, superlink=superlink, certificate=certificate)
     shown, accepted = check_node(file, recipe=recipe)
+    shown = [*shown, *connection]
     for part in shown:
         console.print(part, highlight=False, markup=False, soft_wrap=isinstance(part, str))
     if not accepted:
+        raise typer.Exit(1)
+
+
+@app.command()
+def ledger(
+    file: NodeFile,
+    noted: Annotated[
+        str | None,
+        typer.Option(
+            "--noted",
+            help="A hash that this command or the node's log showed earlier: it must be part of "
+            "the record.",
+            metavar="HASH",
+        ),
+    ] = None,
+    json_lines: Annotated[
+        bool, typer.Option("--json", help="Print the record as it is stored, in JSON lines.")
+    ] = False,
+) -> None:
+    """Show what has left this node and what it cost, and verify that nothing was removed or
+    changed.
+
+    The exit status is 1 if the record or the ledger was cut, edited or rolled back.
+    """
+    from fedaux.federation.check import show_ledger
+
+    if problems := show_ledger(file, Console(), noted=noted, json_lines=json_lines):
+        for problem in problems:
+            typer.echo(f"Error: {problem}", err=True)
         raise typer.Exit(1)
 
 

@@ -26,6 +26,7 @@ from fedaux.core.preparation import mechanism_of, release_width
 from fedaux.core.task import Task
 from fedaux.federation import records
 from fedaux.federation.members import Members, pulled
+from fedaux.federation.plan import plan_of
 from fedaux.federation.policy import digest_of
 from fedaux.federation.records import Unusable
 from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, TrainTerms
@@ -138,6 +139,7 @@ class FlowerClients:
         return {
             "client": client,
             "run": f"{self._members.token} {task.method.name} {task.seed}",
+            "plan": plan_of(task.experiment, run=self._members.token),
             "seed": seed,
             "prototype": prototype.model_copy(
                 update={"clients": None}

@@ -1,16 +1,20 @@
 """A node's configuration, written by its operator: its client number, its data and its privacy
 policy.
 
-Nothing in it comes from the network, and the network cannot change it.
+Nothing in it comes from the network, and the network cannot change it. A node reads it once, at its
+start: later changes of the file apply after a restart.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from fedaux.config import (
     DEVICE_PATTERN,
@@ -25,6 +29,9 @@ from fedaux.config import (
 from fedaux.config_errors import problems_in
 from fedaux.privacy.bounds import DELTA, EPSILON
 
+LOGGER = logging.getLogger("fedaux.node")
+STARTED_VARIABLE = "FEDAUX_POLICY"
+"""Environment variable of a running node: the copy of node.toml that it was started with."""
 UNPROTECTED_MECHANISMS = ("released-code", "none")
 """Mechanisms with an infinite epsilon; the budget of a node that allows them does not cover
 them."""
@@ -100,6 +107,12 @@ class NodeConfig(Section):
     split: NodeSplit | None = None
     privacy: NodePrivacy = NodePrivacy()
     limits: Limits = Limits()
+    _digest: str = PrivateAttr("")
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the file, as `sha256sum node.toml` prints it."""
+        return self._digest
 
     @property
     def number(self) -> int:
@@ -115,10 +128,65 @@ class NodeConfig(Section):
 
 def load_node(path: Path, *, partition: int | None = None) -> NodeConfig:
     """Read a node's configuration. Raises ConfigError with all problems at once."""
+    return _parsed(_content(path), path, partition=partition)
+
+
+def keep_policy(path: Path, config: NodeConfig) -> dict[str, str]:
+    """Copy a node's configuration into its state; return the environment variable that makes the
+    node's processes use this copy.
+
+    The copies of earlier starts stay, so that every digest in the ledger can be looked up. Raises
+    ValueError if the file is no longer the one that was read.
+    """
+    from fedaux.files import save_text  # imports torch, which answering a greeting does without
+
+    content = _content(path)
+    if _sha256(content) != config.digest:
+        raise ValueError(f"{path}: changed while the node started; start it again")
+    copy = Path(config.state).resolve() / "policies" / f"{config.digest}.toml"
+    save_text(copy, content.decode("utf-8"))
+    return {STARTED_VARIABLE: str(copy)}
+
+
+def load_started(path: Path, *, partition: int | None = None) -> NodeConfig:
+    """Read the configuration that this node was started with; logs if the file has changed since.
+
+    Raises ConfigError, also if the copy is not what its name states.
+    """
+    if (given := os.environ.get(STARTED_VARIABLE)) is None:
+        return load_node(path, partition=partition)
+    copy = Path(given)
+    content = _content(copy)
+    if _sha256(content) != copy.stem:
+        raise ConfigError([f"{copy}: was changed; restart the node"])
+    if changed_since(path, copy.stem):
+        LOGGER.warning("%s changed; restart to apply", path)
+    return _parsed(content, path, partition=partition)
+
+
+def changed_since(path: Path, digest: str) -> bool:
+    """Return whether a file is not the one with this digest any more."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        return _sha256(path.read_bytes()) != digest
+    except OSError:
+        return True
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
+
+
+def _parsed(content: bytes, path: Path, *, partition: int | None) -> NodeConfig:
+    """Return the configuration of a file with this content; its paths are relative to the file."""
+    try:
+        raw = tomllib.loads(content.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: not valid TOML ({error})"]) from error
     if partition is not None:
@@ -174,4 +242,6 @@ def load_node(path: Path, *, partition: int | None = None) -> NodeConfig:
         config = config.model_copy(
             update={"data": config.data.model_copy(update={"path": str(beside / own)})}
         )
-    return config.model_copy(update={"state": str(beside / config.state)})
+    config = config.model_copy(update={"state": str(beside / config.state)})
+    config._digest = _sha256(content)
+    return config

@@ -1,8 +1,9 @@
 """A node's privacy policy: every release is checked and recorded on the node's own disk before it
 leaves.
 
-    ledger.json               every release and every private update, with its cost and the file of
-what was sent release-DIGEST.safetensors, answer-DIGEST.safetensors, extractor-DIGEST.safetensors
+    ledger.json   every release and every private update: its cost, and the file of what was sent
+    sent.jsonl    everything that left, chained by hashes; ledger.json holds a copy of its last line
+    release-DIGEST.safetensors, answer-DIGEST.safetensors, extractor-DIGEST.safetensors
 
 A request is identified by the digest of its content. One that was answered before gets the same
 answer again at no cost, so both sides may stop at any time. File names are digests computed here.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedaux.config import Certainty, Local
+from fedaux.federation import sent
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
 from fedaux.files import read_json, save_json, save_tensors
 from fedaux.privacy.bounds import release_problem
@@ -30,8 +33,19 @@ from fedaux.privacy.ledger import LedgerEntry
 
 
 class Refusal(ValueError):
-    """A request that this node refuses. The text goes to the server, so it must not depend on
-    the data."""
+    """A request that this node refuses.
+
+    The text goes to the server: it names what was asked and never depends on the data, the budget
+    or what was spent. `detail` is for this node's own log.
+    """
+
+    def __init__(self, text: str, *, detail: str = "") -> None:
+        super().__init__(text)
+        self.detail = detail
+
+
+BEYOND_BUDGET = "this request does not fit this node's privacy budget"
+"""All that the server learns if a request costs too much, alone or with what was spent before."""
 
 
 class Guard:
@@ -40,18 +54,67 @@ class Guard:
     def __init__(self, config: NodeConfig) -> None:
         self._terms = config.privacy
         self._folder = config.folder
+        self._policy = config.digest
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock the ledger for one message at a time."""
+        """Lock the ledger for one message at a time. Raises ValueError if the ledger and the record
+        of what left do not fit together."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            sent.complete(self._folder, self._ledger().get("sent"))
             yield
 
     def entries(self) -> list[LedgerEntry]:
         """Return everything that was ever spent."""
         return [LedgerEntry.from_json(row["entry"]) for row in self._ledger()["spent"]]
+
+    def knows(self, run: str) -> bool:
+        """Return whether something was spent for a run."""
+        digest = _digest_of_text(run)
+        return any(row.get("run") == digest for row in self._ledger()["spent"])
+
+    def record_sent(
+        self,
+        *,
+        kind: str,
+        request: str,
+        run: str,
+        round: int | None,
+        data: bytes,
+        entry: LedgerEntry | None,
+    ) -> None:
+        """Record an answer before it leaves: the ledger first, then the chain of hashes."""
+        ledger = self._ledger()
+        what = {
+            "kind": kind,
+            "run": run,
+            "round": round,
+            "bytes": len(data),
+            "digest": hashlib.sha256(data).hexdigest(),
+            "request": request,
+            "policy": self._policy,
+            "entry": None if entry is None else entry.to_json(),
+        }
+        ledger["sent"] = sent.next_line(ledger.get("sent"), what)
+        self._save(ledger)
+        sent.append(self._folder, ledger["sent"])
+
+    def sent_lines(self) -> list[dict[str, Any]]:
+        """Return the record of what left."""
+        return [json.loads(line) for line in sent.lines(self._folder)]
+
+    def head(self) -> str:
+        """Return the hash of the last line of that record."""
+        return sent.hash_of(self._ledger().get("sent"))
+
+    def problems(self, *, noted: str | None = None) -> list[str]:
+        """Return what does not fit in the ledger and the whole record of what left."""
+        ledger = self._ledger()
+        return sent.problems(
+            self._folder, last=ledger.get("sent"), spent=ledger["spent"], noted=noted
+        )
 
     def counted(self) -> list[LedgerEntry]:
         """Return what the budget covers: everything except unprotected releases.
@@ -72,26 +135,28 @@ class Guard:
         """Raise Refusal for a release that is not allowed, before any work is done for it."""
         if section.mechanism not in self._terms.mechanisms:
             allowed = ", ".join(self._terms.mechanisms) or "nothing"
-            raise Refusal(f"certainty.mechanism = {section.mechanism}: this node allows {allowed}")
+            raise Refusal(
+                f"certainty.mechanism = {section.mechanism}: not allowed by this node",
+                detail=f"privacy.mechanisms allows {allowed}",
+            )
         if (
             section.mechanism not in UNPROTECTED_MECHANISMS
             and section.epsilon > self._terms.epsilon
         ):
             raise Refusal(
-                f"certainty.epsilon = {section.epsilon:g}: this node's budget is "
-                f"{self._terms.epsilon:g}"
+                BEYOND_BUDGET,
+                detail=f"certainty.epsilon = {section.epsilon:g}, and privacy.epsilon = "
+                f"{self._terms.epsilon:g}",
             )
         if (problem := release_problem(section)) is not None:
             raise Refusal(problem)
 
-    def check_update(self, section: Local, entry: LedgerEntry | None) -> None:
-        """Raise Refusal for an update that must not leave, before it is trained."""
+    def check_update(self, section: Local) -> None:
+        """Raise Refusal for updates that must not leave, before one is trained."""
         if section.privacy is None and not self._terms.plain_updates:
             raise Refusal(
                 "updates without DP-SGD do not leave this node; the recipe needs local.privacy"
             )
-        if entry is not None:
-            self.check_budget(entry)
 
     def check_budget(self, entry: LedgerEntry) -> None:
         """Raise Refusal if one more release would exceed the budget."""
@@ -102,9 +167,10 @@ class Guard:
         together, before = self.spent([*counted, entry]), self.spent(counted)
         if together > self._terms.epsilon * (1.0 + ROUNDING):
             raise Refusal(
-                f"this would cost a total of epsilon = {together:.4g} at delta = "
-                f"{self._terms.delta:g}, {before:.4g} of it already spent; this node's budget is "
-                f"{self._terms.epsilon:g}"
+                BEYOND_BUDGET,
+                detail=f"it would cost a total of epsilon = {together:.4g} at delta = "
+                f"{self._terms.delta:g}, {before:.4g} of it already spent; privacy.epsilon = "
+                f"{self._terms.epsilon:g}",
             )
 
     def stored_release(self, key: str) -> tuple[Tensor, LedgerEntry] | None:
@@ -115,13 +181,13 @@ class Guard:
                 return vector, LedgerEntry.from_json(row["entry"])
         return None
 
-    def store_release(self, key: str, vector: Tensor, entry: LedgerEntry) -> None:
+    def store_release(self, key: str, vector: Tensor, entry: LedgerEntry, *, run: str = "") -> None:
         """Record a release within the budget; only then may it leave. Raises Refusal."""
         self.check_budget(entry)
         file = f"release-{key}.safetensors"
         save_tensors(self._folder / file, {"vector": vector})
         ledger = self._ledger()
-        ledger["spent"].append(_row("release", key, entry, file=file))
+        ledger["spent"].append(self._row("release", key, entry, run=run, file=file))
         self._save(ledger)
 
     def stored_answer(self, key: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -149,6 +215,7 @@ class Guard:
         tensors: Mapping[str, Tensor],
         *,
         run: str,
+        plan: str = "",
         about: Mapping[str, Any],
         entry: LedgerEntry | None,
     ) -> None:
@@ -160,7 +227,7 @@ class Guard:
         save_tensors(self._folder / file, tensors)
         ledger = self._ledger()
         if entry is not None:
-            ledger["spent"].append(_row("update", key, entry))
+            ledger["spent"].append(self._row("update", key, entry, run=plan))
         ledger["last"] = {"request": key, "run": _digest_of_text(run), "file": file, **about}
         self._save(ledger)
         for old in self._folder.glob("answer-*.safetensors"):
@@ -184,6 +251,14 @@ class Guard:
                 old.unlink()
         save_tensors(self._folder / f"extractor-{digest}.safetensors", weights)
 
+    def _row(
+        self, kind: str, key: str, entry: LedgerEntry, *, run: str, **more: str
+    ) -> dict[str, Any]:
+        """Return a row of the ledger: a cost, the run it was paid for, the policy at the time."""
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {"kind": kind, "request": key, "when": when, "policy": self._policy}
+        return {**about, "run": _digest_of_text(run), **more, "entry": entry.to_json()}
+
     def _ledger(self) -> dict[str, Any]:
         file = self._folder / "ledger.json"
         ledger: dict[str, Any] = read_json(file) if file.exists() else {"version": 1, "spent": []}
@@ -206,8 +281,3 @@ def digest_of(text: str, *groups: Mapping[str, Tensor]) -> str:
 
 def _digest_of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _row(kind: str, key: str, entry: LedgerEntry, **more: str) -> dict[str, Any]:
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"kind": kind, "request": key, "when": when, **more, "entry": entry.to_json()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import shutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module
@@ -17,7 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedaux.federation import relay, warm
+from fedaux.federation import logs, relay, supernode, warm
+from fedaux.federation.certificates import server_problems
+from fedaux.federation.folder import own_names
+from fedaux.federation.node import NodeConfig, keep_policy
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -31,6 +33,8 @@ the user has set these variables."""
 
 TASK = "flwr-clientapp"
 """Flower's command that answers a message; a node replaces it."""
+EXECUTOR = "flower-superexec"
+"""Flower's command that starts the one above; a node replaces it for its log alone."""
 REFUSED_TASKS = (
     "flwr-serverapp",
     "flwr-agentapp",
@@ -134,14 +138,34 @@ def serve_link(arguments: Sequence[str]) -> None:
     outermost = next((layer.cls for layer in main._get_middleware()), None)
     if outermost is not RemoteNodesOnly:
         raise RuntimeError("this version of Flower cannot be restricted; fedaux needs flwr 1.41")
+    tell_why(import_module("flwr.superlink.servicer.fleet.fleet_handlers"))
     from flwr.superlink.cli import flower_superlink
 
     sys.argv = ["flower-superlink", *arguments]
     flower_superlink()
 
 
+def tell_why(handlers: Any) -> None:
+    """Let Flower tell a node that cannot join whether its key is unknown or in use."""
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+
+    activate = handlers.activate_node
+
+    def explained(request: Any, state: Any) -> Any:
+        try:
+            return activate(request=request, state=state)
+        except FlowerError as error:
+            if error.code == ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+                known = state.get_node_id_by_public_key(request.public_key) is not None
+                error.public_details = supernode.IN_USE if known else supernode.UNREGISTERED
+            raise
+
+    handlers.activate_node = explained
+
+
 def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> list[str]:
-    """Return the arguments of a folder's SuperLink. Raises ValueError for missing certificates."""
+    """Return the arguments of a folder's SuperLink. Raises ValueError for missing certificates, and
+    for those that nodes or the server's own processes would reject."""
     place = ["--host", host, "--port", str(port), "--disable-runtime-dependency-installation"]
     if simulation:
         return [*place, "--insecure", "--simulation"]
@@ -157,6 +181,8 @@ def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> l
                 f"{certificates / name}: there is no such file; fedaux federate certificates "
                 f"{folder} --host NAME"
             )
+    if problems := server_problems(certificates, names=[own_address(host), *own_names(folder)]):
+        raise ValueError("\n".join(problems))
     paths = [part for option, name in names.items() for part in (option, str(certificates / name))]
     return [
         *place,
@@ -165,6 +191,11 @@ def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> l
         "--database",
         str(folder / "flower" / "link.db"),
     ]
+
+
+def own_address(host: str) -> str:
+    """Return the name by which the server's own processes reach a SuperLink on this address."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def node_command(
@@ -177,10 +208,8 @@ def node_command(
     host, colon, number = superlink.rpartition(":")
     if not (colon and host and number.isdigit()):
         raise ValueError(f"--superlink {superlink}: should be HOST:PORT")
-    command = shutil.which("flower-supernode", path=environment(Path())["PATH"])
-    assert command is not None, "flwr is installed, its commands are not"
     return [
-        command,
+        *(sys.executable, "-P", "-m", supernode.__name__),
         *("--superlink", superlink),
         *("--root-certificates", str(certificate)),
         *("--auth-supernode-private-key", str(key)),
@@ -189,11 +218,17 @@ def node_command(
     ]
 
 
-def become_node(command: Sequence[str], *, file: Path, state: Path) -> NoReturn:
+def become_node(
+    command: Sequence[str], *, file: Path, config: NodeConfig, json_logs: bool = False
+) -> NoReturn:
     """Replace this process by a SuperNode that uses this installation of fedaux, never code that
     was sent."""
+    file, state = file.resolve(), Path(config.state)
+    os.environ.update(keep_policy(file, config) | {supernode.FILE_VARIABLE: str(file)})
+    if json_logs:
+        os.environ[logs.VARIABLE] = "json"
     commands = write_commands(state / "commands")
-    own = environment(state / "flower", first=[commands]) | warm.start(file.resolve())
+    own = environment(state / "flower", first=[commands]) | warm.start(file)
     # Not a child process: stopping this process stops the node.
     os.execve(command[0], list(command), own)
 
@@ -203,6 +238,9 @@ def write_commands(folder: Path) -> Path:
     PATH."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     scripts = {TASK: f'#!/bin/sh\nexec "{sys.executable}" -I -S "{relay.__file__}" "$@"\n'}
+    scripts[EXECUTOR] = (
+        f'#!/bin/sh\nexec "{sys.executable}" -P -m {supernode.__name__} superexec "$@"\n'
+    )
     refusal = "refused: a fedaux node only executes its own installation"
     scripts |= {
         name: f'#!/bin/sh\necho "{name}: {refusal}" >&2\nexit 1\n' for name in REFUSED_TASKS

@@ -6,19 +6,40 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedaux import __version__
 from fedaux.config import Certainty, Count, Local, NonNegative, Positive, Prototype, Section
 
 PREPARE, TRAIN, HELLO = "query.prepare", "train", "query.hello"
 """The types of messages that the server sends."""
 
 
+class Plan(Section):
+    """Everything that a run will ask of a node, which checks all of it before it spends any."""
+
+    run: Annotated[str, Field(min_length=1, max_length=100)]
+    """Identifies the run, with all its methods and seeds."""
+    certainty: Annotated[tuple[Certainty, ...], Field(max_length=100)] = ()
+    """How scores are released, by each mechanism that methods use."""
+    releases: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Number of releases by each mechanism: one per seed."""
+    local: Local | None = None
+    """How the node will train, with DP-SGD or without; None if it will not."""
+    updates: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Number of updates: the expected one, if clients take part in random rounds."""
+    public: Annotated[str, Field(max_length=200)] = ""
+    """The source of the public data, for the node's log."""
+
+
 class Terms(Section):
     """The terms of every request: the client, the model and the images."""
 
+    version: Annotated[str, Field(max_length=40)] = __version__
+    """The server's version of fedaux."""
     client: Annotated[int, Field(ge=0)]
     """The client that the server expects."""
     run: Annotated[str, Field(min_length=1, max_length=200)]
     """Identifies the run, method and seed; unchanged when the server resumes."""
+    plan: Plan
     seed: Annotated[int, Field(ge=0)]
     prototype: Prototype
     mode: Literal["full", "linear"]

@@ -80,12 +80,12 @@ def load(node: Path) -> int:
     torch.set_num_threads(1)
     for module in ("flwr.supernode.cli", "fedaux.federation.client", "fedaux.federation.records"):
         import_module(module)
-    from fedaux.federation.node import load_node
+    from fedaux.federation.node import load_started
     from fedaux.federation.work import own_data
 
     torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # imports much of torch
     with suppress(Exception):  # errors are reported when a request needs the data
-        own_data(load_node(node))
+        own_data(load_started(node))
     return threads
 
 

@@ -12,7 +12,7 @@ from fedaux import seeding
 from fedaux.config import Data, Engine
 from fedaux.core.client import BLANK, Client
 from fedaux.core.compute import Compute, compute_for
-from fedaux.core.dpsgd import schedule, update_entry
+from fedaux.core.dpsgd import check_ready, refusal_of, update_entry
 from fedaux.core.messages import ScoreRelease, Update, Weights
 from fedaux.core.plain_backend import PlainBackend
 from fedaux.core.task import head_alone
@@ -25,10 +25,10 @@ from fedaux.data import (
     split_dirichlet,
 )
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
+from fedaux.federation.plan import check_plan
 from fedaux.federation.policy import Guard, Refusal, digest_of
 from fedaux.federation.terms import PrepareTerms, Terms, TrainTerms
 from fedaux.models import MODELS, SplitModel, model_input, model_options
-from fedaux.privacy.bounds import update_problem
 from fedaux.privacy.exact_gaussian import Draws, SecureDraws, SimulatedDraws
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Noise, Public
@@ -40,17 +40,34 @@ class Answer:
     """A trained update."""
 
     update: Update
+    request: str
+    """Digest of the request."""
     repeated: bool
     """Whether it was stored before and is sent again."""
 
 
+@dataclass(frozen=True)
+class Released:
+    """A release of certainty."""
+
+    scores: ScoreRelease
+    request: str
+    """Digest of the request."""
+    repeated: bool
+    """Whether it was stored before and is sent again, at no cost."""
+
+
 def prepare(
     config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: Weights, public: Public
-) -> ScoreRelease:
+) -> Released:
     """Release certainty for h0 and the public map, within the node's policy; repeats return the
     stored release."""
-    guard.check_release(terms.certainty)
+    if terms.certainty not in terms.plan.certainty:
+        raise Refusal("certainty: not that of the plan of this run")
+    guard.check_release(terms.certainty)  # before any work is done for it
     check_declared(config, terms)
+    examples = own_examples(config, terms.classes)
+    check_whole(config, guard, terms, num_examples=len(examples.labels))
     about = {
         "certainty",
         "prototype",
@@ -63,9 +80,8 @@ def prepare(
     if terms.mode == "linear":
         guard.keep_extractor(extractor)
     if (stored := guard.stored_release(key)) is not None:
-        return ScoreRelease(config.number, *stored)
+        return Released(ScoreRelease(config.number, *stored), key, repeated=True)
     compute = compute_of(config, terms)
-    examples = own_examples(config, terms.classes)
     if terms.certainty.mechanism in UNPROTECTED_MECHANISMS:
         examples = examples.without_blanks()
     model = built(terms, compute)
@@ -77,8 +93,8 @@ def prepare(
         terms.certainty, features, placed(public, compute), noise=release_noise(config, terms.seed)
     )
     vector = released.vector.detach().cpu()
-    guard.store_release(key, vector, released.entry)
-    return ScoreRelease(config.number, vector, released.entry)
+    guard.store_release(key, vector, released.entry, run=terms.plan.run)
+    return Released(ScoreRelease(config.number, vector, released.entry), key, repeated=False)
 
 
 def train(
@@ -86,6 +102,9 @@ def train(
 ) -> Answer:
     """Train one round within the node's policy; answers that must be unique are stored and
     repeated."""
+    if terms.local != terms.plan.local:
+        raise Refusal("local: not that of the plan of this run")
+    guard.check_update(terms.local)  # before any work is done for it
     check_declared(config, terms)
     if terms.mode == "linear":
         if extractor is not None:
@@ -95,7 +114,7 @@ def train(
             raise Refusal("h0 is missing here; it must be sent with the message")
     # A private update has a cost, and kept moments change with it: neither may happen twice.
     once = terms.local.privacy is not None or terms.local.optimizer_state == "kept"
-    key = digest_of(terms.model_dump_json(), weights) if once else ""
+    key = digest_of(terms.model_dump_json(exclude={"version", "plan"}), weights)
     if once and (stored := guard.stored_answer(key)) is not None:
         held, about = stored
         repeated = {
@@ -108,19 +127,16 @@ def train(
             entry = _update_entry(config, terms, about["num_examples"])
         return Answer(
             Update(config.number, about["num_examples"], repeated, about["loss"], entry),
+            key,
             repeated=True,
         )
     compute = compute_of(config, terms)
     examples = own_examples(config, terms.classes)
     num_examples = len(examples.labels)
     private = terms.local.privacy is not None
-    if private and (
-        problem := update_problem(
-            terms.local, steps=schedule(terms.local, num_examples=num_examples)[1]
-        )
-    ):
-        raise Refusal(problem)
-    guard.check_update(terms.local, _update_entry(config, terms, num_examples) if private else None)
+    check_whole(config, guard, terms, num_examples=num_examples)
+    if private:
+        guard.check_budget(_update_entry(config, terms, num_examples))
     model, backend = built(terms, compute), PlainBackend(compute)
     inputs = compute.place_inputs(examples.images)
     if terms.mode == "linear":
@@ -152,8 +168,24 @@ def train(
         tensors = {f"weights/{name}": tensor for name, tensor in update.weights.items()}
         tensors |= {f"kept/{name}": tensor for name, tensor in kept.items()}
         about = {"num_examples": num_examples, "loss": update.loss}
-        guard.store_answer(key, tensors, run=terms.run, about=about, entry=update.entry)
-    return Answer(update, repeated=False)
+        guard.store_answer(
+            key, tensors, run=terms.run, plan=terms.plan.run, about=about, entry=update.entry
+        )
+    return Answer(update, key, repeated=False)
+
+
+def check_whole(config: NodeConfig, guard: Guard, terms: Terms, *, num_examples: int) -> None:
+    """Raise Refusal if this node would refuse any part of the run; ValueError if it could not do
+    it."""
+    check_plan(config, guard, terms.plan, num_examples=num_examples)
+    if terms.plan.local is not None and terms.plan.local.privacy is not None:
+        with torch.device("meta"):
+            model = MODELS[terms.prototype.model](
+                terms.image_shape, len(terms.classes), **terms.prototype.options
+            )
+        if (problem := refusal_of(model)) is not None:
+            raise Refusal(problem)
+        check_ready([])
 
 
 def release_noise(config: NodeConfig, seed: int) -> Noise:
@@ -319,7 +351,10 @@ def blank_model(terms: Terms, *, most_bytes: int) -> SplitModel:
         ) from error
     size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
     if size > most_bytes:
-        raise Refusal(f"the model has {size} bytes; this node accepts {most_bytes}")
+        raise Refusal(
+            f"the model has {size} bytes, more than this node accepts",
+            detail=f"limits.message_megabytes allows {most_bytes} bytes",
+        )
     return model
 
 

@@ -9,6 +9,14 @@ from typing import Any
 
 FAULT = os.environ.get("FEDAUX_FAULT", "")
 
+if FAULT.startswith("clock") and "fedaux.federation.supernode" in sys.orig_argv:
+    from datetime import timedelta
+
+    from flwr.supercore import date
+
+    right: Any = date.now
+    date.now = lambda: right() + timedelta(seconds=float(FAULT.removeprefix("clock")))
+
 if FAULT and {"fedaux.federation.clientapp", "fedaux.federation.warm"} & set(sys.orig_argv):
     import json
     import time
