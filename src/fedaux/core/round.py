@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from fedaux.core.round_log import RoundLog
 from fedaux.core.server_model import ServerModel
 from fedaux.core.task import Callback, Preparation, State, Task, extract, trained_models
 from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
-from fedaux.core.weights import average, evaluate
+from fedaux.core.weights import AVERAGES, Average, average, clip_updates, evaluate
 from fedaux.privacy.ledger import LedgerEntry
 
 if TYPE_CHECKING:
@@ -83,15 +84,18 @@ class Federation:
         chosen = self._select(log)
         releases = self._ensure_releases(chosen, state.releases, log)
         weights, members = state.weights, self._train(chosen, state.weights, log)
+        rule = task.experiment.aggregation
+        if rule == "clipped":  # before averaging and teaching: both see the clipped models
+            members = clipped(members, state.weights)
         if members:
             absent = absent_members(task, state.memory, members, number=log.round)
             with log.phase("average"):
-                weights = averaged(state.weights, members, absent)
+                weights = averaged(state.weights, members, absent, average=AVERAGES[rule])
             if task.method.teacher is not None:
                 lesson = self._teach(members, absent, state.memory, releases, log)
                 if lesson.unusable:  # clients that do not teach are not averaged in, either
                     members = log.without_dropped(members)
-                    weights = averaged(state.weights, members, absent)
+                    weights = averaged(state.weights, members, absent, average=AVERAGES[rule])
                 weights = self._distill(weights, lesson.targets, log)
                 predictions |= lesson.predictions
             weights = self._with_public_statistics(weights, log)
@@ -312,7 +316,19 @@ def select(present: Sequence[int], *, count: int, generator: np.random.Generator
     return sorted(int(client) for client in order[:count])
 
 
-def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
+def clipped(members: Sequence[Member], before: Mapping[str, Weights]) -> list[Member]:
+    """Return the members with their updates clipped to the median norm of their prototype."""
+    models: dict[int, Weights] = {}
+    for name in {member.prototype for member in members}:
+        group = [member for member in members if member.prototype == name]
+        weights = clip_updates([member.weights for member in group], before=before[name])
+        models |= {member.client: own for member, own in zip(group, weights, strict=True)}
+    return [replace(member, weights=models[member.client]) for member in members]
+
+
+def average_by_prototype(
+    members: Sequence[Member], *, average: Average = average
+) -> dict[str, Weights]:
     """Average the members of each prototype, weighted by r_i |D_i|: share and number of
     examples."""
     groups: dict[str, list[Member]] = {}
@@ -331,10 +347,15 @@ def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
 
 
 def averaged(
-    before: Mapping[str, Weights], members: Sequence[Member], absent: Sequence[Member]
+    before: Mapping[str, Weights],
+    members: Sequence[Member],
+    absent: Sequence[Member],
+    *,
+    average: Average,
 ) -> dict[str, Weights]:
     """Return the server's models; prototypes that have members get their average."""
-    return {**before, **average_by_prototype([*members, *absent] if members else [])}
+    everybody = [*members, *absent] if members else []
+    return {**before, **average_by_prototype(everybody, average=average)}
 
 
 def remembered(
