@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import time
@@ -17,9 +16,12 @@ from flwr.serverapp import Grid
 
 from fedaux.config import Federation
 from fedaux.federation import records
+from fedaux.federation.answers import Misstated, read_hello
+from fedaux.federation.records import Unusable
 from fedaux.federation.status import StatusCallback
 from fedaux.federation.terms import HELLO
 from fedaux.files import read_json, save_json
+from fedaux.privacy.bounds import MOST_EXAMPLES
 
 FILE = "federation.json"
 """In the run directory: the run's name at the nodes, and the node of each client."""
@@ -59,7 +61,8 @@ class Members:
         }
         self._client_of: dict[int, int] = {}
         """The present nodes."""
-        self._names: dict[int, str] = {}
+        self._stated: dict[int, int | None] = {}
+        """The numbers of examples that clients stated when they connected."""
         self._greeted: dict[str, int] = {}
         """Nodes by the greeting they have not answered yet."""
         self._rejected: dict[int, str] = {}
@@ -98,6 +101,24 @@ class Members:
     def node(self, client: int) -> int | None:
         """Return the node of a client, if it is present."""
         return next((node for node, own in self._client_of.items() if own == client), None)
+
+    def most_examples(self, client: int) -> int:
+        """Return the number of examples that a client stated when it connected. Raises Misstated."""
+        if (stated := self._stated.get(client)) is None:
+            raise Misstated("stated no number of examples when it connected; see its log")
+        return stated
+
+    def plausible_examples(self, client: int) -> int:
+        """Return the most examples that a client may count as in an average.
+
+        That is a share s of all, s / (1 - s) of what the others state; without two others there
+        is nothing to compare with.
+        """
+        others = [stated for one, stated in self._stated.items() if stated and one != client]
+        share = self._section.largest_share
+        if len(others) < 2 or share >= 1:
+            return MOST_EXAMPLES
+        return max(1, int(sum(others) * share / (1 - share)))
 
     def doubt(self, client: int) -> None:
         """Treat a client as absent until its node answers a greeting."""
@@ -139,13 +160,10 @@ class Members:
         if "refusal" in reply.content:
             return records.refusal_in(reply.content)
         try:
-            hello = json.loads(records.text_of(reply.content, "hello"))
-            client, name = hello["client"], records.reason_of(str(hello.get("name", "")))[:100]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return "its answer cannot be read"
-        if type(client) is not int or not 0 <= client < self._num_clients:
-            shown = records.reason_of(str(client))[:20]
-            return f"claims to be client {shown}, but there are {self._num_clients} clients"
+            hello = read_hello(reply.content, num_clients=self._num_clients)
+        except Unusable as error:
+            return str(error)
+        client, name = hello.client, hello.name
         key = self._connected[node]
         identity = key or f"node {node}"
         if self._section.nodes:
@@ -160,6 +178,7 @@ class Members:
         if any(own == client for other, own in self._client_of.items() if other != node):
             return f"client {client} is already present, at another node"
         self._client_of[node] = client
+        self._stated[client] = hello.num_examples
         if self._owner.get(client) != identity:
             self._owner[client] = identity
             self._save()
