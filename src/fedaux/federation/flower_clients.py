@@ -43,6 +43,8 @@ class FlowerClients:
         self._classes = tuple(classes)
         self._reasons: dict[int, str] = {}
         self._have: dict[int, str] = {}
+        self.refused: dict[int, str] = {}
+        """Clients whose last answer was a refusal, and why."""
         self.traffic = {"down": 0, "up": 0}
         """Bytes of the tensors and texts sent and received."""
 
@@ -186,8 +188,10 @@ class FlowerClients:
                 else:
                     self.traffic["up"] += records.size_of(reply.content)
                     if "refusal" in reply.content:
-                        self._give_up(client, records.refusal_in(reply.content))
+                        self.refused[client] = records.refusal_in(reply.content)
+                        self._give_up(client, self.refused[client])
                     else:
+                        self.refused.pop(client, None)
                         yield client, reply.content
             pause = POLL_SECONDS[0] if replies else min(1.5 * pause, POLL_SECONDS[1])
             if pending:
@@ -206,13 +210,19 @@ class FlowerClients:
             return parse()
         except answers.Misstated as error:
             self._members.doubt(client)  # its next greeting states the number again
-            self._give_up(client, str(error))
+            self._reject(client, str(error))
         except Unusable as error:
-            self._give_up(client, str(error))
+            self._reject(client, str(error))
         except Exception as error:  # a defect of the parser must not end the run for everybody
             LOGGER.warning("client %d: its answer cannot be read", client, exc_info=error)
-            self._give_up(client, "the answer cannot be read")
+            self._reject(client, "the answer cannot be read")
         return None
+
+    def _reject(self, client: int, reason: str) -> None:
+        """Leave out a client whose answer cannot be used."""
+        self._reasons[client] = reason
+        self._members.status.rejected(client, reason)
+        LOGGER.warning("client %d: its answer is rejected: %s", client, reason)
 
     def _give_up(self, client: int, reason: str) -> None:
         self._reasons[client] = reason
