@@ -1,6 +1,6 @@
 """What robust averages cost without an attack, and save when one client of ten is hostile.
 
-usage: python notes/lab/robust_averages.py OUT   (OUT: a folder; results are appended to results.jsonl in it)
+usage: python notes/lab/robust_averages.py OUT [full|linear]   (results are appended to OUT/results.jsonl)
 
 The demo (embedded digits, letters as public data, 5 rounds, all ten clients in every round), alpha 0.01 and 100,
 seeds 0 to 2. Client 0 is hostile. It releases certainty like everybody else, and sends in every round
@@ -56,9 +56,10 @@ def changed(weights: Weights, before: Weights, factor: float | None) -> Weights:
     }
 
 
-def measure(out: Path, *, alpha: float, seed: int, method: str) -> Iterator[dict[str, Any]]:
+def measure(out: Path, *, mode: str, alpha: float, seed: int, method: str) -> Iterator[dict[str, Any]]:
     """Yield the last accuracy of every rule under every attack, all from one preparation."""
     settings = [f"split.alpha={alpha}", f"seeds=[{seed}]", "engine.device=cpu", "engine.threads=1"]
+    settings += [f"mode={mode}"]
     experiment = load_experiment(find_recipe("demo"), overrides=settings)
     inputs = load_inputs(experiment)
     parts = split_for(experiment, inputs.data, seed)
@@ -97,13 +98,13 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    folder, mode = Path(sys.argv[1]), (sys.argv[2:] or ["full"])[0]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "results.jsonl").open("a") as file:
         for seed in range(3):
             for alpha in (0.01, 100.0):
                 for method in METHODS:
-                    for row in measure(folder, alpha=alpha, seed=seed, method=method):
+                    for row in measure(folder, mode=mode, alpha=alpha, seed=seed, method=method):
                         file.write(json.dumps(row) + "\n")
                         file.flush()
     table([json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()])
