@@ -114,7 +114,7 @@ def test_the_servers_database_forgets_what_it_deletes(
     from flwr.supercore import sql_mixin
     from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 
-    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", vars(sql_mixin)["SQLITE_PRAGMAS"])
     database = tmp_path / "link.db"
     secret = b"weights of hospital 7" * 1000
 

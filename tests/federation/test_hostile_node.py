@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="needs the extra flower")
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from helpers.experiments import tiny
 from helpers.loopback import LoopbackGrid, write_nodes
 
@@ -36,6 +36,7 @@ from fedaux.recipes import merged
 pytestmark = pytest.mark.usefixtures("without_pages")
 
 BRACKETS = "[" * 200_000
+Change = Callable[[Any], Any]
 
 
 def hospitals(**changes: Any) -> Experiment:
@@ -52,10 +53,10 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def says(record: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Message], Message]:
+def says(record: str, change: Callable[[dict[str, Any]], Any]) -> Change:
     """Change the JSON text of a node's answers; a text stays as it is."""
 
-    def changed(reply: Message) -> Message:
+    def changed(reply: Any) -> Any:
         if record in reply.content:
             made = change(json.loads(str(reply.content[record]["text"])))
             text = made if isinstance(made, str) else json.dumps(made)
@@ -65,10 +66,10 @@ def says(record: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Mess
     return changed
 
 
-def releases(value: float) -> Callable[[Message], Message]:
+def releases(value: float) -> Change:
     """Put a number into a node's release."""
 
-    def changed(reply: Message) -> Message:
+    def changed(reply: Any) -> Any:
         if "release" in reply.content:
             (array,) = reply.content["release"].values()
             data = array.data[:-8] + struct.pack("<d", value)
@@ -95,7 +96,7 @@ def with_entry(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     ids=["deep", "digits", "1e200", "1e18"],
 )
 def test_a_hostile_release_costs_its_sender_the_round_and_nobody_else(
-    tmp_path: Path, attack: Callable[[Message], Message], words: str
+    tmp_path: Path, attack: Change, words: str
 ) -> None:
     experiment = hospitals()
     files = write_nodes(tmp_path / "nodes", experiment)
@@ -146,7 +147,7 @@ def test_a_claim_of_most_examples_counts_as_much_as_all_others(tmp_path: Path) -
     grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
     claim = says("hello", lambda said: said | {"num_examples": MOST_EXAMPLES})
 
-    def zeros(reply: Message) -> Message:
+    def zeros(reply: Any) -> Any:
         reply = says("answer", lambda said: said | {"num_examples": MOST_EXAMPLES})(claim(reply))
         if "weights" in reply.content:
             (array,) = reply.content["weights"].values()
@@ -269,7 +270,7 @@ def test_limits_are_named(
     make, read = PARSERS[kind]
     message = SimpleNamespace(content=make())
     with pytest.raises(Unusable, match=words):
-        read(says(record, change)(message).content)  # type: ignore[arg-type]
+        read(says(record, change)(message).content)
 
 
 @pytest.mark.slow
