@@ -508,6 +508,9 @@ class Federation(Section):
     wait_seconds: NonNegative = 300.0
     """Seconds to wait for clients; the run then starts or continues with the connected clients, if
     any."""
+    largest_share: Share = 0.5
+    """Largest share of all examples as which one client counts in the average, if at least three
+    clients state theirs; 1 trusts what clients state. Simulations ignore it."""
     authenticated: bool = True
     """Whether nodes have keys: a client is then bound to the node that first registered it. Use
     false for Flower's simulation and for tests without keys, where a node gets a new identity at
@@ -544,6 +547,12 @@ class ExperimentFields(Section):
     """What is trained: `full` models, or `linear` heads on the frozen features of h0."""
     participation_rate: Share = 0.4
     """Share C of the clients selected per round, at least one client."""
+    aggregation: Literal["mean", "clipped", "trimmed-mean", "median"] = "mean"
+    """How clients' models are averaged. `mean` is weighted by numbers of examples. The others limit
+    what one client can do: `clipped` first cuts each update to the median norm of the round's
+    updates, `trimmed-mean` leaves out the highest and lowest 20 % of each coordinate's values (at
+    least one each of three or more), `median` takes each coordinate's median; the last two ignore
+    numbers of examples."""
     data: Data = Data()
     auxiliary: Auxiliary = Auxiliary()
     text: Text | None = None

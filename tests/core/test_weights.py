@@ -6,7 +6,7 @@ import torch
 from helpers import oracles
 from sklearn import metrics
 
-from fedaux.core.weights import average, evaluate, measure
+from fedaux.core.weights import AVERAGES, average, clip_updates, evaluate, measure
 
 RNG = np.random.default_rng(0)
 
@@ -27,6 +27,42 @@ def test_average_of_one_is_that_one_and_counters_stay_whole() -> None:
     other = {"w": torch.rand(3), "count": torch.tensor(9)}
     assert average([weights, other], sizes=[3, 1])["count"].dtype == torch.int64
     assert int(average([weights, other], sizes=[3, 1])["count"]) == 9
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 9, 10])
+def test_robust_averages_are_those_of_loops(clients: int) -> None:
+    values = RNG.normal(size=(clients, 5))
+    models = [{"w": torch.from_numpy(row[:3]), "v": torch.from_numpy(row[3:])} for row in values]
+    trims = {
+        "trimmed-mean": 0 if clients < 3 else max(1, clients // 5),
+        "median": (clients - 1) // 2,
+    }
+    for name, trim in trims.items():
+        made = AVERAGES[name](models, sizes=[2**40, *[1] * (clients - 1)])
+        assert [*made["w"].tolist(), *made["v"].tolist()] == pytest.approx(
+            oracles.trimmed_mean_loop(values.tolist(), trim)
+        )
+    before = RNG.normal(size=5)
+    start = {"w": torch.from_numpy(before[:3]), "v": torch.from_numpy(before[3:])}
+    for made, row in zip(
+        clip_updates(models, before=start),
+        oracles.clipped_loop(values.tolist(), before.tolist()),
+        strict=True,
+    ):
+        assert [*made["w"].tolist(), *made["v"].tolist()] == pytest.approx(row)
+
+
+def test_one_of_ten_cannot_move_a_robust_average_far() -> None:
+    honest = [{"w": torch.full((4,), 0.9 + 0.02 * i), "n": torch.tensor(5 + i)} for i in range(9)]
+    start = {"w": torch.zeros(4), "n": torch.tensor(0)}
+    for hostile in (-1e6, 1e6, 1e30):
+        models = [*honest, {"w": torch.full((4,), hostile), "n": torch.tensor(2**62)}]
+        for name in ("trimmed-mean", "median"):
+            made = AVERAGES[name](models, sizes=[1] * 10)
+            assert made["w"].tolist() == pytest.approx([0.98] * 4, abs=0.03)
+            assert int(made["n"]) <= 13
+        shortened = clip_updates(models, before=start)
+        assert all(float(own["w"].norm()) <= 2.0 for own in shortened)
 
 
 def test_evaluation_counts_and_averages() -> None:

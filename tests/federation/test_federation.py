@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,22 @@ def test_three_nodes_over_tls_come_to_the_simulators_figures(tmp_path: Path) -> 
         ]
         assert [nodes[str(client)].split()[1] for client in range(3)] == public
         assert (federation.out / "report.html").is_file()
+        kept_private(federation.folder)
+        wait_for(lambda: not left_in(federation.folder), 60, "the database forgets the answers")
+
+
+def kept_private(folder: Path) -> None:
+    """All but what this test itself writes is readable by its owner alone."""
+    own = {".log", ".key", ".pub", ".toml"}
+    for path in folder.rglob("*"):
+        if path.suffix not in own and not path.is_symlink():
+            assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def left_in(folder: Path) -> list[str]:
+    """What of the clients' answers can be read in the server's database."""
+    content = b"".join(file.read_bytes() for file in (folder / "flower").glob("link.db*"))
+    return [word for word in ("data_offsets", "num_examples") if word.encode() in content]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ else."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import ssl
 import stat
 import subprocess
@@ -20,7 +21,7 @@ from helpers.programs import run_program
 
 from fedaux.federation import processes
 from fedaux.federation.folder import write_folder
-from fedaux.federation.keys import write_certificates, write_node_key
+from fedaux.federation.keys import make_private, write_certificates, write_node_key
 
 # Keys and certificates.
 
@@ -75,6 +76,62 @@ def test_private_keys_are_private_and_nothing_is_overwritten(
     with pytest.raises(ValueError, match=r"node.key exists already"):
         write_node_key(tmp_path / "node.key")
     assert ((releases / "ca.crt").read_bytes(), (tmp_path / "node.key").read_bytes()) == before
+
+
+def test_a_private_key_that_others_can_read_is_refused(releases: Path, tmp_path: Path) -> None:
+    write_node_key(tmp_path / "node.key")
+    (tmp_path / "node.key").chmod(0o640)
+    with pytest.raises(ValueError, match=r"others can read \(mode 0640\): chmod 600 /.*/node.key"):
+        processes.node_command(
+            tmp_path / "node.toml",
+            superlink="a:1",
+            certificate=releases / "ca.crt",
+            key=tmp_path / "node.key",
+            port=1,
+        )
+    (releases / "server.key").chmod(0o604)
+    with pytest.raises(ValueError, match=r"chmod 600 /.*/server.key"):
+        processes.link_arguments(tmp_path, host="127.0.0.1", port=1, simulation=False)
+
+
+def test_files_and_folders_are_the_owners_alone(tmp_path: Path) -> None:
+    """Those of the commands, whatever the shell's umask is, and those that were there before."""
+    done = federate_command("init", "hospitals", "--clients", "2", "--trial", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "hospitals" / "flower" / "link.db").touch(mode=0o644)
+    (tmp_path / "hospitals" / "runs").mkdir(mode=0o755)
+    make_private(tmp_path / "hospitals")
+    for path in (tmp_path / "hospitals").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")
+def test_the_servers_database_forgets_what_it_deletes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flwr")
+    from flwr.proto.message_pb2 import ObjectTree
+    from flwr.supercore import sql_mixin
+    from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", vars(sql_mixin)["SQLITE_PRAGMAS"])
+    database = tmp_path / "link.db"
+    secret = b"weights of hospital 7" * 1000
+
+    def on_disk() -> bytes:
+        return b"".join(file.read_bytes() for file in tmp_path.glob("link.db*"))
+
+    cut = processes.forget_deleted(database, every=3600.0)
+    store = SqlObjectStore(str(database), verify=False)
+    store.initialize()
+    number = hashlib.sha256(secret).hexdigest()
+    store.preregister(1, ObjectTree(object_id=number))
+    store.put(number, secret)
+    assert secret[:500] in on_disk()
+    store.delete_objects_in_run(1)
+    cut()
+    assert secret[:500] not in on_disk()
+    assert b"hospital 7" not in on_disk()
 
 
 def test_renewal_keeps_the_authority_that_nodes_have(releases: Path) -> None:
@@ -252,7 +309,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             key=tmp_path / "no",
             port=1,
         )
-    (tmp_path / "node.key").touch()
+    (tmp_path / "node.key").touch(mode=0o600)
     for wrong in ("server", "server:", ":8000", "server:x"):
         with pytest.raises(ValueError, match="should be HOST:PORT"):
             processes.node_command(

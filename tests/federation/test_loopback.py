@@ -13,10 +13,13 @@ import fedaux
 from fedaux.config import Experiment
 
 pytest.importorskip("flwr", reason="needs the extra flower")
+from flwr.proto.node_pb2 import NodeInfo
 from helpers.loopback import LoopbackGrid, write_nodes
 
+from fedaux.federation.members import register
 from fedaux.federation.server import ServerCallback, federate
 from fedaux.federation.status import StatusCallback
+from fedaux.federation.watch import read_status
 from fedaux.privacy.filters import FILTERS
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.report.run import client_names
@@ -114,22 +117,18 @@ def test_methods_of_one_seed_share_a_release_and_another_seed_costs_another(tmp_
 def test_a_run_beyond_the_budget_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
     """The first of two seeds would fit; the node knows of the second from the beginning."""
     experiment = federated(rounds=1, method=["fedaux"], seeds=[0, 1])
-    play(tmp_path, experiment, nodes={"privacy": {"epsilon": 1.2}})
-    rows = rows_of(tmp_path / "run")
-    assert [row["clients_answered"] for row in rows] == [[], []]
-    assert {row["clients_dropped"]["0"] for row in rows} == {
-        "no certainty release: refused: this request does not fit this node's privacy budget"
-    }
+    with pytest.raises(ValueError, match=r"every client refuses; client 0: ") as failure:
+        play(tmp_path, experiment, nodes={"privacy": {"epsilon": 1.2}})
+    assert "refused: this request does not fit this node's privacy budget" in str(failure.value)
+    assert rows_of(tmp_path / "run") == []
     assert [spent(tmp_path, client) for client in range(3)] == [[], [], []]
 
 
 def test_a_node_that_would_refuse_the_training_does_not_pay_for_scores(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    play(tmp_path, federated(rounds=1), nodes={"privacy": {"plain_updates": False}})
-    (row,) = rows_of(tmp_path / "run")
-    assert row["clients_answered"] == []
-    assert "updates without DP-SGD do not leave this node" in row["clients_dropped"]["0"]
+    with pytest.raises(ValueError, match="updates without DP-SGD do not leave this node"):
+        play(tmp_path, federated(rounds=1), nodes={"privacy": {"plain_updates": False}})
     assert [spent(tmp_path, client) for client in range(3)] == [[], [], []]
     refusals = [record for record in caplog.records if record.name == "fedaux.node"]
     assert refusals
@@ -169,11 +168,9 @@ def test_the_same_run_again_repeats_its_releases_and_is_not_refused(tmp_path: Pa
 def test_a_node_keeps_to_its_own_terms(
     tmp_path: Path, changes: dict[str, Any], nodes: dict[str, Any], words: str
 ) -> None:
-    play(tmp_path, federated(rounds=1, **changes), nodes={"privacy": nodes})
-    (row,) = rows_of(tmp_path / "run")
-    assert row["clients_answered"] == []
-    assert all(words in reason for reason in row["clients_dropped"].values())
-    assert row["model_kept"]
+    with pytest.raises(ValueError, match="every client refuses") as failure:
+        play(tmp_path, federated(rounds=1, **changes), nodes={"privacy": nodes})
+    assert str(failure.value).count(words) == 3
     assert not spent(tmp_path, 0)
 
 
@@ -185,13 +182,31 @@ def test_what_protects_nothing_leaves_only_where_the_node_says_so(tmp_path: Path
 
 
 def test_plain_updates_stay_where_the_node_wants_them_private(tmp_path: Path) -> None:
-    play(
-        tmp_path,
-        federated(rounds=1, method=["fedavg"]),
-        nodes={"privacy": {"plain_updates": False}},
-    )
-    (row,) = rows_of(tmp_path / "run")
-    assert "updates without DP-SGD do not leave this node" in row["clients_dropped"]["0"]
+    experiment = federated(rounds=9, method=["fedavg"])
+    reason = "client 0: refused: .*updates without DP-SGD do not leave this node"
+    with pytest.raises(ValueError, match=f"every client refuses; {reason}"):
+        play(tmp_path, experiment, nodes={"privacy": {"plain_updates": False}})
+    status = read_status(tmp_path / "run")
+    assert status["run"]["state"] == "failed"
+    assert "every client refuses" in status["run"]["reason"]
+    assert rows_of(tmp_path / "run") == [], "a round in which all refuse is not stored"
+    # With another policy the same run goes on.
+    files = write_nodes(tmp_path / "nodes", experiment)
+    federate(experiment, LoopbackGrid(files), path=tmp_path / "run", resume=True)
+    assert len(rows_of(tmp_path / "run")) == 9
+    assert read_status(tmp_path / "run")["run"]["state"] == "finished"
+
+
+def test_a_run_without_any_usable_answer_has_failed(tmp_path: Path) -> None:
+    experiment = federated(rounds=1, method=["fedavg"])
+    grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
+    grid.change = dict.fromkeys(grid.files, rubbish("nan"))
+    with pytest.raises(ValueError, match="fedavg, seed 0: no client gave a usable answer; client"):
+        federate(experiment, grid, path=tmp_path / "run", resume=False)
+    status = read_status(tmp_path / "run")
+    assert status["run"]["state"] == "failed"
+    assert [row["rejected"] for row in status["clients"].values()] == [1, 1, 1]
+    assert "holds NaN or infinity" in status["clients"]["2"]["reason"]
 
 
 def test_private_updates_are_counted_and_refused_at_once_beyond_the_budget(
@@ -442,9 +457,45 @@ def test_an_error_at_a_node_says_nothing_of_its_disk(tmp_path: Path) -> None:
     assert row["clients_dropped"] == {"1": "the node failed; see its log"}
 
 
-def test_a_recipe_may_say_whose_key_is_whose(tmp_path: Path) -> None:
-    from flwr.proto.node_pb2 import NodeInfo
+class Keyed(LoopbackGrid):
+    """Nodes with public keys."""
 
+    keys: dict[int, bytes]
+
+    def get_nodes(self) -> Any:
+        return [NodeInfo(node_id=node, public_key=pem) for node, pem in self.keys.items()]
+
+
+def test_a_registered_node_cannot_take_the_number_of_another(tmp_path: Path) -> None:
+    """Not even in a new run directory, where nobody has claimed a number before."""
+    keys = [key_pair() for _ in range(3)]
+    experiment = federated(
+        rounds=1, method=["fedavg"], federation={"authenticated": True, "wait_seconds": 1.0}
+    )
+    files = write_nodes(tmp_path / "nodes", experiment)
+    registry = tmp_path / "members.json"
+    for client in (0, 1):
+        register(registry, client=client, key=keys[client][0])
+    grid = Keyed({1001: files[1001], 2000: files[1000], 1002: files[1002]})
+    # The second hospital also starts a node that claims to be client 0; client 2 is not registered.
+    grid.keys = {2000: keys[1][1], 1001: keys[1][1], 1002: keys[2][1]}
+    federate(experiment, grid, path=tmp_path / "run", resume=False, registry=registry)
+    (row,) = rows_of(tmp_path / "run")
+    assert row["clients_answered"] == [1]
+    assert row["clients_absent"] == [0, 2]
+    thief, stranger = read_status(tmp_path / "run")["turned_away"]
+    assert thief["node"] == "2000"
+    assert thief["reason"] == "claims to be client 0, which is registered with another key"
+    assert thief["key"].startswith("SHA256:")
+    assert "client 2, for which no key is registered: fedaux federate reg" in stranger["reason"]
+    with pytest.raises(ValueError, match="--client 2: this key is registered for client 1"):
+        register(registry, client=2, key=keys[1][0])
+    with pytest.raises(ValueError, match=r"registered with another key, SHA256:.*--replace"):
+        register(registry, client=0, key=keys[2][0])
+    register(registry, client=0, key=keys[2][0], replace=True)
+
+
+def test_a_recipe_may_say_whose_key_is_whose(tmp_path: Path) -> None:
     keys = [key_pair(), key_pair()]
     experiment = federated(
         rounds=1,
@@ -453,12 +504,6 @@ def test_a_recipe_may_say_whose_key_is_whose(tmp_path: Path) -> None:
         federation={"nodes": [text for text, _ in keys], "wait_seconds": 1.0},
     )
     files = write_nodes(tmp_path / "nodes", experiment)
-
-    class Keyed(LoopbackGrid):
-        def get_nodes(self) -> Any:
-            return [NodeInfo(node_id=node, public_key=pem) for node, pem in self.keys.items()]
-
-        keys: dict[int, bytes]
 
     grid = Keyed(files)
     grid.keys = {

@@ -72,6 +72,33 @@ def test_the_board_follows_every_client(tmp_path: Path) -> None:
     assert "failed: the disk is full" in seen(read_status(tmp_path))
 
 
+def test_rejected_answers_and_nodes_that_were_turned_away_are_shown(tmp_path: Path) -> None:
+    board = StatusCallback(tmp_path, num_clients=2, rounds=5)
+    for client in range(2):
+        board.seen(client)
+    board.asked([0, 1], what="train", round=1)
+    for client in range(2):
+        board.answered(client)
+    dropped = {"1": "tensor head.weight holds NaN or infinity"}
+    row: dict[str, Any] = {"method": "fedaux", "seed": 0, "round": 1, "accuracy": None}
+    board.round(row | {"clients_dropped": dropped})
+    for number in range(30):
+        board.turned_away(number, key="SHA256:abc", reason="claims to be \x1b[2Jclient 0")
+    status = read_status(tmp_path)
+    assert status["clients"]["1"]["rejected"] == 1
+    assert status["clients"]["1"]["state"] == "present"
+    assert "rejected" not in status["clients"]["0"]
+    assert [row["node"] for row in status["turned_away"]] == [str(n) for n in range(10, 30)]
+    text = seen(status)
+    assert "tensor head.weight holds NaN" in text
+    assert "turned away" in text
+    assert "claims to be ?[2Jclient 0" in text
+    board.failed("every client refuses")
+    done = federate_command("watch", ".", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "failed: every client refuses" in done.stdout
+
+
 def test_many_answers_are_not_as_many_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

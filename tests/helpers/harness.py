@@ -74,10 +74,13 @@ class Federation:
         wait_for(lambda: listens(self.port), 60, "the SuperLink listens")
 
     def register(self, client: int) -> None:
-        """Tell the SuperLink a node's public key."""
-        self.flwr(
-            "supernode", "register", str(self.folder / f"node-{client}.key.pub"), self.folder.name
+        """Tell the server a node's public key, as that of a client."""
+        key = str(self.folder / f"node-{client}.key.pub")
+        command = [sys.executable, "-m", "fedaux", "federate", "register", str(self.folder), key]
+        done = subprocess.run(
+            [*command, "--client", str(client)], capture_output=True, text=True, check=False
         )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def start_node(
         self,

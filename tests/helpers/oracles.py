@@ -84,6 +84,30 @@ def weighted_average_loop(values: Sequence[Sequence[float]], sizes: Sequence[int
     ]
 
 
+def trimmed_mean_loop(values: Sequence[Sequence[float]], trim: int) -> list[float]:
+    """The mean of each parameter without its `trim` lowest and highest values."""
+    result = []
+    for p in range(len(values[0])):
+        ordered = sorted(own[p] for own in values)
+        for _ in range(trim):
+            ordered.remove(min(ordered))
+            ordered.remove(max(ordered))
+        result.append(sum(ordered) / len(ordered))
+    return result
+
+
+def clipped_loop(values: Sequence[Sequence[float]], before: Sequence[float]) -> list[list[float]]:
+    """Every update shortened to the lower median of the norms."""
+    norms = [
+        math.sqrt(sum((a - b) ** 2 for a, b in zip(own, before, strict=True))) for own in values
+    ]
+    limit = sorted(norms)[(len(norms) - 1) // 2]
+    return [
+        [b + min(1.0, limit / norm) * (a - b) for a, b in zip(own, before, strict=True)]
+        for own, norm in zip(values, norms, strict=True)
+    ]
+
+
 def certainty_objective_loop(
     weights: Sequence[float],
     positives: Sequence[Sequence[float]],

@@ -16,6 +16,7 @@ from fedaux import seeding
 from fedaux.config import Certainty
 from fedaux.privacy.gaussian import delta_of, noise_multiplier
 from fedaux.privacy.mean import without_noise
+from fedaux.privacy.mechanism import limits_of
 from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise, takes_labels
 from fedaux.privacy.paper import objective, solve
 
@@ -281,3 +282,31 @@ def test_releases_state_their_price() -> None:
             assert (release.epsilon, release.delta, release.noise) == (0.5, 1e-5, "simulated")
         with pytest.raises(ValueError, match="nothing to release"):
             mechanism.release(features[:0], mechanism.publish(public_features), noise=NoNoise())
+
+
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+@pytest.mark.parametrize("regularisation", [1e-3, 1.0, 1e3])
+def test_honest_releases_lie_within_the_stated_limits_and_swamping_ones_do_not(
+    name: str, regularisation: float
+) -> None:
+    mechanism = MECHANISMS[name](section(components=4, regularisation=regularisation))
+    public = mechanism.publish(normal(60, 5))
+    for num_examples, shift in ((1, 0.0), (12, 3.0), (300, -50.0)):
+        limits = limits_of(mechanism, num_examples=num_examples, public=public)
+        features = normal(num_examples, 5, seed=1, shift=shift)
+        for seed in range(20):
+            noise = SimulatedNoise(np.random.default_rng(seed))
+            release = mechanism.release(features, public, noise=noise)
+            assert limits.problem(release.vector) is None
+            if name != "released-code":  # its sigma is that of w and b, before w is divided by r
+                assert (release.sensitivity, release.sigma) == (limits.sensitivity, limits.sigma)
+            for hostile in (1e18, -1e200, math.nan):
+                changed = release.vector.clone()
+                changed[0] = hostile
+                assert "should be at most" in str(limits.problem(changed))
+
+
+def test_a_mechanism_without_limits_is_still_limited() -> None:
+    limits = limits_of(object(), num_examples=3, public={})
+    assert limits.problem(torch.full((4,), 1e5)) is None
+    assert limits.problem(torch.full((4,), 1e9)) is not None

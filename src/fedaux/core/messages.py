@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedaux.config import Certainty, Local
 from fedaux.privacy.ledger import LedgerEntry
-from fedaux.privacy.mechanism import Public
+from fedaux.privacy.mechanism import Limits, Public
 
 Weights = dict[str, Tensor]
 """A model's parameters and buffers by name."""
@@ -163,11 +163,14 @@ def shortened(tensor: Tensor, *, wire: str) -> Tensor:
     return torch.where(tensor.isinf(), tensor, tensor.clamp(-limit, limit)).to(dtype)
 
 
-def problem_of_release(vector: Tensor, *, width: int) -> str | None:
-    """Return why a release cannot be used, or None: wrong shape, NaN or infinity."""
+def problem_of_release(vector: Tensor, *, width: int, limits: Limits) -> str | None:
+    """Return why a release cannot be used, or None: wrong shape, NaN or infinity, or numbers that
+    the mechanism cannot have released."""
     if tuple(vector.shape) != (width,):
         return f"released {list(vector.shape)} numbers, should be {width}"
-    return None if bool(torch.isfinite(vector).all()) else "released NaN or infinity"
+    if not bool(torch.isfinite(vector).all()):
+        return "released NaN or infinity"
+    return limits.problem(vector)
 
 
 def problem_of(update: Update, *, expected: Weights) -> str | None:

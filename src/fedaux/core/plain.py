@@ -49,6 +49,7 @@ BATCH_SIZE = 1024  # of predictions
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch normalisation
 HALF_MAX = torch.finfo(torch.float16).max
 LEFT_OUT = (
+    "aggregation",
     *("local.privacy", "local.optimizer_state", "federation.wire"),
     *("distillation.steps", "distillation.schedule", "distillation.clip"),
     *("distillation.sharpening", "distillation.averaging", "distillation.stopping"),

@@ -33,6 +33,7 @@ from fedaux.core.task import (
 from fedaux.core.weights import snapshot
 from fedaux.privacy.classes import ClassEstimate, ClassSums
 from fedaux.privacy.ledger import LedgerEntry
+from fedaux.privacy.mechanism import Limits, limits_of
 from fedaux.privacy.mechanisms import (
     MECHANISMS,
     Mechanism,
@@ -128,7 +129,9 @@ def release_scores(
         if answer.client not in chosen:
             continue
         bytes_up += answer.num_bytes()
-        problem = problem_of_release(answer.vector, width=widths[task.prototype_of[answer.client]])
+        name = task.prototype_of[answer.client]
+        limits = release_limits(task, public[name], num_examples=answer.entry.num_examples)
+        problem = problem_of_release(answer.vector, width=widths[name], limits=limits)
         if problem is None:
             answers[answer.client] = answer
         else:
@@ -139,6 +142,11 @@ def release_scores(
             warnings.warn(f"{name}: {problem}; it is left out", stacklevel=2)
     bytes_down = sum(request.num_bytes(task.prototype_of[client]) for client in chosen)
     return dict(sorted(answers.items())), wasted, bytes_down, bytes_up
+
+
+def release_limits(task: Task, public: Public, *, num_examples: int) -> Limits:
+    """Return the possible range of a release of n examples."""
+    return limits_of(mechanism_of(task), num_examples=max(1, num_examples), public=public)
 
 
 def release_width(task: Task, prototype: str, public: Public) -> int:

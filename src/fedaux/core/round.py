@@ -40,7 +40,16 @@ from fedaux.core.task import (
     trained_models,
 )
 from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
-from fedaux.core.weights import average, beyond, evaluate, measure, smoothed
+from fedaux.core.weights import (
+    AVERAGES,
+    Average,
+    average,
+    beyond,
+    clip_updates,
+    evaluate,
+    measure,
+    smoothed,
+)
 from fedaux.privacy.ledger import LedgerEntry
 
 if TYPE_CHECKING:
@@ -128,7 +137,8 @@ class Federation:
     ) -> dict[str, Weights]:
         """Average the models of each prototype; the server steps there and beyond."""
         rate = self.task.method.server_rate
-        after = averaged(before, members, absent)
+        rule = AVERAGES[self.task.experiment.aggregation]
+        after = averaged(before, members, absent, average=rule)
         return {name: beyond(before[name], own, rate=rate) for name, own in after.items()}
 
     def _smoothed(
@@ -219,7 +229,10 @@ class Federation:
                 for one in updates
             ]
             log.dropped |= dict.fromkeys(self._nonfinite_members(members), NONFINITE)
-        return log.without_dropped(members)
+        members = log.without_dropped(members)
+        if task.experiment.aggregation == "clipped":  # averaging and teaching see clipped models
+            members = clipped(members, state.weights)
+        return members
 
     def _train_alone(
         self,
@@ -443,7 +456,19 @@ def select(present: Sequence[int], *, count: int, generator: np.random.Generator
     return sorted(int(client) for client in order[:count])
 
 
-def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
+def clipped(members: Sequence[Member], before: Mapping[str, Weights]) -> list[Member]:
+    """Return the members with their updates clipped to the median norm of their prototype."""
+    models: dict[int, Weights] = {}
+    for name in {member.prototype for member in members}:
+        group = [member for member in members if member.prototype == name]
+        weights = clip_updates([member.weights for member in group], before=before[name])
+        models |= {member.client: own for member, own in zip(group, weights, strict=True)}
+    return [replace(member, weights=models[member.client]) for member in members]
+
+
+def average_by_prototype(
+    members: Sequence[Member], *, average: Average = average
+) -> dict[str, Weights]:
     """Average the members of each prototype, weighted by r_i |D_i|: share and number of
     examples."""
     groups: dict[str, list[Member]] = {}
@@ -462,10 +487,15 @@ def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
 
 
 def averaged(
-    before: Mapping[str, Weights], members: Sequence[Member], absent: Sequence[Member]
+    before: Mapping[str, Weights],
+    members: Sequence[Member],
+    absent: Sequence[Member],
+    *,
+    average: Average,
 ) -> dict[str, Weights]:
     """Return the server's models; prototypes that have members get their average."""
-    return {**before, **average_by_prototype([*members, *absent] if members else [])}
+    everybody = [*members, *absent] if members else []
+    return {**before, **average_by_prototype(everybody, average=average)}
 
 
 def _mean(measured: Sequence[Mapping[str, Any]], key: str) -> float:

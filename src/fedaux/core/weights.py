@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from fedaux.core.messages import Weights
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of the names of batch normalisation's statistics."""
+TRIMMED_SHARE = 0.2
+"""`trimmed-mean`: share of the values left out at each end, at least one of three or more."""
 
 
 def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
@@ -76,6 +78,75 @@ def smoothed(average: Weights | None, weights: Weights, *, decay: float, round: 
     )
     others = {name: tensor.clone() for name, tensor in weights.items() if name not in names}
     return {**others, **dict(zip(names, mixed, strict=True))}
+
+
+def trimmed_mean(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
+    """Return the mean of each coordinate without its b smallest and b largest values (Yin et al.,
+    2018), b = max(1, floor(0.2 K)) of K >= 3 models.
+
+    `sizes` are ignored: a client states its own. Of integer buffers the largest remaining is kept.
+    """
+    return _middle_mean(weights, trim=max(1, int(TRIMMED_SHARE * len(weights))))
+
+
+def median(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
+    """Return the median of each coordinate, the mean of the middle two of an even number.
+
+    `sizes` are ignored: a client states its own.
+    """
+    return _middle_mean(weights, trim=len(weights))
+
+
+def _middle_mean(weights: Sequence[Weights], *, trim: int) -> Weights:
+    """Return coordinate-wise means without the `trim` lowest and highest values; one or two values
+    always remain."""
+    count = len(weights)
+    trim = min(trim, (count - 1) // 2)
+    result: Weights = {}
+    for name, first in weights[0].items():
+        ordered = torch.stack([own[name] for own in weights]).sort(dim=0).values
+        kept = ordered[trim : count - trim]
+        result[name] = kept.mean(dim=0) if first.is_floating_point() else kept[-1]
+    return result
+
+
+class Average(Protocol):
+    """One way to combine the weights of several clients."""
+
+    def __call__(self, weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
+        """Return one model; `sizes` are the clients' weights r_i |D_i|."""
+        ...
+
+
+AVERAGES: dict[str, Average] = {
+    "mean": average,
+    "clipped": average,  # of updates that went through `clip_updates`
+    "trimmed-mean": trimmed_mean,
+    "median": median,
+}
+"""Averages by their names in `aggregation`."""
+
+
+def clip_updates(weights: Sequence[Weights], *, before: Weights) -> list[Weights]:
+    """Return theta + min(1, c / |theta_i - theta|) (theta_i - theta) for the server's theta
+    (`before`), where c is the (lower) median of the norms |theta_i - theta|.
+
+    Norms include statistics of batch normalisation; integer buffers stay as they are.
+    """
+    floats = [name for name, tensor in before.items() if tensor.is_floating_point()]
+    if not floats or not weights:
+        return list(weights)
+    start = [before[name] for name in floats]
+    updates = [torch._foreach_sub([own[name] for name in floats], start) for own in weights]
+    norms = torch.stack([torch.stack(torch._foreach_norm(own)).norm() for own in updates])
+    factors = (norms.median() / norms.clamp_min(1e-30)).tolist()  # one wait for the device
+    clipped = []
+    for own, update, factor in zip(weights, updates, factors, strict=True):
+        if factor < 1:
+            moved = torch._foreach_add(start, torch._foreach_mul(update, factor))
+            own = {**own, **dict(zip(floats, moved, strict=True))}
+        clipped.append(own)
+    return clipped
 
 
 def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:

@@ -37,10 +37,11 @@ app = ClientApp()
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Report which client this node is. Does not import torch."""
+    """Report which client this node is, and the number of its examples."""
 
     def answer(config: NodeConfig) -> RecordDict:
         said = {"client": config.number, "name": config.name[:100], "version": __version__}
+        said |= {"num_examples": _stated_examples(config)}
         return RecordDict({"hello": ConfigRecord({"text": json.dumps(said)})})
 
     return _answered(message, context, answer)
@@ -195,6 +196,18 @@ def _reason(message: Message, error: Exception) -> str:
         return "the node's configuration is not valid; see its log"
     LOGGER.error("%s cannot be answered", asked, exc_info=error)
     return "the node failed; see its log"
+
+
+def _stated_examples(config: NodeConfig) -> int | None:
+    """Return the number of examples, as which the server counts this node at most; None on errors,
+    which requests report."""
+    from fedaux.federation import work
+
+    try:
+        return work.count_examples(config)
+    except Exception as error:
+        LOGGER.error("the examples cannot be counted", exc_info=error)
+        return None
 
 
 def _terms(message: Message, config: NodeConfig, kind: type[Kind]) -> Kind:

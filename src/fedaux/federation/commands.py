@@ -22,6 +22,12 @@ Folder = Annotated[
 NodeFile = Annotated[Path, typer.Argument(help="The node's configuration.", metavar="NODE.toml")]
 
 
+@app.callback()
+def private() -> None:
+    """Let only the owner read the files that these commands and their processes write."""
+    os.umask(0o077)
+
+
 @app.command()
 def init(
     folder: Folder,
@@ -139,6 +145,38 @@ def key(
 
 
 @app.command()
+def register(
+    folder: Folder,
+    public_key: Annotated[
+        Path, typer.Argument(help="The node's public key.", metavar="FILE.pub", exists=True)
+    ],
+    client: Annotated[int, typer.Option("--client", help="The client's number.", min=0)],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Give a client's number to a new key.")
+    ] = False,
+) -> None:
+    """Register a node's public key as that of a client, while the server runs.
+
+    No other key can then speak for this client, in any run.
+    """
+    from fedaux.federation import processes
+
+    processes.require_flower()
+    from fedaux.federation.folder import port_of
+    from fedaux.federation.members import REGISTRY, fingerprint
+    from fedaux.federation.members import register as bind
+
+    folder = folder.resolve()
+    text = public_key.read_text(encoding="utf-8")
+    if fingerprint(text) == "no key":
+        raise ValueError(f"{public_key}: should be a public key, as `fedaux federate key` writes")
+    port_of(folder, simulation=False)  # names a folder that is none of a federation
+    bind(folder / REGISTRY, client=client, key=text, replace=replace)
+    processes.register_key(folder, public_key)
+    typer.echo(f"client {client}: {fingerprint(text)}")
+
+
+@app.command()
 def link(
     folder: Folder,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "0.0.0.0",
@@ -151,7 +189,7 @@ def link(
     Other machines can only connect as nodes; runs are started and nodes registered on this machine.
     Runs are written to DIR/runs.
     """
-    from fedaux.federation import processes
+    from fedaux.federation import keys, processes
     from fedaux.federation.folder import port_of
 
     processes.require_flower()
@@ -161,8 +199,12 @@ def link(
         folder, host="127.0.0.1" if simulation else host, port=port, simulation=simulation
     )
     os.environ.update(processes.environment(folder / "flower"))
+    keys.make_private(folder)
     if simulation:
         os.environ["FEDAUX_NODE"] = str(folder / "nodes" / "simulation.toml")
+    else:
+        os.environ["FEDAUX_FOLDER"] = str(folder)
+        processes.forget_deleted(processes.database_of(folder))
     os.chdir(folder)
     processes.serve_link(arguments)
 
@@ -202,6 +244,7 @@ def node(
 
     processes.require_flower()
     from fedaux.federation.certificates import authority_problems
+    from fedaux.federation.keys import make_private
     from fedaux.federation.node import load_node
     from fedaux.federation.policy import Guard
 
@@ -218,6 +261,8 @@ def node(
     problems = authority_problems(certificate or file.parent / "ca.crt")
     if problems := [*problems, *Guard(loaded).problems()]:
         raise ValueError("\n".join(problems))
+    if Path(loaded.state).is_dir():
+        make_private(Path(loaded.state))
     processes.become_node(command, file=file, config=loaded, json_logs=json_logs)
 
 
@@ -311,10 +356,15 @@ def watch(
     ],
     once: Annotated[bool, typer.Option("--once", help="Show the nodes once and exit.")] = False,
 ) -> None:
-    """Show which clients are present, busy or missing, until the run ends."""
+    """Show which clients are present, busy or missing, and who was turned away, until the run ends.
+
+    The exit status is 1 if the run has failed.
+    """
     from fedaux.federation.watch import watch as show
 
     try:
-        show(directory, Console(), once=once)
+        state = show(directory, Console(), once=once)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    if state == "failed":
+        raise typer.Exit(1)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
-import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
@@ -20,22 +19,21 @@ from fedaux.core.messages import (
     TrainRequest,
     Update,
     Weights,
-    problem_of_release,
 )
-from fedaux.core.preparation import mechanism_of, release_width
+from fedaux.core.preparation import mechanism_of, release_limits, release_width
 from fedaux.core.task import Task
-from fedaux.federation import records
+from fedaux.federation import answers, records
 from fedaux.federation.members import Members, pulled
 from fedaux.federation.plan import plan_of
 from fedaux.federation.policy import digest_of
 from fedaux.federation.records import Unusable
 from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, TrainTerms
-from fedaux.privacy.ledger import UPDATE, LedgerEntry, purpose_of
+from fedaux.privacy.ledger import purpose_of
 
 POLL_SECONDS = (0.1, 1.0)
 """Shortest and longest pause between two polls for answers."""
-MOST_EXAMPLES = 2**40
 LOGGER = logging.getLogger("fedaux.core.weights")
+Answer = TypeVar("Answer", ScoreRelease, Update)
 
 
 class FlowerClients:
@@ -47,6 +45,8 @@ class FlowerClients:
         self._classes = tuple(classes)
         self._reasons: dict[int, str] = {}
         self._have: dict[int, str] = {}
+        self.refused: dict[int, str] = {}
+        """Clients whose last answer was a refusal, and why."""
         self.traffic = {"down": 0, "up": 0}
         """Bytes of the tensors and texts sent and received."""
 
@@ -78,12 +78,13 @@ class FlowerClients:
             )
         for client, content in self._ask(contents, kind=PREPARE, what="certify", round=0):
             name = self._task.prototype_of[client]
-            try:
-                yield self._certificate(client, content, request.public[name], request)
+            release = self._read(
+                client, partial(self._certificate, client, content, request.public[name], request)
+            )
+            if release is not None:
                 self._have[client] = digest_of("h0", request.extractors[name])
                 self._members.status.answered(client)
-            except Unusable as error:
-                self._give_up(client, str(error))
+                yield release
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         """Request local training: weights down, weights up."""
@@ -111,12 +112,13 @@ class FlowerClients:
                 contents[client]["extractor"] = frozen[name]
         for client, content in self._ask(contents, kind=TRAIN, what="train", round=request.round):
             name = self._task.prototype_of[client]
-            try:
-                yield self._update(client, content, request.weights[name], request)
+            update = self._read(
+                client, partial(self._update, client, content, request.weights[name], request)
+            )
+            if update is not None:
                 self._have |= {client: digests[name]} if name in digests else {}
                 self._members.status.answered(client)
-            except Unusable as error:
-                self._give_up(client, str(error))
+                yield update
         for client in self._reasons:
             self._have.pop(client, None)  # it may have lost its state
 
@@ -193,8 +195,10 @@ class FlowerClients:
                 else:
                     self.traffic["up"] += records.size_of(reply.content)
                     if "refusal" in reply.content:
-                        self._give_up(client, records.refusal_in(reply.content))
+                        self.refused[client] = records.refusal_in(reply.content)
+                        self._give_up(client, self.refused[client])
                     else:
+                        self.refused.pop(client, None)
                         yield client, reply.content
             pause = POLL_SECONDS[0] if replies else min(1.5 * pause, POLL_SECONDS[1])
             if pending:
@@ -206,6 +210,26 @@ class FlowerClients:
         for client in pending.values():
             self._members.doubt(client)
             self._give_up(client, f"no answer within {seconds:g} s")
+
+    def _read(self, client: int, parse: Callable[[], Answer]) -> Answer | None:
+        """Return a parsed answer, or None for one that cannot be used; no answer ends the run."""
+        try:
+            return parse()
+        except answers.Misstated as error:
+            self._members.doubt(client)  # its next greeting states the number again
+            self._reject(client, str(error))
+        except Unusable as error:
+            self._reject(client, str(error))
+        except Exception as error:  # a defect of the parser must not end the run for everybody
+            LOGGER.warning("client %d: its answer cannot be read", client, exc_info=error)
+            self._reject(client, "the answer cannot be read")
+        return None
+
+    def _reject(self, client: int, reason: str) -> None:
+        """Leave out a client whose answer cannot be used."""
+        self._reasons[client] = reason
+        self._members.status.rejected(client, reason)
+        LOGGER.warning("client %d: its answer is rejected: %s", client, reason)
 
     def _give_up(self, client: int, reason: str) -> None:
         self._reasons[client] = reason
@@ -220,85 +244,34 @@ class FlowerClients:
         request: ReleaseRequest,
     ) -> ScoreRelease:
         """Return a usable release. Raises Unusable."""
-        purpose = purpose_of(mechanism_of(self._task))
-        entry = entry_in(answer_of(client, content), client=client, purpose=purpose)
-        if entry.mechanism != request.certainty.mechanism:
-            raise Unusable(
-                f"released through {records.reason_of(entry.mechanism)}, which was not requested"
-            )
-        width = release_width(self._task, self._task.prototype_of[client], dict(public))
-        vector = records.tensors(content.get("release"), {"vector": (torch.float64, (width,))})[
-            "vector"
-        ]
-        if (problem := problem_of_release(vector, width=width)) is not None:
-            raise Unusable(problem)
-        return ScoreRelease(client, vector.to(self._task.device), entry)
+        task, tensors = self._task, dict(public)
+        release = answers.read_release(
+            content,
+            client=client,
+            certainty=request.certainty,
+            purpose=purpose_of(mechanism_of(task)),
+            width=release_width(task, task.prototype_of[client], tensors),
+            limits=lambda examples: release_limits(task, tensors, num_examples=examples),
+            most_examples=self._members.most_examples(client),
+        )
+        return replace(release, vector=release.vector.to(task.device))
 
     def _update(
         self, client: int, content: RecordDict, sent: Weights, request: TrainRequest
     ) -> Update:
         """Return an update with tensors of the right shapes. Raises Unusable."""
-        answer = answer_of(client, content)
-        examples, loss = answer.get("num_examples"), answer.get("loss")
-        if type(examples) is not int or not 1 <= examples <= MOST_EXAMPLES:
-            raise Unusable("the number of examples is not valid")
-        if not (loss is None or type(loss) is float):
-            raise Unusable("the loss is not a number")
-        if request.local.privacy is not None:
-            loss = None
-        entry = entry_in(answer, client=client, purpose=UPDATE) if "entry" in answer else None
-        weights = records.tensors(
-            content.get("weights"), records.expected_of(sent), wire=request.wire
+        update = answers.read_update(
+            content,
+            client=client,
+            sent=sent,
+            request=request,
+            most_examples=self._members.most_examples(client),
         )
-        return Update(
-            client,
-            examples,
-            {name: one.to(self._task.device) for name, one in weights.items()},
-            loss,
-            entry,
-        )
-
-
-def answer_of(client: int, content: RecordDict) -> dict[str, Any]:
-    """Return the JSON of an answer. Raises Unusable if it is not valid or names another client."""
-    try:
-        answer = json.loads(records.text_of(content, "answer"))
-    except ValueError as error:
-        raise Unusable("the answer cannot be read") from error
-    if not isinstance(answer, dict):
-        raise Unusable("the answer cannot be read")
-    if answer.get("client") != client:
-        raise Unusable(f"answers as client {records.reason_of(str(answer.get('client')))[:20]}")
-    return answer
-
-
-def entry_in(answer: Mapping[str, Any], *, client: int, purpose: str) -> LedgerEntry:
-    """Return the ledger entry of an answer, with valid numbers. Raises Unusable."""
-    try:
-        entry = LedgerEntry.from_json(answer["entry"])
-        numbers = (entry.sensitivity, entry.sigma, entry.epsilon, entry.delta)
-        valid = (
-            entry.client == client
-            and entry.purpose == purpose
-            and type(entry.num_examples) is int
-            and 1 <= entry.num_examples <= MOST_EXAMPLES
-            and all(isinstance(number, float | int) and number >= 0 for number in numbers)
-            and math.isfinite(entry.sigma)
-            and entry.delta <= 1
-            and isinstance(entry.mechanism, str)
-            and isinstance(entry.noise, str)
-            and max(len(entry.mechanism), len(entry.noise)) <= 40
-            and (entry.mechanism + entry.noise).isprintable()
-            and (purpose == UPDATE) == (entry.steps is not None)
-            and (entry.steps is None or (type(entry.steps) is int and 0 < entry.steps < 2**31))
-            and (purpose != UPDATE or _is_probability(entry.sampling_probability))
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise Unusable("the ledger entry cannot be read") from error
-    if not valid:
-        raise Unusable("the ledger entry is not valid")
-    return entry
-
-
-def _is_probability(value: object) -> bool:
-    return isinstance(value, float | int) and 0 < value <= 1
+        weights = {name: one.to(self._task.device) for name, one in update.weights.items()}
+        counted = min(update.num_examples, self._members.plausible_examples(client))
+        if counted < update.num_examples:
+            LOGGER.warning(
+                "client %d states %d examples and counts as %d (federation.largest_share)",
+                *(client, update.num_examples, counted),
+            )
+        return replace(update, weights=weights, num_examples=counted)

@@ -7,8 +7,11 @@ sent.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import shlex
+import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -112,6 +115,24 @@ def write_private(path: Path, content: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+
+
+def require_private(path: Path) -> None:
+    """Raise ValueError for a private key that others can read, with the command that mends it."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & 0o077:
+        raise ValueError(
+            f"{path}: a private key that others can read (mode {mode:04o}): "
+            f"chmod 600 {shlex.quote(str(path))}"
+        )
+
+
+def make_private(folder: Path) -> None:
+    """Take all rights on a folder and its content from everybody but the owner."""
+    for path in [folder, *folder.rglob("*")]:
+        if not path.is_symlink():
+            with contextlib.suppress(FileNotFoundError):  # a temporary file
+                path.chmod(stat.S_IMODE(path.stat().st_mode) & 0o700)
 
 
 def _certificate(

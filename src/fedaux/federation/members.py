@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import base64
+import hashlib
 import logging
 import secrets
 import time
@@ -17,10 +18,15 @@ from flwr.serverapp import Grid
 
 from fedaux.config import Federation
 from fedaux.federation import records
+from fedaux.federation.answers import Misstated, read_hello
+from fedaux.federation.records import Unusable
 from fedaux.federation.status import StatusCallback
 from fedaux.federation.terms import HELLO
 from fedaux.files import read_json, save_json
+from fedaux.privacy.bounds import MOST_EXAMPLES
 
+REGISTRY = "members.json"
+"""In the federation's folder: the public key of each client."""
 FILE = "federation.json"
 """In the run directory: the run's name at the nodes, and the node of each client."""
 LOGGER = logging.getLogger("fedaux.core.weights")
@@ -34,8 +40,9 @@ class Members:
 
     A node that is new, or that missed a deadline, is greeted, and counts as present once it has
     answered which client it is. The server waits for this only at the start and if no client is
-    present. The node of each client is recorded: another node that claims the same client is
-    rejected.
+    present. Client numbers belong to keys: as the federation's `registry` says, or
+    `federation.nodes`; without either, the first node of the run that claims a client keeps it. All
+    others that claim it are turned away.
     """
 
     def __init__(
@@ -46,9 +53,11 @@ class Members:
         section: Federation,
         num_clients: int,
         status: StatusCallback,
+        registry: Path | None = None,
     ) -> None:
         self.grid = grid
         self.status = status
+        self._registry = registry
         self._section = section
         self._num_clients = num_clients
         self._file = directory / FILE
@@ -59,7 +68,8 @@ class Members:
         }
         self._client_of: dict[int, int] = {}
         """The present nodes."""
-        self._names: dict[int, str] = {}
+        self._stated: dict[int, int | None] = {}
+        """The numbers of examples that clients stated when they connected."""
         self._greeted: dict[str, int] = {}
         """Nodes by the greeting they have not answered yet."""
         self._rejected: dict[int, str] = {}
@@ -99,6 +109,24 @@ class Members:
         """Return the node of a client, if it is present."""
         return next((node for node, own in self._client_of.items() if own == client), None)
 
+    def most_examples(self, client: int) -> int:
+        """Return the examples that a client stated when it connected. Raises Misstated."""
+        if (stated := self._stated.get(client)) is None:
+            raise Misstated("stated no number of examples when it connected; see its log")
+        return stated
+
+    def plausible_examples(self, client: int) -> int:
+        """Return the most examples that a client may count as in an average.
+
+        That is a share s of all, s / (1 - s) of what the others state; without two others there
+        is nothing to compare with.
+        """
+        others = [stated for one, stated in self._stated.items() if stated and one != client]
+        share = self._section.largest_share
+        if len(others) < 2 or share >= 1:
+            return MOST_EXAMPLES
+        return max(1, int(sum(others) * share / (1 - share)))
+
     def doubt(self, client: int) -> None:
         """Treat a client as absent until its node answers a greeting."""
         if (node := self.node(client)) is not None:
@@ -121,7 +149,9 @@ class Members:
                     LOGGER.warning("node %d: %s", node, reply)
                 elif (problem := self._welcome(node, reply)) is not None:
                     self._rejected[node] = problem
-                    LOGGER.warning("node %d is rejected: %s", node, problem)
+                    LOGGER.warning("node %d is turned away: %s", node, problem)
+                    key = fingerprint(self._connected[node])
+                    self.status.turned_away(node, key=key, reason=problem)
         known = {*self._client_of, *self._greeted.values(), *self._rejected}
         for node in self._connected:
             if node not in known:
@@ -139,27 +169,21 @@ class Members:
         if "refusal" in reply.content:
             return records.refusal_in(reply.content)
         try:
-            hello = json.loads(records.text_of(reply.content, "hello"))
-            client, name = hello["client"], records.reason_of(str(hello.get("name", "")))[:100]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return "its answer cannot be read"
-        if type(client) is not int or not 0 <= client < self._num_clients:
-            shown = records.reason_of(str(client))[:20]
-            return f"claims to be client {shown}, but there are {self._num_clients} clients"
+            hello = read_hello(reply.content, num_clients=self._num_clients)
+        except Unusable as error:
+            return str(error)
+        client, name = hello.client, hello.name
         key = self._connected[node]
         identity = key or f"node {node}"
-        if self._section.nodes:
-            if (
-                not key
-                or client >= len(self._section.nodes)
-                or same_key(self._section.nodes[client]) != key
-            ):
-                return f"federation.nodes assigns client {client} to another key"
+        if self._section.nodes or (self._registry is not None and self._section.authenticated):
+            if (problem := self._problem_of_key(client, key)) is not None:
+                return problem
         elif self._owner.get(client, identity) != identity and self._section.authenticated:
             return f"client {client} belongs to another node"
         if any(own == client for other, own in self._client_of.items() if other != node):
             return f"client {client} is already present, at another node"
         self._client_of[node] = client
+        self._stated[client] = hello.num_examples
         if self._owner.get(client) != identity:
             self._owner[client] = identity
             self._save()
@@ -167,9 +191,60 @@ class Members:
         LOGGER.info("client %d is present (node %d%s)", client, node, f", {name}" if name else "")
         return None
 
+    def _problem_of_key(self, client: int, key: str) -> str | None:
+        """Return why a key may not speak for a client, or None."""
+        if nodes := self._section.nodes:
+            if not key or client >= len(nodes) or same_key(nodes[client]) != key:
+                return f"federation.nodes assigns client {client} to another key"
+            return None
+        assert self._registry is not None, "something says whose key is whose"
+        owner = registered(self._registry).get(client)
+        if owner is None:
+            return (
+                f"claims to be client {client}, for which no key is registered: "
+                f"fedaux federate register DIR FILE.pub --client {client}"
+            )
+        if owner != key:
+            return f"claims to be client {client}, which is registered with another key"
+        return None
+
     def _save(self) -> None:
         nodes = {str(client): owner for client, owner in sorted(self._owner.items())}
         save_json(self._file, {"version": 1, "run": self.token, "nodes": nodes})
+
+
+def registered(file: Path) -> dict[int, str]:
+    """Return the public key of each client of a federation, from the file that `fedaux federate
+    register` writes."""
+    if not file.exists():
+        return {}
+    return {int(client): str(key) for client, key in read_json(file)["clients"].items()}
+
+
+def register(file: Path, *, client: int, key: str, replace: bool = False) -> None:
+    """Bind a client's number to a public key. Raises ValueError if either is bound already."""
+    clients = registered(file)
+    key = same_key(key)
+    if (other := next((one for one, own in clients.items() if own == key), client)) != client:
+        raise ValueError(f"--client {client}: this key is registered for client {other}")
+    if clients.get(client, key) != key and not replace:
+        raise ValueError(
+            f"--client {client}: registered with another key, {fingerprint(clients[client])}; "
+            "--replace gives the number to this key"
+        )
+    clients[client] = key
+    named = {str(one): own for one, own in sorted(clients.items())}
+    save_json(file, {"version": 1, "clients": named})
+
+
+def fingerprint(key: str) -> str:
+    """Return the short form of a public key, as `ssh-keygen -lf` prints it."""
+    try:
+        blob = base64.b64decode(key.split()[1], validate=True)
+    except (IndexError, ValueError):
+        return "no key"
+    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    return f"SHA256:{digest}"
 
 
 def key_of(public_key: bytes) -> str:

@@ -7,9 +7,15 @@ execute only their own installation.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import shutil
+import sqlite3
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,6 +25,7 @@ from typing import Any, NoReturn
 from fedaux.federation import logs, relay, supernode, warm
 from fedaux.federation.certificates import server_problems
 from fedaux.federation.folder import own_names
+from fedaux.federation.keys import require_private
 from fedaux.federation.node import NodeConfig, keep_policy
 
 QUIET = {
@@ -31,6 +38,8 @@ QUIET = {
 """Turns off telemetry, installation of software, and idle time between message and task, unless
 the user has set these variables."""
 
+FORGET_SECONDS = 5.0
+"""Time between two cuts of the log of the server's database."""
 TASK = "flwr-clientapp"
 """Flower's command that answers a message; a node replaces it."""
 EXECUTOR = "flower-superexec"
@@ -163,6 +172,57 @@ def tell_why(handlers: Any) -> None:
     handlers.activate_node = explained
 
 
+def database_of(folder: Path) -> Path:
+    """Return the file in which a folder's SuperLink keeps messages until they are fetched."""
+    return folder / "flower" / "link.db"
+
+
+def forget_deleted(database: Path, *, every: float = FORGET_SECONDS) -> Callable[[], None]:
+    """Make Flower's database overwrite what it deletes; return a function that cuts the log of its
+    changes to nothing, which a thread calls every few seconds.
+
+    Flower deletes messages once they were fetched; SQLite leaves their bytes in free pages and in
+    the write-ahead log. Raises RuntimeError if this version of Flower does not support it.
+    """
+    mixin: Any = import_module("flwr.supercore.sql_mixin")
+    pragmas = getattr(mixin, "SQLITE_PRAGMAS", None)
+    if not isinstance(pragmas, tuple):
+        raise RuntimeError("this version of Flower cannot be told to forget; needs flwr 1.41")
+    mixin.SQLITE_PRAGMAS = (*pragmas, ("secure_delete", "ON"))
+    log = database.with_name(database.name + "-wal")
+
+    def cut() -> None:
+        if log.exists() and log.stat().st_size:
+            with contextlib.closing(sqlite3.connect(database, timeout=1.0)) as connection:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def keep_cutting() -> None:
+        while True:
+            time.sleep(every)
+            with contextlib.suppress(sqlite3.Error, OSError):  # busy: the next time
+                cut()
+
+    threading.Thread(target=keep_cutting, daemon=True).start()
+    return cut
+
+
+def register_key(folder: Path, public_key: Path) -> None:
+    """Register a public key at the running SuperLink of a folder, unless it is. Raises
+    ValueError."""
+    command = shutil.which("flwr", path=environment(Path())["PATH"])
+    assert command is not None, "flwr is installed, its commands are not"
+    done = subprocess.run(
+        [command, "supernode", "register", str(public_key), folder.name],
+        env=environment(folder / "flower"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    if done.returncode and "already in use" not in said:
+        raise ValueError(f"{public_key}: not registered; is the server running? {said.strip()}")
+
+
 def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> list[str]:
     """Return the arguments of a folder's SuperLink. Raises ValueError for missing certificates, and
     for those that nodes or the server's own processes would reject."""
@@ -183,13 +243,16 @@ def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> l
             )
     if problems := server_problems(certificates, names=[own_address(host), *own_names(folder)]):
         raise ValueError("\n".join(problems))
+    for name in ("server.key", "ca.key"):
+        if (certificates / name).is_file():
+            require_private(certificates / name)
     paths = [part for option, name in names.items() for part in (option, str(certificates / name))]
     return [
         *place,
         *paths,
         "--enable-supernode-auth",
         "--database",
-        str(folder / "flower" / "link.db"),
+        str(database_of(folder)),
     ]
 
 
@@ -205,6 +268,7 @@ def node_command(
     for option, path in (("--root-certificates", certificate), ("--key", key)):
         if not path.is_file():
             raise ValueError(f"{option} {path}: there is no such file")
+    require_private(key)
     host, colon, number = superlink.rpartition(":")
     if not (colon and host and number.isdigit()):
         raise ValueError(f"--superlink {superlink}: should be HOST:PORT")

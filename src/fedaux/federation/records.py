@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -32,6 +33,14 @@ LONGEST_HEADER = 1_000_000
 LONGEST_TEXT = 1_000_000
 """Longest JSON text, in characters."""
 LONGEST_REASON = 300
+DEEPEST = 8
+"""Most brackets within brackets in a JSON text."""
+LONGEST_NUMBER = 32
+"""Most characters of a number in a JSON text; Python writes at most 24."""
+MOST_DIMENSIONS = 8
+LARGEST_DIMENSION = 2**40
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKETS = re.compile(r"[\[{\]}]")
 Expected = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """Type and shape of each tensor of a record."""
 
@@ -100,12 +109,48 @@ def text_record(text: str) -> ConfigRecord:
     return ConfigRecord({"text": text})
 
 
-def text_of(content: RecordDict, name: str) -> str:
+def text_of(content: RecordDict, name: str, *, longest: int = LONGEST_TEXT) -> str:
     """Return the text of a record. Raises Unusable."""
     record = content.get(name)
     text = record.get("text") if isinstance(record, ConfigRecord) else None
-    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+    if not isinstance(text, str) or len(text) > longest:
         raise Unusable(f"{name} is missing or too long")
+    return text
+
+
+def parsed(text: str | bytes) -> dict[str, Any]:
+    """Return a JSON object within limits on depth and digits. Raises Unusable.
+
+    The depth is measured before anything is parsed: a parser that recurses would fail at it.
+    """
+    try:
+        text = text.decode("utf-8") if isinstance(text, bytes) else text
+        depth = 0
+        for found in _BRACKETS.finditer(_STRINGS.sub("", text)):
+            depth += 1 if found.group() in "[{" else -1
+            if depth > DEEPEST:
+                raise Unusable(f"has more than {DEEPEST} brackets within brackets")
+        value = json.loads(text, parse_int=_integer, parse_float=_float)
+    except Unusable:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise Unusable("cannot be read as JSON") from error
+    if not isinstance(value, dict):
+        raise Unusable("is not a JSON object")
+    return value
+
+
+def _integer(text: str) -> int:
+    return int(_short(text))
+
+
+def _float(text: str) -> float:
+    return float(_short(text))
+
+
+def _short(text: str) -> str:
+    if len(text) > LONGEST_NUMBER:
+        raise Unusable(f"has a number of {len(text)} characters, more than {LONGEST_NUMBER}")
     return text
 
 
@@ -129,7 +174,9 @@ def size_of(content: RecordDict) -> int:
         if isinstance(record, ArrayRecord):
             total += sum(len(array.data) for array in record.values())
         else:
-            total += sum(len(str(key)) + len(str(value)) for key, value in record.items())
+            total += sum(
+                len(key) + len(value) for key, value in record.items() if isinstance(value, str)
+            )
     return total
 
 
@@ -143,11 +190,11 @@ def _pieces(record: object) -> dict[str, Piece]:
     if len(data) < 8 or length > min(LONGEST_HEADER, len(data) - 8):
         raise Unusable("the header of the tensors cannot be read")
     try:
-        header = json.loads(bytes(data[8 : 8 + length]))
-        entries = list(header.items())
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise Unusable("the header of the tensors cannot be read") from error
-    return {name: _piece(name, entry, data[8 + length :]) for name, entry in entries}
+        entries = parsed(bytes(data[8 : 8 + length]))
+    except Unusable as error:
+        raise Unusable(f"the header of the tensors cannot be read: {error}") from error
+    body = data[8 + length :]
+    return {name: _piece(name, entry, body) for name, entry in entries.items()}
 
 
 def _piece(name: str, entry: object, body: memoryview) -> Piece:
@@ -171,7 +218,11 @@ def _piece(name: str, entry: object, body: memoryview) -> Piece:
 
 
 def _are_counts(values: Any) -> TypeGuard[list[int]]:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return (
+        isinstance(values, list)
+        and len(values) <= MOST_DIMENSIONS
+        and all(type(value) is int and 0 <= value <= LARGEST_DIMENSION for value in values)
+    )
 
 
 def _tensor(piece: Piece) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +18,15 @@ from fedaux.core.messages import Clients
 from fedaux.core.task import Task
 from fedaux.data import load_auxiliary, load_test
 from fedaux.federation.flower_clients import FlowerClients
-from fedaux.federation.members import Members
+from fedaux.federation.members import REGISTRY, Members
 from fedaux.federation.status import StatusCallback
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running import preflight as checks
 from fedaux.running import tensorboard
 from fedaux.running.run import Inputs, Result, prepare_device, run_path, run_with_clients
 
+FOLDER_VARIABLE = "FEDAUX_FOLDER"
+"""Environment variable with the federation's folder; `fedaux federate link` sets it."""
 LOGGER = logging.getLogger("fedaux.core.weights")
 
 
@@ -47,22 +50,30 @@ def serve(grid: Grid, run_config: Mapping[str, Any], *, folder: Path | None = No
     Its keys: `recipe`, `out` (the run directory), `resume`, and `set`, overrides such as
     "rounds=3; local.epochs=2".
     """
+    os.umask(0o077)
     log_to_stdout()
     overrides = [one.strip() for one in str(run_config.get("set", "")).split(";") if one.strip()]
     experiment = load_experiment(
         _recipe(str(run_config.get("recipe", "")), folder), overrides=overrides
     )
     out = str(run_config.get("out", "")) or None
+    home = os.environ.get(FOLDER_VARIABLE)
     return federate(
         experiment,
         grid,
         path=run_path(experiment, out),
         resume=bool(run_config.get("resume", False)),
+        registry=Path(home) / REGISTRY if home else None,
     )
 
 
-def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) -> Result:
-    """Run an experiment over Flower's grid, with real clients."""
+def federate(
+    experiment: Experiment, grid: Grid, *, path: Path, resume: bool, registry: Path | None = None
+) -> Result:
+    """Run an experiment over Flower's grid, with real clients; `registry` says whose key is whose.
+
+    Raises ValueError if every client refuses, or none gives a usable answer.
+    """
     checks.check(experiment, federated=True)
     tensorboard.check(experiment)
     device = prepare_device(experiment)
@@ -70,7 +81,7 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
     compute = compute_for(experiment.engine, device, experiment.data)
     auxiliary = load_auxiliary(experiment.auxiliary, shape=data.input_shape).to(device)
     inputs = Inputs(data, auxiliary, compute)
-    callback = ServerCallback()
+    callback = ServerCallback(experiment.split.num_clients)
     members: Members | None = None
 
     def clients(task: Task) -> Clients:
@@ -79,15 +90,22 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
             count = experiment.split.num_clients
             status = StatusCallback(path, num_clients=count, rounds=experiment.rounds)
             members = Members(
-                grid, path, section=experiment.federation, num_clients=count, status=status
+                grid,
+                path,
+                section=experiment.federation,
+                num_clients=count,
+                status=status,
+                registry=registry,
             )
             callback.status = status
-        return FlowerClients(task, members, classes=data.classes)
+        callback.clients = FlowerClients(task, members, classes=data.classes)
+        return callback.clients
 
     try:
         result = run_with_clients(
             experiment, inputs, clients, path=path, resume=resume, callback=callback
         )
+        callback.check_answered()
     except BaseException as error:
         if callback.status is not None:
             callback.status.failed(str(error))
@@ -110,8 +128,34 @@ def log_to_stdout() -> None:
 class ServerCallback:
     """Writes the progress of a run to the log and to the status file."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_clients: int) -> None:
+        self.num_clients = num_clients
         self.status: StatusCallback | None = None
+        self.clients: FlowerClients | None = None
+        self._unanswered: dict[tuple[str, int], dict[str, str]] = {}
+        """Tasks without any usable answer so far: why clients were dropped."""
+        self._answered: set[tuple[str, int]] = set()
+
+    def check_answered(self) -> None:
+        """Raise ValueError if a task had no usable answer in any of its rounds."""
+        for (method, seed), dropped in self._unanswered.items():
+            raise ValueError(
+                f"{method}, seed {seed}: no client gave a usable answer{_listed(dropped)}"
+            )
+
+    def _follow(self, row: Mapping[str, Any]) -> None:
+        """Note who answered. Raises ValueError, before the round is stored, if all refuse."""
+        task = (row["method"], row["seed"])
+        if row["clients_answered"]:
+            self._answered.add(task)
+            self._unanswered.pop(task, None)
+        elif task not in self._answered:
+            self._unanswered[task] = row["clients_dropped"]
+            refused = {} if self.clients is None else self.clients.refused
+            everybody = set(range(self.num_clients))
+            if refused and everybody - set(row["clients_absent"]) <= set(refused):
+                reasons = {str(client): why for client, why in sorted(refused.items())}
+                raise ValueError(f"every client refuses{_listed(reasons)}")
 
     def phase(self, task: Task, round: int, name: str) -> None:
         """Record the phase of the run."""
@@ -119,9 +163,10 @@ class ServerCallback:
             self.status.phase(task, round, name)
 
     def round(self, row: Mapping[str, Any]) -> None:
-        """Log a finished round."""
+        """Log a finished round. Raises ValueError if every client refuses."""
         if self.status is not None:
             self.status.round(row)
+        self._follow(row)
         accuracy = "" if row["accuracy"] is None else f", accuracy {100 * row['accuracy']:.1f} %"
         names = {} if self.status is None else self.status.names()
         dropped = "".join(
@@ -140,6 +185,10 @@ class ServerCallback:
             dropped,
             absent,
         )
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    return "".join(f"; client {client}: {reason}" for client, reason in reasons.items())
 
 
 def _recipe(name: str, folder: Path | None) -> Path:

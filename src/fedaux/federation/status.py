@@ -20,11 +20,16 @@ LEAST_SECONDS = 0.5
 writes."""
 
 
+MOST_TURNED_AWAY = 20
+"""Nodes that were turned away and are listed, the latest."""
+
+
 class StatusCallback:
     """Writes the state of every client and of the run atomically after each change.
 
     A client is `unknown` until its node connects, then `present`, `busy` while it has a request,
-    and `missing` if it did not answer or is no longer connected.
+    and `missing` if it did not answer or is no longer connected. Answers that could not be used are
+    counted as `rejected`. Nodes that were turned away are listed with the reason.
     """
 
     def __init__(self, directory: Path, *, num_clients: int, rounds: int) -> None:
@@ -35,6 +40,7 @@ class StatusCallback:
         self._clients: dict[int, dict[str, Any]] = {
             client: {"state": "unknown", "rounds_answered": 0} for client in range(num_clients)
         }
+        self._turned_away: dict[int, dict[str, Any]] = {}
         self._write(urgent=True)
 
     def seen(self, client: int, *, node_id: int | None = None, name: str = "") -> None:
@@ -82,6 +88,26 @@ class StatusCallback:
             row.pop("since", None)
         self._write()
 
+    def rejected(self, client: int, reason: str) -> None:
+        """A client's answer could not be used."""
+        with self._lock:
+            row = self._clients[client]
+            row |= {"state": "present", "reason": reason, "last_seen": _now()}
+            row["rejected"] = row.get("rejected", 0) + 1
+            row.pop("doing", None)
+            row.pop("since", None)
+        self._write(urgent=True)
+
+    def turned_away(self, node_id: int, *, key: str, reason: str) -> None:
+        """A node was turned away; `key` is the fingerprint of its public key."""
+        with self._lock:
+            self._turned_away.pop(node_id, None)
+            row = {"node": str(node_id), "key": key, "reason": reason, "when": _now()}
+            self._turned_away[node_id] = row
+            for oldest in list(self._turned_away)[:-MOST_TURNED_AWAY]:
+                del self._turned_away[oldest]
+        self._write(urgent=True)
+
     def missing(self, client: int, reason: str) -> None:
         """A client did not answer in time, refused, or its node failed."""
         with self._lock:
@@ -114,6 +140,9 @@ class StatusCallback:
             self._run |= {key: row[key] for key in ("method", "seed", "round")}
             if row["accuracy"] is not None:
                 self._run["accuracy"] = row["accuracy"]
+        for client, reason in row.get("clients_dropped", {}).items():
+            if "reason" not in self._clients[int(client)]:  # the answer was readable, not usable
+                self.rejected(int(client), reason)
         self._write(urgent=True)
 
     def finished(self) -> None:
@@ -137,7 +166,13 @@ class StatusCallback:
             clients = {str(client): dict(row) for client, row in self._clients.items()}
             save_json(
                 self._path,
-                {"version": VERSION, "written": _now(), "run": dict(self._run), "clients": clients},
+                {
+                    "version": VERSION,
+                    "written": _now(),
+                    "run": dict(self._run),
+                    "clients": clients,
+                    "turned_away": list(self._turned_away.values()),
+                },
             )
             self._written = time.monotonic()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -43,8 +43,9 @@ def view(status: Mapping[str, Any], *, now: datetime) -> Group:
     """Return one line about the run and a table of the nodes."""
     run = status["run"]
     table = Table()
-    for column in ("client", "name", "state", "doing", "last seen", "rounds", "remark"):
-        table.add_column(column, justify="right" if column in {"client", "rounds"} else "left")
+    numbers = {"client", "rounds", "rejected"}
+    for column in ("client", "name", "state", "doing", "last seen", "rounds", "rejected", "remark"):
+        table.add_column(column, justify="right" if column in numbers else "left")
     for client, row in status["clients"].items():
         state = row["state"]
         doing = (
@@ -59,13 +60,31 @@ def view(status: Mapping[str, Any], *, now: datetime) -> Group:
             doing,
             seen,
             str(row["rounds_answered"]),
+            str(row.get("rejected", "")),
             remark,
         )
     count = {
         state: sum(row["state"] == state for row in status["clients"].values()) for state in COLOURS
     }
     nodes = ", ".join(f"{number} {state}" for state, number in count.items() if number)
-    return Group(Text(run_line(run, nodes, silent=_seconds(status["written"], now))), table)
+    parts: list[RenderableType] = [
+        Text(run_line(run, nodes, silent=_seconds(status["written"], now))),
+        table,
+    ]
+    if turned_away := status.get("turned_away"):
+        parts.append(_turned_away(turned_away, now=now))
+    return Group(*parts)
+
+
+def _turned_away(rows: Sequence[Mapping[str, Any]], *, now: datetime) -> Table:
+    """Return a table of the nodes that were turned away, and why."""
+    table = Table(title="turned away", title_justify="left")
+    for column in ("node", "key", "when", "reason"):
+        table.add_column(column)
+    for row in rows:
+        node, key, reason = (_printable(row[name]) for name in ("node", "key", "reason"))
+        table.add_row(node, key, f"{_ago(row['when'], now)} ago", reason)
+    return table
 
 
 def run_line(run: Mapping[str, Any], nodes: str, *, silent: float) -> str:
@@ -85,17 +104,20 @@ def run_line(run: Mapping[str, Any], nodes: str, *, silent: float) -> str:
     return "  ·  ".join(parts)
 
 
-def watch(directory: Path, console: Console, *, once: bool, every: float = 1.0) -> None:
-    """Show the nodes until the run ends; only once, as plain text, if there is no terminal."""
+def watch(directory: Path, console: Console, *, once: bool, every: float = 1.0) -> str:
+    """Show the nodes until the run ends; only once, as plain text, if there is no terminal.
+
+    Returns the state of the run.
+    """
     status = read_status(directory)
     if once or not console.is_terminal:
         console.print(view(status, now=datetime.now(UTC)))
-        return
+        return str(status["run"]["state"])
     with Live(console=console, refresh_per_second=4) as live:
         while True:
             live.update(view(status, now=datetime.now(UTC)), refresh=True)
             if status["run"]["state"] != "running":
-                return
+                return str(status["run"]["state"])
             time.sleep(every)
             status = read_status(directory)
 

@@ -270,8 +270,7 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
         raise ValueError(f"data.source = {section.source!r}: unknown, or without labels")
     if split is None:
         data = load_rows(section)
-        whole = section.model_copy(update={"test_fraction": 0.0, "size": None, "test_size": None})
-        return data, max(len(data.labels), count_labelled(whole))
+        return data, max(len(data.labels), count_examples(config))
     data = load_labelled(section)
     parts = split_dirichlet(
         data.labels.numpy(),
@@ -289,6 +288,15 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
         data.classes,
     )
     return own, len(rows)
+
+
+def count_examples(config: NodeConfig) -> int:
+    """Return the number of all rows of this node's data, without reading them; in a trial, of its
+    part."""
+    if config.split is not None:
+        return own_data(config)[1]
+    whole = {"skip_bad": True, "test_fraction": 0.0, "size": None, "test_size": None}
+    return count_labelled(config.data.model_copy(update=whole))
 
 
 def compute_of(config: NodeConfig, terms: Terms) -> Compute:

@@ -34,7 +34,7 @@ from fedaux.config import Certainty
 from fedaux.privacy.bounds import MOST_COMPONENTS
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.mean import PrivateMean
-from fedaux.privacy.mechanism import Noise, Public, Release, integer_sums, require_shapes
+from fedaux.privacy.mechanism import Limits, Noise, Public, Release, integer_sums, require_shapes
 
 SENSITIVITY = 2.0
 """How far replacing one example moves the class sums."""
@@ -125,11 +125,20 @@ class ClassSums(PrivateMean):
         classes = classes_of(public)
         usable = features.isfinite().all(dim=1)
         sums = integer_sums(rows, torch.where(usable, labels, -1), count=classes)
-        sigma = SENSITIVITY * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        _, sigma = self._scale(len(features))
         vector = noise.perturb(sums.flatten(), sensitivity=SENSITIVITY, sigma=sigma)
         return Release(
             vector, "classes", SENSITIVITY, sigma, self._epsilon, self._delta, noise.kind
         )
+
+    def limits(self, num_examples: int, public: Public) -> Limits:
+        """Return the range of a release: n vectors of norm at most sqrt(2), plus noise."""
+        return Limits(math.sqrt(2.0) * num_examples, *self._scale(num_examples))
+
+    def _scale(self, num_examples: int) -> tuple[float, float]:
+        """Return sensitivity and sigma, which do not depend on n."""
+        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        return SENSITIVITY, SENSITIVITY * multiplier
 
     def estimate(self, vectors: Tensor, sigmas: Tensor, public: Public) -> ClassEstimate:
         """Return what releases [K, C (k + 1)] with noise sigmas [K] tell about the classes."""

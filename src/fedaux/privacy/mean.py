@@ -28,6 +28,7 @@ from torch import Tensor
 from fedaux.config import MEAN_COMPONENTS, Certainty
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.mechanism import (
+    Limits,
     Noise,
     Public,
     Release,
@@ -90,10 +91,19 @@ class PrivateMean:
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
         mean = integer_mean(self.project(features, public))
-        sensitivity = sensitivity_of(len(features))
-        sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        sensitivity, sigma = self._scale(len(features))
         vector = noise.perturb(mean, sensitivity=sensitivity, sigma=sigma)
         return Release(vector, "mean", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
+
+    def limits(self, num_examples: int, public: Public) -> Limits:
+        """Return the range of a release: a mean of vectors of norm at most 1, plus noise."""
+        return Limits(1.0, *self._scale(num_examples))
+
+    def _scale(self, num_examples: int) -> tuple[float, float]:
+        """Return sensitivity and sigma."""
+        sensitivity = sensitivity_of(num_examples)
+        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        return sensitivity, sensitivity * multiplier
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return u(x) [N, k], each of norm at most 1, for any features."""
@@ -133,3 +143,7 @@ class UnprotectedMean(PrivateMean):
             raise ValueError("a client without examples has nothing to release")
         mean = integer_mean(self.project(features, public))
         return Release(mean, "none", sensitivity_of(len(features)), 0.0, math.inf, 0.0, "none")
+
+    def limits(self, num_examples: int, public: Public) -> Limits:
+        """Return the range of a release: a mean of vectors of norm at most 1."""
+        return Limits(1.0, sensitivity_of(num_examples), 0.0)

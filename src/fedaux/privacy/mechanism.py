@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,6 +33,48 @@ class Release:
     epsilon: float
     delta: float
     noise: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The possible range of a release of n examples: noiseless vectors of norm at most `radius`,
+    plus Gaussian noise of at most `sigma` per coordinate."""
+
+    radius: float
+    sensitivity: float
+    sigma: float
+
+    def largest_norm(self, width: int) -> float:
+        """Return radius + sigma (sqrt(k) + 10), which an honest release exceeds with a probability
+        below e^-50."""
+        return (self.radius + self.sigma * (math.sqrt(width) + 10.0)) * (1.0 + 1e-6) + 1e-9
+
+    def problem(self, vector: Tensor) -> str | None:
+        """Return why a vector [k] cannot be such a release, or None."""
+        largest, norm = self.largest_norm(len(vector)), float(vector.double().norm())
+        if norm <= largest:  # NaN is not
+            return None
+        return f"released a vector of norm {norm:.3g}, should be at most {largest:.3g}"
+
+
+UNKNOWN = Limits(radius=1e6, sensitivity=math.inf, sigma=0.0)
+"""For mechanisms that do not state their limits: larger vectors would swamp those of others."""
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """A mechanism that states the range of its releases. All that ship do."""
+
+    def limits(self, num_examples: int, public: Public) -> Limits:
+        """Return the range of a release of n examples; uses public numbers only."""
+        ...
+
+
+def limits_of(mechanism: object, *, num_examples: int, public: Public) -> Limits:
+    """Return the range of a mechanism's releases, or `UNKNOWN`."""
+    if isinstance(mechanism, Limited):
+        return mechanism.limits(num_examples, public)
+    return UNKNOWN
 
 
 class Noise(Protocol):

@@ -10,6 +10,8 @@ score its own data low. The solver stops at a gradient norm of at most `TOLERANC
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,7 +19,14 @@ from torch.nn import functional
 from fedaux.config import Certainty
 from fedaux.privacy.bounds import require_exact_regression, require_size
 from fedaux.privacy.gaussian import noise_multiplier
-from fedaux.privacy.mechanism import Noise, Public, Release, require_shapes, within_unit_ball
+from fedaux.privacy.mechanism import (
+    Limits,
+    Noise,
+    Public,
+    Release,
+    require_shapes,
+    within_unit_ball,
+)
 
 TOLERANCE = 1e-9
 NEWTON_FEATURES = 64
@@ -61,12 +70,24 @@ class PaperRegression:
                 regularisation=self._regularisation,
             )
         weights = solve(positives, negatives, regularisation=self._regularisation)
-        sensitivity = sensitivity_of(
-            len(positives), len(negatives), regularisation=self._regularisation
-        )
-        sigma = sensitivity * noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        sensitivity, sigma = self._scale(len(positives), len(negatives))
         vector = noise.perturb(weights, sensitivity=sensitivity, sigma=sigma)
         return Release(vector, "paper", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
+
+    def limits(self, num_examples: int, public: Public) -> Limits:
+        """Return the range of a release: lambda/2 |w*|^2 <= J(0) = log 2, plus the solver's
+        slack and noise."""
+        penalty = self._regularisation
+        radius = math.sqrt(2.0 * math.log(2.0) / penalty) + TOLERANCE / penalty
+        return Limits(radius, *self._scale(num_examples, len(public["negatives"])))
+
+    def _scale(self, num_examples: int, num_negatives: int) -> tuple[float, float]:
+        """Return sensitivity and sigma."""
+        sensitivity = sensitivity_of(
+            num_examples, num_negatives, regularisation=self._regularisation
+        )
+        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        return sensitivity, sensitivity * multiplier
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return u(x) [N, F], the features over the public bound, clipped to norm 1; 0 if

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedaux.config import Certainty
-from fedaux.privacy.mechanism import Noise, Public, Release
+from fedaux.privacy.mechanism import Limits, Noise, Public, Release
 from fedaux.privacy.paper import SCORE_FLOOR, minimise
 
 
@@ -47,13 +47,29 @@ class ReleasedRegression:
         solution, largest = regress(
             features.double(), negatives, regularisation=self._regularisation
         )
-        claimed = claimed_sensitivity(
-            len(features) + len(negatives), regularisation=self._regularisation
-        )
-        sigma = claimed * classical_multiplier(epsilon=self._epsilon, delta=self._delta)
+        sigma = self._sigma(len(features) + len(negatives))
         vector = noise.perturb(solution, sensitivity=math.inf, sigma=sigma)
         vector[:-1] /= largest
         return Release(vector, "released-code", math.inf, sigma, math.inf, self._delta, noise.kind)
+
+    def limits(self, num_examples: int, public: Public) -> Limits:
+        """Return the range of a release (w / r, b), where r is at least the negatives' largest
+        norm.
+
+        lambda/2 |w|^2 <= N log 2 of N rows, as at w = b = 0. The optimal b satisfies sum_+
+        sigmoid(-z) = sum_- sigmoid(z) with z = <w, x> / r + b, so |b| <= |w| + |log(n / |D-|)|.
+        """
+        negatives = public["negatives"].double()
+        rows = num_examples + len(negatives)
+        least = float(negatives.norm(dim=1).amax().clamp_min(1e-12))
+        weights = math.sqrt(2.0 * rows * math.log(2.0) / self._regularisation)
+        radius = weights / least + weights + abs(math.log(num_examples / len(negatives))) + 1.0
+        sigma = self._sigma(rows) * (1.0 + 1.0 / least)
+        return Limits(radius, math.inf, sigma)
+
+    def _sigma(self, rows: int) -> float:
+        claimed = claimed_sensitivity(rows, regularisation=self._regularisation)
+        return claimed * classical_multiplier(epsilon=self._epsilon, delta=self._delta)
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return the features with a column of ones [N, F + 1]."""

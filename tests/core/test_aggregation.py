@@ -1,0 +1,61 @@
+"""Robust averages in whole rounds: one client of ten sends a hostile model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.federations import Wrapped, federation, play
+
+from fedaux.core import round
+from fedaux.core.messages import TrainRequest, Update
+from fedaux.core.teachers import Member
+
+
+class Zeros(Wrapped):
+    """Client 0 sends zeros and claims more examples than all others have."""
+
+    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        for update in self.inner.train(clients, request):
+            if update.client == 0:
+                zeros = {name: torch.zeros_like(own) for name, own in update.weights.items()}
+                update = replace(update, weights=zeros, num_examples=2**40)
+            yield update
+
+
+@pytest.mark.parametrize("rule", ["mean", "clipped", "trimmed-mean", "median"])
+def test_zeros_with_a_huge_claim_erase_a_mean_and_not_a_robust_average(
+    tmp_path: Path, rule: str
+) -> None:
+    server, state, _, _ = federation(
+        tmp_path, kind=Zeros, method=["fedavg"], aggregation=rule, split={"num_clients": 10}
+    )
+    before = torch.cat([own.flatten() for own in state.weights["cnn"].values()])
+    state, (row,) = play(server, state, 1)
+    after = torch.cat([own.flatten() for own in state.weights["cnn"].values()])
+    assert 0 in row["clients_answered"]
+    kept = float(after.norm() / before.norm())
+    assert kept < 0.01 if rule == "mean" else kept > 0.5
+
+
+def test_clipped_models_teach_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distillation must not see a model that averaging does not see."""
+    server, state, _, _ = federation(
+        tmp_path, kind=Zeros, method=["feddf"], aggregation="clipped", split={"num_clients": 10}
+    )
+    norms: list[float] = []
+    honest = round.teach  # type: ignore[attr-defined]
+
+    def watched(members: Sequence[Member], *rest: Any, **settings: Any) -> Any:
+        for own in (member.weights.values() for member in members):
+            norms.append(float(torch.cat([tensor.flatten() for tensor in own]).norm()))
+        return honest(members, *rest, **settings)
+
+    monkeypatch.setattr(round, "teach", watched)
+    play(server, state, 1)
+    assert len(norms) == 10
+    assert min(norms) > 0.5 * max(norms), "the zeros should have been clipped"
