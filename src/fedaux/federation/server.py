@@ -15,7 +15,7 @@ from fedaux.config import Experiment
 from fedaux.core.compute import compute_for
 from fedaux.core.messages import Clients
 from fedaux.core.task import Task
-from fedaux.data import load_auxiliary, load_test
+from fedaux.data import load_auxiliary, load_test, notes
 from fedaux.federation.flower_clients import FlowerClients
 from fedaux.federation.members import Members
 from fedaux.federation.status import StatusCallback
@@ -66,10 +66,11 @@ def federate(experiment: Experiment, grid: Grid, *, path: Path, resume: bool) ->
     checks.check(experiment, federated=True)
     tensorboard.check(experiment)
     device = prepare_device(experiment)
-    data = load_test(experiment.data).to(device)
     compute = compute_for(experiment.engine, device, experiment.data)
-    auxiliary = load_auxiliary(experiment.auxiliary, shape=data.input_shape).to(device)
-    inputs = Inputs(data, auxiliary, compute)
+    with notes.collected() as found:
+        data = load_test(experiment.data).to(device)
+        auxiliary = load_auxiliary(experiment.auxiliary, shape=data.input_shape).to(device)
+    inputs = Inputs(data, auxiliary, compute, found.to_dict())
     callback = ServerCallback()
     members: Members | None = None
 

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,6 +59,8 @@ class Run:
     summary: Record
     split: Record
     scores: Scores | None
+    notes: Record = field(default_factory=dict)
+    """What loading the data skipped and warned of."""
 
     @property
     def progress(self) -> dict[str, tuple[int, int]]:
@@ -107,6 +109,7 @@ def read_run(directory: Path) -> Run:
         summary=summary,
         split=_read_json(directory / "split.json"),
         scores=_read_scores(directory / "scores.safetensors"),
+        notes=_read_json(directory / "data.json"),
     )
 
 

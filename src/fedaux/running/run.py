@@ -6,7 +6,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from fedaux.core.preparation import prepare
 from fedaux.core.round import Federation
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import Callback, State, Task, assign_prototypes
-from fedaux.data import LabelledData, load_both, split_auxiliary, split_dirichlet
+from fedaux.data import LabelledData, load_both, notes, split_auxiliary, split_dirichlet
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.fast import best_backend
 from fedaux.fast.feature_cache import FeatureCache
@@ -68,16 +68,20 @@ class Inputs:
     data: LabelledData
     auxiliary: Tensor
     compute: Compute
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What loading skipped and warned of, for data.json."""
 
 
 def load_inputs(experiment: Experiment) -> Inputs:
     """Load the data of an experiment onto its device."""
     device = prepare_device(experiment)
-    data, auxiliary = load_both(experiment)
+    with notes.collected() as found:
+        data, auxiliary = load_both(experiment)
     return Inputs(
         data.to(device),
         auxiliary.to(device),
         compute_for(experiment.engine, device, experiment.data),
+        found.to_dict(),
     )
 
 
@@ -147,6 +151,7 @@ def run_with_clients(
         plugins.check_same(path)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
         save_json(path / "environment.json", environment(compute))
+        save_json(path / "data.json", inputs.notes)
         if tables is not None:
             save_json(path / "split.json", tables())
         directory.write_metrics()
