@@ -172,9 +172,13 @@ class Scorer:
             members = [client for client in chosen if self._task.prototype_of[client] == name]
             if members:
                 vectors = torch.stack([releases[client].vector for client in members]).to(features)
-                sigmas = torch.tensor([releases[client].entry.sigma for client in members]).to(
-                    features
+                entries = [releases[client].entry for client in members]
+                scores = self._mechanism.log_scores(
+                    vectors,
+                    torch.tensor([entry.sigma for entry in entries]).to(features),
+                    self._public[name],
+                    features,
+                    sizes=torch.tensor([entry.num_examples for entry in entries]).to(features),
                 )
-                scores = self._mechanism.log_scores(vectors, sigmas, self._public[name], features)
                 rows |= dict(zip(members, scores, strict=True))
         return torch.stack([rows[client] for client in chosen])
