@@ -103,12 +103,11 @@ def opened(profile: Path) -> Iterator[Tab]:
 def _session(socket: Any) -> str:
     """Return the session of a new tab."""
     found: dict[str, Any] = {}
-    for number, (method, parameters) in enumerate(
-        (
-            ("Target.createTarget", {"url": "about:blank"}),
-            ("Target.attachToTarget", {"flatten": True}),
-        )
-    ):
+    steps: list[tuple[str, dict[str, Any]]] = [
+        ("Target.createTarget", {"url": "about:blank"}),
+        ("Target.attachToTarget", {"flatten": True}),
+    ]
+    for number, (method, parameters) in enumerate(steps):
         content = parameters | ({"targetId": found["targetId"]} if found else {})
         socket.send(json.dumps({"id": -1 - number, "method": method, "params": content}))
         while (answer := json.loads(socket.recv(timeout=PATIENCE))).get("id") != -1 - number:

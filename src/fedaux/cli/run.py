@@ -101,6 +101,7 @@ def run(
     lines = [
         *display.h0_lines(directory, experiment.pretraining.checkpoint),
         *display.dropped_lines(directory),
+        *display.chance_lines(directory),
         *display.privacy_lines(directory),
         f"Report: {directory / 'report.html'}",
     ]

@@ -151,7 +151,7 @@ def run_with_clients(
         plugins.check_same(path)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
         save_json(path / "environment.json", environment(compute))
-        save_json(path / "data.json", inputs.notes)
+        save_json(path / "data.json", {**inputs.notes, "test": describe_test(data)})
         if tables is not None:
             save_json(path / "split.json", tables())
         directory.write_metrics()
@@ -348,6 +348,12 @@ def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
         else {"clients": list(experiment.data.clients)}
     )
     return {"classes": list(data.classes), **drawn, "tables": tables}
+
+
+def describe_test(data: LabelledData) -> dict[str, Any]:
+    """Return the number of test examples and the share of the most frequent class among them."""
+    counts = torch.bincount(data.test_labels)
+    return {"examples": int(counts.sum()), "largest_class": float(counts.max() / counts.sum())}
 
 
 def describe_scores(
