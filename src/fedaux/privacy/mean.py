@@ -23,7 +23,8 @@ one with a single example hardly moves from the centre of the others.
 Errors: noise gives N_i = k sigma_i^2 = 4 k z^2 / n_i^2, z being the noise multiplier. The sampling
 error of a mean of n_i examples is v / n_i, v <= 1 being the mean square of u(x) about its client's
 true mean. Noise is larger for n_i < 4 k z^2, which is 360 000 with the default settings and 5 000
-at epsilon 1, so `mean` counts noise alone; `none`, without noise, counts the sampling error. As
+at epsilon 1, so `mean` counts noise alone, which is too little with few components and many
+examples; `none`, without noise, counts the sampling error. As
 |u| <= 1, v is at most 1 minus the mean square of the true means, weighted by n_i; that of the
 released means is larger by K v / n with n = sum_i n_i, so
 v = (1 - sum_i n_i |m_i|^2 / n) / (1 - K / n).
