@@ -124,7 +124,7 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
             {"data": {"source": "letters"}},
             "data.source = 'letters': not known; there are digits, tensors, folder, parquet, csv, "
             "jsonl, huggingface, "
-            "cifar10-binary, cifar100-binary, stl10-binary, svhn",
+            "cifar10-binary, cifar100-binary, stl10-binary, idx, svhn",
         ),
         (
             {"auxiliary": {"source": "letter"}},

@@ -26,6 +26,14 @@ def _as_tuple(value: object) -> object:
     )
 
 
+def _known_encoding(name: str) -> str:
+    try:
+        " ".encode(name)
+    except (LookupError, UnicodeError) as error:
+        raise ValueError("should be an encoding of Python, such as latin-1 or cp1252") from error
+    return name
+
+
 def _rising(interval: tuple[float, float]) -> tuple[float, float]:
     if not 0 < interval[0] <= interval[1] < float("inf"):
         raise ValueError("should be two rising numbers above 0")
@@ -46,8 +54,10 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
+Place = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(min_length=1, pattern=NAME_PATTERN)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Places = Annotated[tuple[Place, ...], BeforeValidator(_as_tuple)]
 Interval = Annotated[tuple[float, float], Field(strict=False)]
 
 
@@ -76,10 +86,10 @@ class Section(BaseModel):
 class _Dataset(Section):
     source: str
     """Where the data comes from: a name in `fedaux.data.SOURCES`."""
-    path: str | None = None
+    path: Place | None = None
     """File or folder, for sources that read one; for `huggingface` the dataset's name on the
     hub."""
-    split: str | None = None
+    split: Place | None = None
     """Which split to use, for `huggingface`, `parquet`, `csv`, `jsonl` and `folder`: its name on
     the hub, the beginning of file names (`unlabeled-00000-of-00002.parquet`), or the name of a
     folder. Default: `train`."""
@@ -95,8 +105,12 @@ class _Dataset(Section):
     image_size: Count | None = None
     channels: Literal[1, 3] | None = None
     """1 converts all images to greyscale, 3 to RGB. Default: as the first image."""
+    encoding: Annotated[str, AfterValidator(_known_encoding)] | None = None
+    """Encoding of text files, CSV and JSON Lines that are neither UTF-8 nor UTF-16 with a byte
+    order mark, such as `latin-1`. Default: such files are an error."""
     skip_bad: bool = False
-    """Skip and count rows without a readable image, text or label, instead of stopping the run."""
+    """Skip and count rows without a readable image, text or label, instead of stopping the run.
+    Without `image_size`, images of another size than most are skipped, too."""
 
 
 class Data(_Dataset):
@@ -106,7 +120,7 @@ class Data(_Dataset):
     """Where the data comes from: a name in `fedaux.data.SOURCES`, or `none` without labelled data,
     which only `fedaux pretrain` accepts. If `auxiliary.path` is given and neither a source nor a
     path of labelled data is, the default is `none`."""
-    split: str | None = None
+    split: Place | None = None
     """The split to train on, as in `auxiliary.split`. It is used as test data only if `test` names
     it."""
     size: Count | None = None
@@ -117,10 +131,10 @@ class Data(_Dataset):
     image_size: Count | None = None
     """Side in pixels to which images are resized, after cropping the centre square. Default: no
     resizing."""
-    clients: Names = ()
+    clients: Places = ()
     """One file or folder per client, instead of `path`. Each client then has its own data, and
     nothing is split."""
-    test: str | None = None
+    test: Place | None = None
     """File or folder of the test data, if it is separate; for `huggingface` the name of its
     split."""
     test_fraction: Fraction = 0.2
@@ -181,7 +195,7 @@ class Text(Section):
     are truncated."""
     auxiliary_length: Annotated[int, Field(ge=4)] | None = None
     """The same for public texts. Default: `length`. Texts are padded to the longest text only."""
-    vocabulary: str | None = None
+    vocabulary: Place | None = None
     """Origin of the tokenizer: a folder or hub id with a checkpoint, a file tokenizer.json or
     vocab.txt, or a file written by fedaux; `auxiliary` learns one from the public texts. Default:
     the tokenizer of the data, of `pretraining.checkpoint` or of the first prototype's checkpoint,
@@ -252,7 +266,7 @@ class Pretraining(Section):
     language modelling, `next-token` is for causal models. `none` uses the initial features as h0:
     random, or from the prototype's own checkpoint. `auto` is `none` with such a checkpoint,
     otherwise `contrastive`, `masked` or `next-token`."""
-    checkpoint: str | None = None
+    checkpoint: Place | None = None
     """A safetensors file with h0, as written by `fedaux pretrain --out`; nothing is trained
     then."""
     epochs: Count = 100
@@ -524,7 +538,7 @@ class Federation(Section):
 class Output(Section):
     """Where results are written."""
 
-    directory: str | None = None
+    directory: Place | None = None
     """The run directory. Default: runs/NAME."""
     tensorboard: bool = False
     """Also write TensorBoard event files to the folder `tensorboard` of the run directory; needs

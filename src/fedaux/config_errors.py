@@ -160,6 +160,8 @@ def _explain(
         message = f"should be a table, [{key}]"
     if kind == "too_short":
         message = f"should have at least {item['ctx']['min_length']} item"
+    if kind == "string_too_short":
+        message = "is empty; should be a name or a path, or left out"
     if kind == "string_pattern_mismatch":
         message = PATTERN_MEANING[item["ctx"]["pattern"]]
     return f"{key} = {_short(value)}: {message}", location

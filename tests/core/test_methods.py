@@ -353,6 +353,23 @@ def test_linear_mode_needs_methods_that_start_from_h0() -> None:
         check(tiny(method=["fedavg", "fedaux", "feddf"], mode="linear"))
 
 
+def test_heads_that_hardly_leave_their_start_are_warned_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from fedaux.data import load_both
+    from fedaux.running.preflight import check_data
+
+    data, public = load_both(tiny())
+    for rate, mode, warned in (
+        (1e-3, "linear", True),
+        (1e-2, "linear", False),
+        (1e-3, "full", False),
+    ):
+        check_data(tiny(mode=mode, local={"learning_rate": rate}), data, public)
+        said = "36 local steps at local.learning_rate = 0.001 hardly move heads"
+        assert (said in capsys.readouterr().err) == warned
+
+
 MIXED = [
     {"name": "narrow", "model": "cnn", "options": {"width": 4}},
     {"name": "flat", "model": "mlp", "options": {"width": 16}},

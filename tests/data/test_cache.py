@@ -173,7 +173,7 @@ def test_the_place_is_the_users_to_choose(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_entries_are_plain_files() -> None:
     cache.store("key", blocks(count=1))
     about = json.loads((decoded() / "key" / "about.json").read_text())
-    assert about == {"shape": [2, 3, 4, 4], "kind": "uint8", "reasons": []}
+    assert about == {"shape": [2, 3, 4, 4], "kind": "uint8", "reasons": [], "lost": {}}
     assert (decoded() / "key" / "examples.bin").stat().st_size == 2 * 3 * 4 * 4
 
 

@@ -75,7 +75,7 @@ def test_empty_folders_are_told_with_their_setting(source: str, what: str) -> No
     if source == "folder":
         with pytest.raises(ValueError, match="bare") as error:
             load_labelled(Data(source="folder", path="bare"))
-        assert told(error).startswith("data.path = bare: bare/cat: has no images (")
+        assert told(error).startswith("data.path = bare: has no images (")
         Path("notes.txt").touch()
         with pytest.raises(ValueError, match="should be a folder") as error:
             load_labelled(Data(source="folder", path="images", test="notes.txt"))

@@ -516,5 +516,5 @@ def test_a_data_set_in_the_hubs_layout_is_read_by_its_library(tmp_path: Path) ->
 
 def test_every_source_of_files_reads_labelled_and_public_images() -> None:
     files = [name for name, source in SOURCES.items() if source.needs_path and name != "tensors"]
-    assert len(files) == 9
+    assert len(files) == 10
     assert all(SOURCES[name].load_labelled and SOURCES[name].load_auxiliary for name in files)

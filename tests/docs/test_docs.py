@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -31,6 +32,27 @@ def test_lines_are_short_outside_tables_and_code(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
     lines = [re.sub(r"`[^`]*`", "", line) for line in text.splitlines() if not line.startswith("|")]
     assert not [line for line in lines if len(line) > 200]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("privacy", 700), ("results", 800), ("performance", 600)]
+)
+def test_pages_for_users_stay_short(name: str, most: int) -> None:
+    text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+    assert len([word for word in text.split() if re.search(r"\w", word)]) <= most
+
+
+@pytest.mark.slow
+def test_the_commands_to_watch_a_run_work(tmp_path: Path) -> None:
+    page = (ROOT / "docs/watching.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```\n(.*?)^```$", page, flags=re.S | re.M)
+    lines = [shlex.split(line, comments=True) for line in block.splitlines()]
+    assert [line[0] for line in lines] == ["fedaux", "tail", "fedaux", "fedaux"]
+    typed([line for line in lines if line[0] == "fedaux"], tmp_path)
+    assert (tmp_path / "runs/watched/report.html").is_file()
+    shown = subprocess.run(lines[1], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(shown.stdout)["round"] == 2
 
 
 def test_mathematics_survives_rendering() -> None:

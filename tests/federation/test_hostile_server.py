@@ -370,6 +370,18 @@ def test_one_row_decides_about_itself_alone(tmp_path: Path, last: str, count: in
     assert int(read[1].labels[count]) == BLANK
 
 
+def test_the_first_bytes_do_not_decide_how_the_other_rows_are_read(tmp_path: Path) -> None:
+    """A simulation reads a file that begins with a mark of UTF-16 as UTF-16; a node does not."""
+    rows = [json.dumps(row).encode() for row in rows_of(["cat"] * 5)]
+    place = tmp_path / "train.jsonl"
+    place.write_bytes(b"\n".join([b"\xff\xfe" + rows[0], *rows[1:]]) + b"\n")
+    file = node(tmp_path / "node", tmp_path)
+    columns = '"jsonl"\nimage_column = "image"\nlabel_column = "label"'
+    file.write_text(file.read_text().replace('"folder"', columns))
+    examples = own_examples(load_node(file), CLASSES)
+    assert sorted(examples.labels.tolist()) == [BLANK, *[CLASSES.index("cat")] * 4]
+
+
 @pytest.mark.parametrize("stray", [-5, 3, 90_000])
 def test_one_label_of_tensors_decides_about_itself_alone(tmp_path: Path, stray: int) -> None:
     labels = torch.tensor([0, 1, 2, 1, stray])

@@ -92,6 +92,8 @@ def test_paths_are_beside_the_file_and_the_client_may_come_from_flower(tmp_path:
             'client = 0\n[data]\nsource = "folder"\npath = "x"\nimage_size = 8\n',
             "data.channels: missing",
         ),
+        ('client = 0\n[data]\nencoding = "latin-1"\n', "data.encoding: a node reads UTF-8 only"),
+        ('client = 0\nstate = ""\n[data]\n', 'state = "": is empty; should be'),
         (
             "client = 0\n[data]\n[privacy]\nepsilon = 1e-6\n",
             "privacy.epsilon = 1e-06: should be between 0.001",

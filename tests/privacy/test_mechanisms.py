@@ -15,7 +15,7 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.config import Certainty
 from fedaux.privacy.gaussian import delta_of, noise_multiplier
-from fedaux.privacy.mean import without_noise
+from fedaux.privacy.mean import variance_within, without_errors
 from fedaux.privacy.mechanism import limits_of
 from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise, takes_labels
 from fedaux.privacy.paper import objective, solve
@@ -229,18 +229,82 @@ def test_clients_that_differ_by_noise_alone_are_weighted_equally() -> None:
     generator = np.random.default_rng(0)
     common = generator.normal(size=30)
     noisy = torch.from_numpy(common + generator.normal(0, 0.2, (400, 30)))
-    sigmas = torch.full((400,), 0.2, dtype=torch.float64)
+    errors = torch.full((400,), 30 * 0.2**2, dtype=torch.float64)
     spread_before = float((noisy - noisy.mean(dim=0)).norm())
-    spread_after = float((without_noise(noisy, sigmas) - noisy.mean(dim=0)).norm())
+    spread_after = float((without_errors(noisy, errors) - noisy.mean(dim=0)).norm())
     assert spread_after < 0.05 * spread_before
-    assert torch.allclose(without_noise(noisy, torch.zeros(400).double()), noisy)
+    assert torch.allclose(without_errors(noisy, torch.zeros(400).double()), noisy)
     true = torch.from_numpy(generator.normal(0, 0.3, (400, 30)))
     seen = true + torch.from_numpy(generator.normal(0, 0.2, (400, 30)))
-    error = float((without_noise(seen, sigmas) - true).square().mean())
+    error = float((without_errors(seen, errors) - true).square().mean())
     assert error < 0.85 * float((seen - true).square().mean())
-    assert torch.equal(
-        without_noise(seen[:1], sigmas[:1]), seen[:1]
+    assert torch.allclose(
+        without_errors(seen[:1], errors[:1]), seen[:1], rtol=1e-12
     )  # a lone client keeps what it released
+
+
+def test_shrinkage_counts_sampling_error_and_unequal_noise() -> None:
+    """Nine clients with 200 examples each, one with a single one: the estimates are closer to the
+    true shifts than the released ones, and the lone example does not disturb the other clients."""
+    generator = np.random.default_rng(0)
+    sizes = torch.tensor([200.0] * 9 + [1.0])
+    before, after = [], []
+    for _ in range(200):
+        true = torch.from_numpy(generator.normal(0, 0.1, (10, 8)))
+        deviations = (1 / (8 * sizes)).sqrt()[:, None].numpy()
+        seen = true + torch.from_numpy(generator.normal(0, 1, (10, 8)) * deviations)
+        found = without_errors(seen, 1 / sizes)
+        before.append((seen - true).square().sum(dim=1))
+        after.append((found - true).square().sum(dim=1))
+    errors_before, errors_after = torch.stack(before).mean(dim=0), torch.stack(after).mean(dim=0)
+    assert errors_after[9] < 0.15 * errors_before[9]
+    assert (errors_after[:9] < 1.02 * errors_before[:9]).all()
+    # With equal errors, the factor is 1 - N (1 - 1/K) / mean |e|^2, e about the plain mean.
+    differences = seen - seen.mean(dim=0)
+    signal = 1 - 0.01 * 0.9 / differences.square().sum(dim=1).mean()
+    found = without_errors(seen, torch.full((10,), 0.01))
+    assert torch.allclose(found, seen.mean(dim=0) + signal * differences)
+
+
+def test_the_variance_within_clients_is_that_of_their_examples() -> None:
+    generator = np.random.default_rng(0)
+    sizes = torch.tensor([1.0, 2.0, 5.0, 20.0, 40.0])
+    centres = np.eye(5) * 0.6
+    measured = []
+    for _ in range(300):
+        examples = [
+            centre + 0.8 * (drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+            for centre, size in zip(centres, sizes, strict=True)
+            # of norm 1: orthogonal to the client's centre
+            for drawn in [generator.normal(size=(int(size), 5)) * (centre == 0)]
+        ]
+        means = torch.stack([torch.from_numpy(own.mean(axis=0)) for own in examples])
+        measured.append(variance_within(means, sizes=sizes))
+    assert float(torch.stack(measured).mean()) == pytest.approx(0.64, abs=0.02)
+    ones = torch.ones(5)
+    assert variance_within(torch.eye(5), sizes=ones) == 1.0  # not known
+
+
+def test_a_client_with_one_example_gets_no_more_weight_than_it_earns() -> None:
+    mechanism = MECHANISMS["none"](section(components=8, sharpness=1.0))
+    public = mechanism.publish(normal(600, 8))
+    centres = 0.8 * torch.eye(8)[:3]
+    clients = [normal(150, 8, seed=5 + one) + centre for one, centre in enumerate(centres)]
+    clients.append(normal(1, 8, seed=9))
+    vectors = torch.stack(
+        [mechanism.release(client, public, noise=NoNoise()).vector for client in clients]
+    )
+    points = mechanism.project(torch.cat([clients[3], normal(400, 8, seed=3)]), public)
+    sizes = torch.tensor([float(len(client)) for client in clients])
+    plain, counted = (
+        torch.softmax(
+            mechanism.log_scores(vectors, torch.zeros(4), public, points, sizes=given), dim=0
+        )[3]
+        for given in (None, sizes)
+    )
+    assert plain[0] > 0.7  # it would speak for all that resembles its single example
+    assert counted[0] < 0.4
+    assert 0.2 < counted.mean() < 0.3
 
 
 def test_paper_objective_equals_plain_loops_and_its_solution_scikit_learn() -> None:

@@ -102,6 +102,7 @@ def run(
         *display.verdict_lines(directory),
         *display.h0_lines(directory, experiment.pretraining.checkpoint),
         *display.dropped_lines(directory),
+        *display.chance_lines(directory),
         *display.privacy_lines(directory),
         f"Report: {directory / 'report.html'}",
         f"Models: {directory / 'models'}, for `fedaux predict {directory} PATH`",

@@ -238,7 +238,10 @@ def log_scores(task: Task, preparation: Preparation, clients: Sequence[int]) -> 
         if own:
             vectors = torch.stack([release.vector for release in releases])
             sigmas = torch.tensor([release.sigma for release in releases]).to(projected)
-            rows = mechanism.log_scores(vectors, sigmas, preparation.public[name], projected)
+            sizes = torch.tensor([len(task.parts[client]) for client in own]).to(projected)
+            rows = mechanism.log_scores(
+                vectors, sigmas, preparation.public[name], projected, sizes=sizes
+            )
             scores |= dict(zip(own, rows, strict=True))
     return torch.stack([scores[client] for client in clients])
 

@@ -280,8 +280,13 @@ class Scorer:
             members = [client for client in pool if self._task.prototype_of[client] == name]
             if members:
                 vectors, sigmas = stacked(releases, members, device=features.device)
+                counts = [releases[client].entry.num_examples for client in members]
                 scores = self._mechanism.log_scores(
-                    vectors.to(features), sigmas.to(features), self._public[name], features
+                    vectors.to(features),
+                    sigmas.to(features),
+                    self._public[name],
+                    features,
+                    sizes=torch.tensor(counts).to(features),
                 )
                 rows |= dict(zip(members, scores, strict=True))
         return torch.stack([rows[client] for client in chosen])

@@ -1,7 +1,10 @@
-"""CIFAR-10, CIFAR-100, STL-10 and SVHN in their original formats without pickle."""
+"""CIFAR-10, CIFAR-100, STL-10, SVHN and IDX (MNIST) in their original formats without pickle."""
 
 from __future__ import annotations
 
+import gzip
+import struct
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,6 +142,74 @@ def open_svhn(path: str, part: str, section: Data | Auxiliary, texts: bool) -> T
         labels=digits,
         classes=tuple(str(digit) for digit in range(10)),
     )
+
+
+def open_idx(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
+    """Open IDX files as of MNIST: train-images-idx3-ubyte, t10k-images-idx3-ubyte, perhaps .gz, or
+    one file of images; the labels are in the file with `labels` and `idx1` in its name."""
+    beginning = {"train": "train", "test": "t10k"}[part]
+    images = _files(Path(path), path, f"{beginning}-images*idx3-ubyte*", part=part)
+    if not images and part == "test":
+        images = sorted(Path(path).glob("test-images*idx3-ubyte*"))
+    if not images:
+        return None
+    file = images[0]  # a packed file beside its unpacked copy comes second
+    size, *sides = _idx_shape(file, dimensions=3)
+
+    def entries() -> Iterator[Entry]:
+        pixels = _idx_content(file, shape=(size, 1, *sides))
+        return ((f"{file}, row {row}", image) for row, image in enumerate(pixels))
+
+    if not isinstance(section, Data):
+        return Table(files=(file,), size=size, entries=entries)
+    name = file.name.replace("images", "labels").replace("idx3", "idx1")
+    places = [file.with_name(name), file.with_name(name.removesuffix(".gz"))]
+    places.append(file.with_name(f"{name}.gz"))
+    label_file = next((place for place in places if place.is_file() and place != file), None)
+    if label_file is None:
+        raise ValueError(f"{file}: the file of labels, {name}, is missing")
+    (count,) = _idx_shape(label_file, dimensions=1)
+    if count != size:
+        raise ValueError(f"{label_file}: {count} labels for {size} images")
+    return Table(
+        files=(file, label_file),
+        size=size,
+        entries=entries,
+        labels=lambda: _idx_content(label_file, shape=(count,)).tolist(),
+    )
+
+
+def _idx_shape(file: Path, *, dimensions: int) -> tuple[int, ...]:
+    """Return the shape in the header of an IDX file of bytes."""
+    header = _idx_bytes(file, 4 + 4 * dimensions)
+    if header[:4] != bytes([0, 0, 8, dimensions]) or len(header) < 4 + 4 * dimensions:
+        raise ValueError(
+            f"{file}: begins with {header[:4].hex(' ') or 'nothing'}; an IDX file of "
+            f"{'images' if dimensions == 3 else 'labels'} begins with 00 00 08 0{dimensions}"
+        )
+    return struct.unpack(f">{dimensions}I", header[4:])
+
+
+def _idx_content(file: Path, *, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    header = 4 + 4 * (3 if len(shape) == 4 else 1)
+    content = _idx_bytes(file)[header:]
+    if len(content) != np.prod(shape):
+        raise ValueError(
+            f"{file}: {len(content)} bytes after the header, should be {np.prod(shape)}; "
+            "incomplete?"
+        )
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _idx_bytes(file: Path, size: int = -1) -> bytes:
+    """Return the first `size` bytes of a file, unpacked if it is packed with gzip."""
+    with file.open("rb") as stream:
+        packed = stream.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(file) if packed else file.open("rb") as content:
+            return content.read(size)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{file}: not a readable gzip file ({error})") from error
 
 
 def _matlab(file: Path, function: str, **options: Any) -> Any:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from fedaux.data.decoding import DecodedBlock, Numbers
 
-VERSION = 2
+VERSION = 3
 """Part of every key; increase it when decoding changes."""
 CONTENT = "examples.bin"
 """The raw numbers; about.json has their type and shape."""
@@ -33,6 +33,8 @@ class Stored:
     images: Numbers
     rows: np.ndarray
     reasons: tuple[str, ...]
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """What decoding dropped, and where first: DecodedBlock.lost."""
 
 
 def folder() -> Path | None:
@@ -112,6 +114,7 @@ def _write(place: Path, blocks: Iterable[DecodedBlock]) -> None:
     kind = "uint8"
     rows: list[int] = []
     reasons: list[str] = []
+    lost: dict[str, str] = {}
     with (place / CONTENT).open("wb") as stream:
         for block in blocks:
             if len(block.images):
@@ -119,10 +122,11 @@ def _write(place: Path, blocks: Iterable[DecodedBlock]) -> None:
                 stream.write(np.ascontiguousarray(block.images).data)
             rows += block.rows
             reasons += block.reasons.values()
+            lost = block.lost | lost
         stream.flush()
         os.fsync(stream.fileno())
     np.save(place / "rows.npy", np.array(rows, dtype=np.int64), allow_pickle=False)
-    about = {"shape": [len(rows), *shape], "kind": kind, "reasons": reasons}
+    about = {"shape": [len(rows), *shape], "kind": kind, "reasons": reasons, "lost": lost}
     (place / "about.json").write_text(json.dumps(about), encoding="utf-8")
 
 
@@ -133,11 +137,12 @@ def _map(place: Path) -> Stored:
     size = kind.itemsize * int(np.prod(shape)) * bool(shape[0])
     if (place / CONTENT).stat().st_size != size or len(rows) != shape[0]:
         raise ValueError(f"{place}: incomplete")
+    found = (tuple(about["reasons"]), about["lost"])
     if shape[0] == 0:
-        return Stored(np.zeros((0, 1, 1, 1), dtype=np.uint8), rows, tuple(about["reasons"]))
+        return Stored(np.zeros((0, 1, 1, 1), dtype=np.uint8), rows, *found)
     # Copy on write: torch needs a writable array, and the file must not change.
     images = np.memmap(place / CONTENT, dtype=kind, mode="c", shape=shape)
-    return Stored(images, rows, tuple(about["reasons"]))
+    return Stored(images, rows, *found)
 
 
 def _remove_abandoned(parent: Path) -> None:

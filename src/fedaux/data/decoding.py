@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import cast
@@ -29,6 +29,10 @@ text, or None."""
 BLOCK = 1000
 LARGE_BYTES = 20_000
 """Encoded size from which threads speed up decoding."""
+ORIENTATION = 0x0112
+"""The EXIF tag of the camera's orientation."""
+TURNED = {5, 6, 7, 8}
+"""Orientations that swap width and height."""
 GREY_MODES = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I"}
 
 
@@ -39,13 +43,30 @@ class DecodedBlock:
     images: Numbers
     rows: list[int]
     reasons: dict[int, str]
+    lost: dict[str, str] = field(default_factory=dict)
+    """What decoding dropped without being asked, and the first image where it did: a key of
+    LOSSES."""
 
 
-def decode(content: Content, *, channels: int | None = None, side: int | None = None) -> Pixels:
+LOSSES = {
+    "colour": "coloured images became grey, as the first image is; set {key}.channels to 3, or to "
+    "1 to keep this",
+    "frames": "images with several frames; only the first frame is used",
+}
+
+
+def decode(
+    content: Content,
+    *,
+    channels: int | None = None,
+    side: int | None = None,
+    lost: set[str] | None = None,
+) -> Pixels:
     """Return one image [C, H, W] with `channels` 1 or 3 (None: its own), `side` pixels square.
 
     Transparent pixels get a white background, 16 bits become 8 by x / 257, EXIF orientation is
-    applied, and the centre square is cropped before resizing. Raises ValueError with a reason.
+    applied, and the centre square is cropped before resizing. `lost` gets the keys of LOSSES that
+    apply. Raises ValueError with a reason.
     """
     if content is None:
         raise ValueError("the image is missing")
@@ -59,9 +80,41 @@ def decode(content: Content, *, channels: int | None = None, side: int | None = 
         with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as picture:
             if "exif" in picture.info:
                 ImageOps.exif_transpose(picture, in_place=True)
+            if lost is not None:
+                lost |= _losses(picture, channels=channels)
             return _finish(picture, channels=channels, side=side)
     except Exception as error:  # broken files cause errors of any type
         raise ValueError(f"cannot be decoded as an image ({error})") from error
+
+
+def picture_size(content: Content) -> tuple[int, int] | None:
+    """Return (height, width) of an image without decoding its pixels; None if unreadable."""
+    if isinstance(content, np.ndarray):
+        return content.shape[1], content.shape[2]
+    if content is None or isinstance(content, str):
+        return None
+    try:
+        with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as picture:
+            width, height = picture.size
+            turned = picture.getexif().get(ORIENTATION, 1) in TURNED
+            return (width, height) if turned else (height, width)
+    except Exception:  # broken files cause errors of any type
+        return None
+
+
+def usual_size(entries: Iterator[Entry]) -> tuple[int, int] | None:
+    """Return the most frequent (height, width); of equally frequent ones, the first."""
+    counts = Counter(size for _, content in entries if (size := picture_size(content)))
+    return counts.most_common(1)[0][0] if counts else None
+
+
+def _losses(picture: Image.Image, *, channels: int | None) -> set[str]:
+    found = {"frames"} if getattr(picture, "n_frames", 1) > 1 else set()
+    if channels == 1 and picture.mode not in GREY_MODES:
+        pixels = np.asarray(picture.convert("RGB"))
+        if (pixels != pixels[..., :1]).any():
+            found.add("colour")
+    return found
 
 
 def convert(images: Tensor, *, channels: int | None, side: int | None) -> Tensor:
@@ -118,10 +171,12 @@ def decode_all(
     channels: int | None,
     side: int | None,
     size_key: str,
+    size: tuple[int, int] | None = None,
 ) -> Iterator[DecodedBlock]:
     """Yield the rows in order, in blocks; all get the channels and size of the first good one.
 
-    `size_key` is the setting that resizes images.
+    With `size`, only images of this height and width are good. `size_key` is the setting that
+    resizes images.
     """
     numbered = enumerate(entries)
     passed: list[tuple[int, Entry]] = []
@@ -130,8 +185,10 @@ def decode_all(
         passed.append((row, (where, content)))
         if row not in bad_labels:
             try:
-                first = decode(content, channels=channels, side=side)
-                break
+                found = decode(content, channels=channels, side=side)
+                if size in (None, found.shape[1:]):
+                    first = found
+                    break
             except ValueError:
                 continue
     shape = None if first is None else first.shape
@@ -140,11 +197,18 @@ def decode_all(
     def work(rows: list[tuple[int, Entry]]) -> DecodedBlock:
         images, good = [], []
         reasons: dict[int, str] = {}
+        lost: dict[str, str] = {}
         for row, (where, content) in rows:
+            dropped: set[str] = set()
             try:
                 if row in bad_labels:
                     raise ValueError(bad_labels[row])
-                image = decode(content, channels=None if shape is None else shape[0], side=side)
+                image = decode(
+                    content,
+                    channels=None if shape is None else shape[0],
+                    side=side,
+                    lost=dropped,
+                )
                 if image.shape != shape:
                     assert shape is not None, "a first good image was looked for"
                     raise ValueError(
@@ -156,10 +220,13 @@ def decode_all(
                 continue
             images.append(image)
             good.append(row)
+            for kind in dropped:
+                if kind != "colour" or channels is None:
+                    lost.setdefault(kind, where)
         stacked = (
             np.stack(images) if images else np.zeros((0, *(shape or (1, 1, 1))), dtype=np.uint8)
         )
-        return DecodedBlock(stacked, good, reasons)
+        return DecodedBlock(stacked, good, reasons, lost)
 
     everything = chain(passed, numbered)
     blocks = iter(lambda: list(islice(everything, BLOCK)), cast(list[tuple[int, Entry]], []))

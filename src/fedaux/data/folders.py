@@ -11,7 +11,10 @@ from fedaux.config_errors import nearest
 from fedaux.data.tables import Table, key_of
 
 IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-TEXT_SUFFIXES = {".txt"}
+TEXT_SUFFIXES = {".txt", ""}
+"""Collections of news and mail have files without an extension."""
+ARCHIVER = "__MACOSX"
+"""The folder that macOS adds to zip archives."""
 PARTS = {"train": ("train", "training"), "test": ("test", "testing", "validation", "valid", "val")}
 
 
@@ -109,41 +112,54 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
         )
     if not isinstance(section, Data):
         images = _files_below(place, texts=texts)
+        if not images:
+            raise _nothing_in(place, texts=texts)
         return Table(
             files=tuple(images),
             size=len(images),
             entries=lambda: ((str(file), file) for file in images),
         )
     classes = sorted(
-        folder.name
-        for folder in place.iterdir()
-        if folder.is_dir() and not folder.name.startswith(".")
+        folder.name for folder in place.iterdir() if folder.is_dir() and not _is_hidden(folder.name)
     )
     if not classes:
         raise ValueError(f"{place}: has no folders; should have one folder per class")
     members = [
         (file, number)
         for number, name in enumerate(classes)
-        for file in _files_below(place / name, texts=texts, may_be_empty=section.skip_bad)
+        for file in _files_below(place / name, texts=texts)
     ]
+    if not members and not section.skip_bad:
+        raise _nothing_in(place, texts=texts)
+    filled = {number for _, number in members}
+    empty = [name for number, name in enumerate(classes) if number not in filled]
+    shown = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
+    what = "texts" if texts else "images"
     return Table(
         files=tuple(file for file, _ in members),
         size=len(members),
         entries=lambda: ((str(file), file) for file, _ in members),
         labels=lambda: [number for _, number in members],
         classes=tuple(classes),
+        warnings=(f"class folders without {what}: {shown}",) if empty else (),
     )
 
 
-def _files_below(folder: Path, *, texts: bool, may_be_empty: bool = False) -> list[Path]:
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == ARCHIVER
+
+
+def _files_below(folder: Path, *, texts: bool) -> list[Path]:
     suffixes = TEXT_SUFFIXES if texts else IMAGE_SUFFIXES
-    files = sorted(
+    return sorted(
         file
         for file in folder.rglob("*")
-        if file.suffix.lower() in suffixes and not file.name.startswith(".") and file.is_file()
+        if file.suffix.lower() in suffixes
+        and not any(map(_is_hidden, file.relative_to(folder).parts))
+        and file.is_file()
     )
-    if not files and not may_be_empty:
-        raise ValueError(
-            f"{folder}: has no {'texts' if texts else 'images'} ({', '.join(sorted(suffixes))})"
-        )
-    return files
+
+
+def _nothing_in(folder: Path, *, texts: bool) -> ValueError:
+    suffixes = ", ".join(sorted(TEXT_SUFFIXES if texts else IMAGE_SUFFIXES)).removeprefix(", ")
+    return ValueError(f"{folder}: has no {'texts' if texts else 'images'} ({suffixes})")

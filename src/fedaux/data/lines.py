@@ -17,9 +17,9 @@ from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Content, Entry
 from fedaux.data.folders import part_files
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
+from fedaux.data.texts import NOT_UNICODE, encoding_of
 
 MAX_PATH_LENGTH = 1000
-NOT_UNICODE = "not UTF-8; should be saved as UTF-8"
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,18 @@ def open_csv(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Ta
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a field can be a whole image
     columns: list[str] = []
     files = part_files(path, part, section, suffix=".csv")
-    rows = list(islice(_csv_rows(files, columns), enough_rows(section)))
+    stream = _csv_rows(files, columns, encoding=section.encoding)
+    rows = list(islice(stream, enough_rows(section)))
     return _open_rows(files, columns, rows, section, texts=texts)
 
 
-def _csv_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
+def _csv_rows(files: Sequence[Path], columns: list[str], *, encoding: str | None) -> Iterator[Row]:
     """Yield the rows of all files; put the header of the first one into `columns`."""
     for file in files:
         # A strict decoder reads ahead and could not report the row.
-        with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
+        named = encoding_of(file, declared=encoding)
+        errors = "surrogateescape" if named == "utf-8-sig" else "strict"
+        with file.open(encoding=named, errors=errors, newline="") as stream:
             reader = csv.DictReader(stream)
             try:
                 header = list(reader.fieldnames or [])
@@ -59,6 +62,8 @@ def _csv_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
                         if _is_unicode(_spelled(values))
                         else replace(row, values={}, problem=NOT_UNICODE)
                     )
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{file}: not valid {named} ({error})") from error
             except csv.Error as error:
                 raise ValueError(
                     f"{file}, line {reader.line_num}: not valid CSV ({error})"
@@ -68,7 +73,7 @@ def _csv_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
 def open_jsonl(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
     """Open files with one JSON object per line."""
     files = part_files(path, part, section, suffix=".jsonl")
-    stream = _jsonl_rows(files)
+    stream = _jsonl_rows(files, encoding=section.encoding)
     rows = list(islice(stream, enough_rows(section)))
     columns = dict.fromkeys(column for row in rows for column in row.values)
     asked = section.text_column if texts else ()
@@ -81,12 +86,24 @@ def open_jsonl(path: str, part: str, section: Data | Auxiliary, texts: bool) -> 
     return _open_rows(files, list(columns), rows, section, texts=texts)
 
 
-def _jsonl_rows(files: Sequence[Path]) -> Iterator[Row]:
+def _jsonl_rows(files: Sequence[Path], *, encoding: str | None) -> Iterator[Row]:
     for file in files:
+        named = encoding_of(file, declared=encoding)
+        for number, line in enumerate(_lines(file, encoding=named)):
+            yield _of_line(line, where=f"{file}, row {number}", file=file)
+
+
+def _lines(file: Path, *, encoding: str) -> Iterator[bytes]:
+    """Yield the lines of a file that are not blank, in UTF-8."""
+    if encoding == "utf-8-sig":
         with file.open("rb") as stream:
-            lines = (line.removesuffix(b"\n") for line in stream if line.strip())
-            for number, line in enumerate(lines):
-                yield _of_line(line, where=f"{file}, row {number}", file=file)
+            yield from (line.removesuffix(b"\n") for line in stream if line.strip())
+        return
+    try:
+        with file.open(encoding=encoding) as text:
+            yield from (line.removesuffix("\n").encode() for line in text if line.strip())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: not valid {encoding} ({error})") from error
 
 
 def enough_rows(section: Data | Auxiliary) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedaux.config import ExperimentFields
+from fedaux.config import Auxiliary, ExperimentFields
 from fedaux.data import cache, vocabulary
 from fedaux.data.checkpoints import checkpoint_of, locate
 from fedaux.data.labelled import LabelledData
@@ -94,7 +94,12 @@ def _learned(experiment: ExperimentFields) -> Vocabulary:
         )
     table = open_public(section)
     size = experiment.text.vocabulary_size
-    settings = {"text_column": section.text_column, "size": section.size, "vocabulary_size": size}
+    settings = {
+        "text_column": section.text_column,
+        "encoding": section.encoding,
+        "size": section.size,
+        "vocabulary_size": size,
+    }
     parent = cache.folder()
     place = None if parent is None else parent.with_name("vocabularies")
     path = (
@@ -105,14 +110,14 @@ def _learned(experiment: ExperimentFields) -> Vocabulary:
     if path is not None:
         with suppress(OSError, ValueError):
             return Vocabulary(vocabulary.of_file(path).tokenizer, vocabulary.LEARNED)
-    made = vocabulary.learned(_texts(table, size=section.size), size=size)
+    made = vocabulary.learned(_texts(table, section), size=size)
     if path is not None:
         with suppress(OSError):  # without a cache, it is learned again
             save_text(path, made.tokenizer)
     return made
 
 
-def _texts(table: Table, *, size: int | None) -> Iterator[str]:
-    for _, content in islice(table.entries(), size):
+def _texts(table: Table, section: Auxiliary) -> Iterator[str]:
+    for _, content in islice(table.entries(), section.size):
         with suppress(ValueError):  # reported when the texts are read
-            yield text_of(content)
+            yield text_of(content, encoding=section.encoding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Auxiliary, Data
-from fedaux.data import embedded, wordnet
-from fedaux.data.binary import open_cifar10, open_cifar100, open_stl10, open_svhn
+from fedaux.data import embedded, notes, wordnet
+from fedaux.data.binary import open_cifar10, open_cifar100, open_idx, open_stl10, open_svhn
 from fedaux.data.decoding import convert
 from fedaux.data.folders import open_folder
 from fedaux.data.hub import open_hub
@@ -83,12 +84,32 @@ def load_labelled(section: Data, *, texts: Texts | None = None) -> LabelledData:
             ]
     loaded = [_shortened(data, section) for data in loaded]
     if not section.clients:
+        _warn_of_classes(loaded[0])
         return loaded[0].with_validation(section.server_validation)
     # On the hub, `data.test` is a split, which each client's dataset has.
     shared_test = section.test is not None and SOURCES[section.source].path_on_disk
-    return joined(loaded, names=section.clients, shared_test=shared_test).with_validation(
-        section.server_validation
-    )
+    data = joined(loaded, names=section.clients, shared_test=shared_test)
+    _warn_of_classes(data)
+    return data.with_validation(section.server_validation)
+
+
+def _warn_of_classes(data: LabelledData) -> None:
+    """Warn of class names that differ only in case, and of test classes without training data."""
+    spellings: dict[str, list[str]] = {}
+    for name in data.classes:
+        spellings.setdefault(name.strip().casefold(), []).append(name)
+    if twice := [names for names in spellings.values() if len(names) > 1]:
+        shown = "; ".join(" and ".join(names) for names in twice[:5])
+        notes.warn(f"data: class names that differ only in case are different classes: {shown}")
+    trained, tested = set(data.labels.tolist()), set(data.test_labels.tolist())
+    if trained and (untrained := sorted(tested - trained)):
+        share = np.isin(data.test_labels.numpy(), untrained).mean()
+        names = ", ".join(data.classes[label] for label in untrained[:5])
+        more = ", ..." if len(untrained) > 5 else ""
+        notes.warn(
+            f"data: no client trains on these classes of the test data: {names}{more} "
+            f"({share:.1%} of the test examples)"
+        )
 
 
 def load_own(section: Data) -> LabelledData:
@@ -122,7 +143,8 @@ def load_test(section: Data) -> LabelledData:
 
 @contextmanager
 def _renaming_path(setting: str) -> Iterator[None]:
-    """Replace `data.path` in error messages by the setting that the user gave."""
+    """Replace `data.path` in messages by the setting that the user gave."""
+    token = _path_setting.set(setting)
     try:
         yield
     except ValueError as error:
@@ -130,6 +152,11 @@ def _renaming_path(setting: str) -> Iterator[None]:
         if rest == str(error):
             raise
         raise ValueError(f"{setting} = {rest}") from error
+    finally:
+        _path_setting.reset(token)
+
+
+_path_setting: ContextVar[str] = ContextVar("path_setting", default="data.path")
 
 
 def load_auxiliary(
@@ -251,7 +278,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
     def load(section: Data, texts: Texts | None = None) -> LabelledData:
         train, test = pair(section, texts is not None)
         assert section.path is not None, "checked before a run"
-        own = f"data.path = {section.path}"
+        own = f"{_path_setting.get()} = {section.path}"
         size = section.size if test is not None else None  # all rows, to hold some out
         with found_by("data.path", section.path):
             examples = read(train, section, name=own, texts=texts, size=size)
@@ -259,7 +286,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
             setting, path = (
                 ("data.test", section.test) if section.test else ("data.path", section.path)
             )
-            name = f"data.test = {section.test}" if section.test else "data, its test part"
+            name = f"data.test = {section.test}" if section.test else f"{own}, test part"
             with found_by(setting, path):
                 return _assembled(
                     examples, read(test, section, name=name, texts=texts, size=section.test_size)
@@ -363,5 +390,6 @@ SOURCES: dict[str, Source] = {
     "cifar10-binary": _from_files(open_cifar10, general=False),
     "cifar100-binary": _from_files(open_cifar100, general=False),
     "stl10-binary": _from_files(open_stl10, general=False),
+    "idx": _from_files(open_idx, general=False),
     "svhn": _from_files(open_svhn, general=False),
 }

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from fedaux.config import Auxiliary, Data
-from fedaux.data import cache
-from fedaux.data.decoding import DecodedBlock, Entry, Numbers, decode_all
+from fedaux.data import cache, notes
+from fedaux.data.decoding import LOSSES, DecodedBlock, Entry, Numbers, decode_all, usual_size
 from fedaux.data.texts import Texts, trimmed
 
 MAX_CLASSES = 100_000
@@ -26,6 +25,8 @@ ANY_GAPS = 1000
 """Up to this many classes, any of them may be missing in a file."""
 SEEN_SHARE = 0.1
 """Share of the classes that must have an example if there are more."""
+SIZED_ROWS = 1000
+"""Rows whose sizes are compared at least, if only the first rows are used."""
 PROGRESS_SECONDS = 3.0
 """Time between two lines of progress while decoding."""
 
@@ -35,7 +36,7 @@ class Table:
     """Rows of one part of a dataset, read in order by `entries` and `labels`.
 
     `classes` are names by class number, `bad` the reasons for unreadable rows, and `wnids` reads
-    the WordNet ids of the rows, if there is such a column.
+    the WordNet ids of the rows, if there is such a column. `warnings` are printed when it is read.
     """
 
     files: tuple[Path, ...]
@@ -45,6 +46,7 @@ class Table:
     classes: tuple[str, ...] | None = None
     bad: Mapping[int, str] = field(default_factory=dict)
     wnids: Callable[[], Sequence[Any]] | None = None
+    warnings: tuple[str, ...] = ()
 
 
 Opener = Callable[[str, str, Data | Auxiliary, bool], Table | None]
@@ -117,18 +119,22 @@ def read(
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
     bad |= table.bad
+    # At a node, no row may decide about another; image_size is declared there.
+    most_decide = section.skip_bad and section.image_size is None and not row_by_row
     settings: dict[str, object] = {"source": section.source, "bad_labels": sorted(bad.items())}
     if texts is None:
         settings |= {
             "image_column": section.image_column,
             "channels": section.channels,
             "image_size": section.image_size,
+            "most_decide": most_decide,
         }
     else:
         settings |= {
             "text_column": section.text_column,
             "vocabulary": texts.vocabulary.digest,
             "length": texts.length,
+            "encoding": section.encoding,
         }
     if size is not None:
         settings["size"] = size
@@ -144,9 +150,12 @@ def read(
                 channels=section.channels,
                 side=section.image_size,
                 size_key=f"{key}.image_size",
+                size=usual_size(islice(table.entries(), size and max(size, SIZED_ROWS)))
+                if most_decide
+                else None,
             )
         else:
-            blocks = texts.encode_all(entries, bad_labels=bad)
+            blocks = texts.encode_all(entries, bad_labels=bad, encoding=section.encoding)
         if size is not None:
             blocks = _first_rows(blocks, size)
         expected = min(table.size, size or table.size)
@@ -154,8 +163,17 @@ def read(
     if found.reasons:
         if not section.skip_bad:
             raise ValueError(_advice(found.reasons[0], key))
-        total = len(found.rows) + len(found.reasons)
-        _print(f"{name}: skipped {len(found.reasons)} of {total} rows, first: {found.reasons[0]}")
+        notes.skip(
+            name,
+            skipped=len(found.reasons),
+            rows=len(found.rows) + len(found.reasons),
+            reasons=found.reasons,
+            setting=f"{key}.skip_bad",
+        )
+    for warning in table.warnings:
+        notes.warn(f"{name}: {warning}")
+    for kind, where in found.lost.items():
+        notes.warn(f"{name}: {LOSSES[kind].format(key=key)} (first: {where})")
     if len(found.rows) == 0 and row_by_row:
         side = section.image_size or 1
         nothing = np.zeros((0, section.channels or 1, side, side), dtype=np.uint8)
@@ -360,13 +378,9 @@ def _with_progress(
         if now - printed >= PROGRESS_SECONDS and done < expected:
             printed = now
             rest = (now - began) / done * (expected - done)
-            _print(f"{name}: {done} of {expected} rows decoded, ETA {rest:.0f} s")
+            notes.say(f"{name}: {done} of {expected} rows decoded, ETA {rest:.0f} s")
         yield block
 
 
 def _advice(reason: str, key: str) -> str:
     return f"{reason} ({key}.skip_bad = true skips such rows)"
-
-
-def _print(line: str) -> None:
-    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)

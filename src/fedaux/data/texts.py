@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -15,8 +16,35 @@ from fedaux.data.decoding import Content, DecodedBlock, Entry, Numbers
 from fedaux.data.vocabulary import PAD_ID, Vocabulary
 
 BLOCK = 10_000
+CHUNK = 1 << 20
 WIDTH_STEP = 8
 """Widths are multiples of this, for fast matrix products."""
+
+
+NOT_UNICODE = "not UTF-8; should be saved as UTF-8, or set `encoding`, such as latin-1"
+
+
+def encoding_of(file: Path, *, declared: str | None) -> str:
+    """Return the encoding of a text file: by its byte order mark, UTF-8 if it is valid, or else the
+    declared one, if any.
+
+    A file that is declared to be UTF-8 is read as such, whatever it begins with.
+    """
+    if declared is not None and codecs.lookup(declared).name == "utf-8":
+        return "utf-8-sig"
+    with file.open("rb") as stream:
+        start = stream.read(2)
+    if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    if declared is None:
+        return "utf-8-sig"
+    try:
+        with file.open(encoding="utf-8-sig") as text:
+            while text.read(CHUNK):
+                pass
+    except UnicodeDecodeError:
+        return declared
+    return "utf-8-sig"
 
 
 @dataclass(frozen=True)
@@ -27,7 +55,11 @@ class Texts:
     length: int
 
     def encode_all(
-        self, entries: Iterator[Entry], *, bad_labels: Mapping[int, str]
+        self,
+        entries: Iterator[Entry],
+        *,
+        bad_labels: Mapping[int, str],
+        encoding: str | None = None,
     ) -> Iterator[DecodedBlock]:
         """Yield the rows in order, in blocks, as token ids [n, length]."""
         numbered = enumerate(entries)
@@ -38,19 +70,22 @@ class Texts:
                 try:
                     if row in bad_labels:
                         raise ValueError(bad_labels[row])
-                    texts.append(text_of(content))
+                    texts.append(text_of(content, encoding=encoding))
                     good.append(row)
                 except ValueError as error:
                     reasons[row] = f"{where}: {error}"
             yield DecodedBlock(self.vocabulary.encode(texts, length=self.length), good, reasons)
 
 
-def text_of(content: Content) -> str:
+def text_of(content: Content, *, encoding: str | None = None) -> str:
     """Return the text of an entry or of its file. Raises ValueError if there is none."""
     if isinstance(content, Path):
         try:
-            content = content.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            with content.open(encoding=encoding_of(content, declared=encoding)) as stream:
+                content = stream.read()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{NOT_UNICODE} ({error})") from error
+        except OSError as error:
             raise ValueError(f"cannot be read as text ({error})") from error
     if content is None:
         raise ValueError("the text is missing")

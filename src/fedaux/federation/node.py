@@ -22,6 +22,7 @@ from fedaux.config import (
     Count,
     Data,
     Fraction,
+    Place,
     Positive,
     Section,
     _as_tuple,
@@ -90,7 +91,7 @@ class NodeConfig(Section):
     configuration."""
     name: str = ""
     """A display name; the server sees it."""
-    state: str = "state"
+    state: Place = "state"
     """Folder on this node's disk for its releases and its ledger, relative to this file. It must
     outlive the node: without it, earlier releases are no longer counted."""
     device: Annotated[str, Field(pattern=DEVICE_PATTERN)] = "auto"
@@ -213,6 +214,10 @@ def _parsed(content: bytes, path: Path, *, partition: int | None) -> NodeConfig:
             for key, right in (("image_size", "a number of pixels"), ("channels", "1 or 3"))
             if getattr(config.data, key) is None
         ]
+    if config.data.encoding is not None:
+        problems.append(
+            "data.encoding: a node reads UTF-8 only; convert the file, and leave it out"
+        )
     if config.data.source == "jsonl":
         problems += [
             f"data.{key}: missing; should be the name of a field, so that no row decides how the "

@@ -16,7 +16,7 @@ from fedaux.config import Experiment
 from fedaux.core.compute import compute_for
 from fedaux.core.messages import Clients
 from fedaux.core.task import Task
-from fedaux.data import load_auxiliary, load_test
+from fedaux.data import load_auxiliary, load_test, notes
 from fedaux.federation.flower_clients import FlowerClients
 from fedaux.federation.members import REGISTRY, Members
 from fedaux.federation.status import StatusCallback
@@ -77,10 +77,11 @@ def federate(
     checks.check(experiment, federated=True)
     tensorboard.check(experiment)
     device = prepare_device(experiment)
-    data = load_test(experiment.data).to(device)
     compute = compute_for(experiment.engine, device, experiment.data)
-    auxiliary = load_auxiliary(experiment.auxiliary, shape=data.input_shape).to(device)
-    inputs = Inputs(data, auxiliary, compute)
+    with notes.collected() as found:
+        data = load_test(experiment.data).to(device)
+        auxiliary = load_auxiliary(experiment.auxiliary, shape=data.input_shape).to(device)
+    inputs = Inputs(data, auxiliary, compute, found.to_dict())
     callback = ServerCallback(experiment.split.num_clients)
     members: Members | None = None
 

@@ -265,7 +265,9 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
 
     The number includes unreadable rows.
     """
-    section, split = config.data.model_copy(update={"skip_bad": True}), config.split
+    # UTF-8 as declared: the first bytes must not decide how all rows are read.
+    section = config.data.model_copy(update={"skip_bad": True, "encoding": "utf-8"})
+    split = config.split
     if section.source not in SOURCES or SOURCES[section.source].load_labelled is None:
         raise ValueError(f"data.source = {section.source!r}: unknown, or without labels")
     if split is None:

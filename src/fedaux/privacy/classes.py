@@ -160,7 +160,13 @@ class ClassSums(PrivateMean):
         return ClassEstimate(centre, shifts, scale, counts, prior, reliability)
 
     def log_scores(
-        self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor
+        self,
+        vectors: Tensor,
+        sigmas: Tensor,
+        public: Public,
+        projected: Tensor,
+        *,
+        sizes: Tensor | None = None,
     ) -> Tensor:
         """Return log s_i(x) = log(sum_c P(i | c) softmax(f0(x))_c + FLOOR) [K, N]."""
         estimate = self.estimate(vectors, sigmas, public)

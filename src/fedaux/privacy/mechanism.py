@@ -127,10 +127,16 @@ class Mechanism(Protocol):
         ...
 
     def log_scores(
-        self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor
+        self,
+        vectors: Tensor,
+        sigmas: Tensor,
+        public: Public,
+        projected: Tensor,
+        *,
+        sizes: Tensor | None = None,
     ) -> Tensor:
         """Return log s_i(x) [K, N] of released vectors [K, D] with noise sigmas [K] on projected
-        features (server)."""
+        features (server); `sizes` [K] are the clients' numbers of examples."""
         ...
 
 

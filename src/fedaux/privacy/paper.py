@@ -96,7 +96,13 @@ class PaperRegression:
         return within_unit_ball(features.double() / public["bound"])
 
     def log_scores(
-        self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor
+        self,
+        vectors: Tensor,
+        sigmas: Tensor,
+        public: Public,
+        projected: Tensor,
+        *,
+        sizes: Tensor | None = None,
     ) -> Tensor:
         """Return log s_i(x) = log(1 / (1 + exp(-<w_i, u(x)>)) + xi) [K, N]."""
         return torch.log(torch.sigmoid(vectors @ projected.T) + SCORE_FLOOR)

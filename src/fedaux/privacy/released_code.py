@@ -76,7 +76,13 @@ class ReleasedRegression:
         return _with_ones(features.double())
 
     def log_scores(
-        self, vectors: Tensor, sigmas: Tensor, public: Public, projected: Tensor
+        self,
+        vectors: Tensor,
+        sigmas: Tensor,
+        public: Public,
+        projected: Tensor,
+        *,
+        sizes: Tensor | None = None,
     ) -> Tensor:
         """Return log s_i(x) = log(1 / (1 + exp(-<w_i, h(x)> / r_i - b_i)) + xi) [K, N]."""
         return torch.log(torch.sigmoid(vectors @ projected.T) + SCORE_FLOOR)

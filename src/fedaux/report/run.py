@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +63,8 @@ class Run:
     """The clients' names, if they have any."""
     noise_warnings: tuple[str, ...] = ()
     """Warnings, given before the run started, that noise drowns the scores."""
+    notes: Record = field(default_factory=dict)
+    """What loading the data skipped and warned of."""
 
     @property
     def progress(self) -> dict[str, tuple[int, int]]:
@@ -113,6 +115,7 @@ def read_run(directory: Path) -> Run:
         scores=_read_scores(directory / "scores.safetensors"),
         names=client_names(directory),
         noise_warnings=tuple(map(str, _read_json(directory / "warnings.json").get("noise", []))),
+        notes=_read_json(directory / "data.json"),
     )
 
 

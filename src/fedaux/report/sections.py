@@ -54,9 +54,8 @@ def split_section(runs: Runs) -> str:
         return ""
     title, tables = "Data of the clients", run.split.get("tables", {})
     if not tables:
-        return html.section(
-            "split", title, html.note("The split of the data has not been written yet.")
-        )
+        missing = html.note("The split of the data has not been written yet.")
+        return html.section("split", title, missing + loading_notes(run))
     seed = (
         run.scores.seed if run.scores and run.scores.seed in tables else min(tables, key=_natural)
     )
@@ -82,7 +81,25 @@ def split_section(runs: Runs) -> str:
         label=label,
         name=f"split_seed_{seed}",
     )
-    return html.section("split", title, body)
+    return html.section("split", title, body + loading_notes(run))
+
+
+def loading_notes(run: Run) -> str:
+    """Return the warnings and the skipped rows of the data, private and public."""
+    body = "".join(
+        f'<p class="notice">{escape(str(line))}</p>\n' for line in run.notes.get("warnings", [])
+    )
+    skipped = run.notes.get("skipped", [])
+    rows = [
+        (str(one["place"]), str(one["setting"]), one["skipped"], one["rows"], one["reasons"][0])
+        for one in skipped
+    ]
+    if rows:
+        total = sum(row[2] for row in rows)
+        caption = f"Rows that were skipped: {total} of {sum(row[3] for row in rows)}."
+        heads = ("place", "allowed by", "skipped", "of", "first reason")
+        body += to_html(Table(heads, rows, caption=caption))
+    return body
 
 
 def scores_section(runs: Runs) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,21 @@ def verdict_lines(directory: Path) -> list[str]:
     """Return what scores, distillation and sharing add, in at most three lines."""
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return verdict(last_accuracies(map(json.loads, lines)))
+
+
+def chance_lines(directory: Path) -> list[str]:
+    """Return a warning for each method that ends no better than the most frequent test class, by
+    more than two standard errors."""
+    test = read_json(directory / "data.json")["test"]
+    share, examples = test["largest_class"], test["examples"]
+    chance = share + 2 * math.sqrt(share * (1 - share) / examples)
+    return [
+        f"Warning: {row['method']} is at chance: {100 * row['accuracy_mean']:.1f} % in the last "
+        f"round, and {100 * share:.1f} % of the test examples have the most frequent class; see "
+        "the page Tuning"
+        for row in read_json(directory / "summary.json")["rows"]
+        if row["accuracy_mean"] is not None and row["accuracy_mean"] <= chance
+    ]
 
 
 def privacy_lines(directory: Path) -> list[str]:

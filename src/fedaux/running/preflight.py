@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -14,12 +15,13 @@ from fedaux.core.distillation import check_averaging, number_of_steps
 from fedaux.core.dpsgd import check_ready
 from fedaux.core.methods import METHODS, release_sections
 from fedaux.core.objectives import OBJECTIVES
-from fedaux.data import SOURCES, LabelledData, count_labelled, wordnet
+from fedaux.data import SOURCES, LabelledData, count_labelled, notes, wordnet
 from fedaux.data.checkpoints import checkpoint_of, locate, read_tokenizer
 from fedaux.data.labelled import input_shape
 from fedaux.data.sources import WORDNET_ROWS, size_missing
 from fedaux.data.splits import split_auxiliary
 from fedaux.data.vocabulary import Vocabulary, of_folder
+from fedaux.formatting import short
 from fedaux.models import MODELS, SHIPPED, SplitModel, model_input, model_options
 from fedaux.pretrain import fitting_weights
 from fedaux.pretrain.objectives import resolved
@@ -256,7 +258,11 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
     except ValueError as error:
         problems.append(str(error))
     problems += _model_problems(
-        experiment, data.images, num_classes=len(data.classes), vocabulary=data.vocabulary
+        experiment,
+        data.images,
+        num_classes=len(data.classes),
+        vocabulary=data.vocabulary,
+        num_examples=len(data.labels),
     )
     if problems:
         raise ConfigError(problems)
@@ -289,6 +295,7 @@ def _model_problems(
     *,
     num_classes: int,
     vocabulary: Vocabulary | None,
+    num_examples: int = 0,
 ) -> list[str]:
     """Return a line for each prototype that does not fit the examples or its checkpoint."""
     problems: list[str] = []
@@ -302,6 +309,8 @@ def _model_problems(
             line = f"{prototype.model} cannot be built ({error})"
             problems.append(f"prototypes.options = {prototype.options}: {line}")
             continue
+        if experiment.mode == "linear" and num_examples:
+            _warn_of_small_steps(experiment, model, num_examples=num_examples)
         try:
             if prototype.model not in SHIPPED:
                 _check_outputs(model, prototype, examples, num_classes=num_classes)
@@ -328,6 +337,26 @@ def _model_problems(
         except ValueError as error:
             problems.append(str(error))
     return problems
+
+
+def _warn_of_small_steps(
+    experiment: ExperimentFields, model: SplitModel, *, num_examples: int
+) -> None:
+    """Warn if heads hardly leave their random start: accuracy would stay at chance.
+
+    Adam moves a weight by at most about the learning rate per step, and a head of F features starts
+    at random weights of up to 1 / sqrt(F).
+    """
+    section, own = experiment.local, num_examples / experiment.split.num_clients
+    steps = experiment.rounds * section.epochs * math.ceil(own / section.batch_size)
+    start = model.feature_width**-0.5
+    if section.optimizer == "adam" and section.learning_rate * steps < start:
+        notes.warn(
+            f"mode = 'linear': {steps} local steps at local.learning_rate = "
+            f"{section.learning_rate:g} hardly move heads from their random start; about "
+            f"{short(10 * start / steps)} would, and distillation.learning_rate = "
+            f"{short(start / steps)}"
+        )
 
 
 def _check_outputs(

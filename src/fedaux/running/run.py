@@ -7,7 +7,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from fedaux.core.preparation import prepare
 from fedaux.core.round import Federation
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import Callback, State, Task, population
-from fedaux.data import LabelledData, load_both, split_auxiliary, split_dirichlet
+from fedaux.data import LabelledData, load_both, notes, split_auxiliary, split_dirichlet
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.fast import best_backend
 from fedaux.fast.feature_cache import FeatureCache
@@ -81,16 +81,20 @@ class Inputs:
     data: LabelledData
     auxiliary: Tensor
     compute: Compute
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What loading skipped and warned of, for data.json."""
 
 
 def load_inputs(experiment: Experiment) -> Inputs:
     """Load the data of an experiment onto its device."""
     device = prepare_device(experiment)
-    data, auxiliary = load_both(experiment)
+    with notes.collected() as found:
+        data, auxiliary = load_both(experiment)
     return Inputs(
         data.to(device),
         auxiliary.to(device),
         compute_for(experiment.engine, device, experiment.data),
+        found.to_dict(),
     )
 
 
@@ -177,6 +181,7 @@ def run_with_clients(
         warnings.warn(line, stacklevel=3)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
         save_json(path / "environment.json", environment(compute))
+        save_json(path / "data.json", {**inputs.notes, "test": describe_test(data)})
         if tables is not None:
             save_json(path / "split.json", tables())
         save_json(path / "warnings.json", {"noise": drowned})
@@ -402,6 +407,12 @@ def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
         else {"clients": list(experiment.data.clients), "names": list(experiment.data.client_names)}
     )
     return {"classes": list(data.classes), **drawn, "tables": tables}
+
+
+def describe_test(data: LabelledData) -> dict[str, Any]:
+    """Return the number of test examples and the share of the most frequent class among them."""
+    counts = torch.bincount(data.test_labels)
+    return {"examples": int(counts.sum()), "largest_class": float(counts.max() / counts.sum())}
 
 
 def describe_scores(
