@@ -81,7 +81,7 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     )
     other = called("run", str(recipe), "--resume", cwd=tmp_path)
     assert other.returncode == 2
-    assert "rounds = 3: the run was started with 2" in other.stderr
+    assert "method = ['fedaux']: the run was started with ['feddf+p', 'fedaux']" in other.stderr
 
 
 def test_all_mistakes_are_told_at_once_without_a_traceback(recipe: Path, tmp_path: Path) -> None:

@@ -37,7 +37,11 @@ def run(
         typer.Option("--out", help="Run directory.", show_default="runs/NAME", metavar="DIR"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted run or sweep.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue an interrupted run or sweep, or extend it: --resume --set rounds=20.",
+        ),
     ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")
