@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedaux.federation import relay, warm
+from fedaux.formatting import install_hint
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -48,13 +49,13 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 def require_flower() -> None:
     """Raise ValueError if Flower is not installed."""
     if find_spec("flwr") is None:
-        raise ValueError("a federation needs Flower: pip install 'fedaux[flower,privacy]'")
+        raise ValueError(f"a federation needs Flower: {install_hint('flower,privacy')}")
 
 
 def require_secure_noise() -> None:
     """Raise ValueError if secure noise cannot be drawn."""
     if find_spec("opendp") is None:
-        raise ValueError("privacy.noise = secure: needs OpenDP, pip install 'fedaux[privacy]'")
+        raise ValueError(f"privacy.noise = secure: needs OpenDP, {install_hint('privacy')}")
 
 
 def environment(home: Path, *, first: Sequence[Path] = ()) -> dict[str, str]:
