@@ -85,7 +85,8 @@ def result(out: Path) -> Mapping[str, object]:
 
 
 def main() -> None:
-    """Print the number of kills, how many found a run at work, and how far each run had come."""
+    """Print how many kills found a run at work, at how many stages, and which runs ended
+    differently."""
     folder, kills = Path(sys.argv[1]), int(sys.argv[2])
     os.environ["FEDAUX_CACHE"] = str(folder / "whole.cache")
     fedaux.run(EXPERIMENT, out=folder / "whole")  # in this process: the others share its imports
@@ -94,14 +95,16 @@ def main() -> None:
     assert finished(start(folder / "again"))
     seconds = time.monotonic() - began
     expected, generator = result(folder / "whole"), random.Random(0)
-    stopped, same, found = 0, 0, []
+    stopped, found, different = 0, [], {}
     for number in range(kills):
         out = folder / f"run-{number}"
         stopped += killed(start(out), after=generator.uniform(0.0, seconds))
         found.append(len(list(out.rglob("*"))))
         assert finished(start(out)), f"run {number} cannot be resumed"
-        same += result(out) == expected
-    print(json.dumps({"stopped": stopped, "same": same, "states": len(set(found))}))
+        ended = result(out)
+        if keys := [key for key in expected if ended[key] != expected[key]]:
+            different[out.name] = {key: [expected[key], ended[key]] for key in keys}
+    print(json.dumps({"stopped": stopped, "states": len(set(found)), "different": different}))
 
 
 if __name__ == "__main__":

@@ -158,11 +158,17 @@ def test_more_rounds_extend_a_finished_run(tmp_path: Path) -> None:
         assert (tmp_path / "extended" / file).read_text() == (tmp_path / "whole" / file).read_text()
 
 
-def test_what_a_killed_process_left_unfinished_is_removed(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_behind_is_removed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/.config.toml.1234.part").write_text("name =")
-    fedaux.run(tiny(method="fedavg", rounds=1), out=tmp_path / "run", resume=True)
-    assert not list(tmp_path.rglob("*.part"))
+    for rest in ("round-00000.safetensors", "memory/client-00001-round-00000.safetensors"):
+        experiment = tiny(method="fedavg+m", rounds=1)
+        fedaux.run(experiment, out=tmp_path / "run", resume=True)
+        assert not list(tmp_path.rglob("*.part"))
+        assert not list(tmp_path.rglob("*-00000.safetensors"))
+        (tmp_path / "run/cells/fedavg+m-seed0" / rest).write_bytes(b"old")
+    fedaux.run(experiment, out=tmp_path / "run", resume=True)
+    assert not list(tmp_path.rglob("*-00000.safetensors"))
 
 
 def test_resuming_a_finished_run_does_no_work_and_keeps_every_figure(finished: Path) -> None:
@@ -239,10 +245,10 @@ def killable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_hundred_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     """Kill a hundred runs of a small demo, resume each, and compare with one that was not
     killed."""
-    done = run_program("kill_runs.py", str(tmp_path), "100", timeout=1500)
+    done = run_program("kill_runs.py", str(tmp_path), "100", timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
-    assert told["same"] == 100
+    assert told["different"] == {}
     assert told["stopped"] > 80  # the others had just ended
     assert told["states"] > 8  # the kills came at different points of the work
 

@@ -35,7 +35,7 @@ def methods(
     if as_json:
         typer.echo(json.dumps([asdict(method) for method in METHODS.values()], indent=1))
         return
-    from fedaux.report.tables import Table, to_terminal
+    from fedaux.report.tables import Table, TerminalTable
 
     headers = ("method", "start", "proximal", "teacher", "scores", "memory of")
     rows = [
@@ -49,7 +49,7 @@ def methods(
         )
         for method in METHODS.values()
     ]
-    Console().print(to_terminal(Table(headers, rows, "l" * len(headers))))
+    Console().print(TerminalTable(Table(headers, rows, "l" * len(headers))))
 
 
 def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugins = None) -> None:

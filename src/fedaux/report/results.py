@@ -348,7 +348,7 @@ def results_table(
     means = [as_number(row["accuracy_mean"], missing=-1) for row in rows]
     bold = bold_row(means.index(max(means)), headers) if best and len(rows) > 1 else set()
     align = "l" * (1 + len(names)) + "r" * len(columns)
-    return Table(headers, lines, align, caption, bold, unbroken=[1 + len(names)])
+    return Table(headers, lines, align, caption, bold)
 
 
 def spread(row: Mapping[str, Any], measure: str = "accuracy") -> str:

@@ -12,12 +12,11 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from fedaux.files import read_json
 from fedaux.report.results import results_table
-from fedaux.report.tables import Table, bold_row, to_terminal
+from fedaux.report.tables import Table, TerminalTable, bold_row
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from rich.table import Table as TerminalTable
 
 LINE_SECONDS = 2.0
 """Minimum time between two lines of progress if the output is no terminal."""
@@ -44,7 +43,7 @@ def result_table(summary: Mapping[str, Any]) -> TerminalTable:
     protected = any(row["updates_protected"] for row in summary["rows"])
     covered = "everything sent" if protected else "the certainty scores"
     caption = f"{summary['name']}: test accuracy in %, {over}; (ε, δ) covers {covered}"
-    return to_terminal(results_table(summary["rows"], caption=caption, without="seeds"))
+    return TerminalTable(results_table(summary["rows"], caption=caption, without="seeds"))
 
 
 def split_table(table: NDArray[np.int64], classes: Sequence[str], *, how: str) -> TerminalTable:
@@ -59,7 +58,7 @@ def split_table(table: NDArray[np.int64], classes: Sequence[str], *, how: str) -
     ]
     caption = f"Examples by client and class ({how})"
     bold = bold_row(len(table), headers)
-    return to_terminal(Table(headers, rows, "r" * len(headers), caption, bold))
+    return TerminalTable(Table(headers, rows, "r" * len(headers), caption, bold))
 
 
 def dropped_lines(directory: Path) -> list[str]:

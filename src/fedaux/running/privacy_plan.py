@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from rich.console import RenderableType
-from rich.table import Table as TerminalTable
 
 from fedaux import seeding
 from fedaux.config import Certainty, ExperimentFields
@@ -25,7 +24,7 @@ from fedaux.privacy import mean, paper
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.ledger import NEIGHBOURS, UNPROTECTED, UNPROTECTED_BESIDES_UPDATES
-from fedaux.report.tables import Table, to_terminal
+from fedaux.report.tables import Table, TerminalTable
 
 NOISE_LIMIT = 0.5
 """Warn if the norm of the noise is above this share of the largest possible signal."""
@@ -184,7 +183,7 @@ class PrivacyPlan:
                 ]
             )
         caption = f"{', '.join(group.methods)}: (ε, δ) by client"
-        return to_terminal(Table(headers, rows, "r" * len(headers), caption))
+        return TerminalTable(Table(headers, rows, "r" * len(headers), caption))
 
 
 def privacy_plan(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -88,6 +88,10 @@ class RunDirectory:
         directory._lock = locked(path)
         for unfinished in path.rglob(UNFINISHED):  # of a process that was killed
             unfinished.unlink(missing_ok=True)
+        for folder in path.glob("cells/*"):
+            if (folder / STATE).exists():
+                with suppress(ValueError):  # a damaged one is reported when it is needed
+                    _remove_old(folder, read_header(folder))
         if experiment.rounds > stored.rounds:
             (path / "scores.safetensors").unlink(missing_ok=True)  # of what was the last round
             stored = stored.model_copy(update={"rounds": experiment.rounds})
@@ -200,16 +204,7 @@ class RunDirectory:
             for kind, clients in stamped.items()
         }
         save_json(folder / STATE, header)
-        for old in folder.glob("round-*.safetensors"):
-            if old.name != checkpoint:
-                old.unlink()
-        for kind, clients in stamped.items():
-            current = {
-                _stamped_file(folder, kind, client, one.round) for client, one in clients.items()
-            }
-            for file in (folder / kind).glob("client-*.safetensors"):
-                if file not in current:
-                    file.unlink()
+        _remove_old(folder, header)
         if state.ledger:  # updates add entries in every round
             self.write_ledger()
 
@@ -273,6 +268,18 @@ def _reading(file: Path, *, up: int = 1) -> Iterator[None]:
             f"{file}: {reason}, so {folder.name} cannot be continued; to run it again from its "
             f"first round, delete or move away {folder} and use --resume; the rest is kept"
         ) from error
+
+
+def _remove_old(folder: Path, header: Mapping[str, Any]) -> None:
+    """Remove tensors of earlier rounds, which the header no longer names."""
+    current = {folder / header["checkpoint"]}
+    for kind in STAMPED:
+        for client, number in header.get(kind, {}).items():
+            current.add(_stamped_file(folder, kind, int(client), number))
+    for pattern in ("round-*", *(f"{kind}/client-*" for kind in STAMPED)):
+        for file in folder.glob(f"{pattern}.safetensors"):
+            if file not in current:
+                file.unlink()
 
 
 def _stamped_file(folder: Path, kind: str, client: int, number: int) -> Path:

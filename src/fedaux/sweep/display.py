@@ -15,14 +15,12 @@ from rich.progress import TaskID, TextColumn
 from fedaux.config import Experiment
 from fedaux.formatting import plural, setting_text
 from fedaux.report.results import ranked, results_table, settings_of
-from fedaux.report.tables import to_terminal
+from fedaux.report.tables import TerminalTable
 from fedaux.running.display import LINE_SECONDS, live_bar
 from fedaux.sweep.grid import Cell
 from fedaux.sweep.runner import SweepCallback
 
 if TYPE_CHECKING:
-    from rich.table import Table as TerminalTable
-
     from fedaux.core.task import Task
 
 MAX_ROWS = 40
@@ -199,7 +197,7 @@ def sweep_table(name: str, rows: Sequence[Mapping[str, Any]]) -> TerminalTable:
     if len(rows) > MAX_ROWS:
         caption += f"; best {MAX_ROWS} of {len(rows)}, all rows are in the report"
     names = {key: key.rpartition(".")[2] for key in keys}
-    return to_terminal(
+    return TerminalTable(
         results_table(ranked(rows)[:MAX_ROWS], names=names, caption=caption, without="seconds")
     )
 
