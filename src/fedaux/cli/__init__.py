@@ -11,6 +11,7 @@ import typer
 
 from fedaux import __version__
 from fedaux.cli import inspect, prepare, run
+from fedaux.cli.help import tidy
 from fedaux.federation.commands import app as federate
 
 USER_FILE_ERRORS = (
@@ -36,11 +37,13 @@ for command in (
     prepare.tokenise,
     inspect.report,
     inspect.methods,
+    inspect.recipes,
     inspect.privacy,
     inspect.audit,
     run.reproduce,
 ):
     app.command()(command)
+tidy(app, federate)
 app.add_typer(federate, name="federate")
 
 
