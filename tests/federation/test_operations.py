@@ -83,16 +83,9 @@ def test_the_dockerfile_copies_what_exists() -> None:
 def test_an_image_builds_and_runs(target: str) -> None:
     command = shutil.which("docker") or shutil.which("podman")
     assert command is not None
-    build = [
-        "build",
-        "--file",
-        "deploy/Dockerfile",
-        "--target",
-        target,
-        "--tag",
-        f"fedaux-{target}",
-    ]
-    subprocess.run([command, *build, "."], cwd=ROOT, check=True)
+    tag = f"fedaux-{target}"
+    build = ["build", "--file", "deploy/Dockerfile", "--target", target, "--tag", tag, "."]
+    subprocess.run([command, *build], cwd=ROOT, check=True)
     script = "id -u && fedaux --version && fedaux federate init /tmp/trial --clients 2 --trial"
     said = subprocess.run(
         [command, "run", "--rm", tag, "sh", "-c", script],
@@ -274,10 +267,8 @@ def test_keys_health_and_backup_with_real_processes(tmp_path: Path) -> None:
         with running(node, hospital):
             wait_for(lambda: listens(int(ports["9094"])), 90, "the node listens", log)
             assert '"healthy": true' in typed(commands("Health", 1), hospital)
-            typed(
-                f"{flower} flwr run hospitals/app hospitals --stream --run-config 'set=\"rounds=1\"'",
-                server,
-            )
+            once = "--stream --run-config 'set=\"rounds=1\"'"
+            typed(f"{flower} flwr run hospitals/app hospitals {once}", server)
         spent = typed("fedaux federate check node.toml", hospital)
         assert "(1 releases" in spent
 

@@ -59,7 +59,7 @@ class _Argument(TyperArgument):
 
 def tidy(*apps: typer.Typer) -> None:
     """Let the help of all commands wrap at the terminal's width, and use the classes above."""
-    typer.main.TyperArgument = _Argument  # type: ignore[misc]
+    vars(typer.main)["TyperArgument"] = _Argument
     for app in apps:
         app.info.cls = CommandGroup
         for command in app.registered_commands:

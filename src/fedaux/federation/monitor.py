@@ -175,7 +175,8 @@ def _seconds(then: str, now: datetime) -> float:
 
 def exposition(found: Report) -> str:
     """Return metrics in Prometheus' text format."""
-    return "".join(_lines({"fedaux_healthy": {(): not found.problems}} | found.metrics))
+    overall: dict[str, dict[Labels, float]] = {"fedaux_healthy": {(): not found.problems}}
+    return "".join(_lines(overall | found.metrics))
 
 
 def _lines(metrics: Mapping[str, Mapping[Labels, float]]) -> Iterator[str]:
