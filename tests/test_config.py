@@ -10,7 +10,7 @@ from helpers.paths import ROOT
 
 from fedaux.config import ConfigError, Experiment
 from fedaux.config_errors import inspect, known_keys
-from fedaux.recipes import load_experiment, read_recipe
+from fedaux.recipes import find_recipe, load_experiment, read_recipe
 from fedaux.running.preflight import problems_of
 
 
@@ -235,12 +235,26 @@ def test_a_recipe_states_what_differs_from_another(tmp_path: Path) -> None:
     assert load_experiment(tmp_path / "shipped.toml").pretraining.epochs == 10
 
 
+def test_a_key_can_be_unset() -> None:
+    path = find_recipe("demo")
+    plain = load_experiment(path, overrides=["certainty.epsilon=", "pretraining.augmentation="])
+    assert plain.certainty.epsilon == Experiment().certainty.epsilon
+    assert plain.pretraining.augmentation == Experiment().pretraining.augmentation
+    assert plain.certainty.components == 12
+    untouched = load_experiment(path, overrides=["local.privacy.noise_multiplier=", "rounds = "])
+    assert untouched.local.privacy is None  # no empty table, which would turn on DP-SGD
+    with pytest.raises(ConfigError, match=r"certainty\.epsilonn: unknown key; did you mean certai"):
+        load_experiment(path, overrides=["certainty.epsilonn="])
+
+
 def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('extends = "b.toml"\n')
     (tmp_path / "b.toml").write_text('extends = "a.toml"\n')
     with pytest.raises(ConfigError, match="extends this recipe in turn"):
         load_experiment(tmp_path / "a.toml")
     (tmp_path / "c.toml").write_text('extends = "nobody"\n')
+    with pytest.raises(ValueError, match=r"^demoo: no such file or recipe; did you mean demo\?$"):
+        find_recipe("demoo")
     with pytest.raises(ValueError, match="nobody: no such file or recipe; the recipes are agnews"):
         load_experiment(tmp_path / "c.toml")
     (tmp_path / "d.toml").write_text("extends = 3\n")

@@ -17,6 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+UNFINISHED = ".*.part"
+"""Pattern of files that are being written; a killed process leaves them."""
+
 
 def save_text(path: Path, text: str) -> None:
     """Write a text file atomically."""

@@ -12,6 +12,11 @@ from typing import Any
 UNKNOWN = "–"
 
 
+def install_hint(extras: str) -> str:
+    """Return how to install extras ("flower,privacy"); fedaux is not on PyPI."""
+    return f"pip install -e '.[{extras}]' in the checkout (docs/install.md: from a wheel)"
+
+
 def as_number(value: Any, *, missing: float = math.nan) -> float:
     """Return a JSON number as a float: ``missing`` for null or NaN, infinity for "inf"."""
     try:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedaux.config import ConfigError, Experiment, ExperimentFields
-from fedaux.config_errors import inspect, section_in
+from fedaux.config_errors import inspect, known_keys, nearest, section_in
 
 
 def load_experiment(path: Path, *, overrides: Sequence[str] = ()) -> Experiment:
@@ -39,15 +39,23 @@ def find_recipe(name: str, *, beside: Path = Path()) -> Path:
     """Return the file of a recipe, given by path or by the name of one that ships with fedaux."""
     if (path := beside / name).is_file():
         return path
-    shipped = {
-        entry.name.removesuffix(".toml"): Path(str(entry))
-        for entry in files("fedaux").joinpath("recipes").iterdir()
-    }
+    shipped = shipped_recipes()
     if name not in shipped:
-        raise ValueError(
-            f"{name}: no such file or recipe; the recipes are {', '.join(sorted(shipped))}"
-        )
-    return shipped[name]
+        guess = nearest(name, shipped) or f"; the recipes are {', '.join(shipped)}"
+        raise ValueError(f"{name}: no such file or recipe{guess}")
+    return shipped[name][0]
+
+
+def shipped_recipes() -> dict[str, tuple[Path, str]]:
+    """Return the file of each recipe that ships, by name, and what it is about: its comment up to
+    the first colon or full stop."""
+    found = {}
+    for entry in files("fedaux").joinpath("recipes").iterdir():
+        comment = re.match(r"(?:#.*\n)*", entry.read_text(encoding="utf-8"))
+        about = " ".join((comment.group() if comment else "").replace("#", " ").split())
+        name = entry.name.removesuffix(".toml")
+        found[name] = (Path(str(entry)), re.split(r"[:.](?:\s|$)", about)[0])
+    return dict(sorted(found.items()))
 
 
 def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -82,17 +90,26 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _apply_override(raw: dict[str, Any], override: str) -> list[str]:
-    """Apply one `key=value` to the raw configuration; return its problems."""
+    """Apply one `key=value` to the raw configuration; return its problems. `key=` unsets the
+    key, which then has its default."""
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         return [f"--set {override}: should be key=value, for example --set local.epochs=5"]
+    key, text = ".".join(parts), text.strip()
+    if not text and key not in known_keys():
+        return [f"{key}: unknown key{nearest(key, known_keys())}"]
     table: Any = raw
     for part in parts[:-1]:
+        if not text and part not in table:
+            return []  # is not set
         table = table.setdefault(part, {}) if isinstance(table, dict) else None
         if not isinstance(table, dict):
-            return [f"{key.strip()}: {part} is not a table"]
-    table[parts[-1]] = parse_value(text.strip())
+            return [f"{key}: {part} is not a table"]
+    if text:
+        table[parts[-1]] = parse_value(text)
+    else:
+        table.pop(parts[-1], None)
     return []
 
 

@@ -44,6 +44,33 @@ def test_version_and_help(tmp_path: Path) -> None:
     assert "--resume" in fedaux_command("run", "--help", cwd=tmp_path).stdout
 
 
+def test_help_wraps_at_the_width_of_the_terminal_and_describes_arguments(tmp_path: Path) -> None:
+    text = called("run", "--help", cwd=tmp_path).stdout
+    assert "checkpoints, summary and report. " in text  # a line of the source ends after `and`
+    assert "see `fedaux recipes`." in text
+    assert "The federation's folder" in called("federate", "link", "--help", cwd=tmp_path).stdout
+    listed = called("recipes", cwd=tmp_path).stdout
+    assert "demo " in listed
+    assert "Handwritten digits at ten clients" in listed
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["rnu"], "rnu: no such command; did you mean run?"),
+        (["federate", "lnk"], "lnk: no such command; did you mean link?"),
+        (["run", "--resme"], "--resme: no such option; did you mean --resume?"),
+        (["--versoin"], "--versoin: no such option; did you mean --version?"),
+        (["report"], "Missing argument"),
+    ],
+)
+def test_a_mistyped_word_gets_one_suggestion(words: list[str], line: str, tmp_path: Path) -> None:
+    said = called(*words, cwd=tmp_path)
+    assert said.returncode == 2
+    assert line in said.stderr
+    assert said.stderr.lower().count("did you mean") == line.count("did you mean")
+
+
 def test_help_and_import_do_not_load_torch() -> None:
     done = run_program("light_imports.py")
     assert done.returncode == 0, done.stderr
@@ -73,6 +100,11 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "runs/tiny/report.html").unlink()
     assert called("report", "runs/tiny", cwd=tmp_path).stdout == "runs/tiny/report.html\n"
     assert (tmp_path / "runs/tiny/report.html").exists()
+    files = called("report", "runs/tiny", "--figures", "figures", cwd=tmp_path).stdout.split()[1:]
+    assert {"figures/curves.png", "figures/curves.svg", "figures/curves.pdf"} <= set(files)
+    starts = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+    for file in map(Path, files):
+        assert (tmp_path / file).read_bytes().startswith(starts[file.suffix])
 
     refused = called("run", str(recipe), cwd=tmp_path)
     assert refused.returncode == 2
@@ -82,7 +114,7 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     )
     other = called("run", str(recipe), "--resume", cwd=tmp_path)
     assert other.returncode == 2
-    assert "rounds = 3: the run was started with 2" in other.stderr
+    assert "method = ['fedaux']: the run was started with ['feddf+p', 'fedaux']" in other.stderr
 
 
 def test_all_mistakes_are_told_at_once_without_a_traceback(recipe: Path, tmp_path: Path) -> None:

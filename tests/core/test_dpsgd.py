@@ -259,7 +259,7 @@ def test_gradients_of_single_examples_are_those_of_a_loop(name: str) -> None:
 def test_without_opacus_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
     monkeypatch.setitem(sys.modules, "opacus", None)
-    with pytest.raises(ValueError, match=r"pip install 'fedaux\[dpsgd\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[dpsgd\]'"):
         train(small_model(), 4)
 
 

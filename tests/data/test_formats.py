@@ -466,13 +466,14 @@ def test_private_grey_images_go_with_public_coloured_ones(tmp_path: Path) -> Non
 def test_without_its_library_the_hub_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     (problem,) = problems_of(tiny(data={"source": "huggingface", "path": "uoft-cs/cifar10"}))
-    assert problem == "source huggingface needs the package datasets: pip install 'fedaux[data]'"
+    assert problem == (
+        "source huggingface needs the package datasets: pip install -e '.[data]' in the checkout "
+        "(docs/install.md: from a wheel)"
+    )
 
 
 def test_a_data_set_in_the_hubs_layout_is_read_by_its_library(tmp_path: Path) -> None:
-    datasets = pytest.importorskip(
-        "datasets", reason="needs the extra data: pip install 'fedaux[data]'"
-    )
+    datasets = pytest.importorskip("datasets", reason="needs the extra data")
     images = pixels(5, side=6)
     labels = datasets.ClassLabel(names=["cat", "dog"])
     features = datasets.Features(

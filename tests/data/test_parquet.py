@@ -15,9 +15,7 @@ from fedaux.config import Auxiliary, Data
 from fedaux.data import load_auxiliary, load_labelled, load_test
 from fedaux.running.preflight import problems_of
 
-pyarrow = pytest.importorskip(
-    "pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'"
-)
+pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
 SHARED = Path(os.environ.get("FEDAUX_TEST_DATA") or shared("data")) / "cifar10"
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.programs import run_program
 
-pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
+pytest.importorskip("tokenizers", reason="needs the extra text")
 
 from helpers.corpus import TOPICS, news, sentences, texts_of, write_csv
 from safetensors.torch import load_file, save_file
@@ -150,9 +150,7 @@ def test_all_formats_hold_the_same_texts(tmp_path: Path, words: Vocabulary) -> N
 
 
 def test_a_data_set_of_the_hub_holds_texts(tmp_path: Path, words: Vocabulary) -> None:
-    datasets = pytest.importorskip(
-        "datasets", reason="needs the extra data: pip install 'fedaux[data]'"
-    )
+    datasets = pytest.importorskip("datasets", reason="needs the extra data")
     features = datasets.Features(
         {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=list(TOPICS))}
     )

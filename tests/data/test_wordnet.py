@@ -153,9 +153,7 @@ def test_folders_named_by_ids() -> None:
 
 
 def write(path: Path, columns: dict[str, object], *, names: list[str] | None = None) -> Path:
-    pyarrow = pytest.importorskip(
-        "pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'"
-    )
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
     parquet = importlib.import_module("pyarrow.parquet")
     table = pyarrow.table(columns)
     if names is not None:
@@ -257,7 +255,7 @@ def test_a_subset_is_what_wordnets_downward_pointers_reach(name: str) -> None:
     not TINY.is_dir(), reason="needs shared/data/tinyimagenet32 in the checkout or beside it"
 )
 def test_counts_in_tiny_imagenet_are_those_of_the_documents() -> None:
-    pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
+    pytest.importorskip("pyarrow", reason="needs the extra parquet")
     files = part_files(str(TINY), "train", Auxiliary(), suffix=".parquet")
     counts = {name: len(rows_in_parquet(files, name, key="auxiliary.subset")) for name in ROOTS}
     print(counts)

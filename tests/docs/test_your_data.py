@@ -36,8 +36,8 @@ def test_the_fragment_of_a_recipe_is_valid() -> None:
 
 @pytest.mark.slow
 def test_the_page_can_be_followed(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="needs the extra parquet: pip install 'fedaux[parquet]'")
-    pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
+    pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    pytest.importorskip("tokenizers", reason="needs the extra text")
     named = [(re.match(r"# (\S+\.(?:py|toml))\n", text), text) for _, text in BLOCKS]
     files = {name[1]: text for name, text in named if name is not None}
     made = [

@@ -323,9 +323,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_extras_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'fedaux\[flower,privacy\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[flower,privacy\]'"):
         processes.require_flower()
     with pytest.raises(
-        ValueError, match=r"privacy.noise = secure: needs OpenDP, pip install 'fedaux\[privacy\]'"
+        ValueError, match=r"privacy.noise = secure: needs OpenDP, pip install -e '\.\[privacy\]'"
     ):
         processes.require_secure_noise()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
+pytest.importorskip("tokenizers", reason="needs the extra text")
 
 from helpers.corpus import BERT, news
 

@@ -92,7 +92,7 @@ def test_h0_of_images_is_the_same_without_labelled_data(
 
 
 def test_h0_of_texts_is_the_same_without_labelled_data(corpus: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
+    pytest.importorskip("tokenizers", reason="needs the extra text")
     labelled = texts_of(corpus, rounds=1)
     _, with_labels = pretrained(tmp_path / "with", labelled)
     (corpus / "news.csv").rename(tmp_path / "elsewhere.csv")

@@ -176,6 +176,6 @@ def test_without_the_accountant_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     _losses.cache_clear()
     _composed_epsilon.cache_clear()
-    with pytest.raises(ValueError, match=r"pip install 'fedaux\[privacy\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[privacy\]'"):
         tight_composition([update()], delta=1e-5)
     assert total_cost([update(), update()]) == (10.0, 2e-5)

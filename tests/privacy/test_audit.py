@@ -290,7 +290,7 @@ def test_audits_become_json_and_words() -> None:
 
 
 def test_mistakes_are_explained() -> None:
-    with pytest.raises(ValueError, match="'maen': not known; there are mean, paper"):
+    with pytest.raises(ValueError, match="'maen': not known; did you mean mean"):
         audit("maen", epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match="trials = 10: should be at least"):
         audit("mean", epsilon=1.0, delta=1e-5, trials=10)

@@ -213,5 +213,5 @@ def test_a_deployment_gets_secure_noise() -> None:
 def test_without_opendp_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
     monkeypatch.setitem(sys.modules, "opendp", None)
-    with pytest.raises(ValueError, match=r"pip install 'fedaux\[privacy\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[privacy\]'"):
         noise_for(deployment=True)

@@ -18,7 +18,7 @@ from fedaux.formatting import (
     privacy_budget,
     short,
 )
-from fedaux.report.tables import Table, bold_row, to_csv, to_html, to_markdown, to_terminal
+from fedaux.report.tables import Table, TerminalTable, bold_row, to_csv, to_html, to_markdown
 
 HEADERS = ("method", "last\nround", "note")
 TABLE = Table(
@@ -52,14 +52,32 @@ def test_html_escapes_what_it_is_given() -> None:
     assert "<thead>" not in to_html(Table(("", ""), [("a", "b")]))
 
 
-def test_terminal_shows_cells_as_they_are_and_keeps_a_column_whole() -> None:
-    console = Console(width=34, file=io.StringIO())
-    narrow = Table(HEADERS, TABLE.rows, "lrr", "Results", unbroken=[1])
+def printed(table: Table, *, width: int) -> str:
+    console = Console(width=width, file=io.StringIO())
     with console.capture() as captured:
-        console.print(to_terminal(narrow))
-    assert "[red]<i>" in captured.get()
-    assert " 71.2 ± 2.1 " in captured.get()
-    assert captured.get().startswith("Results")
+        console.print(TerminalTable(table))
+    return captured.get()
+
+
+def test_terminal_shows_cells_as_they_are() -> None:
+    text = printed(Table(HEADERS, TABLE.rows, "lrr", "Results"), width=34)
+    assert "[red]<i>" in text
+    assert " 71.2 ± 2.1 " in text
+    assert text.startswith("Results")
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 120])
+def test_a_narrow_terminal_truncates_nothing_and_breaks_no_number(width: int) -> None:
+    headers = ("method", *(f"figure {number}" for number in range(9)), "remark")
+    numbers = [[f"{1000 * row + column}.25 ± 0.{column}1" for column in range(9)] for row in (1, 2)]
+    remark = "a longer remark of several words that may be wrapped wherever there is a space"
+    rows = [(f"method{number}", *own, remark) for number, own in enumerate(numbers)]
+    lines = printed(Table(headers, rows, "l" + "r" * 9 + "l"), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
+    for own in numbers:
+        assert all(any(number in line for line in lines) for number in own)
+    assert set(remark.split()) <= set(" ".join(lines).split())
 
 
 def test_csv_can_be_read_back() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
+pytest.importorskip("tokenizers", reason="needs the extra text")
 
 from helpers.corpus import TOPICS, news, texts_of, write_csv
 

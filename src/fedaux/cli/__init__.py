@@ -11,6 +11,7 @@ import typer
 
 from fedaux import __version__
 from fedaux.cli import inspect, model, prepare, run
+from fedaux.cli.help import tidy
 from fedaux.federation.commands import app as federate
 
 USER_FILE_ERRORS = (
@@ -38,11 +39,13 @@ for command in (
     model.predict,
     model.export,
     inspect.methods,
+    inspect.recipes,
     inspect.privacy,
     inspect.audit,
     run.reproduce,
 ):
     app.command()(command)
+tidy(app, federate)
 app.add_typer(federate, name="federate")
 
 

@@ -14,14 +14,16 @@ from fedaux.recipes import find_recipe, read_recipe
 Recipe = Annotated[
     str,
     typer.Argument(
-        help="A TOML file, or the name of a recipe that ships with fedaux.", metavar="RECIPE"
+        help="A TOML file, or the name of a recipe that ships; see `fedaux recipes`.",
+        metavar="RECIPE",
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Change a setting: --set local.epochs=5. May be repeated.",
+        help="Change a setting: --set local.epochs=5; --set KEY= restores its default. May be "
+        "repeated.",
         metavar="KEY=VALUE",
     ),
 ]

@@ -17,11 +17,19 @@ def report(
     directory: Annotated[
         Path, typer.Argument(help="A run directory, or a folder of them.", metavar="DIR")
     ],
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            "--figures", help="Also write the figures here, as PNG, SVG and PDF.", metavar="DIR"
+        ),
+    ] = None,
 ) -> None:
     """Write report.html for a run, finished or not, or for a folder of runs such as a sweep."""
-    from fedaux.report import write_report
+    from fedaux.report import write_figures, write_report
 
     typer.echo(write_report(directory))
+    for file in [] if figures is None else write_figures(directory, figures):
+        typer.echo(file)
 
 
 def methods(
@@ -35,7 +43,7 @@ def methods(
     if as_json:
         typer.echo(json.dumps([asdict(method) for method in METHODS.values()], indent=1))
         return
-    from fedaux.report.tables import Table, to_terminal
+    from fedaux.report.tables import Table, TerminalTable
 
     headers = ("method", "start", "objectives", "teacher", "scores", "memory of", "exchange")
     rows = [
@@ -50,7 +58,16 @@ def methods(
         )
         for method in METHODS.values()
     ]
-    Console().print(to_terminal(Table(headers, rows, "l" * len(headers))))
+    Console().print(TerminalTable(Table(headers, rows, "l" * len(headers))))
+
+
+def recipes() -> None:
+    """List the recipes that ship with fedaux."""
+    from fedaux.recipes import shipped_recipes
+    from fedaux.report.tables import Table, TerminalTable
+
+    rows = [(name, about) for name, (_, about) in shipped_recipes().items()]
+    Console().print(TerminalTable(Table(("recipe", "about"), rows, "ll")))
 
 
 def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugins = None) -> None:

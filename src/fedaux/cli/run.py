@@ -37,7 +37,11 @@ def run(
         typer.Option("--out", help="Run directory.", show_default="runs/NAME", metavar="DIR"),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue an interrupted run or sweep.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue an interrupted run or sweep, or extend it: --resume --set rounds=20.",
+        ),
     ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")
@@ -246,20 +250,14 @@ def reproduce(
     The same command continues after an interruption; finished runs are not repeated. The exit
     status is 3 if some runs failed or were not started.
     """
-    from rich.table import Table as RichTable
-
     from fedaux.paper import command
     from fedaux.paper.running import Request
+    from fedaux.report.tables import TerminalTable
     from fedaux.sweep.display import ProgressDisplay
 
     console = Console()
     if name is None:
-        listed = command.listing()
-        table = RichTable(*map(str, listed.headers))
-        for row in listed.rows:
-            table.add_row(*map(str, row))
-        table.columns[0].no_wrap = True
-        console.print(table)
+        console.print(TerminalTable(command.listing()))
         return
     load_plugins(plugins)
     folder = out or command.default_folder(name, quick=quick)

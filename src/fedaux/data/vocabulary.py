@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fedaux.data.checkpoints import lowercases, read_tokenizer
+from fedaux.formatting import install_hint
 
 PAD, UNKNOWN, BEGIN, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 PAD_ID = 0
@@ -198,5 +199,5 @@ def _library() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ValueError("texts need the package tokenizers: pip install 'fedaux[text]'") from error
+        raise ValueError(f"texts need the package tokenizers: {install_hint('text')}") from error
     return tokenizers

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Certainty, Prototype
+from fedaux.formatting import install_hint
 from fedaux.models import MODELS, SplitModel
 from fedaux.privacy.audit.distribution import PValue, deviations
 from fedaux.privacy.audit.mechanisms import FixedNoise
@@ -162,7 +163,7 @@ def audit_node(section: Certainty, *, releases: int, seed: int, findings: Findin
     disagree."""
     if find_spec("flwr") is None or find_spec("opendp") is None:
         raise ValueError(
-            "the audit of a node needs Flower and OpenDP: pip install 'fedaux[flower,privacy]'"
+            f"the audit of a node needs Flower and OpenDP: {install_hint('flower,privacy')}"
         )
     with tempfile.TemporaryDirectory() as folder, _quiet():
         nodes = NodeAudit(section, Path(folder), seed=seed)

@@ -368,3 +368,55 @@ def watch(
         raise typer.Exit(130) from None
     if state == "failed":
         raise typer.Exit(1)
+
+
+@app.command()
+def monitor(
+    watched: Annotated[
+        Path,
+        typer.Argument(
+            help="The federation's folder on the server, or a node's configuration.",
+            metavar="DIR|NODE.toml",
+        ),
+    ],
+    superlink: Annotated[
+        str | None, typer.Option("--superlink", help="Node: the server.", metavar="HOST:PORT")
+    ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            "--root-certificates",
+            help="Node: the federation's ca.crt.",
+            show_default="ca.crt beside the file",
+        ),
+    ] = None,
+    node_port: Annotated[int, typer.Option("--node-port", help="Node: its local port.")] = 9094,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Port of /health and /metrics.")] = 9464,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the health and exit, with status 1 if unhealthy.")
+    ] = False,
+) -> None:
+    """Serve /health and /metrics (Prometheus) of a server or a node until it is stopped."""
+    from fedaux.federation import monitor as monitoring
+
+    if watched.is_dir():
+        folder = watched.resolve()
+
+        def look() -> monitoring.Report:
+            return monitoring.server_report(folder)
+    else:
+        if superlink is None or not superlink.rpartition(":")[2].isdigit():
+            raise ValueError(f"--superlink {superlink or ''}: should be HOST:PORT, for a node")
+        place, authority = superlink, certificate or watched.parent / "ca.crt"
+
+        def look() -> monitoring.Report:
+            return monitoring.node_report(
+                watched, superlink=place, certificate=authority, port=node_port
+            )
+
+    if once:
+        found = look()
+        typer.echo(monitoring.health(found), nl=False)
+        raise typer.Exit(1 if found.problems else 0)
+    monitoring.serve(look, host=host, port=port).serve_forever()

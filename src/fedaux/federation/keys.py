@@ -17,6 +17,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from fedaux.formatting import install_hint
+
 AUTHORITY = ("ca.crt", "ca.key")
 SERVER = ("server.pem", "server.key")
 ALWAYS = ("localhost", "127.0.0.1", "::1")
@@ -221,6 +223,6 @@ def _cryptography() -> tuple[Any, Any, Any, Any]:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
         raise ValueError(
-            "keys and certificates need the extra: pip install 'fedaux[flower]'"
+            f"keys and certificates need the extra: {install_hint('flower')}"
         ) from error
     return x509, hashes, ec, serialization

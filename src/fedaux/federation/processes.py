@@ -27,6 +27,7 @@ from fedaux.federation.certificates import server_problems
 from fedaux.federation.folder import own_names
 from fedaux.federation.keys import require_private
 from fedaux.federation.node import NodeConfig, keep_policy
+from fedaux.formatting import install_hint
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -61,13 +62,13 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 def require_flower() -> None:
     """Raise ValueError if Flower is not installed."""
     if find_spec("flwr") is None:
-        raise ValueError("a federation needs Flower: pip install 'fedaux[flower,privacy]'")
+        raise ValueError(f"a federation needs Flower: {install_hint('flower,privacy')}")
 
 
 def require_secure_noise() -> None:
     """Raise ValueError if secure noise cannot be drawn."""
     if find_spec("opendp") is None:
-        raise ValueError("privacy.noise = secure: needs OpenDP, pip install 'fedaux[privacy]'")
+        raise ValueError(f"privacy.noise = secure: needs OpenDP, {install_hint('privacy')}")
 
 
 def environment(home: Path, *, first: Sequence[Path] = ()) -> dict[str, str]:

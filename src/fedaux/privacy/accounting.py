@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from fedaux.formatting import interval, privacy_budget
+from fedaux.formatting import install_hint, interval, privacy_budget
 from fedaux.privacy.ledger import CLASS_SUMS, SCORES, LedgerEntry, basic_composition
 
 INTERVAL = 5e-4
@@ -162,7 +162,7 @@ def _losses(query: Query, interval: float) -> Any:
         from dp_accounting.pld import privacy_loss_distribution
     except ImportError as error:
         raise MissingAccountantError(
-            "tight composition needs dp-accounting: pip install 'fedaux[privacy]'"
+            f"tight composition needs dp-accounting: {install_hint('privacy')}"
         ) from error
     # dp-accounting's sensitivity is for adding an example; replacing one doubles it.
     sampled = query.sampling_probability is not None

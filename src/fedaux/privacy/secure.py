@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedaux.formatting import install_hint
 from fedaux.privacy.bounds import MOST_COMPONENTS
 from fedaux.privacy.mechanism import Noise, SimulatedNoise
 
@@ -120,6 +121,6 @@ def _opendp() -> Any:
     try:
         import opendp.prelude as dp
     except ImportError as error:
-        raise ValueError("secure noise needs OpenDP: pip install 'fedaux[privacy]'") from error
+        raise ValueError(f"secure noise needs OpenDP: {install_hint('privacy')}") from error
     dp.enable_features("contrib")
     return dp

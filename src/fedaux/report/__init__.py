@@ -17,3 +17,21 @@ def write_report(directory: Path) -> Path:
     path = Path(directory) / "report.html"
     save_text(path, render(read_runs(directory)))  # atomic
     return path
+
+
+def write_figures(directory: Path, out: Path) -> list[Path]:
+    """Write every figure of the report into a folder, as PNG, SVG and PDF; return the files.
+
+    Raises ValueError as :func:`write_report` does.
+    """
+    from fedaux.report.html import collected_figures
+    from fedaux.report.page import render
+    from fedaux.report.results import read_runs
+    from fedaux.report.svg import UNDATED, save
+
+    with collected_figures() as figures:
+        render(read_runs(directory))
+    files = [Path(out) / f"{name}{kind}" for name in figures for kind in UNDATED]
+    for file in files:
+        save(figures[file.stem], file)
+    return files

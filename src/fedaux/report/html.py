@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from html import escape
 from urllib.parse import quote
 
@@ -10,6 +13,7 @@ from matplotlib.figure import Figure
 from fedaux.report.svg import as_svg
 from fedaux.report.tables import Table, to_csv
 
+_FIGURES: ContextVar[dict[str, Figure] | None] = ContextVar("figures", default=None)
 CSS = """
 :root{color-scheme:light dark;--ground:#fff;--ink:#1c2126;--soft:#59636e;--line:#d5dae0;
 --wash:#f3f5f8;--link:#0a5ea8;--warn:#8a3c00;--warn-wash:#fff3e6}
@@ -76,11 +80,24 @@ def picture(
 
     ``label`` is the text for screen readers, by default the caption.
     """
+    if (figures := _FIGURES.get()) is not None:
+        figures[name or key] = figure
     drawn = as_svg(figure, prefix=key, label=label or caption)
     return (
         f'<figure>\n<div class="scroll">{drawn}</div>\n<figcaption>{escape(caption)} '
         f"{download(name or key, numbers)}</figcaption>\n</figure>\n"
     )
+
+
+@contextmanager
+def collected_figures() -> Iterator[dict[str, Figure]]:
+    """Collect the figures of a page by name while it is written."""
+    figures: dict[str, Figure] = {}
+    token = _FIGURES.set(figures)
+    try:
+        yield figures
+    finally:
+        _FIGURES.reset(token)
 
 
 def download(name: str, numbers: Table, *, text: str = "Save the numbers (CSV)") -> str:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.table import Table as TerminalTable
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table as RichTable
 
+GAP = 2
+"""Space after a column in a terminal."""
 LONG = 18
 """Number of characters above which text may wrap."""
 
@@ -31,8 +34,6 @@ class Table:
     """Bold cells, as (row, column)."""
     links: Mapping[int, str] = field(default_factory=dict)
     """Targets of links on the first cell, by row."""
-    unbroken: Collection[int] = ()
-    """Columns that do not wrap in a narrow terminal."""
 
     def __post_init__(self) -> None:
         widths = {len(row) for row in self.rows} | ({len(self.align)} if self.align else set())
@@ -56,29 +57,79 @@ def bold_row(number: int, headers: Sequence[object]) -> set[tuple[int, int]]:
     return {(number, column) for column in range(len(headers))}
 
 
-def to_terminal(table: Table) -> TerminalTable:
-    """Return a table that rich prints."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table as TerminalTable
-    from rich.text import Text
+class TerminalTable:
+    """A table that rich prints: in a narrow terminal text wraps at words, numbers stay whole, and
+    columns that find no room follow in further tables, each with the first column."""
 
-    shown = TerminalTable(
-        title=Text(table.caption), title_justify="left", show_header=any(table.headers)
-    )
-    shown.box, shown.padding, shown.show_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
-    for column, name in enumerate(table.headers):
-        fixed = column in table.unbroken
-        shown.add_column(
-            Text(str(name)),
-            justify="left" if table.left(column) else "right",
-            no_wrap=fixed or table.left(column),
-            min_width=max((len(str(row[column])) for row in table.rows), default=0)
-            if fixed
-            else None,
-        )
-    for row in table.cells():
-        shown.add_row(*(Text(text, style="bold" if bold else "") for text, bold in row))
-    return shown
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the caption and one or several tables."""
+        from rich.text import Text
+
+        if self.table.caption:
+            yield Text(self.table.caption, style="table.title")
+        for number, columns in enumerate(self._parts(options.max_width)):
+            if number:
+                yield Text()
+            yield self._part(columns)
+
+    def _widths(self, column: int) -> tuple[int, int]:
+        """Return the least width of a column, and the width at which nothing wraps."""
+        from rich.cells import cell_len
+
+        cells = [str(row[column]) for row in self.table.rows]
+        header = str(self.table.headers[column])
+        whole = max(cell_len(line) for text in (header, *cells) for line in text.split("\n"))
+        words = header.split()
+        for text in cells:
+            words += text.split() if self.table.left(column) else text.split("\n")
+        return max(map(cell_len, words), default=0), whole
+
+    def _parts(self, room: int) -> Iterator[dict[int, int]]:
+        """Yield the columns of each table with their widths."""
+        widths = [self._widths(column) for column in range(len(self.table.headers))]
+        part: dict[int, int] = {}
+        for column, (least, _) in enumerate(widths):
+            if len(part) > 1 and sum(part.values()) + GAP * len(part) + least > room:
+                yield _widened(part, widths, room)
+                part = {0: widths[0][0]}
+            part[column] = least
+        yield _widened(part, widths, room)
+
+    def _part(self, columns: Mapping[int, int]) -> RichTable:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        shown = RichTable(show_header=any(self.table.headers))
+        shown.box, shown.padding, shown.show_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
+        for column, width in columns.items():
+            shown.add_column(
+                Text(str(self.table.headers[column])),
+                justify="left" if self.table.left(column) else "right",
+                width=width,
+                overflow="fold",
+            )
+        for row in self.table.cells():
+            cells = (row[column] for column in columns)
+            shown.add_row(*(Text(text, style="bold" if bold else "") for text, bold in cells))
+        return shown
+
+
+def _widened(
+    part: Mapping[int, int], widths: Sequence[tuple[int, int]], room: int
+) -> dict[int, int]:
+    """Return the columns of a table with what is left of the room, the narrowest first."""
+    result, left = dict(part), room - sum(part.values()) - GAP * len(part)
+    waiting = sorted(part, key=lambda column: widths[column][1] - part[column])
+    for done, column in enumerate(waiting):
+        share = max(0, left) // (len(waiting) - done)
+        added = min(widths[column][1] - part[column], share)
+        result[column] += added
+        left -= added
+    return result
 
 
 def to_markdown(table: Table) -> str:

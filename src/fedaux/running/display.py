@@ -13,13 +13,12 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from fedaux.files import read_json
 from fedaux.report.results import results_table
-from fedaux.report.tables import Table, bold_row, to_terminal
+from fedaux.report.tables import Table, TerminalTable, bold_row
 from fedaux.report.verdict import last_accuracies, verdict
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from rich.table import Table as TerminalTable
 
 LINE_SECONDS = 2.0
 """Minimum time between two lines of progress if the output is no terminal."""
@@ -46,7 +45,7 @@ def result_table(summary: Mapping[str, Any]) -> TerminalTable:
     protected = any(row["updates_protected"] for row in summary["rows"])
     covered = "everything sent" if protected else "the certainty scores"
     caption = f"{summary['name']}: test accuracy in %, {over}; (ε, δ) covers {covered}"
-    return to_terminal(results_table(summary["rows"], caption=caption, without="seeds"))
+    return TerminalTable(results_table(summary["rows"], caption=caption, without="seeds"))
 
 
 def split_table(
@@ -64,7 +63,7 @@ def split_table(
     caption = f"Examples by client and class ({how})"
     bold = bold_row(len(table), headers)
     align = ("l" if names else "r") + "r" * (len(headers) - 1)
-    return to_terminal(Table(headers, rows, align, caption, bold))
+    return TerminalTable(Table(headers, rows, align, caption, bold))
 
 
 def dropped_lines(directory: Path) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaux.files import replacing
+from fedaux.formatting import install_hint
 from fedaux.running.trained_model import TrainedModel, load
 
 SUFFIXES = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
@@ -110,7 +111,7 @@ def _write_onnx(
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ValueError(
-            f"--format onnx: needs the package {' and '.join(missing)}: pip install 'fedaux[onnx]'"
+            f"--format onnx: needs the package {' and '.join(missing)}: {install_hint('onnx')}"
         )
     sizes: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
     if example.ndim == 2:

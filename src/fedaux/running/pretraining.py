@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as TerminalTable
 from torch import Tensor
 
 from fedaux import seeding
@@ -33,7 +32,7 @@ from fedaux.pretrain.probe import Probe, probe
 from fedaux.pretrain.store import save_h0, save_several
 from fedaux.pretrain.store import shared_store as shared_store
 from fedaux.pretrain.training import EpochProgress, Stopped
-from fedaux.report.tables import Table, to_terminal
+from fedaux.report.tables import Table, TerminalTable
 from fedaux.running import preflight
 from fedaux.running.display import LINE_SECONDS, live_bar
 from fedaux.running.run import prepare_device
@@ -194,7 +193,7 @@ def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> Termi
         accuracies = [mean_and_deviation(measured.get(key)) for key in ("linear", "neighbours")]
         rows.append((outcome.prototype, card["epochs"], seconds, loss, *accuracies))
     caption = f"{name}: pretrained features, seed {seed}; test accuracy in %"
-    return to_terminal(Table(headers, rows, caption=caption))
+    return TerminalTable(Table(headers, rows, caption=caption))
 
 
 def unmeasured_line(outcomes: Sequence[Outcome]) -> str:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from rich.console import RenderableType
-from rich.table import Table as TerminalTable
 
 from fedaux import seeding
 from fedaux.config import MEAN_COMPONENTS, Certainty, ExperimentFields
@@ -25,7 +24,7 @@ from fedaux.privacy import classes, mean, paper
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.ledger import NEIGHBOURS
-from fedaux.report.tables import Table, to_terminal
+from fedaux.report.tables import Table, TerminalTable
 
 NOISE_LIMIT = 0.5
 """Warn if the norm of the noise is above this share of the largest possible signal."""
@@ -194,7 +193,7 @@ class PrivacyPlan:
             )
         caption = f"{', '.join(group.methods)}: (ε, δ) by client"
         first = "l" if self.names else "r"
-        return to_terminal(Table(headers, rows, first + "r" * (len(headers) - 1), caption))
+        return TerminalTable(Table(headers, rows, first + "r" * (len(headers) - 1), caption))
 
 
 def privacy_plan(

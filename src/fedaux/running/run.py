@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -237,9 +238,12 @@ class ExperimentRunner:
     def run(self, method: str, seed: int) -> None:
         """Run one method and seed, from its last saved round to the end."""
         directory, rounds = self._directory, self._experiment.rounds
+        finished = directory.rounds_done(method, seed) >= rounds
+        lacks_models = model_files.lacks_models(directory, method, seed)
+        if finished and not lacks_models and not self._lacks_scores(method, seed):
+            return  # its tensors are not read again
         progress = directory.load(method, seed, device=str(self._auxiliary.device))
-        finished = progress is not None and progress.state.round >= rounds
-        if progress is not None and finished and model_files.lacks_models(directory, method, seed):
+        if progress is not None and finished and lacks_models:
             self._write_models(method, seed, progress)
         if finished and not self._lacks_scores(method, seed):
             return
@@ -358,7 +362,12 @@ class ExperimentRunner:
                     for key, tensor in own.items()
                 },
             )
-        stored = load_file(file, device=str(self._auxiliary.device))
+        try:
+            stored = load_file(file, device=str(self._auxiliary.device))
+        except SafetensorError as error:
+            raise ValueError(
+                f"{file}: damaged ({error}); delete it and use --resume, it is computed again"
+            ) from error
         return {name: {key: stored[f"{name}/{key}"] for key in own} for name, own in public.items()}
 
     def _lacks_scores(self, method: str, seed: int) -> bool:

@@ -16,11 +16,13 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import tomli_w
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -28,7 +30,7 @@ from fedaux.config import ConfigError, Experiment
 from fedaux.core.messages import ClientState, ScoreRelease
 from fedaux.core.methods import unprotected_by
 from fedaux.core.task import Preparation, State
-from fedaux.files import read_json, save_json, save_tensors, save_text
+from fedaux.files import UNFINISHED, save_json, save_tensors, save_text
 from fedaux.privacy.ledger import NEIGHBOURS, UPDATE, LedgerEntry
 from fedaux.recipes import flatten, load_experiment
 
@@ -55,8 +57,11 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path, experiment: Experiment, *, resume: bool) -> RunDirectory:
-        """Start a run in a new or empty directory, or resume a run of the same experiment."""
-        recipe = path / "config.toml"
+        """Start a run in a new or empty directory, or resume a run of the same experiment.
+
+        A run that is resumed with more rounds is extended.
+        """
+        recipe, stored = path / "config.toml", experiment
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; choose a directory with --out (out=)")
         if recipe.exists():
@@ -65,15 +70,28 @@ class RunDirectory:
                     f"{path} already contains a run; continue it with --resume (resume=True), "
                     "or choose another directory with --out (out=)"
                 )
-            refuse_other_experiment(path, load_experiment(recipe), experiment)
-        elif path.exists() and any(item.name != ".lock" for item in path.iterdir()):
+            stored = load_experiment(recipe)
+            refuse_other_experiment(path, stored, experiment)
+        elif path.exists() and any(
+            item.name != ".lock" and not item.match(UNFINISHED) for item in path.iterdir()
+        ):
             raise ValueError(
                 f"{path} is not empty and contains no run; choose another directory with --out"
             )
         path.mkdir(parents=True, exist_ok=True)
         directory = cls(path, experiment)
         directory._lock = locked(path)
-        if not recipe.exists():
+        for unfinished in path.rglob(UNFINISHED):  # of a process that was killed
+            unfinished.unlink(missing_ok=True)
+        for folder in path.glob("cells/*"):
+            if (folder / STATE).exists():
+                with suppress(ValueError):  # a damaged one is reported when it is needed
+                    _remove_old(folder, read_header(folder))
+        if experiment.rounds > stored.rounds:
+            (path / "scores.safetensors").unlink(missing_ok=True)  # of what was the last round
+            stored = stored.model_copy(update={"rounds": experiment.rounds})
+            save_text(recipe, tomli_w.dumps(stored.to_dict()))
+        elif not recipe.exists():
             save_text(recipe, tomli_w.dumps(experiment.to_dict()))
         return directory
 
@@ -99,42 +117,47 @@ class RunDirectory:
         """Return the directory of one method and seed."""
         return self.path / "cells" / f"{method}-seed{seed}"
 
-    def load(self, method: str, seed: int, *, device: str = "cpu") -> Progress | None:
-        """Return the progress of one method and seed, or None if it has not started."""
+    def rounds_done(self, method: str, seed: int) -> int:
+        """Return the number of finished rounds of one method and seed."""
         folder = self.folder(method, seed)
-        if not (folder / "state.json").exists():
+        return int(read_header(folder)["round"]) if (folder / STATE).exists() else 0
+
+    def load(self, method: str, seed: int, *, device: str = "cpu") -> Progress | None:
+        """Return the progress of one method and seed, or None if it has not started.
+
+        Raises ValueError with the file that is damaged or missing, and how to continue.
+        """
+        folder = self.folder(method, seed)
+        if not (folder / STATE).exists():
             return None
-        header = read_json(folder / "state.json")
-        prepared = (
-            _nested(load_file(folder / header["prepared"], device=device))
-            if header["prepared"]
-            else {}
-        )
-        tensors = _nested(load_file(folder / header["checkpoint"], device=device))
-        entries = [LedgerEntry.from_json(entry) for entry in header["ledger"]]
-        vectors = tensors.get("vector", {}).get("client", {})
-        releases = {
-            entry.client: ScoreRelease(entry.client, vectors[str(entry.client)], entry)
-            for entry in entries
-            if entry.purpose != UPDATE
-        }
-        spent = tuple(entry for entry in entries if entry.purpose == UPDATE)
-        memory, kept = (
-            {
-                int(client): ClientState(
-                    number,
-                    load_file(_stamped_file(folder, kind, int(client), number), device=device),
-                )
-                for client, number in header.get(kind, {}).items()
+        header = read_header(folder)
+        with _reading(folder / STATE):
+            entries = [LedgerEntry.from_json(entry) for entry in header["ledger"]]
+        prepared: dict[str, dict[str, dict[str, Tensor]]] = {}
+        if header["prepared"]:
+            with _reading(file := folder / header["prepared"]):
+                prepared = _nested(load_file(file, device=device))
+        with _reading(file := folder / header["checkpoint"]):
+            tensors = _nested(load_file(file, device=device))
+            weights = tensors["weights"]
+            vectors = tensors.get("vector", {}).get("client", {})
+            releases = {
+                entry.client: ScoreRelease(entry.client, vectors[str(entry.client)], entry)
+                for entry in entries
+                if entry.purpose != UPDATE
             }
-            for kind in STAMPED
-        )
-        smoothed = tensors.get("smoothed", {})
-        state = State(header["round"], tensors["weights"], releases, spent, memory, smoothed)
+        stamped: dict[str, dict[int, ClientState]] = {kind: {} for kind in STAMPED}
+        for kind, states in stamped.items():
+            for client, number in header.get(kind, {}).items():
+                with _reading(file := _stamped_file(folder, kind, int(client), number), up=2):
+                    states[int(client)] = ClientState(number, load_file(file, device=device))
+        spent = tuple(entry for entry in entries if entry.purpose == UPDATE)
+        memory, smoothed = stamped["memory"], tensors.get("smoothed", {})
+        state = State(header["round"], weights, releases, spent, memory, smoothed)
         preparation = Preparation(
             prepared.get("extractor", {}), prepared.get("public", {}), **header["preparation"]
         )
-        return Progress(state, preparation, header["rows"], kept)
+        return Progress(state, preparation, header["rows"], stamped["kept"])
 
     def save(self, method: str, seed: int, progress: Progress) -> None:
         """Save a round: its tensors, then the header that refers to them; remove old tensors."""
@@ -178,24 +201,15 @@ class RunDirectory:
             kind: {str(client): one.round for client, one in clients.items()}
             for kind, clients in stamped.items()
         }
-        save_json(folder / "state.json", header)
-        for old in folder.glob("round-*.safetensors"):
-            if old.name != checkpoint:
-                old.unlink()
-        for kind, clients in stamped.items():
-            current = {
-                _stamped_file(folder, kind, client, one.round) for client, one in clients.items()
-            }
-            for file in (folder / kind).glob("client-*.safetensors"):
-                if file not in current:
-                    file.unlink()
+        save_json(folder / STATE, header)
+        _remove_old(folder, header)
         if state.ledger:  # updates add entries in every round
             self.write_ledger()
 
     def headers(self) -> list[dict[str, Any]]:
         """Return the header (state.json) of every method and seed that has started, in order."""
-        files = [self.folder(method, seed) / "state.json" for method, seed in self.tasks()]
-        return [read_json(file) for file in files if file.exists()]
+        folders = [self.folder(method, seed) for method, seed in self.tasks()]
+        return [read_header(folder) for folder in folders if (folder / STATE).exists()]
 
     def write_metrics(self) -> None:
         """Rewrite metrics.jsonl from the headers."""
@@ -223,8 +237,49 @@ class RunDirectory:
         save_json(self.path / "ledger.json", ledger)
 
 
+STATE = "state.json"
 STAMPED = ("memory", "kept")
 """Stored in one file per client: the server's memory, and the state of simulated clients."""
+
+
+HEADER = ("method", "seed", "round", "prepared", "checkpoint", "preparation", "ledger", "rows")
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """Return the state.json of one method and seed. Raises ValueError if it is damaged."""
+    with _reading(file := folder / STATE):
+        header: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        for key in HEADER:
+            header[key]
+        int(header["round"])
+    return header
+
+
+@contextmanager
+def _reading(file: Path, *, up: int = 1) -> Iterator[None]:
+    """Name a damaged or missing file of a checkpoint, and how to continue without it; its method
+    and seed have the folder `up` levels above."""
+    try:
+        yield
+    except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        folder = file.parents[up - 1]
+        reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
+        raise ValueError(
+            f"{file}: {reason}, so {folder.name} cannot be continued; to run it again from its "
+            f"first round, delete or move away {folder} and use --resume; the rest is kept"
+        ) from error
+
+
+def _remove_old(folder: Path, header: Mapping[str, Any]) -> None:
+    """Remove tensors of earlier rounds, which the header no longer names."""
+    current = {folder / header["checkpoint"]}
+    for kind in STAMPED:
+        for client, number in header.get(kind, {}).items():
+            current.add(_stamped_file(folder, kind, int(client), number))
+    for pattern in ("round-*", *(f"{kind}/client-*" for kind in STAMPED)):
+        for file in folder.glob(f"{pattern}.safetensors"):
+            if file not in current:
+                file.unlink()
 
 
 def _stamped_file(folder: Path, kind: str, client: int, number: int) -> Path:
@@ -259,13 +314,19 @@ def locked(path: Path) -> IO[str]:
 
 
 def refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -> None:
-    """Raise ConfigError with the settings that differ between a run and an experiment."""
+    """Raise ConfigError with the settings that differ between a run and an experiment; more rounds
+    extend a run."""
     old, new = (flatten(experiment.essentials()) for experiment in (stored, given))
-    different = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    hints = dict.fromkeys(old.keys() | new.keys(), "")
+    if new["rounds"] > old["rounds"]:
+        del hints["rounds"]
+    else:
+        hints["rounds"] = "; a run can be extended, not shortened"
+    different = [key for key in sorted(hints) if old.get(key) != new.get(key)]
     if different:
         raise ConfigError(
             [
-                f"{key} = {new.get(key)!r}: the run was started with {old.get(key)!r}"
+                f"{key} = {new.get(key)!r}: the run was started with {old.get(key)!r}{hints[key]}"
                 for key in different
             ],
             origin=f"{path} contains a run of another experiment and cannot be resumed",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedaux.config import ExperimentFields
 from fedaux.core.task import Callback, Task
 from fedaux.files import read_json
+from fedaux.formatting import install_hint
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -28,7 +29,7 @@ def check(experiment: ExperimentFields) -> None:
     """Raise ValueError if event files are requested but TensorBoard is not installed."""
     if experiment.output.tensorboard and find_spec("tensorboard") is None:
         raise ValueError(
-            "output.tensorboard = true: needs TensorBoard, pip install 'fedaux[tensorboard]'"
+            f"output.tensorboard = true: needs TensorBoard, {install_hint('tensorboard')}"
         )
 
 

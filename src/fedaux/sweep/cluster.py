@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedaux.formatting import install_hint
 from fedaux.sweep.processes import (
     STOP_TIMEOUT,
     LocalProcess,
@@ -132,7 +133,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise ValueError("a sweep on a cluster needs Ray: pip install 'fedaux[cluster]'") from error
+        raise ValueError(f"a sweep on a cluster needs Ray: {install_hint('cluster')}") from error
     return ray
 
 

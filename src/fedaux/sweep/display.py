@@ -16,14 +16,12 @@ from fedaux.config import Experiment
 from fedaux.core.methods import METHODS
 from fedaux.formatting import client_label, plural, setting_text
 from fedaux.report.results import ranked, results_table, settings_of
-from fedaux.report.tables import to_terminal
+from fedaux.report.tables import TerminalTable
 from fedaux.running.display import LINE_SECONDS, live_bar
 from fedaux.sweep.grid import Cell
 from fedaux.sweep.runner import SweepCallback
 
 if TYPE_CHECKING:
-    from rich.table import Table as TerminalTable
-
     from fedaux.core.task import Task
 
 MAX_ROWS = 40
@@ -204,7 +202,7 @@ def sweep_table(name: str, rows: Sequence[Mapping[str, Any]]) -> TerminalTable:
     if len(rows) > MAX_ROWS:
         caption += f"; best {MAX_ROWS} of {len(rows)}, all rows are in the report"
     names = {key: key.rpartition(".")[2] for key in keys}
-    return to_terminal(
+    return TerminalTable(
         results_table(ranked(rows)[:MAX_ROWS], names=names, caption=caption, without="seconds")
     )
 

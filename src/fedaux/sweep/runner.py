@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +22,7 @@ from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, ConfigError
 from fedaux.files import read_json, save_json
 from fedaux.recipes import load_experiment
 from fedaux.report import write_report
-from fedaux.running.run_directory import locked, refuse_other_experiment
+from fedaux.running.run_directory import STATE, locked, read_header, refuse_other_experiment
 from fedaux.sweep.grid import Cell
 from fedaux.sweep.processes import STOP_TIMEOUT, LocalSlot, Slot
 from fedaux.sweep.scheduler import CellQueue, Events, Worker, serve
@@ -166,8 +166,15 @@ def is_finished(directory: Path, cell: Cell) -> bool:
 
 
 def rounds_done(directory: Path) -> int:
-    """Return the number of finished rounds of all methods and seeds of a run."""
-    return sum(read_json(state)["round"] for state in directory.glob("cells/*/state.json"))
+    """Return the number of finished rounds of all methods and seeds of a run, for its display.
+
+    Damaged files count nothing here; the run reports them.
+    """
+    done = 0
+    for folder in directory.glob(f"cells/*/{STATE}"):
+        with suppress(ValueError):
+            done += read_header(folder.parent)["round"]
+    return done
 
 
 class _Record:

@@ -23,6 +23,7 @@ import torch
 
 from fedaux import seeding
 from fedaux.config import Certainty
+from fedaux.config_errors import nearest
 from fedaux.formatting import privacy_budget
 from fedaux.privacy.audit.distinguishing import clopper_pearson, distinguish, epsilon_bound
 from fedaux.privacy.audit.distribution import FALSE_ALARMS, PValue, alarms, draw, rarest_fault
@@ -105,9 +106,8 @@ def audit(
     """
     mechanisms = auditable()
     if mechanism_name not in mechanisms:
-        raise ValueError(
-            f"mechanism {mechanism_name!r}: not known; there are {', '.join(mechanisms)}"
-        )
+        guess = nearest(mechanism_name, mechanisms) or f"; there are {', '.join(mechanisms)}"
+        raise ValueError(f"mechanism {mechanism_name!r}: not known{guess}")
     least = {"trials": 600, "pairs": len(SCENES) * len(REPLACEMENTS), "releases": LEAST_RELEASES}
     for name, given in (("trials", trials), ("pairs", pairs), ("releases", releases)):
         if given < least[name]:
