@@ -6,6 +6,7 @@ the metrics of a finished round; a third method `close()` is called at the end, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
@@ -19,6 +20,8 @@ from fedaux.running.tensorboard import round_points
 
 LONGEST_PARAMETER = 500
 """Characters of a parameter that every MLflow server accepts."""
+MOST_PARAMETERS = 100
+"""Parameters that a MLflow server accepts at once."""
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny", "pandas": "pandas"}
 """The package of each optional module."""
 
@@ -199,6 +202,7 @@ class MLflowCallback:
     def __init__(self, tracking_uri: str | None = None) -> None:
         client: Any = imported("mlflow", extra="mlflow").MlflowClient
         self._client = client(tracking_uri=tracking_uri)
+        self._entities: Any = import_module("mlflow.entities")
         self._current: tuple[str, int] | None = None
         self._run = ""
 
@@ -213,13 +217,22 @@ class MLflowCallback:
         group = found.experiment_id if found else self._client.create_experiment(called)
         self._run = self._client.create_run(group, run_name=f"{own[0]}-seed{own[1]}").info.run_id
         settings = flatten(task.experiment.to_dict()) | {"method": own[0], "seed": own[1]}
-        for key, value in settings.items():
-            self._client.log_param(self._run, key, str(value)[:LONGEST_PARAMETER])
+        parameters = [
+            self._entities.Param(key, str(value)[:LONGEST_PARAMETER])
+            for key, value in settings.items()
+        ]
+        for start in range(0, len(parameters), MOST_PARAMETERS):
+            chunk = parameters[start : start + MOST_PARAMETERS]
+            self._client.log_batch(self._run, params=chunk)
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Log the measured quantities of a round."""
-        for name, value in round_points(row).items():
-            self._client.log_metric(self._run, name, value, step=row["round"])
+        now = int(1000 * time.time())
+        points = [
+            self._entities.Metric(name, value, now, row["round"])
+            for name, value in round_points(row).items()
+        ]
+        self._client.log_batch(self._run, metrics=points)
 
     def close(self) -> None:
         """End the current run."""
