@@ -23,18 +23,18 @@ SETS = {
                         "augmentation": {"crop_scale": [0.5, 1.0], "flip": 0.0, "rotation": 10.0, "shear": 0.2}},
     }, {0.1: 5, 1.0: 39}),
     "cifar10": ({
-        "data": {"source": "parquet", "path": str(DATA / "cifar10"), "size": 4000, "test_size": 2000,
+        "data": {"source": "parquet", "path": str(DATA / "cifar10"), "size": 2000, "test_size": 1000,
                  "channel_mean": [0.485, 0.456, 0.406], "channel_deviation": [0.229, 0.224, 0.225]},
-        "auxiliary": {"source": "parquet", "path": str(DATA / "tinyimagenet32"), "size": 4000},
+        "auxiliary": {"source": "parquet", "path": str(DATA / "tinyimagenet32"), "size": 2000},
         "prototypes": [{"name": "resnet8", "model": "resnet8"}],
         "pretraining": {"checkpoint": str(DATA / "resnet8.safetensors")},
-    }, {0.1: 13, 1.0: 107}),
+    }, {0.1: 7, 1.0: 54}),
     "agnews": ({
-        "data": {"source": "parquet", "path": str(DATA / "ag_news"), "size": 2000, "test_size": 1000},
-        "auxiliary": {"source": "parquet", "path": str(DATA / "book_sentences"), "size": 1500},
+        "data": {"source": "parquet", "path": str(DATA / "ag_news"), "size": 1000, "test_size": 500},
+        "auxiliary": {"source": "parquet", "path": str(DATA / "book_sentences"), "size": 1000},
         "text": {"length": 32, "auxiliary_length": 24},
         "prototypes": [{"name": "minilm", "model": "minilm"}],
-    }, {0.1: 7, 1.0: 54}),
+    }, {0.1: 3, 1.0: 27}),
 }
 RATES = {"local": {"learning_rate": 1e-2}, "distillation": {"learning_rate": 1e-3}}
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.paths import ROOT
+from helpers.typing_commands import typed
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
@@ -20,7 +22,9 @@ def executed(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[
     monkeypatch.setenv("FEDAUX_CACHE", str(folder / "cache"))
     notebook = nbformat.read(path, as_version=4)
     context = {"metadata": {"path": str(folder)}}
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=context).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources=context
+    ).execute()
     return [output for cell in notebook.cells for output in cell.get("outputs", [])]
 
 
@@ -68,3 +72,13 @@ def test_privacy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert accuracy("fedaux-2.0") > accuracy("fedaux-0.05")
     assert accuracy("fedaux-2.0") > accuracy("feddf+p")
+
+
+@pytest.mark.slow
+def test_the_program_of_the_python_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    program = re.findall(r"^```python\n(.*?)^```$", page, flags=re.S | re.M)[0]
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    (said,) = typed([["python", "program.py"]], tmp_path)
+    assert "fedavg+p" in said
+    assert "Report: runs/noise/report.html" in said
