@@ -15,7 +15,7 @@ from helpers.experiments import tiny
 from rich.console import Console
 
 import fedaux
-from fedaux.running.callbacks import MLflowCallback, TerminalBar, WandbCallback
+from fedaux.running.callbacks import MLflowCallback, NotebookBar, TerminalBar, WandbCallback
 from fedaux.running.tensorboard import round_points
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -181,3 +181,16 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert {point.step: point.value for point in history} == {
                 row["round"]: round_points(row)[name] for row in rows
             }
+
+
+def test_a_notebook_gets_a_bar(result: fedaux.Result) -> None:
+    pytest.importorskip("IPython", reason="the extra dev is not installed")
+    shell = import_module("IPython.core.interactiveshell").InteractiveShell.instance()
+    with import_module("IPython.utils.capture").capture_output() as shown:
+        bar = NotebookBar(fedaux.load_experiment(result.directory / "config.toml"))
+        bar.round(result.metrics()[0])
+        bar.close()
+    shell.clear_instance()
+    started, moved, ended = (output.data["text/html"] for output in shown.outputs)
+    assert (started, ended) == ("starting", "")
+    assert moved.startswith('<progress value="1" max="8"></progress> fedavg seed 0 round 1/2 ')
