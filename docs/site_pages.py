@@ -3,6 +3,7 @@ host."""
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path, PurePosixPath
@@ -63,7 +64,19 @@ def page_text(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.endswith(".md"):
         return UNSEARCHED * path.startswith("notes/") + relinked(text, path)
+    if path.endswith(".ipynb"):
+        return f"{notebook_text(text)}\nThe notebook is `{path}` of the checkout.\n"
     return f"# {path}\n\n```{PurePosixPath(path).suffix.lstrip('.')}\n{text}```\n"
+
+
+def notebook_text(text: str) -> str:
+    """Return the cells of a notebook as Markdown and blocks of code, without outputs."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        code = cell["cell_type"] == "code"
+        parts.append(f"```python\n{source}\n```\n" if code else f"{source}\n")
+    return "\n".join(parts)
 
 
 def relinked(text: str, path: str) -> str:

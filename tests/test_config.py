@@ -260,3 +260,29 @@ def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> N
     (tmp_path / "d.toml").write_text("extends = 3\n")
     with pytest.raises(ConfigError, match="should be the name or the path of a recipe"):
         load_experiment(tmp_path / "d.toml")
+
+
+def test_an_experiment_from_a_name_a_text_and_a_path(tmp_path: Path) -> None:
+    (tmp_path / "a=b.toml").write_text('extends = "demo"\nrounds = 7\n', encoding="utf-8")
+    for recipe in (
+        tmp_path / "a=b.toml",
+        str(tmp_path / "a=b.toml"),
+        'extends = "demo"\nrounds = 7',
+    ):
+        found = load_experiment(recipe)
+        assert (found.rounds, found.split.num_clients) == (7, 10)
+    assert load_experiment("rounds = 3").rounds == 3
+    assert load_experiment("demo", overrides=["rounds=4"]).rounds == 4
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ("demmo", "demmo: no such file or recipe; the recipes are"),
+        ("rounds = 0", "TOML text: 1 problem in the configuration\nrounds = 0"),
+        ("rounds =\n", "TOML text: not valid TOML"),
+    ],
+)
+def test_what_is_wrong_with_a_name_or_a_text(recipe: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load_experiment(recipe)

@@ -16,13 +16,28 @@ from fedaux.config import ConfigError, Experiment, ExperimentFields
 from fedaux.config_errors import inspect, known_keys, nearest, section_in
 
 
-def load_experiment(path: Path, *, overrides: Sequence[str] = ()) -> Experiment:
-    """Read an experiment from a TOML file, with `key=value` overrides. Raises ConfigError."""
-    raw, problems = read_recipe(path, overrides=overrides)
+def load_experiment(recipe: Path | str, *, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment from a TOML file, the name of a shipped recipe, or TOML text.
+
+    A string with a line break, or with `=` and not ending in `.toml`, is TOML text; its `extends`
+    is relative to the current folder. `overrides` are `key=value`. Raises ConfigError, or
+    ValueError for an unknown name.
+    """
+    if isinstance(recipe, str) and _is_toml(recipe):
+        origin, raw = "TOML text", _extended(recipe, Path("TOML text"), ())
+        problems = apply_overrides(raw, overrides)
+    else:
+        path = recipe if isinstance(recipe, Path) else find_recipe(recipe)
+        origin = str(path)
+        raw, problems = read_recipe(path, overrides=overrides)
     problems += inspect(raw)[1]
     if problems:
-        raise ConfigError(problems, origin=str(path))
+        raise ConfigError(problems, origin=origin)
     return Experiment(**raw)
+
+
+def _is_toml(text: str) -> bool:
+    return "\n" in text or ("=" in text and not text.endswith(".toml"))
 
 
 def read_recipe(path: Path, *, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
@@ -32,7 +47,12 @@ def read_recipe(path: Path, *, overrides: Sequence[str] = ()) -> tuple[dict[str,
     to its own. Tables are merged, other values are replaced. The default name is the file's.
     """
     raw = {"name": re.sub(r"[^A-Za-z0-9._-]", "-", path.stem), **_read_with_base(path, ())}
-    return raw, [problem for override in overrides for problem in _apply_override(raw, override)]
+    return raw, apply_overrides(raw, overrides)
+
+
+def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> list[str]:
+    """Apply `key=value` overrides to raw values; return their problems."""
+    return [problem for override in overrides for problem in _apply_override(raw, override)]
 
 
 def find_recipe(name: str, *, beside: Path = Path()) -> Path:
@@ -60,10 +80,19 @@ def shipped_recipes() -> dict[str, tuple[Path, str]]:
 
 def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: not valid TOML ({error})"]) from error
+    return _extended(text, path, seen)
+
+
+def _extended(text: str, path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """Return the values of a TOML text, merged into those of the recipe that it extends."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"{path}: not valid TOML ({error})"]) from error
     base = raw.pop("extends", None)
     if base is None:

@@ -263,7 +263,10 @@ def test_keys_health_and_backup_with_real_processes(tmp_path: Path) -> None:
         assert '"healthy": true' in typed(commands("Health"), server)
         down = typed(commands("Health", 1), hospital, status=1)
         assert "the node does not listen" in down
-        typed(f"{flower} flwr supernode register ../hospital/node.key.pub hospitals", server)
+        typed(
+            f"{flower} fedaux federate register hospitals ../hospital/node.key.pub --client 0",
+            server,
+        )
         with running(node, hospital):
             wait_for(lambda: listens(int(ports["9094"])), 90, "the node listens", log)
             assert '"healthy": true' in typed(commands("Health", 1), hospital)
@@ -283,7 +286,7 @@ def test_keys_health_and_backup_with_real_processes(tmp_path: Path) -> None:
         (old,) = json.loads(typed(f"{flower} flwr supernode list hospitals --format json", server))[
             "nodes"
         ]
-        typed(commands("Keys", 1), server, NODE_ID=old["node-id"])
+        typed(commands("Keys", 1), server, NODE_ID=old["node-id"], **{"--client N": "--client 0"})
         with running(f"{node} --key node-2.key", hospital) as process:
             wait_for(lambda: listens(int(ports["9094"])), 90, "the new key is accepted", log)
             (new,) = [

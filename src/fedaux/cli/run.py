@@ -100,7 +100,9 @@ def run(
         _interruptible(console, f"continue with the same command and --resume ({directory})"),
         ProgressDisplay(console, experiment=experiment, done=done) as callback,
     ):
-        result = run_experiment(experiment, out=directory, resume=resume, callback=callback)
+        result = run_experiment(
+            experiment, out=directory, resume=resume, callback=callback, progress=False
+        )
     console.print(display.result_table(result.summary))
     lines = [
         *display.verdict_lines(directory),

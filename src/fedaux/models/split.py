@@ -62,6 +62,43 @@ def split_model(module: nn.Module, *, head: str, example: Tensor) -> SplitModel:
     return model.train(module.training)
 
 
+def find_head(module: nn.Module, *, example: Tensor) -> str:
+    """Return the name of the nn.Linear whose outputs are those of the module.
+
+    Raises ValueError if there is none.
+    """
+    whole = copy.deepcopy(module).eval()
+    outputs: dict[str, Tensor] = {}
+    for name, part in whole.named_modules():
+        if isinstance(part, nn.Linear) and name:
+            part.register_forward_hook(
+                lambda _, __, output, name=name: outputs.update({name: output})
+            )
+    with torch.no_grad():
+        logits = whole(example)
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"returns a {type(logits).__name__}; should return logits [N, classes]")
+    for name in reversed(outputs):
+        if outputs[name].shape == logits.shape and torch.equal(outputs[name], logits):
+            return name
+    used = ", ".join(outputs) or "none"
+    raise ValueError(
+        f"its last step should be an nn.Linear that returns logits, without a softmax (it uses "
+        f"{used}); otherwise name the head with fedaux.split_model(module, head=..., example=...)"
+    )
+
+
+def random_layers(module: nn.Module) -> list[str]:
+    """Return the names of layers that draw random numbers in training, such as dropout."""
+    return [
+        f"{name or 'the module'} ({type(part).__name__})"
+        for name, part in module.named_modules()
+        if (isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0)
+        or isinstance(part, nn.RReLU | nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
+        or (isinstance(part, nn.MultiheadAttention | nn.RNNBase) and part.dropout > 0)
+    ]
+
+
 def has_overrides(part: nn.Module) -> bool:
     """Return whether a module has hooks or its own `forward` attribute."""
     hooks = (

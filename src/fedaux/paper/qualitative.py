@@ -37,7 +37,7 @@ PRINTED = ("ResNet-8 in MB", "negatives' features in MB")
 def run(context: Context) -> Document:
     """Run every method of the experiment under OUT/run, and count its costs."""
     experiment, path = context.experiment, context.out / "run"
-    run_experiment(experiment, out=path, resume=True)
+    run_experiment(experiment, out=path, resume=True, progress=False)
     shape = tuple(load_both(experiment)[1].shape)
     first = path / "cells" / f"{experiment.method[0]}-seed{experiment.seeds[0]}"
     numbers: dict[str, Any] = {

@@ -37,6 +37,11 @@ def live_bar(console: Console, *columns: ProgressColumn) -> Progress:
 
 
 def result_table(summary: Mapping[str, Any]) -> TerminalTable:
+    """Return the final table for a terminal."""
+    return TerminalTable(summary_table(summary))
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
     """Return the final table: accuracy over seeds and its cost, one row per method."""
     seeds: Sequence[int] = summary["seeds"]
     over = f"seed {seeds[0]}"
@@ -45,7 +50,7 @@ def result_table(summary: Mapping[str, Any]) -> TerminalTable:
     protected = any(row["updates_protected"] for row in summary["rows"])
     covered = "everything sent" if protected else "the certainty scores"
     caption = f"{summary['name']}: test accuracy in %, {over}; (ε, δ) covers {covered}"
-    return TerminalTable(results_table(summary["rows"], caption=caption, without="seeds"))
+    return results_table(summary["rows"], caption=caption, without="seeds")
 
 
 def split_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from fedaux.data.splits import split_auxiliary
 from fedaux.data.vocabulary import Vocabulary, of_folder
 from fedaux.formatting import short
 from fedaux.models import MODELS, SHIPPED, SplitModel, model_input, model_options
+from fedaux.models.split import random_layers
 from fedaux.pretrain import fitting_weights
 from fedaux.pretrain.objectives import resolved
 from fedaux.privacy.mechanisms import MECHANISMS
@@ -314,6 +316,7 @@ def _model_problems(
         try:
             if prototype.model not in SHIPPED:
                 _check_outputs(model, prototype, examples, num_classes=num_classes)
+                _warn_of_random_layers(model, prototype)
             if experiment.local.privacy is not None:
                 check_ready([model])
             if pretrained and experiment.pretraining.checkpoint is None:
@@ -380,6 +383,17 @@ def _check_outputs(
         if tuple(found.shape) != (2, width):
             line = f"returns {what} {list(found.shape)} for two examples, should be {[2, width]}"
             raise ValueError(f"prototypes.model = {prototype.model!r}: {line}")
+
+
+def _warn_of_random_layers(model: SplitModel, prototype: Prototype) -> None:
+    """Warn of dropout and the like: their draws have no random stream of their own."""
+    if layers := random_layers(model):
+        warnings.warn(
+            f"prototypes.model = {prototype.model!r}: {', '.join(layers)} draws random numbers in "
+            "training, so a repeated or resumed run gives other figures; leave it out, or set its "
+            "probability to 0",
+            stacklevel=2,
+        )
 
 
 def _check_words(prototype: Prototype, vocabulary: Vocabulary | None) -> None:

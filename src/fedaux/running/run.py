@@ -6,9 +6,11 @@ import json
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedaux
 from fedaux import seeding
@@ -37,7 +39,10 @@ from fedaux.files import save_json, save_tensors
 from fedaux.models import SplitModel
 from fedaux.pretrain import H0Request, content_digest, pretrained_extractor, shared_store
 from fedaux.privacy.mechanisms import Public
+from fedaux.recipes import load_experiment
 from fedaux.running import model_files, plugins, preflight, tensorboard
+from fedaux.running.callbacks import imported, watched
+from fedaux.running.from_python import Factory, in_memory
 from fedaux.running.privacy_plan import noise_warnings
 from fedaux.running.run_directory import Progress, RunDirectory
 from fedaux.running.summary import summarise
@@ -49,9 +54,9 @@ TOP_IMAGES = 8
 """Number of each client's highest-scored auxiliary images in the report."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """A finished run."""
+    """A finished run; printed, or as the last line of a notebook's cell, it is a table."""
 
     directory: Path
     summary: Mapping[str, Any]
@@ -63,6 +68,37 @@ class Result:
         from fedaux.running.trained_model import load
 
         return load(self.directory, method=method, seed=seed, prototype=prototype)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the metrics of every method, seed and round (metrics.jsonl)."""
+        lines = (self.directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    def to_pandas(self) -> Any:
+        """Return the metrics as a DataFrame, one row per method, seed and round.
+
+        Raises ValueError if pandas is not installed.
+        """
+        frame: Any = imported("pandas", extra="pandas").DataFrame
+        return frame(self.metrics())
+
+    def __repr__(self) -> str:
+        from rich.console import Console
+
+        from fedaux.running.display import result_table
+
+        console = Console(width=120, color_system=None, force_jupyter=False, force_terminal=False)
+        with console.capture() as captured:
+            console.print(result_table(self.summary))
+        lines = [line.rstrip() for line in captured.get().splitlines()]
+        return "\n".join([*lines, f"Report: {self.directory / 'report.html'}"])
+
+    def _repr_html_(self) -> str:
+        from fedaux.report.tables import to_html
+        from fedaux.running.display import summary_table
+
+        report = f"<p>Report: <code>{escape(str(self.directory / 'report.html'))}</code></p>"
+        return to_html(summary_table(self.summary)) + report
 
 
 class NullCallback:
@@ -100,33 +136,60 @@ def load_inputs(experiment: Experiment) -> Inputs:
 
 
 def run(
-    experiment: Experiment,
+    experiment: Experiment | Path | str | None = None,
     *,
+    model: nn.Module | Factory | None = None,
+    clients: Sequence[Any] | Mapping[str, Any] | None = None,
+    public: Any = None,
+    test: Any = None,
     out: Path | str | None = None,
     resume: bool = False,
-    callback: Callback | None = None,
+    callback: Callback | Iterable[Callback] | None = None,
+    progress: bool = True,
     load: Callable[[Experiment], Inputs] = load_inputs,
 ) -> Result:
     """Run every method and seed of an experiment in a run directory, and write the report.
 
-    `load` loads the data; a sweep reuses it between runs. Raises ConfigError or ValueError, before
-    anything is written, if the experiment cannot be run.
+    Raises ConfigError or ValueError, before anything is written, if the experiment cannot be run.
+
+    Args:
+        experiment: An Experiment, or anything that `load_experiment` takes. Default: settings for
+            small data, `fedaux.running.from_python.SMALL`.
+        model: A plain nn.Module whose last step is an nn.Linear, a class or function that returns
+            one (called without arguments, or with the input shape and the number of classes), or a
+            SplitModel. It replaces the prototypes of the experiment.
+        clients: One dataset per client, in a list or in a dict by name: a torch Dataset of (image,
+            label) pairs, or a pair of images [N, C, H, W] and labels [N]. Pixels are uint8 or
+            floats in [0, 1]. Datasets are read once, so random transforms are not repeated.
+        public: Public unlabeled images of the same shape: a Dataset, whose labels are ignored, or
+            an array [N, C, H, W].
+        test: Test data, as `clients`. Default: a share of each client's examples
+            (`data.test_fraction`).
+        out: The run directory. Default: runs/NAME.
+        resume: Continue the run in this directory.
+        callback: One or several objects with `phase(task, round, name)` and `round(row)`.
+        progress: Show a progress bar in terminals and notebooks.
+        load: Loads the data; a sweep reuses it between runs.
     """
-    preflight.check(experiment)
-    tensorboard.check(experiment)
-    inputs = load(experiment)
-    return run_with_clients(
-        experiment,
-        inputs,
-        simulated(inputs.data),
-        path=run_path(experiment, out),
-        resume=resume,
-        callback=callback or NullCallback(),
-        tables=lambda: split_tables(experiment, inputs.data),
-        sizes=lambda: [
-            len(part) for part in split_for(experiment, inputs.data, experiment.seeds[0])
-        ],
-    )
+    if isinstance(experiment, Path | str):
+        experiment = load_experiment(experiment)
+    given = in_memory(experiment, model=model, clients=clients, public=public, test=test)
+    with given as experiment:
+        preflight.check(experiment)
+        tensorboard.check(experiment)
+        inputs = load(experiment)
+        first = partial(split_for, experiment, inputs.data, experiment.seeds[0])
+        with watched(experiment, callback, progress=progress) as watching:
+            return run_with_clients(
+                experiment,
+                inputs,
+                simulated(inputs.data),
+                path=run_path(experiment, out),
+                resume=resume,
+                callback=watching,
+                tables=partial(split_tables, experiment, inputs.data),
+                sizes=lambda: [len(part) for part in first()],
+            )
 
 
 def simulated(data: LabelledData) -> Callable[[Task], Clients]:

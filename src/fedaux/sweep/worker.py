@@ -132,6 +132,7 @@ def run_cell(order: Mapping[str, Any], *, load: InputCache, events: EventWriter)
             out=Path(order["out"]),
             resume=True,
             callback=events,
+            progress=False,
             load=load,
         )
     except (Exception, SystemExit) as error:
