@@ -336,7 +336,8 @@ class ClippedWithConstant(Classes):
     def rows(self, features: Tensor, public: Public) -> Tensor:
         white = (features.double() - public["centre"]) @ public["whitening"].double()
         rows = functional.pad(torch.nan_to_num(white, posinf=0.0, neginf=0.0), (0, 1), value=1.0)
-        return math.sqrt(2) * rows / rows.norm(dim=1, keepdim=True).clamp_min(math.sqrt(2))
+        norms: Tensor = rows.norm(dim=1, keepdim=True).clamp_min(math.sqrt(2))
+        return math.sqrt(2) * rows / norms
 
 
 class NoiseOnHeldClasses(Classes):
