@@ -18,7 +18,7 @@ from rich.console import Console
 from fedaux.config import ConfigError
 from fedaux.core.dpsgd import update_entry
 from fedaux.data import load_labelled
-from fedaux.federation.check import _score_entry, check_node
+from fedaux.federation.check import _release_entry, check_node
 from fedaux.federation.folder import port_of, write_folder
 from fedaux.federation.node import load_node
 from fedaux.federation.policy import Guard
@@ -247,7 +247,8 @@ def test_check_foretells_a_refusal(node: Path, old: str, new: str, reason: str) 
 def test_check_counts_what_was_spent_before_and_what_training_would_cost(node: Path) -> None:
     pytest.importorskip("dp_accounting")
     config = load_node(node)
-    entry = _score_entry(load_experiment(node.parents[1] / "app/recipe.toml"), config.number, 474)
+    recipe = load_experiment(node.parents[1] / "app/recipe.toml")
+    entry = _release_entry(recipe.certainty, config.number, 474)
     Guard(config).store_release("0" * 64, torch.zeros(3), entry)
     said, willing = check_node(node, recipe=str(node.parents[1] / "app/recipe.toml"))
     assert not willing
