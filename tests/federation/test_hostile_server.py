@@ -275,12 +275,14 @@ def test_no_answer_but_noise_depends_on_private_data(tmp_path: Path, twin: str) 
             images(tmp_path / "a", ["cat", "dog"] * 4),
             epsilon=50.0,
             accountant="renyi",
+            mechanisms=["mean", "classes"],
         ),
         node(
             tmp_path / "two",
             images(tmp_path / "b", labels, **how),
             epsilon=50.0,
             accountant="renyi",
+            mechanisms=["mean", "classes"],
         ),
     ]
     for classes in (
@@ -500,7 +502,8 @@ def test_maps_that_broadcast_are_refused_and_cost_nothing(
     """With whitening [F] and a bound [1, 1] the release had one number per example, and noise for a
     mean of all."""
     mechanism, public = HOSTILE_SHAPES[attack]
-    file = node(tmp_path / "node", images(tmp_path / "data", ["cat"] * count))
+    data = images(tmp_path / "data", ["cat"] * count)
+    file = node(tmp_path / "node", data, mechanisms=[mechanism])
     assert refusal(ask_with_map(file, public, mechanism=mechanism)) is not None
     assert spent(file) == []
 
@@ -509,7 +512,7 @@ def test_class_sums_are_booked_within_the_budget_and_may_be_denied(tmp_path: Pat
     """A node books them as what they are, answers the same request again for nothing, refuses what
     its budget does not cover, and refuses all of them if its operator does not name them."""
     data = images(tmp_path / "data", ["cat", "dog", "horse"] * 3)
-    file = node(tmp_path / "node", data)
+    file = node(tmp_path / "node", data, mechanisms=["mean", "classes"])
 
     def ask() -> RecordDict:
         torch.manual_seed(0)  # the same h0
@@ -532,7 +535,7 @@ def test_class_sums_are_booked_within_the_budget_and_may_be_denied(tmp_path: Pat
     words = refusal(ask_for_release(file, mechanism="mean", epsilon=0.8))
     assert words is not None
     assert "already spent" in words
-    denied = node(tmp_path / "denied", data, mechanisms=["mean"])
+    denied = node(tmp_path / "denied", data)
     words = refusal(ask_for_release(denied, mechanism="classes"))
-    assert words == "refused: certainty.mechanism = classes: this node allows mean"
+    assert words == "refused: certainty.mechanism = classes: this node allows mean, paper"
     assert spent(denied) == []
