@@ -33,7 +33,7 @@ from fedaux.federation.terms import PREPARE, TRAIN, Plan, PrepareTerms, TrainTer
 from fedaux.federation.work import own_examples
 from fedaux.models import MODELS
 from fedaux.privacy.mechanism import integer_mean
-from fedaux.privacy.mechanisms import MECHANISMS
+from fedaux.privacy.mechanisms import MECHANISMS, publish_map
 
 CLASSES = ("cat", "cow", "dog")
 MODEL = Prototype(name="p", model="cnn", options={"width": 4})
@@ -107,7 +107,7 @@ def prepare_content(
     content: dict[str, Any] = {
         "terms": records.text_record(terms.model_dump_json()),
         "extractor": records.arrays(snapshot(model.features)),
-        "public": records.arrays(mechanism.publish(features)),
+        "public": records.arrays(publish_map(mechanism, features, num_classes=len(classes))),
     }
     return RecordDict(content)
 
@@ -291,12 +291,14 @@ def test_no_answer_but_noise_depends_on_private_data(tmp_path: Path, twin: str) 
             images(tmp_path / "a", ["cat", "dog"] * 4),
             epsilon=50.0,
             accountant="renyi",
+            mechanisms=["mean", "classes"],
         ),
         node(
             tmp_path / "two",
             images(tmp_path / "b", labels, **how),
             epsilon=50.0,
             accountant="renyi",
+            mechanisms=["mean", "classes"],
         ),
     ]
     for classes in (
@@ -307,9 +309,13 @@ def test_no_answer_but_noise_depends_on_private_data(tmp_path: Path, twin: str) 
         ("horse", "cat", "dog"),
         (*CLASSES, "horse"),
     ):
-        answers = [shown(ask_for_release(file, classes=classes, epsilon=0.5)) for file in files]
-        assert answers[0] == answers[1], classes
-        assert isinstance(answers[0], str) == (set(classes) != set(CLASSES))
+        for mechanism in ("mean", "classes"):
+            answers = [
+                shown(ask_for_release(file, classes=classes, mechanism=mechanism, epsilon=0.5))
+                for file in files
+            ]
+            assert answers[0] == answers[1], classes
+            assert isinstance(answers[0], str) == (set(classes) != set(CLASSES))
     if pytest.importorskip("opacus"):
         answers = [
             shown(ask_for_update(file, privacy={"noise_multiplier": 2.0}, batch_size=4))
@@ -538,6 +544,11 @@ def test_unprotected_updates_need_the_owners_word(tmp_path: Path) -> None:
 
 WIDTH = 32
 """Features of the model that is asked for here."""
+WHOLE_MAP = {
+    "centre": torch.zeros(WIDTH),
+    "whitening": torch.ones(WIDTH, 2),
+    "bound": torch.ones(()),
+}
 HOSTILE_SHAPES: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
     "examples along the axis that is clipped": (
         "mean",
@@ -559,6 +570,13 @@ HOSTILE_SHAPES: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
         "paper",
         {"bound": torch.ones(()), "negatives": torch.zeros(1, 1, WIDTH)},
     ),
+    "class sums without a number of classes": ("classes", WHOLE_MAP),
+    "class sums of a row per example": (
+        "classes",
+        WHOLE_MAP | {"classes": torch.tensor(3), "centre": torch.zeros(8, WIDTH)},
+    ),
+    "class sums of many classes": ("classes", WHOLE_MAP | {"classes": torch.tensor(2**40)}),
+    "class sums of no number": ("classes", WHOLE_MAP | {"classes": torch.tensor(torch.nan)}),
 }
 
 
@@ -570,6 +588,40 @@ def test_maps_that_broadcast_are_refused_and_cost_nothing(
     """With whitening [F] and a bound [1, 1] the release had one number per example, and noise for a
     mean of all."""
     mechanism, public = HOSTILE_SHAPES[attack]
-    file = node(tmp_path / "node", images(tmp_path / "data", ["cat"] * count))
+    data = images(tmp_path / "data", ["cat"] * count)
+    file = node(tmp_path / "node", data, mechanisms=[mechanism])
     assert refusal(ask_with_map(file, public, mechanism=mechanism)) is not None
     assert spent(file) == []
+
+
+def test_class_sums_are_booked_within_the_budget_and_may_be_denied(tmp_path: Path) -> None:
+    """A node books them as what they are, answers the same request again for nothing, refuses what
+    its budget does not cover, and refuses all of them if its operator does not name them."""
+    data = images(tmp_path / "data", ["cat", "dog", "horse"] * 3)
+    file = node(tmp_path / "node", data, mechanisms=["mean", "classes"])
+
+    def ask() -> RecordDict:
+        torch.manual_seed(0)  # the same h0
+        return ask_for_release(file, mechanism="classes", epsilon=0.8, components=4)
+
+    first, again = ask(), ask()
+    vectors = [
+        records.some_tensors(one["release"], most_bytes=10**6)["vector"] for one in (first, again)
+    ]
+    assert torch.equal(*vectors)
+    assert vectors[0].shape == (len(CLASSES) * 5,)
+    (row,) = spent(file)
+    entry = row["entry"]
+    assert (entry["mechanism"], entry["purpose"], entry["noise"]) == (
+        "classes",
+        "class sums",
+        "secure",
+    )
+    assert (entry["sensitivity"], entry["epsilon"], entry["num_examples"]) == (2.0, 0.8, 9)
+    words = refusal(ask_for_release(file, mechanism="mean", epsilon=0.8))
+    assert words is not None
+    assert "already spent" in words
+    denied = node(tmp_path / "denied", data)
+    words = refusal(ask_for_release(denied, mechanism="classes"))
+    assert words == "refused: certainty.mechanism = classes: this node allows mean, paper"
+    assert spent(denied) == []

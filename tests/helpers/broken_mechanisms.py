@@ -12,10 +12,13 @@ import numpy as np
 import torch
 from scipy.special import ndtr
 from torch import Tensor
+from torch.nn import functional
 
 from fedaux.config import Certainty
+from fedaux.privacy.classes import ClassSums
 from fedaux.privacy.mean import PrivateMean
-from fedaux.privacy.mechanisms import Noise, Public, Release, SimulatedNoise
+from fedaux.privacy.mechanism import integer_sums
+from fedaux.privacy.mechanisms import Mechanism, Noise, Public, Release, SimulatedNoise
 
 PUBLISHED: dict[tuple[str, int], Public] = {}
 
@@ -305,7 +308,82 @@ class Generous(Mean):
         super().__init__(section.model_copy(update={"epsilon": 2 * section.epsilon}))
 
 
-BROKEN: dict[str, tuple[Callable[[Certainty], Mean], str]] = {
+class Classes(ClassSums):
+    """`classes`, to be broken in its rows, its labels or its noise."""
+
+    def rows(self, features: Tensor, public: Public) -> Tensor:
+        return functional.pad(self.project(features, public), (0, 1), value=1.0)
+
+    def sums(self, rows: Tensor, labels: Tensor, classes: int) -> Tensor:
+        return integer_sums(rows, labels, count=classes)
+
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
+        assert labels is not None
+        stated = super().release(features, public, noise=noise, labels=labels)
+        usable = torch.where(features.isfinite().all(dim=1), labels, -1)
+        sums = self.sums(self.rows(features, public), usable, int(public["classes"]))
+        return replace(stated, vector=self.noisy(sums, noise, stated.sigma))
+
+    def noisy(self, sums: Tensor, noise: Noise, sigma: float) -> Tensor:
+        return noise.perturb(sums.flatten(), sensitivity=2.0, sigma=sigma)
+
+
+class ClippedWithConstant(Classes):
+    """The constant is appended first, and rows are clipped to the norm that they may then have."""
+
+    def rows(self, features: Tensor, public: Public) -> Tensor:
+        white = (features.double() - public["centre"]) @ public["whitening"].double()
+        rows = functional.pad(torch.nan_to_num(white, posinf=0.0, neginf=0.0), (0, 1), value=1.0)
+        norms: Tensor = rows.norm(dim=1, keepdim=True).clamp_min(math.sqrt(2))
+        return math.sqrt(2) * rows / norms
+
+
+class NoiseOnHeldClasses(Classes):
+    """Rows of classes without examples stay zero, and show that there are none."""
+
+    def noisy(self, sums: Tensor, noise: Noise, sigma: float) -> Tensor:
+        held = (sums[:, -1:] != 0).expand_as(sums).flatten()
+        return torch.where(held, super().noisy(sums, noise, sigma), 0.0)
+
+
+class CountsWithoutNoise(Classes):
+    """Only features get noise."""
+
+    def noisy(self, sums: Tensor, noise: Noise, sigma: float) -> Tensor:
+        vector = super().noisy(sums, noise, sigma).reshape(sums.shape)
+        return torch.cat([vector[:, :-1], sums[:, -1:]], dim=1).flatten()
+
+
+class LabelAsIndex(Classes):
+    """Label -1 wraps around to the last class, and others fail."""
+
+    def sums(self, rows: Tensor, labels: Tensor, classes: int) -> Tensor:
+        sums = torch.zeros(classes, rows.shape[1], dtype=torch.float64)
+        for row, label in zip(rows, labels.tolist(), strict=True):
+            sums[label] += row
+        return sums
+
+
+class StrangeLabelsEverywhere(Classes):
+    """An example whose label is unknown counts for every class."""
+
+    def sums(self, rows: Tensor, labels: Tensor, classes: int) -> Tensor:
+        strange = (labels < 0) | (labels >= classes)
+        return super().sums(rows, labels, classes) + (rows * strange[:, None]).sum(dim=0)
+
+
+class LargerConstant(Classes):
+    """Counts are scaled up to have less noise."""
+
+    def rows(self, features: Tensor, public: Public) -> Tensor:
+        return 2.0 * super().rows(features, public) - functional.pad(
+            self.project(features, public), (0, 1)
+        )
+
+
+BROKEN: dict[str, tuple[Callable[[Certainty], Mechanism], str]] = {
     "half the noise": (bent(lambda: lambda standard: standard / 2), "total variance"),
     "uniform noise": (bent(lambda: uniform), "distribution"),
     "Laplace noise": (bent(lambda: laplace), "distribution"),
@@ -340,6 +418,12 @@ BROKEN: dict[str, tuple[Callable[[Certainty], Mean], str]] = {
     "NaN for huge features": (Overflowing, "distance"),
     "an error for NaN": (Refusing, "a release fails"),
     "twice the epsilon": (Generous, "more than was asked for"),
+    "classes: clipped with the constant": (ClippedWithConstant, "distance"),
+    "classes: a larger constant": (LargerConstant, "distance"),
+    "classes: unknown labels in every class": (StrangeLabelsEverywhere, "distance"),
+    "classes: labels as indices": (LabelAsIndex, "a release fails"),
+    "classes: noise on held classes only": (NoiseOnHeldClasses, "noise: zeros"),
+    "classes: counts without noise": (CountsWithoutNoise, "noise: zeros"),
 }
 """Each fault with a word of the finding that must name it; `distance`: the search must find a ratio
 above 1."""

@@ -235,3 +235,51 @@ def mixed_probabilities_loop(
             ]
         )
     return labels
+
+
+def class_sums_loop(
+    projected: list[list[float]], labels: list[int], *, classes: int, finite: list[bool]
+) -> list[list[float]]:
+    """Sum (u(x), 1) over the examples of each class, one by one."""
+    sums = [[0.0] * (len(projected[0]) + 1) for _ in range(classes)]
+    for row, label, good in zip(projected, labels, finite, strict=True):
+        for c in range(classes):
+            if good and label == c:
+                sums[c] = [total + value for total, value in zip(sums[c], [*row, 1.0], strict=True)]
+    return sums
+
+
+def shares_loop(sums: list[list[list[float]]]) -> list[list[float]]:
+    """P(client | class) from the counts of class sums [K][C][k + 1]."""
+    classes = range(len(sums[0]))
+    totals = [sum(own[c][-1] for own in sums) for c in classes]
+    return [[own[c][-1] / totals[c] for c in classes] for own in sums]
+
+
+def class_discriminant_loop(
+    sums: list[list[list[float]]], points: list[list[float]], *, scale: float
+) -> list[list[float]]:
+    """Discriminant of exact class sums [K][C][k + 1]: clients are weighted by their counts."""
+    classes, width = len(sums[0]), len(sums[0][0]) - 1
+    counts = [[own[c][-1] for own in sums] for c in range(classes)]
+    everything = sum(sum(own) for own in counts)
+    prior = [sum(own) / everything for own in counts]
+    means = [
+        [
+            sum(n * own[c][j] for n, own in zip(counts[c], sums, strict=True))
+            / sum(n * n for n in counts[c])
+            for j in range(width)
+        ]
+        for c in range(classes)
+    ]
+    centre = [sum(prior[c] * means[c][j] for c in range(classes)) for j in range(width)]
+    logits = []
+    for point in points:
+        row = []
+        for c in range(classes):
+            shift = [means[c][j] - centre[j] for j in range(width)]
+            inner = sum(shift[j] * (point[j] - centre[j]) for j in range(width))
+            half = sum(value * value for value in shift) / 2
+            row.append(scale * (inner - half) + math.log(prior[c]))
+        logits.append(row)
+    return logits

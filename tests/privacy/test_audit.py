@@ -70,7 +70,8 @@ def test_every_broken_mechanism_is_found_out(monkeypatch: pytest.MonkeyPatch, na
 
 
 @pytest.mark.parametrize(
-    ("name", "seed"), [("mean", 0), ("mean", 1), ("mean", 2), ("mean", 3), ("paper", 4)]
+    ("name", "seed"),
+    [("mean", 0), ("mean", 1), ("mean", 2), ("mean", 3), ("paper", 4), ("classes", 5)],
 )
 def test_correct_mechanisms_pass(name: str, seed: int) -> None:
     less: dict[str, Any] = {"releases": 40, "shapes": FEATURES} if name == "paper" else {}
@@ -91,6 +92,7 @@ def test_secure_noise_is_tested_as_well(monkeypatch: pytest.MonkeyPatch) -> None
     pytest.importorskip("opendp")
     quick = QUICK | {"shapes": FEATURES, "releases": 200, "noise": ("secure",)}
     assert not audit("mean", **quick).violated
+    assert not audit("classes", **quick).violated
     for name in ("half the noise", "uniform noise", "noise used twice"):
         build, word = BROKEN[name]
         monkeypatch.setitem(MECHANISMS, name, build)
@@ -98,7 +100,7 @@ def test_secure_noise_is_tested_as_well(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mean", "paper"])
+@pytest.mark.parametrize("name", ["mean", "paper", "classes"])
 def test_a_whole_audit_finds_nothing(name: str) -> None:
     pytest.importorskip("flwr")
     pytest.importorskip("opendp")
@@ -126,7 +128,7 @@ def test_rare_faults_are_seen_at_the_stated_rate() -> None:
     assert 1 - (1 - rarest_fault(700)) ** 700 == pytest.approx(0.99)
 
 
-@pytest.mark.parametrize(("name", "least"), [("mean", 1.0), ("paper", 0.55)])
+@pytest.mark.parametrize(("name", "least"), [("mean", 1.0), ("classes", 1.0), ("paper", 0.55)])
 def test_hundreds_of_neighbours_stay_within_the_stated_sensitivity(name: str, least: float) -> None:
     """And come near it: `mean` needs all of its noise."""
     result = audit(

@@ -194,3 +194,21 @@ def test_clients_are_called_by_their_names() -> None:
     assert "Warning: hospital_a with 50 examples" in text
     assert "hospital_d" in text
     assert "client 0" not in text
+
+
+def test_class_sums_are_planned_with_what_they_can_be_worth() -> None:
+    shown = plan(method=["private-head", "fedaux"], certainty={"epsilon": 0.1, "components": None})
+    heads, scored = shown.groups
+    assert (heads.methods, scored.methods) == (("private-head",), ("fedaux",))
+    assert heads.certainty is not None
+    assert (heads.certainty.mechanism, heads.certainty.components) == ("classes", 10)
+    assert heads.reliability is not None
+    worst, best = heads.reliability
+    assert 0 < worst < best < 1
+    text = printed(shown)
+    assert "Class sums with 10 components" in text
+    assert f"{worst:.2f} if every client holds all classes and {best:.2f} if each holds one" in text
+    assert "class sums" in text
+    alone = plan(method="private-head", certainty={"epsilon": 0.01, "components": 4})
+    assert "No model update leaves a client" in printed(alone)
+    assert "too little for a useful private head" in printed(alone)

@@ -51,13 +51,9 @@ class NodePrivacy(Section):
     `gaussian` is exact for scores and counts DP-SGD without amplification by sampling; `renyi`
     is for DP-SGD and counts scores at a little more than they state. Choose before the node is
     first used."""
-    mechanisms: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = (
-        "mean",
-        "paper",
-        "classes",
-    )
-    """Allowed certainty mechanisms; `released-code` and `none` are not private and not covered
-    by the budget."""
+    mechanisms: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ("mean", "paper")
+    """Allowed certainty mechanisms. `classes` is within the budget as well, and also tells of
+    labels; `released-code` and `none` are not private and not covered by the budget."""
     noise: Literal["secure", "simulated"] = "secure"
     """`simulated` noise can be computed by the server, so it is not private: for trials only."""
     plain_updates: bool = False

@@ -48,7 +48,7 @@ FITTED_COUNTS = 4096
 """Noisy counts to which the prior is fitted."""
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Candidates for p."""
-SIGNAL = 0.05
+SIGNAL = 0.07
 """Variance between class means per whitened component that is expected beforehand."""
 RELIABLE = 0.6
 """Number of components: as many as keep the expected reliability above this."""

@@ -1,0 +1,162 @@
+"""The private head: the fit against plain least squares, the method against the readable algorithm,
+and what leaves a client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.experiments import tiny
+from helpers.federations import Wrapped, federation, h0_of, written_out
+from sklearn.linear_model import Ridge
+from torch import nn
+
+import fedaux
+from fedaux.core import plain
+from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
+from fedaux.core.methods import METHODS, Method
+from fedaux.core.preparation import class_estimates
+from fedaux.core.private_head import RIDGE, fit_head, set_head, shared_targets
+from fedaux.privacy.ledger import CLASS_SUMS
+
+pytestmark = pytest.mark.usefixtures("without_pages")
+
+
+class NeverTrained(Wrapped):
+    """Clients that must not be asked to train."""
+
+    def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+        raise AssertionError("asked to train")
+
+
+class Silent(Wrapped):
+    """Clients that release nothing."""
+
+    def release_scores(
+        self, clients: Sequence[int], request: ReleaseRequest
+    ) -> Iterator[ScoreRelease]:
+        return iter(())
+
+
+def test_the_fit_is_scikit_learns_ridge() -> None:
+    generator = np.random.default_rng(0)
+    features, targets = 3 + generator.normal(size=(60, 7)), generator.normal(size=(60, 4))
+    weight, bias = fit_head(torch.from_numpy(features), torch.from_numpy(targets))
+    penalty = RIDGE * features.var(axis=0).mean() * len(features)
+    peer = Ridge(alpha=penalty).fit(features, targets)
+    assert weight.numpy() == pytest.approx(peer.coef_, abs=1e-5)
+    assert bias.numpy() == pytest.approx(peer.intercept_, abs=1e-5)
+
+
+def test_a_linear_target_is_fitted_at_any_scale_and_dead_features_do_no_harm() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(200, 5, generator=generator)
+    inputs[:, 3] = 0.0
+    targets = inputs @ torch.randn(5, 3, generator=generator) + 2.0
+    for scale in (1e-4, 1.0, 1e4):
+        weight, bias = fit_head(scale * inputs, targets)
+        fitted = scale * inputs @ weight.T + bias
+        assert float((fitted - targets).abs().max()) < 0.02
+
+
+def test_heads_that_are_not_linear_are_refused() -> None:
+    with pytest.raises(ValueError, match="'x': its head is Sequential"):
+        set_head(nn.Sequential(), torch.zeros(2, 2), torch.zeros(2, 2), prototype="x")
+
+
+def test_a_prototype_without_releases_learns_from_the_others() -> None:
+    known = {"a": torch.zeros(2, 3), "b": torch.ones(2, 3)}
+    assert torch.equal(shared_targets(known, "a"), known["a"])
+    assert torch.equal(shared_targets(known, "c"), torch.full((2, 3), 0.5))
+    with pytest.raises(ValueError, match="no client released class sums"):
+        shared_targets({}, "a")
+
+
+@pytest.mark.parametrize("mode", ["full", "linear"])
+def test_the_method_is_the_algorithm_written_out(tmp_path: Path, mode: str) -> None:
+    server, state, _, _ = federation(
+        tmp_path,
+        kind=NeverTrained,
+        method="private-head",
+        mode=mode,
+        certainty={"epsilon": 100.0, "components": 16},
+    )
+    task, _, before = written_out(server, state)
+    preparation, start = plain.prepare(task, extractors=h0_of(server, state))
+    for key, tensor in state.weights["cnn"].items():
+        assert torch.allclose(tensor, start.weights["cnn"][key], rtol=1e-3, atol=1e-4), key
+    after, row = server.play_round(state)
+    expected, expected_row = plain.play_round(task, preparation, before)
+    assert row["accuracy"] == pytest.approx(expected_row["accuracy"], abs=2 / 359)
+    assert row["accuracy"] > 0.4  # h0 of one epoch; a random head has 0.1
+    assert (row["clients_asked"], row["bytes_up"], row["model_kept"]) == ([], 0, False)
+    for key, tensor in after.weights["cnn"].items():
+        assert torch.equal(tensor, state.weights["cnn"][key])
+    assert expected.round == after.round == 1
+    assert {one.entry.purpose for one in state.releases.values()} == {CLASS_SUMS}
+
+
+def test_the_head_is_the_discriminant_on_public_examples(tmp_path: Path) -> None:
+    server, state, _, _ = federation(tmp_path, method="private-head", certainty={"epsilon": 100.0})
+    public, task = server.preparation.public, server.task
+    ((members, estimate),) = class_estimates(task, state.releases, public).values()
+    assert members == sorted(state.releases)
+    extractor = server.preparation.extractors["cnn"]
+    wanted = estimate.logits(server.scorer.project("cnn", extractor, task.distill_images))
+    logits = server.server_models["cnn"].logits(state.weights["cnn"]).double()
+    agree = (logits.argmax(dim=1) == wanted.argmax(dim=1)).double().mean()
+    assert float(agree) > 0.8
+    assert float((logits - wanted).square().mean()) < 0.3 * float(wanted.var())
+
+
+def test_without_any_release_there_is_no_head(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no client released class sums"):
+        federation(tmp_path, kind=Silent, method="private-head")
+
+
+def test_other_methods_can_start_from_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Method("fedavg+h", start="private-head", scores=True, mechanism="classes")
+    monkeypatch.setitem(METHODS, "fedavg+h", own)
+    server, state, _, _ = federation(tmp_path, method="fedavg+h", certainty={"epsilon": 100.0})
+    head = {key: one for key, one in state.weights["cnn"].items() if key.startswith("head.")}
+    after, row = server.play_round(state)
+    assert len(row["clients_answered"]) == 4
+    assert any(not torch.equal(after.weights["cnn"][key], one) for key, one in head.items())
+    with pytest.raises(ValueError, match="scores should be True"):
+        Method("x", start="private-head")
+
+
+def test_a_run_beside_fedaux_has_two_maps_two_prices_and_a_flat_curve(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"certainty": {"epsilon": 2.0, "components": None}, "rounds": 2}
+    experiment = tiny(method=["fedaux", "private-head"], **changes)
+    result = fedaux.run(experiment, out=tmp_path / "run")
+    assert sorted(file.name for file in (tmp_path / "run/public").iterdir()) == [
+        "seed0-classes.safetensors",
+        "seed0.safetensors",
+    ]
+    entries = json.loads((tmp_path / "run/ledger.json").read_text())["entries"]
+    by_method = {(row["method"], row["mechanism"], row["purpose"]) for row in entries}
+    assert by_method == {
+        ("fedaux", "mean", "certainty scores"),
+        ("private-head", "classes", "class sums"),
+    }
+    rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    flat = [row["accuracy"] for row in rows if row["method"] == "private-head"]
+    assert len(flat) == 2
+    assert len(set(flat)) == 1
+    assert result.summary["complete"]
+
+
+def test_a_run_without_updates_says_that_nothing_is_unprotected_but_n(tmp_path: Path) -> None:
+    fedaux.run(tiny(method="private-head", rounds=1), out=tmp_path / "run")
+    ledger = json.loads((tmp_path / "run/ledger.json").read_text())
+    assert "No model update leaves a client" in ledger["unprotected"]
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["rows"][0]["updates_protected"]
