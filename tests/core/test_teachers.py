@@ -173,11 +173,16 @@ def test_a_round_records_how_the_weight_on_public_data_is_spread(
     )
     _, row = server.play_round(state)
     task, preparation, before = written_out(server, state)
+    beliefs = None
+    if task.method.teacher == "belief":
+        beliefs = plain.server_beliefs(task, preparation, before)
     members = [
-        plain.with_logits(preparation, plain.train_member(task, preparation, before, client))
+        plain.with_logits(
+            preparation, plain.train_member(task, preparation, before, client, beliefs)
+        )
         for client in row["clients_answered"]
     ]
-    targets = plain.teach(task, preparation, members, 1).tolist()
+    targets = plain.teach(task, preparation, members, 1, beliefs).tolist()
     by_class = [sum(column) / len(targets) for column in zip(*targets, strict=True)]
     assert row["public_weight_by_class"] == pytest.approx(by_class, abs=1e-4)
     clients = row["clients_answered"]

@@ -221,6 +221,7 @@ def read_release(content: RecordDict) -> Any:
         content,
         client=1,
         certainty=SECTION,
+        purpose=SCORES,
         width=4,
         limits=lambda examples: MECHANISM.limits(examples, PUBLIC),  # type: ignore[attr-defined]
         most_examples=100,

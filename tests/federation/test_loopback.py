@@ -542,7 +542,7 @@ def test_a_federation_leaves_curves_for_tensorboard(tmp_path: Path) -> None:
 def test_the_log_and_the_report_call_nodes_by_their_names(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    callback = ServerCallback()
+    callback = ServerCallback(4)
     callback.status = StatusCallback(tmp_path, num_clients=4, rounds=1)
     callback.status.seen(0, name="north\x1b[2J")
     callback.status.seen(2, name="south")

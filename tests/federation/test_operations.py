@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.error import HTTPError
@@ -222,8 +222,10 @@ def test_keys_health_and_backup_with_real_processes(tmp_path: Path) -> None:
     hospital.mkdir()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
-    def typed(block: str, where: Path, status: int = 0, **names: str) -> str:
-        for written, real in ({"server.example": "localhost"} | ports | names).items():
+    def typed(
+        block: str, where: Path, *, status: int = 0, names: Mapping[str, str] | None = None
+    ) -> str:
+        for written, real in ({"server.example": "localhost"} | ports | dict(names or {})).items():
             block = block.replace(written, real)
         done = subprocess.run(
             ["bash", "-euc", block],
@@ -286,7 +288,11 @@ def test_keys_health_and_backup_with_real_processes(tmp_path: Path) -> None:
         (old,) = json.loads(typed(f"{flower} flwr supernode list hospitals --format json", server))[
             "nodes"
         ]
-        typed(commands("Keys", 1), server, NODE_ID=old["node-id"], **{"--client N": "--client 0"})
+        typed(
+            commands("Keys", 1),
+            server,
+            names={"NODE_ID": old["node-id"], "--client N": "--client 0"},
+        )
         with running(f"{node} --key node-2.key", hospital) as process:
             wait_for(lambda: listens(int(ports["9094"])), 90, "the new key is accepted", log)
             (new,) = [

@@ -89,7 +89,7 @@ class NodeAudit:
         terms = PrepareTerms(
             client=CLIENT,
             run="audit",
-            plan=Plan(run="audit", certainty=self._section, releases=1),
+            plan=Plan(run="audit", certainty=(self._section,), releases=1),
             seed=0,
             prototype=Prototype(name="audit", model="mlp", options={"width": WIDTH}),
             mode="full",
