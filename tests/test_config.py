@@ -278,7 +278,8 @@ def test_an_experiment_from_a_name_a_text_and_a_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
-        ("demmo", "demmo: no such file or recipe; the recipes are"),
+        ("demmo", "demmo: no such file or recipe; did you mean demo"),
+        ("zzz", "zzz: no such file or recipe; the recipes are"),
         ("rounds = 0", "TOML text: 1 problem in the configuration\nrounds = 0"),
         ("rounds =\n", "TOML text: not valid TOML"),
     ],

@@ -24,6 +24,7 @@ from fedaux.core.teachers import (
 LOGITS = torch.from_numpy(
     np.random.default_rng(0).normal(0, 3, (3, 5, 4))
 ).float()  # clients, examples, classes
+COUNTS = torch.tensor([[5.0, 0.0, 2.0, 1.0], [1.0, 3.0, 0.0, 1.0], [0.0, 4.0, 1.0, 0.0]])
 SCORES = torch.from_numpy(np.random.default_rng(1).uniform(0.01, 1, (3, 5)))
 
 
@@ -38,6 +39,8 @@ def ensemble(
         members,
         predict=lambda member: logits[member.client],
         log_scores=lambda ids: torch.log(torch.stack([scores[client] for client in ids])),
+        beliefs=torch.softmax(logits.sum(dim=0), dim=1),
+        class_counts=lambda ids: torch.stack([COUNTS[client] for client in ids]),
     )
 
 
@@ -52,6 +55,29 @@ def test_certainty_teacher_is_equation_3() -> None:
     assert certainty_teacher(ensemble()).numpy() != pytest.approx(
         mean_teacher(ensemble()).numpy(), abs=1e-2
     )
+
+
+def test_belief_teacher_weighs_clients_by_the_classes_that_the_server_sees() -> None:
+    """w_i(x) = sum_c q(c | x) r_i n_ic / sum_j r_j n_jc, normalised over clients."""
+    shares = (1.0, 0.5, 1.0)
+    own = ensemble(shares=shares)
+    assert own.beliefs is not None
+    labels = np.zeros((5, 4))
+    for x in range(5):
+        weights = [
+            sum(
+                float(own.beliefs[x, c])
+                * shares[i]
+                * float(COUNTS[i, c])
+                / sum(shares[j] * float(COUNTS[j, c]) for j in range(3))
+                for c in range(4)
+            )
+            for i in range(3)
+        ]
+        for i in range(3):
+            probabilities = oracles.softmax_loop(LOGITS[i, x].tolist())
+            labels[x] += weights[i] / sum(weights) * np.array(probabilities)
+    assert TEACHERS["belief"](own).numpy() == pytest.approx(labels, abs=1e-5)
 
 
 def test_mixture_teacher_averages_probabilities() -> None:

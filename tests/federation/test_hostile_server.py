@@ -620,8 +620,8 @@ def test_class_sums_are_booked_within_the_budget_and_may_be_denied(tmp_path: Pat
     assert (entry["sensitivity"], entry["epsilon"], entry["num_examples"]) == (2.0, 0.8, 9)
     words = refusal(ask_for_release(file, mechanism="mean", epsilon=0.8))
     assert words is not None
-    assert "already spent" in words
+    assert words == "refused: this request does not fit this node's privacy budget"
     denied = node(tmp_path / "denied", data)
     words = refusal(ask_for_release(denied, mechanism="classes"))
-    assert words == "refused: certainty.mechanism = classes: this node allows mean, paper"
+    assert words == "refused: certainty.mechanism = classes: not allowed by this node"
     assert spent(denied) == []

@@ -17,7 +17,13 @@ from fedaux.config import Certainty
 from fedaux.privacy.gaussian import delta_of, noise_multiplier
 from fedaux.privacy.mean import variance_within, without_errors
 from fedaux.privacy.mechanism import limits_of
-from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise, takes_labels
+from fedaux.privacy.mechanisms import (
+    MECHANISMS,
+    SimulatedNoise,
+    publish_map,
+    release_of,
+    takes_labels,
+)
 from fedaux.privacy.paper import objective, solve
 
 
@@ -354,13 +360,14 @@ def test_honest_releases_lie_within_the_stated_limits_and_swamping_ones_do_not(
     name: str, regularisation: float
 ) -> None:
     mechanism = MECHANISMS[name](section(components=4, regularisation=regularisation))
-    public = mechanism.publish(normal(60, 5))
+    public = publish_map(mechanism, normal(60, 5), num_classes=3, sizes=[12])
     for num_examples, shift in ((1, 0.0), (12, 3.0), (300, -50.0)):
+        labels = torch.arange(num_examples) % 3
         limits = limits_of(mechanism, num_examples=num_examples, public=public)
         features = normal(num_examples, 5, seed=1, shift=shift)
         for seed in range(20):
             noise = SimulatedNoise(np.random.default_rng(seed))
-            release = mechanism.release(features, public, noise=noise)
+            release = release_of(mechanism, features, labels, public, noise=noise)
             assert limits.problem(release.vector) is None
             if name != "released-code":  # its sigma is that of w and b, before w is divided by r
                 assert (release.sensitivity, release.sigma) == (limits.sensitivity, limits.sigma)

@@ -162,7 +162,7 @@ def test_without_tensorboard_the_extra_is_named_and_nothing_written(
 ) -> None:
     monkeypatch.setattr("fedaux.running.tensorboard.find_spec", lambda name: None)
     with pytest.raises(
-        ValueError, match=r"output.tensorboard = true: needs TensorBoard.*'fedaux\[tensorboard\]'"
+        ValueError, match=r"output.tensorboard = true: needs TensorBoard.*\[tensorboard\]'"
     ):
         fedaux.run(tiny(output={"tensorboard": True}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

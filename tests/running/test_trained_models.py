@@ -411,7 +411,7 @@ def test_a_format_that_is_not_available_is_named(
     file = str(finished.directory / "models" / "fedaux-seed0-flat.safetensors")
     done = called("export", file, "--format", "onnx", cwd=tmp_path)
     assert done.returncode == 2
-    assert "needs the package onnx and onnxscript: pip install 'fedaux[onnx]'" in done.stderr
+    assert "needs the package onnx and onnxscript: pip install -e '.[onnx]'" in done.stderr
     done = called("export", file, "--format", "keras", cwd=tmp_path)
     assert "should be safetensors, torchscript, onnx" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -68,6 +68,21 @@ class Method:
                 f"method {self.name}: mechanism = {self.mechanism!r}; should be 'classes', which "
                 "its teacher or its anchor needs"
             )
+        if self.exchange not in EXCHANGES:
+            raise ValueError(
+                f"method {self.name}: exchange = {self.exchange!r}; should be one of "
+                f"{', '.join(EXCHANGES)}"
+            )
+        if self.exchange != "models" and (self.teacher is not None or self.scores):
+            raise ValueError(
+                f"method {self.name}: exchange = {self.exchange!r}, so there is no teacher and "
+                "there are no scores; should be 'models'"
+            )
+        if self.exchange == "nothing" and "weights" not in self.memory:
+            raise ValueError(
+                f"method {self.name}: exchange = 'nothing', so each client goes on from its own "
+                "model; memory should contain 'weights'"
+            )
 
     @property
     def from_h0(self) -> bool:
@@ -84,21 +99,6 @@ class Method:
     def proximal(self) -> bool:
         """Whether local training adds mu/2 ||theta - theta_server||^2 (`local.proximal` is mu)."""
         return "proximal" in self.objectives
-        if self.exchange not in EXCHANGES:
-            raise ValueError(
-                f"method {self.name}: exchange = {self.exchange!r}; should be one of "
-                f"{', '.join(EXCHANGES)}"
-            )
-        if self.exchange != "models" and (self.teacher is not None or self.scores):
-            raise ValueError(
-                f"method {self.name}: exchange = {self.exchange!r}, so there is no teacher and "
-                "there are no scores; should be 'models'"
-            )
-        if self.exchange == "nothing" and "weights" not in self.memory:
-            raise ValueError(
-                f"method {self.name}: exchange = 'nothing', so each client goes on from its own "
-                "model; memory should contain 'weights'"
-            )
 
     @property
     def is_bound(self) -> bool:

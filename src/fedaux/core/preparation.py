@@ -19,7 +19,6 @@ from fedaux.core.messages import (
     num_bytes,
     problem_of_release,
 )
-from fedaux.core.private_head import set_head, shared_targets
 from fedaux.core.round_log import Clock
 from fedaux.core.task import (
     Callback,
@@ -200,6 +199,8 @@ def set_private_heads(
 ) -> None:
     """Fit the head of each prototype to the discriminant of its clients' class sums, on the distill
     set."""
+    from fedaux.core.private_head import set_head, shared_targets  # late: one start of three
+
     mechanism = mechanism_of(task)
     features = {
         name: extract(task, name, extractors[name], task.distill_images) for name in trained

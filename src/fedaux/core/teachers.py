@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fedaux.config import Bayesian, ExperimentFields
-from fedaux.core.bayesian import draw
 from fedaux.core.messages import ClientState, Weights
 from fedaux.core.methods import Method
 from fedaux.core.weights import average
@@ -158,6 +157,8 @@ def bayesian_teacher(ensemble: Ensemble) -> Tensor:
 
 def _drawn_members(group: Sequence[Member], ensemble: Ensemble) -> Iterable[Member]:
     """Yield the average of a prototype's members, then the drawn models, one at a time."""
+    from fedaux.core.bayesian import draw  # late: one teacher of many
+
     if ensemble.generator is None:
         raise ValueError(
             "Ensemble.generator = None: the Bayesian teacher draws models, it should be a generator"

@@ -242,11 +242,11 @@ def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> l
                 f"{certificates / name}: there is no such file; fedaux federate certificates "
                 f"{folder} --host NAME"
             )
-    if problems := server_problems(certificates, names=[own_address(host), *own_names(folder)]):
-        raise ValueError("\n".join(problems))
     for name in ("server.key", "ca.key"):
         if (certificates / name).is_file():
             require_private(certificates / name)
+    if problems := server_problems(certificates, names=[own_address(host), *own_names(folder)]):
+        raise ValueError("\n".join(problems))
     paths = [part for option, name in names.items() for part in (option, str(certificates / name))]
     return [
         *place,

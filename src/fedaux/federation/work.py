@@ -297,7 +297,8 @@ def count_examples(config: NodeConfig) -> int:
     part."""
     if config.split is not None:
         return own_data(config)[1]
-    whole = {"skip_bad": True, "test_fraction": 0.0, "size": None, "test_size": None}
+    whole = {"skip_bad": True, "encoding": "utf-8", "test_fraction": 0.0}
+    whole |= {"size": None, "test_size": None}
     return count_labelled(config.data.model_copy(update=whole))
 
 

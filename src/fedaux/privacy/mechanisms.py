@@ -19,12 +19,19 @@ from fedaux.privacy.mechanism import (
     takes_labels,
 )
 from fedaux.privacy.paper import PaperRegression
-from fedaux.privacy.released_code import ReleasedRegression
+
+
+def released_code(section: Certainty) -> Mechanism:
+    """Return the authors' mechanism; imported late, because few use it."""
+    from fedaux.privacy.released_code import ReleasedRegression
+
+    return ReleasedRegression(section)
+
 
 MECHANISMS: dict[str, Callable[[Certainty], Mechanism]] = {
     "mean": PrivateMean,
     "paper": PaperRegression,
-    "released-code": ReleasedRegression,
+    "released-code": released_code,
     "none": UnprotectedMean,
     "classes": ClassSums,
 }
