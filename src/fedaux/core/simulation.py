@@ -153,12 +153,17 @@ class SimulatedClients:
         Public examples that clients rehearse follow the private ones.
         """
         if prototype not in self._inputs:
+            task, h0 = self._task, request.extractors.get(prototype)
             inputs = self._images
+            if h0 is not None:
+                inputs = extract(task, prototype, h0, inputs)
             if request.beliefs is not None:
-                public = self._task.distill_images[rehearsed_rows(self._task)]
-                inputs = torch.cat([inputs, self._task.compute.place_inputs(public)])
-            if prototype in request.extractors:
-                inputs = extract(self._task, prototype, request.extractors[prototype], inputs)
+                rows = rehearsed_rows(task)
+                if h0 is None:
+                    public = task.compute.place_inputs(task.distill_images[rows])
+                else:
+                    public = extract(task, prototype, h0, task.distill_images, rows=rows)
+                inputs = torch.cat([inputs, public])
             self._inputs[prototype] = inputs
         return self._inputs[prototype]
 
