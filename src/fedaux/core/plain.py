@@ -29,8 +29,10 @@ from fedaux.core.objectives import (
     CROSS_ENTROPY,
     LocalLoss,
     class_adjustment,
+    is_normalised,
     joined_targets,
     local_loss,
+    steered,
     strength_of,
 )
 from fedaux.models import MODELS, SplitModel
@@ -403,6 +405,8 @@ def train_member(
     name, rows, number = task.prototype_of[client], task.parts[client], state.round + 1
     alone = task.method.exchange == "nothing" and client in state.memory
     experiment, objectives = task.experiment, objectives_of(task)
+    normalised = any(map(is_normalised, preparation.models.values()))
+    local = steered(experiment.local, task.method, normalised=normalised)
     inputs, rehearsed, soft = preparation.images[name][rows], 0, None
     if beliefs is not None and "rehearsal" in objectives:
         # Public examples with the server's soft labels, in half precision.
@@ -410,7 +414,7 @@ def train_member(
         size = len(probabilities)
         order = seeding.generator(task.seed, "rehearsal").permutation(size)
         public = np.sort(order[: experiment.rehearsal.examples or size])
-        strength = strength_of("rehearsal", experiment.local) * reliability
+        strength = strength_of("rehearsal", local) * reliability
         soft = (strength * probabilities[public]).half().float()
         inputs = torch.cat([inputs, preparation.distill_set[name][public]])
         rehearsed = experiment.rehearsal.batch_size
@@ -419,12 +423,12 @@ def train_member(
         state.memory[client].weights if alone else state.weights[name],
         inputs,
         task.labels[rows],
-        section=experiment.local,
-        proximal=experiment.local.proximal if "proximal" in objectives else 0.0,
+        section=local,
+        proximal=local.proximal if "proximal" in objectives else 0.0,
         generator=seeding.generator(task.seed, "local", round=number, client=client),
-        loss=local_loss(objectives, experiment.local, rehearsed=rehearsed),
+        loss=local_loss(objectives, local, rehearsed=rehearsed),
         adjustment=class_adjustment(
-            objectives, experiment.local, task.labels[rows], num_classes=task.num_classes
+            objectives, local, task.labels[rows], num_classes=task.num_classes
         ),
         beliefs=soft,
     )

@@ -25,7 +25,7 @@ from fedaux.core.messages import (
     problem_of,
 )
 from fedaux.core.methods import Method
-from fedaux.core.objectives import strength_of
+from fedaux.core.objectives import steered, strength_of
 from fedaux.core.preparation import Scorer, release_scores
 from fedaux.core.round_log import RoundLog
 from fedaux.core.server_model import ServerModel
@@ -212,7 +212,10 @@ class Federation:
         task = self.task
         asked = [client for client in chosen if client not in log.dropped]
         with log.phase("train"):
-            request = train_request(task, self.preparation, log.round, state.weights, beliefs)
+            normalised = any(model.normalised for model in self.server_models.values())
+            request = train_request(
+                task, self.preparation, log.round, state.weights, beliefs, normalised=normalised
+            )
             wire = request.wire
             if task.method.exchange == "nothing":
                 updates = self._train_alone(asked, request, state.memory, log)
@@ -421,13 +424,15 @@ def train_request(
     number: int,
     weights: Mapping[str, Weights],
     beliefs: Beliefs | None,
+    *,
+    normalised: bool,
 ) -> TrainRequest:
     """Return what clients are asked in a round.
 
     They rehearse soft labels in half precision, the less the less reliable the releases are.
     """
     experiment, objectives = task.experiment, objectives_of(task)
-    local, rehearsed = experiment.local, None
+    local, rehearsed = steered(experiment.local, task.method, normalised=normalised), None
     if beliefs is not None and "rehearsal" in objectives:
         strength = strength_of("rehearsal", local) * beliefs.reliability
         rehearsed = (strength * beliefs.probabilities[rehearsed_rows(task)]).half()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedaux.config import ExperimentFields
 from fedaux.core.backend import Backend
 from fedaux.core.messages import Weights
+from fedaux.core.objectives import is_normalised
 from fedaux.core.weights import evaluate, load, recompute_statistics, snapshot
 
 STATISTICS_BATCH = 512
@@ -48,9 +49,8 @@ class ServerModel:
         self._distiller = backend.distiller(
             model, distill_inputs, section=experiment.distillation, key=architecture
         )
-        self._normalised = any(
-            isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules()
-        )
+        self.normalised = is_normalised(model)
+        """Whether the model has batch normalisation."""
 
     @property
     def num_public(self) -> int:
@@ -108,7 +108,7 @@ class ServerModel:
 
     def with_public_statistics(self, weights: Weights) -> Weights:
         """Return weights with statistics of batch normalisation recomputed on public images."""
-        if not self._normalised:
+        if not self.normalised:
             return weights
         load(self._model, weights)
         recompute_statistics(
