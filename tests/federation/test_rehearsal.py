@@ -177,7 +177,7 @@ def ask(
 ) -> str | None:
     """Ask a node to rehearse; return its refusal, or None if it answers."""
     local = local or Local()
-    stated = {"examples": 6, "batch_size": 4, "digest": DIGEST} | terms
+    stated: dict[str, Any] = {"examples": 6, "batch_size": 4, "digest": DIGEST} | terms
     planned = objectives if planned is None else planned
     model = MODELS["cnn"]((1, 8, 8), 10, width=4)
     sent = TrainTerms(

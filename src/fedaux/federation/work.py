@@ -124,8 +124,8 @@ def train(
             raise Refusal("h0 is missing here; it must be sent with the message")
     # A private update has a cost, and kept moments change with it: neither may happen twice.
     once = terms.local.privacy is not None or terms.local.optimizer_state == "kept"
-    soft_labels = {} if rehearsal is None else {"beliefs": rehearsal.beliefs}
-    key = digest_of(terms.model_dump_json(exclude={"version", "plan"}), {**weights, **soft_labels})
+    groups = [weights] if rehearsal is None else [weights, {"beliefs": rehearsal.beliefs}]
+    key = digest_of(terms.model_dump_json(exclude={"version", "plan"}), *groups)
     if once and (stored := guard.stored_answer(key)) is not None:
         held, about = stored
         repeated = {
