@@ -101,6 +101,19 @@ def test_bytes_are_those_of_the_tensors_that_cross(tmp_path: Path) -> None:
     assert preparation.bytes_up == sum(8 * len(c.vector) for c in state.releases.values())
 
 
+def test_heads_are_prepared_with_h0_the_map_and_public_examples_once(tmp_path: Path) -> None:
+    server, _, _, _ = federation(
+        tmp_path, mode="linear", method="fedaux2", rehearsal={"examples": 30}
+    )
+    preparation = server.preparation
+    down = num_bytes(preparation.extractors["cnn"]) + num_bytes(preparation.public["cnn"])
+    assert preparation.bytes_down == 4 * (down + 30 * 64)
+    server, _, _, _ = federation(tmp_path / "scores", mode="linear", method="fedaux")
+    preparation = server.preparation
+    down = num_bytes(preparation.extractors["cnn"]) + num_bytes(preparation.public["cnn"])
+    assert preparation.bytes_down == 4 * down
+
+
 class Faulty(Wrapped):
     """Client 0 answers NaN, 1 a wrong shape, 2 nothing; 3 answers twice, and once in the name of a
     stranger."""

@@ -100,6 +100,22 @@ def test_three_nodes_over_tls_come_to_the_simulators_figures(tmp_path: Path) -> 
         wait_for(lambda: not left_in(federation.folder), 60, "the database forgets the answers")
 
 
+def test_public_images_to_rehearse_cross_once_and_come_to_the_simulators_figures(
+    tmp_path: Path,
+) -> None:
+    settings = recipe(method=["fedaux2"], rounds=2, rehearsal={"examples": 60})
+    expected = simulated(settings, tmp_path / "simulated")
+    with Federation(tmp_path / "trial", settings) as federation:
+        federation.start()
+        federation.run()
+        federation.wait_for_end(PATIENCE)
+        same(federation.rows(), expected)
+        for client in range(3):
+            (file,) = federation.folder.rglob(f"client-{client:05d}/rehearsed-*.safetensors")
+            assert file.stat().st_size >= 60 * 64
+        kept_private(federation.folder)
+
+
 def kept_private(folder: Path) -> None:
     """All but what this test itself writes is readable by its owner alone."""
     own = {".log", ".key", ".pub", ".toml"}

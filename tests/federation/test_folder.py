@@ -71,6 +71,7 @@ def test_without_trial_nodes_read_their_own_data_and_protect_it(tmp_path: Path) 
     )  # those of the server's test images
     assert node["classes"] == [str(digit) for digit in range(10)]
     assert node["privacy"]["plain_updates"] is False
+    assert node["privacy"]["public_data"] is False
     assert node["privacy"]["accountant"] == "gaussian"
     write_folder(tmp_path / "open", recipe="demo", clients=2, trial=False, plain_updates=True)
     assert (
@@ -252,6 +253,27 @@ def test_check_foretells_a_refusal(node: Path, old: str, new: str, reason: str) 
     assert not willing
     assert f"REFUSED: {reason}" in text_of(said)
     assert check_node(node)[1]  # of itself, nothing is wrong with the node
+
+
+def test_a_recipe_that_rehearses_asks_for_it_and_may_be_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(
+        'extends = "demo"\nmethod = ["fedaux2"]\n[certainty]\ncomponents = 8\n'
+        "[rehearsal]\nexamples = 500\n"
+    )
+    write_folder(tmp_path / "clinics", recipe=str(recipe), clients=3, trial=True)
+    node = tmp_path / "clinics/nodes/node-1.toml"
+    said, willing = check_node(node, recipe=str(recipe))
+    text = text_of(said)
+    assert willing
+    assert "Public images of the server, to rehearse in training, are taken and kept" in text
+    assert "- training with logit-adjusted, besides cross-entropy;" in text
+    assert "- to keep 500 public images and rehearse 96 of them in each batch" in text
+    changed(node, "public_data = true", "public_data = false")
+    said, willing = check_node(node, recipe=str(recipe))
+    assert not willing
+    assert "are refused." in text_of(said)
+    assert "REFUSED: local.objectives = rehearsal: this node takes no public data" in text_of(said)
 
 
 def test_check_counts_what_was_spent_before_and_what_training_would_cost(node: Path) -> None:

@@ -236,14 +236,14 @@ def test_kept_moments_belong_to_one_run(tmp_path: Path) -> None:
 def test_h0_is_what_its_digest_says(tmp_path: Path) -> None:
     own = guard(tmp_path)
     weights = {"layer": torch.randn(3, 2)}
-    own.keep_extractor(weights)
-    digest = digest_of("h0", weights)
-    held = own.extractor(digest)
+    own.keep_received("extractor", weights)
+    digest = digest_of("extractor", weights)
+    held = own.received("extractor", digest)
     assert held is not None
     assert torch.equal(held["layer"], weights["layer"])
-    assert own.extractor("../" + "0" * 61) is None
-    own.keep_extractor({"layer": torch.zeros(3, 2)})
-    assert own.extractor(digest) is None
+    assert own.received("extractor", "../" + "0" * 61) is None
+    own.keep_received("extractor", {"layer": torch.zeros(3, 2)})
+    assert own.received("extractor", digest) is None
 
 
 def test_unprotected_updates_can_be_forbidden(tmp_path: Path) -> None:

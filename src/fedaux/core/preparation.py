@@ -27,6 +27,8 @@ from fedaux.core.task import (
     Task,
     build_models,
     extract,
+    objectives_of,
+    rehearsed_rows,
     trained_models,
 )
 from fedaux.core.weights import snapshot
@@ -92,15 +94,26 @@ def prepare(
                 task, clients, present, extractors=extractors, public=public
             )
     if task.method.start == "private-head":
+        if not releases and (reasons := clients.reasons()):
+            why = "".join(f"; client {client}: {text}" for client, text in sorted(reasons.items()))
+            raise ValueError(f"no client released class sums for the private head{why}")
         with clock.phase("head"):
             set_private_heads(
                 task, trained, releases=releases, extractors=extractors, public=public
             )
-    elif linear:  # clients that release scores have received h0 already
+    if linear and not task.method.scores:  # clients that release scores have received h0 already
         bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
+    bytes_down += len(present) * rehearsed_bytes(task)
     state = State(round=0, weights={name: snapshot(model) for name, model in trained.items()})
     preparation = Preparation(extractors, public, dict(clock.seconds), bytes_up, bytes_down)
     return replace(state, releases=releases, ledger=tuple(wasted)), preparation
+
+
+def rehearsed_bytes(task: Task) -> int:
+    """Return the size of the public examples that a client is given once, to rehearse them."""
+    method = task.method
+    sent = method.trains and method.exchange == "models" and "rehearsal" in objectives_of(task)
+    return num_bytes({"one": task.distill_images[:1]}) * len(rehearsed_rows(task)) if sent else 0
 
 
 def release_scores(

@@ -125,6 +125,7 @@ def policy_lines(config: NodeConfig) -> list[str]:
     terms = config.privacy
     guard = Guard(config)
     used = guard.spent(guard.counted())
+    taken = "taken and kept in the state" if terms.public_data else "refused"
     lines = [
         "On request of the server, only the following leaves this machine:",
         "- the client's number and name, the version of fedaux, and the number of examples;",
@@ -132,6 +133,7 @@ def policy_lines(config: NodeConfig) -> list[str]:
         "- trained models, unprotected, and their mean training loss."
         if terms.plain_updates
         else "- trained models, if they were trained with DP-SGD.",
+        f"Public images of the server, to rehearse in training, are {taken}.",
         f"Budget: ε = {terms.epsilon:g} at δ = {terms.delta:g}, of which {used:.4g} is spent "
         f"({len(guard.entries())} releases, in {config.folder}).",
     ]
@@ -159,6 +161,15 @@ def recipe_lines(
         lines.append(
             f"- {what} by {section.mechanism}: (ε, δ) = {cost}, "
             f"{seeds} time{'s' if seeds > 1 else ''}, once per seed;"
+        )
+    if extra := [name for name in plan.objectives if name != "rehearsal"]:
+        lines.append(f"- training with {', '.join(extra)}, besides cross-entropy;")
+    if "rehearsal" in plan.objectives:
+        count = experiment.rehearsal.examples
+        lines.append(
+            f"- to keep {f'{count} public images' if count else 'public images'} and rehearse "
+            f"{experiment.rehearsal.batch_size} of them in each batch, with the server's soft "
+            "labels;"
         )
     protected = experiment.local.privacy is not None
     cells = seeds * sum(METHODS[name].trains for name in experiment.method)

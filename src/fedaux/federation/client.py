@@ -89,6 +89,7 @@ def train(message: Message, context: Context) -> Message:
     def answer(config: NodeConfig) -> RecordDict:
         from fedaux.core.task import head_alone
         from fedaux.federation import records, work
+        from fedaux.federation.rehearsal import Received, expected_tensors
 
         terms, limit = _terms(message, config, TrainTerms), _limit(config)
         model = work.blank_model(terms, most_bytes=limit)
@@ -99,11 +100,19 @@ def train(message: Message, context: Context) -> Message:
         if "extractor" in message.content:
             frozen = records.expected_of(model.features.state_dict())
             extractor = records.tensors(message.content["extractor"], frozen)
+        rehearsal = None
+        if terms.rehearsal is not None:
+            soft_labels, public = expected_tensors(terms, most_bytes=limit)
+            beliefs = records.tensors(message.content.get("beliefs"), soft_labels)["beliefs"]
+            images = None
+            if "rehearsed" in message.content:
+                images = records.tensors(message.content["rehearsed"], public)["images"]
+            rehearsal = Received(beliefs, images)
         guard = _guard(config)
         if terms.round == 1:
             _log_plan(terms)
         with guard.alone():
-            answered = work.train(config, guard, terms, weights, extractor)
+            answered = work.train(config, guard, terms, weights, extractor, rehearsal)
             update = answered.update
             sent = records.arrays(update.weights, wire=terms.wire)
             guard.record_sent(
@@ -141,6 +150,8 @@ def _log_plan(terms: Terms) -> None:
     )
     scores = scores or "no certainty scores"
     how = "with DP-SGD" if plan.local and plan.local.privacy else "without differential privacy"
+    if "rehearsal" in plan.objectives:
+        how += ", which rehearse public images of the server"
     LOGGER.info(
         "run %s plans %s; %d updates %s; public data: %s",
         *(reason_of(plan.run), scores, plan.updates, how, reason_of(plan.public) or "not named"),

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from flwr.app import Message, RecordDict
@@ -21,13 +21,13 @@ from fedaux.core.messages import (
     Weights,
 )
 from fedaux.core.preparation import mechanism_of, release_limits, release_width
-from fedaux.core.task import Task
+from fedaux.core.task import Task, rehearsed_rows
 from fedaux.federation import answers, records
 from fedaux.federation.members import Members, pulled
 from fedaux.federation.plan import plan_of
 from fedaux.federation.policy import digest_of
 from fedaux.federation.records import Unusable
-from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, TrainTerms
+from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, RehearsalTerms, TrainTerms
 from fedaux.privacy.ledger import purpose_of
 
 POLL_SECONDS = (0.1, 1.0)
@@ -44,7 +44,8 @@ class FlowerClients:
         self._members = members
         self._classes = tuple(classes)
         self._reasons: dict[int, str] = {}
-        self._have: dict[int, str] = {}
+        self._have: dict[int, set[str]] = {}
+        """Digests of what each client has received: h0 and public images."""
         self.refused: dict[int, str] = {}
         """Clients whose last answer was a refusal, and why."""
         self.traffic = {"down": 0, "up": 0}
@@ -82,18 +83,25 @@ class FlowerClients:
                 client, partial(self._certificate, client, content, request.public[name], request)
             )
             if release is not None:
-                self._have[client] = digest_of("h0", request.extractors[name])
+                digest = digest_of("extractor", request.extractors[name])
+                self._have.setdefault(client, set()).add(digest)
                 self._members.status.answered(client)
                 yield release
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
-        """Request local training: weights down, weights up."""
+        """Request local training: weights down, weights up.
+
+        h0 and public images are sent to clients that do not have them yet, soft labels to all.
+        """
         self._reasons = {}
         arrays = {
             name: records.arrays(own, wire=request.wire) for name, own in request.weights.items()
         }
         frozen = {name: records.arrays(own) for name, own in request.extractors.items()}
-        digests = {name: digest_of("h0", own) for name, own in request.extractors.items()}
+        digests = {name: digest_of("extractor", own) for name, own in request.extractors.items()}
+        rehearsal, beliefs, public = self._rehearsal(request), None, None
+        if request.beliefs is not None:
+            beliefs = records.arrays({"beliefs": request.beliefs})
         contents: dict[int, RecordDict] = {}
         for client in clients:
             name = self._task.prototype_of[client]
@@ -103,24 +111,52 @@ class FlowerClients:
                 proximal=request.proximal,
                 wire=request.wire,
                 extractor=digests.get(name),
+                objectives=request.objectives,
+                rehearsal=rehearsal,
                 **self._common(client, request.seed),
             )
             contents[client] = RecordDict(
                 {"terms": records.text_record(terms.model_dump_json()), "weights": arrays[name]}
             )
-            if name in digests and self._have.get(client) != digests[name]:
+            held = self._have.get(client, set())
+            if name in digests and digests[name] not in held:
                 contents[client]["extractor"] = frozen[name]
+            if rehearsal is not None and beliefs is not None:
+                contents[client]["beliefs"] = beliefs
+                if rehearsal.digest not in held:
+                    public = records.arrays(self._public_images()) if public is None else public
+                    contents[client]["rehearsed"] = public
         for client, content in self._ask(contents, kind=TRAIN, what="train", round=request.round):
             name = self._task.prototype_of[client]
             update = self._read(
                 client, partial(self._update, client, content, request.weights[name], request)
             )
             if update is not None:
-                self._have |= {client: digests[name]} if name in digests else {}
+                held = self._have.setdefault(client, set())
+                held |= {digests[name]} if name in digests else set()
+                held |= {rehearsal.digest} if rehearsal is not None else set()
                 self._members.status.answered(client)
                 yield update
         for client in self._reasons:
             self._have.pop(client, None)  # it may have lost its state
+
+    def _rehearsal(self, request: TrainRequest) -> RehearsalTerms | None:
+        """Return the terms of rehearsal, if clients rehearse."""
+        if request.beliefs is None:
+            return None
+        return RehearsalTerms(
+            examples=len(request.beliefs),
+            batch_size=request.rehearsed,
+            digest=self._public_digest,
+        )
+
+    @cached_property
+    def _public_digest(self) -> str:
+        return digest_of("rehearsed", self._public_images())
+
+    def _public_images(self) -> dict[str, Tensor]:
+        """Return the images that clients rehearse, the same in all rounds."""
+        return {"images": self._task.distill_images[rehearsed_rows(self._task)]}
 
     def reasons(self) -> Mapping[int, str]:
         """Return why clients did not answer, or not with a usable answer."""

@@ -20,6 +20,7 @@ from fedaux.config_errors import inspect
 from fedaux.core.methods import release_sections
 from fedaux.data import load_test
 from fedaux.federation.node import UNPROTECTED_MECHANISMS
+from fedaux.federation.plan import plan_of
 from fedaux.recipes import find_recipe, merged, read_recipe
 from fedaux.running.preflight import source_problems
 
@@ -189,6 +190,7 @@ def node_text(
         data |= {"path": path or "/path/to/your/images"}
         data |= {"image_size": declared.image_size, "channels": declared.channels}
     protected = experiment.local.privacy is not None
+    rehearses = "rehearsal" in plan_of(experiment, run="init").objectives
     values = {
         "client": str(client),
         "classes": json.dumps(list(declared.classes), ensure_ascii=False),
@@ -206,6 +208,7 @@ def node_text(
         if trial
         else "# drawn on this machine: unpredictable, and safe from floating-point attacks",
         "plain_updates": "true" if plain_updates and not protected else "false",
+        "public_data": "true" if rehearses else "false",
         "split": _split_text(experiment) if trial else "",
     }
     return _filled("node.toml", values).rstrip() + "\n"

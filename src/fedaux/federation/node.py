@@ -39,7 +39,7 @@ them."""
 
 
 class NodePrivacy(Section):
-    """What may leave this node, whatever a server requests."""
+    """What may leave this node, and what it takes, whatever a server requests."""
 
     epsilon: Positive = 1.0
     """Budget for everything that ever leaves: certainty scores and, where they are trained with
@@ -59,6 +59,9 @@ class NodePrivacy(Section):
     plain_updates: bool = False
     """Whether updates without DP-SGD may leave. The budget then covers only the scores: a server
     can extract private data from unprotected updates."""
+    public_data: bool = False
+    """Whether the server may give this node public images to rehearse in training. They are kept
+    in its state."""
 
 
 class NodeSplit(Section):

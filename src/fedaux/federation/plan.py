@@ -22,15 +22,17 @@ from fedaux.privacy.ledger import SCORES, LedgerEntry
 def plan_of(experiment: ExperimentFields, *, run: str) -> Plan:
     """Return the plan of an experiment; with random participation, of the expected rounds."""
     asked = tuple(release_sections(experiment.method, experiment.certainty).values())
-    training = sum(METHODS[name].trains for name in experiment.method)
+    trained = [METHODS[name] for name in experiment.method if METHODS[name].trains]
+    named = [one for method in trained for one in method.objectives]
     share = clients_per_round(experiment) / experiment.split.num_clients
     rounds = math.ceil(min(1.0, share) * experiment.rounds - 1e-9)
     return Plan(
         run=run,
         certainty=asked,
         releases=len(experiment.seeds) if asked else 0,
-        local=experiment.local if training else None,
-        updates=rounds * training * len(experiment.seeds),
+        local=experiment.local if trained else None,
+        objectives=tuple(dict.fromkeys([*named, *experiment.local.objectives])) if trained else (),
+        updates=rounds * len(trained) * len(experiment.seeds),
         public=experiment.auxiliary.source[:200],
     )
 
@@ -49,7 +51,7 @@ def check_plan(
         guard.check_release(section)
     private = None
     if plan.local is not None:
-        guard.check_update(plan.local)
+        guard.check_update(plan.local, plan.objectives)
         private = plan.local if plan.local.privacy is not None and num_examples > 0 else None
     if private is not None:
         steps = schedule(private, num_examples=num_examples)[1]

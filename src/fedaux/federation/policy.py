@@ -3,7 +3,8 @@ leaves.
 
     ledger.json   every release and every private update: its cost, and the file of what was sent
     sent.jsonl    everything that left, chained by hashes; ledger.json holds a copy of its last line
-    release-DIGEST.safetensors, answer-DIGEST.safetensors, extractor-DIGEST.safetensors
+    release-DIGEST.safetensors, answer-DIGEST.safetensors: what was sent
+    extractor-DIGEST.safetensors, rehearsed-DIGEST.safetensors: h0 and public images, as received
 
 A request is identified by the digest of its content. One that was answered before gets the same
 answer again at no cost, so both sides may stop at any time. File names are digests computed here.
@@ -18,12 +19,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from safetensors.torch import load_file
 from torch import Tensor
 
 from fedaux.config import Certainty, Local
+from fedaux.core.objectives import OBJECTIVES
 from fedaux.federation import sent
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
 from fedaux.files import read_json, save_json, save_tensors
@@ -46,6 +48,10 @@ class Refusal(ValueError):
 
 BEYOND_BUDGET = "this request does not fit this node's privacy budget"
 """All that the server learns if a request costs too much, alone or with what was spent before."""
+
+
+Received = Literal["extractor", "rehearsed"]
+"""What a node keeps of the server: h0, and public images."""
 
 
 class Guard:
@@ -151,11 +157,25 @@ class Guard:
         if (problem := release_problem(section)) is not None:
             raise Refusal(problem)
 
-    def check_update(self, section: Local) -> None:
-        """Raise Refusal for updates that must not leave, before one is trained."""
+    def check_update(self, section: Local, objectives: Sequence[str] = ()) -> None:
+        """Raise Refusal for updates that must not leave or cannot be trained here, before any
+        work is done for one."""
         if section.privacy is None and not self._terms.plain_updates:
             raise Refusal(
                 "updates without DP-SGD do not leave this node; the recipe needs local.privacy"
+            )
+        for name in objectives:
+            if name not in OBJECTIVES:
+                raise Refusal(f"local.objectives = {name}: not known here")
+            if section.privacy is not None and name != "proximal":
+                raise Refusal(
+                    f"local.objectives = {name}: depends on all examples, which DP-SGD does not "
+                    "cover"
+                )
+        if "rehearsal" in objectives and not self._terms.public_data:
+            raise Refusal(
+                "local.objectives = rehearsal: this node takes no public data",
+                detail="privacy.public_data = false",
             )
 
     def check_budget(self, entry: LedgerEntry) -> None:
@@ -234,22 +254,22 @@ class Guard:
             if old.name != file:
                 old.unlink()
 
-    def extractor(self, digest: str) -> dict[str, Tensor] | None:
-        """Return h0 as it was sent before, if it is this one."""
-        file = self._folder / f"extractor-{digest}.safetensors"
+    def received(self, kind: Received, digest: str) -> dict[str, Tensor] | None:
+        """Return what the server sent before, if it has this digest."""
+        file = self._folder / f"{kind}-{digest}.safetensors"
         if not file.is_file():
             return None
         held = load_file(file)
-        return held if digest_of("h0", held) == digest else None
+        return held if digest_of(kind, held) == digest else None
 
-    def keep_extractor(self, weights: Mapping[str, Tensor]) -> None:
-        """Store h0 for later rounds, replacing an older one."""
-        digest = digest_of("h0", weights)
+    def keep_received(self, kind: Received, tensors: Mapping[str, Tensor]) -> None:
+        """Store what the server sent for later rounds, replacing older tensors of this kind."""
+        digest = digest_of(kind, tensors)
         self._folder.mkdir(parents=True, exist_ok=True)
-        for old in self._folder.glob("extractor-*.safetensors"):
-            if old.name != f"extractor-{digest}.safetensors":
+        for old in self._folder.glob(f"{kind}-*.safetensors"):
+            if old.name != f"{kind}-{digest}.safetensors":
                 old.unlink()
-        save_tensors(self._folder / f"extractor-{digest}.safetensors", weights)
+        save_tensors(self._folder / f"{kind}-{digest}.safetensors", tensors)
 
     def _row(
         self, kind: str, key: str, entry: LedgerEntry, *, run: str, **more: str

@@ -26,7 +26,13 @@ FORMAT = "fedaux.safetensors"
 """The serialization type in Flower's arrays."""
 ALL = "tensors"
 """The name of the one array."""
-DTYPES = {"F16": torch.float16, "F32": torch.float32, "F64": torch.float64, "I64": torch.int64}
+DTYPES = {
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+}
 """Types that are sent, by safetensors' names."""
 LONGEST_HEADER = 1_000_000
 """Largest header, in bytes."""

@@ -13,6 +13,11 @@ PREPARE, TRAIN, HELLO = "query.prepare", "train", "query.hello"
 """The types of messages that the server sends."""
 
 
+Objective = Annotated[str, Field(pattern=r"^[ -~]{1,100}$")]
+Objectives = Annotated[tuple[Objective, ...], Field(max_length=100)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class Plan(Section):
     """Everything that a run will ask of a node, which checks all of it before it spends any."""
 
@@ -24,6 +29,9 @@ class Plan(Section):
     """Number of releases by each mechanism: one per seed."""
     local: Local | None = None
     """How the node will train, with DP-SGD or without; None if it will not."""
+    objectives: Objectives = ()
+    """What the node will minimise besides cross-entropy, in any method. With `rehearsal`, the
+    server will give it public images."""
     updates: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     """Number of updates: the expected one, if clients take part in random rounds."""
     public: Annotated[str, Field(max_length=200)] = ""
@@ -58,6 +66,17 @@ class PrepareTerms(Terms):
     certainty: Certainty
 
 
+class RehearsalTerms(Section):
+    """Public images that the node rehearses; their soft labels come with every message."""
+
+    examples: Count
+    """How many there are."""
+    batch_size: Count
+    """How many join each batch."""
+    digest: Digest
+    """Of the images: the node has them, or they come with the message."""
+
+
 class TrainTerms(Terms):
     """One round: how to train."""
 
@@ -65,5 +84,9 @@ class TrainTerms(Terms):
     local: Local
     proximal: NonNegative
     wire: Literal["fp32", "fp16"]
-    extractor: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    extractor: Digest | None = None
     """Digest of h0, if only heads are trained: the node has it, or it comes with the message."""
+    objectives: Objectives = ()
+    """What this method minimises besides cross-entropy."""
+    rehearsal: RehearsalTerms | None = None
+    """Given if one of the objectives is `rehearsal`."""

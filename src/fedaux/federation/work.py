@@ -27,6 +27,7 @@ from fedaux.data import (
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
 from fedaux.federation.plan import check_plan
 from fedaux.federation.policy import Guard, Refusal, digest_of
+from fedaux.federation.rehearsal import Received, check_batches, public_images, rehearsal_of
 from fedaux.federation.terms import PrepareTerms, Terms, TrainTerms
 from fedaux.models import MODELS, SplitModel, model_input, model_options
 from fedaux.privacy.exact_gaussian import Draws, SecureDraws, SimulatedDraws
@@ -78,7 +79,7 @@ def prepare(
     }
     key = digest_of(terms.model_dump_json(include=about) + config.privacy.noise, extractor, public)
     if terms.mode == "linear":
-        guard.keep_extractor(extractor)
+        guard.keep_received("extractor", extractor)
     if (stored := guard.stored_release(key)) is not None:
         return Released(ScoreRelease(config.number, *stored), key, repeated=True)
     compute = compute_of(config, terms)
@@ -98,23 +99,33 @@ def prepare(
 
 
 def train(
-    config: NodeConfig, guard: Guard, terms: TrainTerms, weights: Weights, extractor: Weights | None
+    config: NodeConfig,
+    guard: Guard,
+    terms: TrainTerms,
+    weights: Weights,
+    extractor: Weights | None,
+    rehearsal: Received | None = None,
 ) -> Answer:
     """Train one round within the node's policy; answers that must be unique are stored and
     repeated."""
     if terms.local != terms.plan.local:
         raise Refusal("local: not that of the plan of this run")
-    guard.check_update(terms.local)  # before any work is done for it
+    if not set(terms.objectives) <= set(terms.plan.objectives):
+        raise Refusal("local.objectives: not those of the plan of this run")
+    guard.check_update(terms.local, terms.objectives)  # before any work is done for it
     check_declared(config, terms)
+    public = public_images(guard, terms, rehearsal)
     if terms.mode == "linear":
         if extractor is not None:
-            guard.keep_extractor(extractor)
-        extractor = guard.extractor(terms.extractor or "") if extractor is None else extractor
+            guard.keep_received("extractor", extractor)
+        else:
+            extractor = guard.received("extractor", terms.extractor or "")
         if extractor is None:
             raise Refusal("h0 is missing here; it must be sent with the message")
     # A private update has a cost, and kept moments change with it: neither may happen twice.
     once = terms.local.privacy is not None or terms.local.optimizer_state == "kept"
-    key = digest_of(terms.model_dump_json(exclude={"version", "plan"}), weights)
+    groups = [weights] if rehearsal is None else [weights, {"beliefs": rehearsal.beliefs}]
+    key = digest_of(terms.model_dump_json(exclude={"version", "plan"}), *groups)
     if once and (stored := guard.stored_answer(key)) is not None:
         held, about = stored
         repeated = {
@@ -134,15 +145,19 @@ def train(
     examples = own_examples(config, terms.classes)
     num_examples = len(examples.labels)
     private = terms.local.privacy is not None
+    check_batches(config, terms, num_examples=num_examples)
     check_whole(config, guard, terms, num_examples=num_examples)
     if private:
         guard.check_budget(_update_entry(config, terms, num_examples))
     model, backend = built(terms, compute), PlainBackend(compute)
     inputs = compute.place_inputs(examples.images)
+    public = None if public is None else compute.place_inputs(public)
     if terms.mode == "linear":
         assert extractor is not None, "checked above"
         h0 = placed(extractor, compute)
         inputs = backend.features(model.features, h0, inputs, batch_size=terms.batch_size)
+        if public is not None:
+            public = backend.features(model.features, h0, public, batch_size=terms.batch_size)
         model = head_alone(model)
     client = Client(config.number, inputs, examples.labels.to(compute.device), model, backend)
     start = placed(weights, compute)
@@ -157,7 +172,14 @@ def train(
             placed(guard.kept(terms.run), compute) if terms.local.optimizer_state == "kept" else {}
         )
         update, trained = client.train(
-            start, terms.local, proximal=terms.proximal, generator=generator, state=state
+            start,
+            terms.local,
+            proximal=terms.proximal,
+            generator=generator,
+            state=state,
+            objectives=terms.objectives,
+            num_classes=len(terms.classes),
+            rehearsal=rehearsal_of(terms, rehearsal, public),
         )
         if all(bool(tensor.isfinite().all()) for tensor in trained.optimizer_state.values()):
             kept = trained.optimizer_state
