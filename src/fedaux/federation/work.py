@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.config import Data, Engine
+from fedaux.config import Data, Engine, Local
 from fedaux.core.client import BLANK, Client
 from fedaux.core.compute import Compute, compute_for
 from fedaux.core.dpsgd import check_ready, refusal_of, update_entry
@@ -108,7 +108,7 @@ def train(
 ) -> Answer:
     """Train one round within the node's policy; answers that must be unique are stored and
     repeated."""
-    if terms.local != terms.plan.local:
+    if _without_strengths(terms.local) != _without_strengths(terms.plan.local):
         raise Refusal("local: not that of the plan of this run")
     if not set(terms.objectives) <= set(terms.plan.objectives):
         raise Refusal("local.objectives: not those of the plan of this run")
@@ -400,3 +400,9 @@ def _update_entry(config: NodeConfig, terms: TrainTerms, num_examples: int) -> L
     return update_entry(
         terms.local, num_examples=num_examples, client=config.number, noise=update_noise(config)
     )
+
+
+def _without_strengths(local: Local | None) -> Local | None:
+    """Return the settings of training that a plan fixes; a server may change how strong objectives
+    are."""
+    return None if local is None else local.model_copy(update={"strengths": {}})
