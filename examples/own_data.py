@@ -64,7 +64,7 @@ def write_folder(folder: Path, findings: list[str], *, size: int, lots: random.R
 
 def main(*, quick: bool, out: Path) -> None:
     """Draw the images, and run a method with and one without distillation on them."""
-    images, size, lots = out / "images", 40 if quick else 200, random.Random(0)
+    images, size, lots = out / "images", 90 if quick else 200, random.Random(0)
     for clinic, findings in HOLDINGS.items():
         write_folder(images / clinic, findings, size=size, lots=lots)
     write_folder(images / "test", FINDINGS, size=size, lots=lots)
