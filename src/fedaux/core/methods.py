@@ -68,22 +68,6 @@ class Method:
                 f"method {self.name}: mechanism = {self.mechanism!r}; should be 'classes', which "
                 "its teacher or its anchor needs"
             )
-
-    @property
-    def from_h0(self) -> bool:
-        """Whether the method starts from h0."""
-        return self.start != "scratch"
-
-    def certainty(self, section: Certainty) -> Certainty:
-        """Return the settings of this method's release: a recipe's, with the method's mechanism."""
-        if self.mechanism is None:
-            return section
-        return section.model_copy(update={"mechanism": self.mechanism})
-
-    @property
-    def proximal(self) -> bool:
-        """Whether local training adds mu/2 ||theta - theta_server||^2 (`local.proximal` is mu)."""
-        return "proximal" in self.objectives
         if self.exchange not in EXCHANGES:
             raise ValueError(
                 f"method {self.name}: exchange = {self.exchange!r}; should be one of "
@@ -101,6 +85,22 @@ class Method:
             )
 
     @property
+    def from_h0(self) -> bool:
+        """Whether the method starts from h0."""
+        return self.start != "scratch"
+
+    def certainty(self, section: Certainty) -> Certainty:
+        """Return the settings of this method's release: a recipe's, with the method's mechanism."""
+        if self.mechanism is None:
+            return section
+        return section.model_copy(update={"mechanism": self.mechanism})
+
+    @property
+    def proximal(self) -> bool:
+        """Whether local training adds mu/2 ||theta - theta_server||^2 (`local.proximal` is mu)."""
+        return "proximal" in self.objectives
+
+    @property
     def is_bound(self) -> bool:
         """Whether it is no federated method, but what such a method is compared with."""
         return self.exchange != "models"
@@ -113,6 +113,8 @@ class Method:
             key == "local.proximal" and not self.proximal
         )
 
+
+FEDVLS = ("balanced-softmax", "vacant-class", "suppression")
 
 METHODS: dict[str, Method] = {
     "fedavg": Method("fedavg", start="scratch"),
@@ -127,6 +129,8 @@ METHODS: dict[str, Method] = {
     "fedrs+p": Method("fedrs+p", start="pretrained", objectives=("fedrs",)),
     "fedntd": Method("fedntd", start="scratch", objectives=("not-true",)),
     "fedntd+p": Method("fedntd+p", start="pretrained", objectives=("not-true",)),
+    "fedvls": Method("fedvls", start="scratch", objectives=FEDVLS),
+    "fedvls+p": Method("fedvls+p", start="pretrained", objectives=FEDVLS),
     "feddf": Method("feddf", start="scratch", teacher="mean"),
     "feddf+p": Method("feddf+p", start="pretrained", teacher="mean"),
     "feddf+m": Method("feddf+m", start="scratch", teacher="mean", memory=("predictions",)),
