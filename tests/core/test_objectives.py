@@ -41,8 +41,9 @@ def cross_entropy_loop(logits: list[list[float]]) -> float:
     return sum(losses) / len(losses)
 
 
-def loss_of(*names: str, counts: list[int] = COUNTS, **strengths: float) -> float:
-    local = Local(strengths=strengths)
+def loss_of(name: str, counts: list[int] = COUNTS, /, **strengths: float) -> float:
+    """The loss of an objective, or of several joined by +."""
+    names, local = name.split("+"), Local(strengths=strengths)
     loss = local_loss(names, local)
     held = torch.tensor([label for label, count in enumerate(counts) for _ in range(count)])
     adjustment = class_adjustment(names, local, held, num_classes=4).double()
@@ -109,11 +110,9 @@ def test_fedvls_distills_vacant_classes_and_suppresses_other_logits() -> None:
         ]
         suppressed += prior[c] * math.log(sum(odds) / 5)
     expected = cross_entropy_loop(adjusted) + 0.1 * distilled + 0.005 * suppressed
-    found = loss_of(*METHODS["fedvls"].objectives, counts=VACANT)
+    found = loss_of("+".join(METHODS["fedvls"].objectives), VACANT)
     assert found == pytest.approx(expected, rel=1e-6)
-    assert loss_of("vacant-class", counts=[1] * 4) == pytest.approx(
-        cross_entropy_loop(LOGITS.tolist())
-    )
+    assert loss_of("vacant-class", [1] * 4) == pytest.approx(cross_entropy_loop(LOGITS.tolist()))
 
 
 def test_rehearsal_adds_the_divergence_from_soft_labels() -> None:

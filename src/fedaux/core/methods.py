@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 STARTS = ("scratch", "pretrained", "private-head")
 MEMORIES = ("predictions", "weights")
+CORRECTIONS = ("scaffold", "feddyn")
 EXCHANGES = ("models", "nothing", "data")
 
 
@@ -38,6 +39,9 @@ class Method:
     """The server's parameters become old + rate * (average - old)."""
     smoothing: float = 0.0
     """Decay of the average of the server's models over rounds, which is evaluated; 0: the last."""
+    correction: Literal["scaffold", "feddyn"] | None = None
+    """What clients add to their gradients (`core/corrections.py`); such a method averages clients
+    equally, as its paper does."""
     mechanism: str | None = None
     """The mechanism of the clients' release; None means `certainty.mechanism`."""
     trains: bool = True
@@ -67,6 +71,16 @@ class Method:
             raise ValueError(
                 f"method {self.name}: mechanism = {self.mechanism!r}; should be 'classes', which "
                 "its teacher or its anchor needs"
+            )
+        if self.correction is not None and self.correction not in CORRECTIONS:
+            raise ValueError(
+                f"method {self.name}: correction = {self.correction!r}; should be one of "
+                f"{', '.join(CORRECTIONS)}"
+            )
+        if self.correction is not None and (self.memory or self.exchange != "models"):
+            raise ValueError(
+                f"method {self.name}: correction = {self.correction!r} goes with exchange = "
+                "'models' and without a memory"
             )
         if self.exchange not in EXCHANGES:
             raise ValueError(
@@ -101,6 +115,11 @@ class Method:
         return "proximal" in self.objectives
 
     @property
+    def remembers(self) -> bool:
+        """Whether the server keeps something of each client between rounds."""
+        return bool(self.memory) or self.correction is not None
+
+    @property
     def is_bound(self) -> bool:
         """Whether it is no federated method, but what such a method is compared with."""
         return self.exchange != "models"
@@ -131,6 +150,12 @@ METHODS: dict[str, Method] = {
     "fedntd+p": Method("fedntd+p", start="pretrained", objectives=("not-true",)),
     "fedvls": Method("fedvls", start="scratch", objectives=FEDVLS),
     "fedvls+p": Method("fedvls+p", start="pretrained", objectives=FEDVLS),
+    "scaffold": Method("scaffold", start="scratch", correction="scaffold"),
+    "scaffold+p": Method("scaffold+p", start="pretrained", correction="scaffold"),
+    "feddyn": Method("feddyn", start="scratch", objectives=("proximal",), correction="feddyn"),
+    "feddyn+p": Method(
+        "feddyn+p", start="pretrained", objectives=("proximal",), correction="feddyn"
+    ),
     "feddf": Method("feddf", start="scratch", teacher="mean"),
     "feddf+p": Method("feddf+p", start="pretrained", teacher="mean"),
     "feddf+m": Method("feddf+m", start="scratch", teacher="mean", memory=("predictions",)),
