@@ -79,7 +79,7 @@ def test_help_and_import_do_not_load_torch() -> None:
 def test_methods_are_listed_for_machines_and_people(tmp_path: Path) -> None:
     listed = json.loads(fedaux_command("methods", "--json", cwd=tmp_path).stdout)
     assert [row["name"] for row in listed] == list(METHODS)
-    assert all({"name", "start", "proximal", "teacher", "memory"} <= row.keys() for row in listed)
+    assert all({"name", "start", "objectives", "teacher", "memory"} <= row.keys() for row in listed)
     assert "fedaux" in fedaux_command("methods", cwd=tmp_path).stdout
 
 

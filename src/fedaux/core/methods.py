@@ -44,6 +44,10 @@ class Method:
     equally, as its paper does."""
     mechanism: str | None = None
     """The mechanism of the clients' release; None means `certainty.mechanism`."""
+    calibrated: bool = False
+    """Whether clients release class sums of the trained features after the last round instead of
+    scores before the first, from which the server trains the head again
+    (`core/calibration.py`)."""
     trains: bool = True
     """Whether clients train. If not, rounds only measure the start, and no client is asked."""
     exchange: Literal["models", "nothing", "data"] = "models"
@@ -71,6 +75,15 @@ class Method:
             raise ValueError(
                 f"method {self.name}: mechanism = {self.mechanism!r}; should be 'classes', which "
                 "its teacher or its anchor needs"
+            )
+        if self.calibrated and not (self.scores and self.mechanism == "classes"):
+            raise ValueError(
+                f"method {self.name}: calibrated needs scores = True and mechanism = 'classes'"
+            )
+        if self.calibrated and (self.teacher is not None or self.start == "private-head"):
+            raise ValueError(
+                f"method {self.name}: calibrated, so releases come after the last round; there "
+                "should be no teacher, and start should not be 'private-head'"
             )
         if self.correction is not None and self.correction not in CORRECTIONS:
             raise ValueError(
@@ -115,6 +128,11 @@ class Method:
         return "proximal" in self.objectives
 
     @property
+    def scores_first(self) -> bool:
+        """Whether clients release scores before they train."""
+        return self.scores and not self.calibrated
+
+    @property
     def remembers(self) -> bool:
         """Whether the server keeps something of each client between rounds."""
         return bool(self.memory) or self.correction is not None
@@ -155,6 +173,10 @@ METHODS: dict[str, Method] = {
     "feddyn": Method("feddyn", start="scratch", objectives=("proximal",), correction="feddyn"),
     "feddyn+p": Method(
         "feddyn+p", start="pretrained", objectives=("proximal",), correction="feddyn"
+    ),
+    "ccvr": Method("ccvr", start="scratch", scores=True, mechanism="classes", calibrated=True),
+    "ccvr+p": Method(
+        "ccvr+p", start="pretrained", scores=True, mechanism="classes", calibrated=True
     ),
     "feddf": Method("feddf", start="scratch", teacher="mean"),
     "feddf+p": Method("feddf+p", start="pretrained", teacher="mean"),

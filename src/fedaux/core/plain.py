@@ -145,7 +145,7 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
     public: dict[str, Public] = {}
     projected: dict[str, Tensor] = {}
     releases: dict[int, Release] = {}
-    if task.method.scores:
+    if task.method.scores_first:
         mechanism = mechanism_of(task)
         for name, negatives in features(task.negatives).items():
             clients = [one for one in clients_with_data(task) if task.prototype_of[one] == name]
@@ -318,6 +318,10 @@ def play_round(
                     generator=seeding.generator(task.seed, "distillation", round=number, part=name),
                 )
     smoothed = smooth(method, state.smoothed, weights, number)
+    if method.calibrated and number == task.experiment.rounds:
+        smoothed = {
+            name: calibrate(task, preparation, weights[name], name) for name in preparation.models
+        }
     models = [*(smoothed or weights).items()]
     if method.exchange == "nothing":  # the clients' own models count, not the server's
         models = [(member.prototype, member.weights) for member in (*present, *absent)]
@@ -396,6 +400,57 @@ def smooth(
         }
         for prototype, own in weights.items()
     }
+
+
+def calibrate(task: Task, preparation: Preparation, weights: Weights, prototype: str) -> Weights:
+    """Return weights whose head was trained on virtual features of all classes (CCVR).
+
+    Clients release class sums under the trained features. Features of class c are drawn from
+    N(mu_c, Sigma) with the covariance of the negatives, 1000 per class on average.
+    """
+    if task.experiment.mode == "linear":
+        raise ValueError("mode = 'linear': calibration is not part of fedaux.core.plain there")
+    model, mechanism = preparation.models[prototype], mechanism_of(task)
+    clients = [one for one in clients_with_data(task) if task.prototype_of[one] == prototype]
+    trained = {
+        key.removeprefix("features."): own
+        for key, own in weights.items()
+        if key.startswith("features.")
+    }
+
+    def features(images: Tensor) -> Tensor:
+        return extract_features(model, trained, images)
+
+    negatives = features(task.negatives)
+    sizes = [len(task.parts[client]) for client in clients]
+    public = publish_map(mechanism, negatives, num_classes=task.num_classes, sizes=sizes)
+    releases = {}
+    for client in clients:
+        rows = task.parts[client]
+        noise = SimulatedNoise(seeding.generator(task.seed, "certainty noise", client=client))
+        own = features(task.images[rows])
+        releases[client] = release_of(mechanism, own, task.labels[rows], public, noise=noise)
+    estimate = class_estimate(task, releases, public, prototype)
+    generator = seeding.generator(task.seed, "virtual features", part=prototype)
+    back = torch.linalg.pinv(public["whitening"].double())  # from whitened features to h
+    covariance = torch.cov(negatives.double().T, correction=0)
+    variances, directions = torch.linalg.eigh(covariance)
+    root = directions @ variances.clamp_min(0).sqrt().diag() @ directions.T
+    means, labels = [], []
+    for label, prior in enumerate(estimate.prior):
+        whitened = public["bound"].double() * (estimate.centre + estimate.shifts[label])
+        for _ in range(max(1, round(1000 * task.num_classes * float(prior)))):
+            means.append(public["centre"].double() + whitened @ back)
+            labels.append(label)
+    noise_MF = torch.from_numpy(generator.standard_normal((len(labels), len(root)))).to(root)
+    virtual = (torch.stack(means) + noise_MF @ root).float()
+    targets = torch.tensor(labels).to(task.labels)
+    head = SplitModel(nn.Identity(), model.head, feature_width=model.feature_width)
+    start = {key: weights[key] for key in head.state_dict()}
+    section = task.experiment.local
+    return weights | minimise(
+        functional.cross_entropy, head, start, virtual, targets, section, generator
+    )
 
 
 def train_member(

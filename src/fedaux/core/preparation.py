@@ -19,7 +19,7 @@ from fedaux.core.messages import (
     num_bytes,
     problem_of_release,
 )
-from fedaux.core.private_head import set_head, shared_targets
+from fedaux.core.private_head import require_linear, set_head, shared_targets
 from fedaux.core.round_log import Clock
 from fedaux.core.task import (
     Callback,
@@ -76,10 +76,10 @@ def prepare(
                 if task.experiment.mode == "full":
                     trained[name].features.load_state_dict(model.features.state_dict())
     linear = task.experiment.mode == "linear"
-    if task.method.scores or linear:
+    if task.method.scores_first or linear:
         extractors = {name: snapshot(model.features) for name, model in models.items()}
     present = clients.present()
-    if task.method.scores:
+    if task.method.scores_first:
         with clock.phase("certify"):
             mechanism = mechanism_of(task)
             for name in models:
@@ -97,7 +97,10 @@ def prepare(
             set_private_heads(
                 task, trained, releases=releases, extractors=extractors, public=public
             )
-    elif linear:  # clients that release scores have received h0 already
+    if task.method.calibrated:
+        for name, model in trained.items():
+            require_linear(model.head, prototype=name)
+    if linear and not task.method.scores_first:  # those that release scores have h0 already
         bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
     state = State(round=0, weights={name: snapshot(model) for name, model in trained.items()})
     preparation = Preparation(extractors, public, dict(clock.seconds), bytes_up, bytes_down)

@@ -133,7 +133,10 @@ class Federation:
             for one in members
         }
         memory = {**state.memory, **(kept if task.method.remembers else {})}
-        ledger, smooth = (*state.ledger, *log.ledger), self._smoothed(state, weights, log.round)
+        smooth: Mapping[str, Weights] = self._smoothed(state, weights, log.round)
+        if task.method.calibrated and log.round == task.experiment.rounds:
+            smooth, releases = self._calibrated(smooth or weights, state.releases, log)
+        ledger = (*state.ledger, *log.ledger)
         after = State(log.round, weights, releases, ledger, memory, smooth)
         return after, log.row(members, memory, self._evaluate(after.final, memory, log))
 
@@ -183,6 +186,23 @@ class Federation:
             for name, own in weights.items()
         }
 
+    def _calibrated(
+        self, weights: Mapping[str, Weights], known: Mapping[int, ScoreRelease], log: RoundLog
+    ) -> tuple[Mapping[str, Weights], dict[int, ScoreRelease]]:
+        """Return the models with heads from a release of class sums of the trained features."""
+        from fedaux.core.calibration import calibrate  # late: few methods need it
+
+        if known:
+            raise ValueError(
+                f"method {self.task.method.name}: clients have released class sums after the last "
+                "round, and more rounds would need a second release; start a new run"
+            )
+        with log.phase("calibrate"):
+            found = calibrate(self.task, self.preparation, self._clients, log.present, weights)
+        log.count(down=found.bytes_down, up=found.bytes_up)
+        log.ledger += found.wasted
+        return found.weights, dict(found.releases)
+
     def _select(self, log: RoundLog, releases: Mapping[int, ScoreRelease]) -> list[int]:
         """Return S_t, the clients to ask: a random share of the population, as far as present."""
         task = self.task
@@ -201,8 +221,8 @@ class Federation:
     ) -> dict[int, ScoreRelease]:
         """Ask clients that have not released scores yet; those that fail again are dropped."""
         task, releases = self.task, dict(known)
-        newcomers = [client for client in chosen if task.method.scores and client not in known]
-        if newcomers:
+        newcomers = [client for client in chosen if client not in known]
+        if newcomers and task.method.scores_first:
             extractors, public = self.preparation.extractors, self.preparation.public
             with log.phase("certify"):
                 late, wasted, down, up = release_scores(

@@ -97,6 +97,12 @@ def problems_of(
             if name in METHODS and METHODS[name].is_bound
         ]
         problems += [
+            f"method = {name!r}: its release after the last round is not supported in a "
+            "federation; run it in the simulator"
+            for name in known_methods
+            if METHODS[name].calibrated
+        ]
+        problems += [
             f"method = {name!r}: its gradient corrections are not sent over the network; run it in "
             "the simulator"
             for name in known_methods
