@@ -359,7 +359,7 @@ class Local(Section):
     weight_decay: NonNegative = 0.0
     """L2 penalty, added to the gradient."""
     proximal: NonNegative = 0.01
-    """μ of FedPROX; ignored by other methods."""
+    """μ of FedPROX, α of FedDyn; ignored by other methods."""
     objectives: Names = ()
     """Objectives that every method gets besides its own: names in
     `fedaux.core.objectives.OBJECTIVES`, such as `logit-adjusted` or `rehearsal`."""

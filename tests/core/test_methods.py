@@ -19,7 +19,7 @@ import fedaux
 from fedaux import seeding
 from fedaux.config import ConfigError
 from fedaux.core import plain
-from fedaux.core.messages import TrainRequest, Update
+from fedaux.core.messages import TrainRequest, Update, num_bytes
 from fedaux.core.methods import METHODS, Method
 from fedaux.core.round import Federation
 from fedaux.core.task import State, build_models
@@ -339,6 +339,9 @@ def test_linear_mode_is_training_on_frozen_features(method: str, tmp_path: Path)
     after, row, expected, _ = same_round(server, state)
     head = sum(tensor.numel() * 4 for tensor in state.weights["cnn"].values())
     assert row["bytes_up"] == row["bytes_down"] == 3 * head
+    prepared = server.preparation
+    sent = num_bytes(prepared.extractors["cnn"]) + num_bytes(prepared.public.get("cnn", {}))
+    assert prepared.bytes_down == 4 * sent, "h0 and, with scores, the public map"
     assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
     assert distance(after.final["cnn"], (expected.smoothed or expected.weights)["cnn"]) < 5e-5
     assert distance(after.weights["cnn"], state.weights["cnn"]) > 1e-3

@@ -17,6 +17,7 @@ from fedaux import seeding
 from fedaux.config import Local
 from fedaux.core import plain
 from fedaux.core.local_training import batches, train_locally
+from fedaux.core.methods import METHODS
 from fedaux.core.objectives import (
     LocalLoss,
     class_adjustment,
@@ -30,7 +31,7 @@ LOGITS = 3 * RNG.normal(size=(5, 4))
 LABELS = [0, 2, 2, 0, 1]
 BELIEFS = [oracles.softmax_loop(row) for row in (2 * RNG.normal(size=(5, 4))).tolist()]
 COUNTS = [7, 1, 0, 2]
-HELD = torch.tensor([label for label, count in enumerate(COUNTS) for _ in range(count)])
+VACANT = [7, 0, 3, 0]
 
 
 def cross_entropy_loop(logits: list[list[float]]) -> float:
@@ -40,10 +41,12 @@ def cross_entropy_loop(logits: list[list[float]]) -> float:
     return sum(losses) / len(losses)
 
 
-def loss_of(name: str, **strengths: float) -> float:
-    local = Local(strengths=strengths)
-    loss = local_loss([name], local)
-    adjustment = class_adjustment([name], local, HELD, num_classes=4).double()
+def loss_of(name: str, counts: list[int] = COUNTS, /, **strengths: float) -> float:
+    """The loss of an objective, or of several joined by +."""
+    names, local = name.split("+"), Local(strengths=strengths)
+    loss = local_loss(names, local)
+    held = torch.tensor([label for label, count in enumerate(counts) for _ in range(count)])
+    adjustment = class_adjustment(names, local, held, num_classes=4).double()
     targets = joined_targets(torch.tensor(LABELS), torch.zeros(0, 4, dtype=torch.float64))
     targets[:, 1:] = torch.tensor(BELIEFS)
     return float(loss(torch.from_numpy(LOGITS), targets, adjustment))
@@ -86,6 +89,30 @@ def test_fedntd_distills_all_classes_but_the_true_one() -> None:
         total += sum(p * math.log(p / q) for p, q in zip(theirs, own, strict=True))
     expected = cross_entropy_loop(LOGITS.tolist()) + 0.7 * total / 5
     assert loss_of("not-true", **{"not-true": 0.7}) == pytest.approx(expected, rel=1e-6)
+
+
+def test_fedvls_distills_vacant_classes_and_suppresses_other_logits() -> None:
+    """Guo et al. 2025: L_CE(f + log P, y) + 0.1 D_KL over vacant classes + 0.005 L_LS, as in the
+    authors' code, where a class's mean over the batch counts its own rows as exp(0)."""
+    prior, vacant = [count / 10 for count in VACANT], [1, 3]
+    offsets = [math.log(p + 1e-9) for p in prior]
+    adjusted = [[z + b for z, b in zip(row, offsets, strict=True)] for row in LOGITS.tolist()]
+    distilled = 0.0
+    for row, belief in zip(LOGITS.tolist(), BELIEFS, strict=True):
+        own = oracles.softmax_loop([row[c] for c in vacant])
+        theirs = [belief[c] / sum(belief[d] for d in vacant) for c in vacant]
+        distilled += sum(p * math.log(p / q) for p, q in zip(theirs, own, strict=True)) / 5
+    suppressed = 0.0
+    for c in (0, 2):
+        odds = [
+            1.0 if y == c else math.exp(row[c] - offsets[c] + math.log(1 / 4))
+            for row, y in zip(LOGITS.tolist(), LABELS, strict=True)
+        ]
+        suppressed += prior[c] * math.log(sum(odds) / 5)
+    expected = cross_entropy_loop(adjusted) + 0.1 * distilled + 0.005 * suppressed
+    found = loss_of("+".join(METHODS["fedvls"].objectives), VACANT)
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert loss_of("vacant-class", [1] * 4) == pytest.approx(cross_entropy_loop(LOGITS.tolist()))
 
 
 def test_rehearsal_adds_the_divergence_from_soft_labels() -> None:

@@ -58,7 +58,7 @@ def test_own_data(tmp_path: Path) -> None:
     entries = json.loads((tmp_path / "clinics/run/ledger.json").read_text(encoding="utf-8"))[
         "entries"
     ]
-    assert [entry["num_examples"] for entry in entries] == [40] * 6  # every clinic its own folder
+    assert [entry["num_examples"] for entry in entries] == [90] * 6  # every clinic its own folder
 
 
 @pytest.mark.slow

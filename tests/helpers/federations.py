@@ -14,6 +14,7 @@ from torch import Tensor
 from fedaux.config import Experiment
 from fedaux.core import plain
 from fedaux.core.compute import Compute
+from fedaux.core.corrections import stored_control
 from fedaux.core.messages import (
     ClientState,
     ReleaseRequest,
@@ -160,7 +161,15 @@ def member_of(
         name.removeprefix(prefix): own for name, own in tensors.items() if name.startswith(prefix)
     }
     prototype, size = server.task.prototype_of[client], len(parts[client])
-    return plain.Member(client, prototype, stamped.round, size, weights, tensors.get("logits"))
+    return plain.Member(
+        client,
+        prototype,
+        stamped.round,
+        size,
+        weights,
+        tensors.get("logits"),
+        control=stored_control(stamped),
+    )
 
 
 def simulated(

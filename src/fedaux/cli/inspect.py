@@ -50,7 +50,7 @@ def methods(
         (
             method.name,
             method.start,
-            ", ".join(method.objectives) or "–",
+            ", ".join((*method.objectives, *filter(None, [method.correction]))) or "–",
             method.teacher or "–",
             "yes" if method.scores else "–",
             ", ".join(method.memory) or "–",

@@ -7,7 +7,7 @@ federation's node runs. `fedaux.fast` implements it with kernels, CUDA graphs an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -39,6 +39,8 @@ class TrainContext:
     key: str
     """Names the architecture: what is compiled for one model serves all models of the same key."""
     loss: LocalLoss = CROSS_ENTROPY
+    corrected: bool = False
+    """Whether jobs correct the gradients."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class ClientJob:
     """What its class counts do to its logits [3, C]; None for plain cross-entropy."""
     beliefs: Tensor | None = None
     """The server's soft labels of the rehearsed examples [M, C], times their strength."""
+    correction: Mapping[str, Tensor] = field(default_factory=dict)
+    """Added to each gradient, by parameter; empty for none."""
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,14 @@ def train_locally(
     loss: LocalLoss = CROSS_ENTROPY,
     adjustment: Tensor | None = None,
     beliefs: Tensor | None = None,
+    correction: Mapping[str, Tensor] | None = None,
 ) -> TrainResult:
     """Train `model` in place on inputs (uint8 [n, C, H, W] or features [n, F]) and labels [n].
 
     Minimises loss + proximal / 2 * |theta - theta_0|^2, where theta_0 are the weights at the start.
     The client holds `rows` of the n examples, by default all. Rehearsed examples follow them in
     `inputs`, one for each row of `beliefs` [M, C]. The optimizer continues from `state`; without
-    one, it starts fresh.
+    one, it starts fresh. A `correction` is added to each gradient.
     """
     rows = torch.arange(len(labels), device=labels.device) if rows is None else rows
     if len(rows) == 0:
@@ -83,6 +84,7 @@ def train_locally(
         proximal=proximal,
         constants=() if adjustment is None else (adjustment,),
         uncounted=loss.rehearsed,
+        correction=correction,
     )
     if state:
         restore_optimizer(steps.optimizer, model, dict(state))

@@ -72,11 +72,14 @@ class TrainRequest:
     """Public examples that join each batch."""
     beliefs: Tensor | None = None
     """Soft labels of the public examples that clients rehearse, times their strength [M, C]."""
+    corrections: Mapping[int, Weights] = field(default_factory=dict)
+    """What each client adds to its gradients, if the method corrects them."""
 
-    def num_bytes(self, prototype: str) -> int:
+    def num_bytes(self, prototype: str, client: int = -1) -> int:
         """Return the size of the message to a client of this prototype."""
         beliefs = {} if self.beliefs is None else {"beliefs": self.beliefs}
-        return num_bytes(self.weights[prototype], wire=self.wire) + num_bytes(beliefs)
+        sent = (self.weights[prototype], self.corrections.get(client, {}))
+        return sum(num_bytes(own, wire=self.wire) for own in sent) + num_bytes(beliefs)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 STARTS = ("scratch", "pretrained", "private-head")
 MEMORIES = ("predictions", "weights")
+CORRECTIONS = ("scaffold", "feddyn")
 EXCHANGES = ("models", "nothing", "data")
 
 
@@ -38,8 +39,15 @@ class Method:
     """The server's parameters become old + rate * (average - old)."""
     smoothing: float = 0.0
     """Decay of the average of the server's models over rounds, which is evaluated; 0: the last."""
+    correction: Literal["scaffold", "feddyn"] | None = None
+    """What clients add to their gradients (`core/corrections.py`); such a method averages clients
+    equally, as its paper does."""
     mechanism: str | None = None
     """The mechanism of the clients' release; None means `certainty.mechanism`."""
+    calibrated: bool = False
+    """Whether clients release class sums of the trained features after the last round instead of
+    scores before the first, from which the server trains the head again
+    (`core/calibration.py`)."""
     trains: bool = True
     """Whether clients train. If not, rounds only measure the start, and no client is asked."""
     exchange: Literal["models", "nothing", "data"] = "models"
@@ -67,6 +75,25 @@ class Method:
             raise ValueError(
                 f"method {self.name}: mechanism = {self.mechanism!r}; should be 'classes', which "
                 "its teacher or its anchor needs"
+            )
+        if self.calibrated and not (self.scores and self.mechanism == "classes"):
+            raise ValueError(
+                f"method {self.name}: calibrated needs scores = True and mechanism = 'classes'"
+            )
+        if self.calibrated and (self.teacher is not None or self.start == "private-head"):
+            raise ValueError(
+                f"method {self.name}: calibrated, so releases come after the last round; there "
+                "should be no teacher, and start should not be 'private-head'"
+            )
+        if self.correction is not None and self.correction not in CORRECTIONS:
+            raise ValueError(
+                f"method {self.name}: correction = {self.correction!r}; should be one of "
+                f"{', '.join(CORRECTIONS)}"
+            )
+        if self.correction is not None and (self.memory or self.exchange != "models"):
+            raise ValueError(
+                f"method {self.name}: correction = {self.correction!r} goes with exchange = "
+                "'models' and without a memory"
             )
         if self.exchange not in EXCHANGES:
             raise ValueError(
@@ -101,6 +128,16 @@ class Method:
         return "proximal" in self.objectives
 
     @property
+    def scores_first(self) -> bool:
+        """Whether clients release scores before they train."""
+        return self.scores and not self.calibrated
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the server keeps something of each client between rounds."""
+        return bool(self.memory) or self.correction is not None
+
+    @property
     def is_bound(self) -> bool:
         """Whether it is no federated method, but what such a method is compared with."""
         return self.exchange != "models"
@@ -113,6 +150,8 @@ class Method:
             key == "local.proximal" and not self.proximal
         )
 
+
+FEDVLS = ("balanced-softmax", "vacant-class", "suppression")
 
 METHODS: dict[str, Method] = {
     "fedavg": Method("fedavg", start="scratch"),
@@ -127,6 +166,18 @@ METHODS: dict[str, Method] = {
     "fedrs+p": Method("fedrs+p", start="pretrained", objectives=("fedrs",)),
     "fedntd": Method("fedntd", start="scratch", objectives=("not-true",)),
     "fedntd+p": Method("fedntd+p", start="pretrained", objectives=("not-true",)),
+    "fedvls": Method("fedvls", start="scratch", objectives=FEDVLS),
+    "fedvls+p": Method("fedvls+p", start="pretrained", objectives=FEDVLS),
+    "scaffold": Method("scaffold", start="scratch", correction="scaffold"),
+    "scaffold+p": Method("scaffold+p", start="pretrained", correction="scaffold"),
+    "feddyn": Method("feddyn", start="scratch", objectives=("proximal",), correction="feddyn"),
+    "feddyn+p": Method(
+        "feddyn+p", start="pretrained", objectives=("proximal",), correction="feddyn"
+    ),
+    "ccvr": Method("ccvr", start="scratch", scores=True, mechanism="classes", calibrated=True),
+    "ccvr+p": Method(
+        "ccvr+p", start="pretrained", scores=True, mechanism="classes", calibrated=True
+    ),
     "feddf": Method("feddf", start="scratch", teacher="mean"),
     "feddf+p": Method("feddf+p", start="pretrained", teacher="mean"),
     "feddf+m": Method("feddf+m", start="scratch", teacher="mean", memory=("predictions",)),

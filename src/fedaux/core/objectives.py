@@ -10,6 +10,7 @@ The scale a and the offset b, [C] each, follow from the client's class counts, w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,13 +24,15 @@ from fedaux.core.methods import Method
 Adjust = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 """adjust(counts, strength) returns the scale and the offset of a client's logits, [C] each."""
 Term = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""term(logits [B, C], labels [B], beliefs [B, C], held [C]) returns a loss per private row, [B].
+"""term(logits [B, C], labels [B], beliefs [B, C], prior [C]) returns a loss per private row, [B].
 
-Beliefs are the server model's probabilities for the same rows; `held` says which classes the client
-has examples of.
+Beliefs are the server model's probabilities for the same rows; `prior` has the client's class
+shares.
 """
 SMALLEST_PRIOR = 1e-3
 """Floor of a class prior, so that its logarithm is finite."""
+VACANT_PRIOR = 1e-9
+"""Added to a class prior by `balanced-softmax`: cross-entropy leaves missing classes alone."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,12 @@ def log_prior(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
     return torch.ones_like(prior), strength * prior.log()
 
 
+def balanced(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Add strength * log(prior + 1e-9) (balanced softmax, as in FedVLS)."""
+    offset = strength * (counts / counts.sum() + VACANT_PRIOR).log()
+    return torch.ones_like(offset), offset
+
+
 def calibrated(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
     """Subtract strength * n_c^(-1/4) (FedLC, Zhang et al. 2022); a missing class counts as one."""
     return torch.ones_like(counts), -strength * counts.clamp_min(1).pow(-0.25)
@@ -59,10 +68,33 @@ def restricted(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
     return scale, torch.zeros_like(scale)
 
 
-def not_true(logits: Tensor, labels: Tensor, beliefs: Tensor, held: Tensor) -> Tensor:
+def not_true(logits: Tensor, labels: Tensor, beliefs: Tensor, prior: Tensor) -> Tensor:
     """D_KL(server || client) over all classes but the true one (FedNTD, Lee et al. 2022)."""
+    hidden = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
+    return partial_divergence(logits, beliefs, hidden)
+
+
+def vacant_class(logits: Tensor, labels: Tensor, beliefs: Tensor, prior: Tensor) -> Tensor:
+    """D_KL(server || client) over the classes that the client lacks (FedVLS, Guo et al. 2025)."""
+    held = prior > 0
+    if bool(held.all()):
+        return torch.zeros_like(logits[:, 0])
+    return partial_divergence(logits, beliefs, held.expand_as(logits))
+
+
+def suppression(logits: Tensor, labels: Tensor, beliefs: Tensor, prior: Tensor) -> Tensor:
+    """sum_c P(c) log mean_x exp([c != y] (f_c(x) - log P(c) - log C)) over the batch (FedVLS).
+
+    The same for all rows, [B].
+    """
     others = torch.arange(logits.shape[1], device=logits.device) != labels[:, None]
-    hidden = ~others
+    shifted = logits - (prior + VACANT_PRIOR).log() - math.log(logits.shape[1])
+    means = torch.logsumexp(shifted * others, dim=0) - math.log(len(logits))
+    return (prior * means).sum().expand(len(logits))
+
+
+def partial_divergence(logits: Tensor, beliefs: Tensor, hidden: Tensor) -> Tensor:
+    """Return D_KL(server || client) over the classes that are not hidden [B, C], [B]."""
     own = torch.log_softmax(logits.masked_fill(hidden, -torch.inf), dim=1)
     target = beliefs.masked_fill(hidden, 0.0)
     target = target / target.sum(dim=1, keepdim=True).clamp_min(1e-12)
@@ -75,6 +107,9 @@ OBJECTIVES: dict[str, Objective] = {
     "fedlc": Objective(adjust=calibrated),
     "fedrs": Objective(strength=0.5, adjust=restricted),
     "not-true": Objective(term=not_true),
+    "balanced-softmax": Objective(adjust=balanced),
+    "vacant-class": Objective(strength=0.1, term=vacant_class),
+    "suppression": Objective(strength=0.005, term=suppression),
     "rehearsal": Objective(),
 }
 """Parts that methods combine; cross-entropy is always there.
@@ -110,7 +145,7 @@ class LocalLoss:
         own, true = logits[:count], labels[:count]
         loss = functional.cross_entropy(own * adjustment[0] + adjustment[1], true)
         for term, strength in self.terms:
-            values = term(own, true, targets[:count, 1:], adjustment[2] > 0)
+            values = term(own, true, targets[:count, 1:], adjustment[2])
             loss = loss + strength * values.mean()
         if self.rehearsed:
             loss = loss + weighted_divergence(logits[count:], targets[count:, 1:]).mean()
@@ -164,14 +199,14 @@ def strength_of(name: str, local: Local) -> float:
 def class_adjustment(
     names: Sequence[str], local: Local, labels: Tensor, *, num_classes: int
 ) -> Tensor:
-    """Return what a client's labels [n] do to its logits: scale, offset, held classes [3, C]."""
+    """Return what a client's labels [n] do to its logits: scale, offset, class shares [3, C]."""
     counts = torch.bincount(labels, minlength=num_classes).to(torch.float32)
     scale, offset = torch.ones_like(counts), torch.zeros_like(counts)
     for name in names:
         if adjust := OBJECTIVES[name].adjust:
             factor, summand = adjust(counts, strength_of(name, local))
             scale, offset = scale * factor, offset * factor + summand
-    return torch.stack([scale, offset, (counts > 0).float()])
+    return torch.stack([scale, offset, counts / counts.sum()])
 
 
 def joined_targets(labels: Tensor, beliefs: Tensor) -> Tensor:

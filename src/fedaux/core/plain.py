@@ -10,6 +10,7 @@ Functions that take a `model` load the given weights into it first, so it carrie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -111,6 +112,7 @@ class Member:
     weights: Weights  # empty if only predictions are remembered
     logits: Tensor | None = None  # f_i(x) on the distill set [N, C]; None if it does not teach
     share: float = 1.0  # r_i: below 1 for a discounted memory
+    control: Weights = field(default_factory=dict)  # g_i of SCAFFOLD and FedDyn, from its update
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
     public: dict[str, Public] = {}
     projected: dict[str, Tensor] = {}
     releases: dict[int, Release] = {}
-    if task.method.scores:
+    if task.method.scores_first:
         mechanism = mechanism_of(task)
         for name, negatives in features(task.negatives).items():
             clients = [one for one in clients_with_data(task) if task.prototype_of[one] == name]
@@ -299,6 +301,10 @@ def play_round(
             averages = average_by_prototype([*present, *absent])
             for name, own in averages.items():
                 weights[name] = step(state.weights[name], own, method)
+                if method.correction == "feddyn":  # theta = mean_i theta_i - g / alpha
+                    mean = mean_control(task, {**state.memory, **by_client(present)}, name)
+                    for key, tensor in mean.items():
+                        weights[name][key] = own[key] - tensor / task.experiment.local.proximal
     if method.teacher is not None:
         with phase("teach"):
             present = [with_logits(preparation, member) for member in present]
@@ -314,14 +320,18 @@ def play_round(
                     generator=seeding.generator(task.seed, "distillation", round=number, part=name),
                 )
     smoothed = smooth(method, state.smoothed, weights, number)
+    if method.calibrated and number == task.experiment.rounds:
+        smoothed = {
+            name: calibrate(task, preparation, weights[name], name) for name in preparation.models
+        }
     models = [*(smoothed or weights).items()]
     if method.exchange == "nothing":  # the clients' own models count, not the server's
         models = [(member.prototype, member.weights) for member in (*present, *absent)]
     with phase("evaluate"):
         measured = evaluate(task, preparation, models)
-    memory = {member.client: remembered(member, method) for member in present if method.memory}
+    kept = [remembered(member, method) for member in present if method.remembers]
     row = {"round": number, "clients": chosen, **measured}
-    return State(number, weights, {**state.memory, **memory}, smoothed), row
+    return State(number, weights, {**state.memory, **by_client(kept)}, smoothed), row
 
 
 def select(task: Task, number: int) -> list[int]:
@@ -394,6 +404,57 @@ def smooth(
     }
 
 
+def calibrate(task: Task, preparation: Preparation, weights: Weights, prototype: str) -> Weights:
+    """Return weights whose head was trained on virtual features of all classes (CCVR).
+
+    Clients release class sums under the trained features. Features of class c are drawn from
+    N(mu_c, Sigma) with the covariance of the negatives, 1000 per class on average.
+    """
+    if task.experiment.mode == "linear":
+        raise ValueError("mode = 'linear': calibration is not part of fedaux.core.plain there")
+    model, mechanism = preparation.models[prototype], mechanism_of(task)
+    clients = [one for one in clients_with_data(task) if task.prototype_of[one] == prototype]
+    trained = {
+        key.removeprefix("features."): own
+        for key, own in weights.items()
+        if key.startswith("features.")
+    }
+
+    def features(images: Tensor) -> Tensor:
+        return extract_features(model, trained, images)
+
+    negatives = features(task.negatives)
+    sizes = [len(task.parts[client]) for client in clients]
+    public = publish_map(mechanism, negatives, num_classes=task.num_classes, sizes=sizes)
+    releases = {}
+    for client in clients:
+        rows = task.parts[client]
+        noise = SimulatedNoise(seeding.generator(task.seed, "certainty noise", client=client))
+        own = features(task.images[rows])
+        releases[client] = release_of(mechanism, own, task.labels[rows], public, noise=noise)
+    estimate = class_estimate(task, releases, public, prototype)
+    generator = seeding.generator(task.seed, "virtual features", part=prototype)
+    back = torch.linalg.pinv(public["whitening"].double())  # from whitened features to h
+    covariance = torch.cov(negatives.double().T, correction=0)
+    variances, directions = torch.linalg.eigh(covariance)
+    root = directions @ variances.clamp_min(0).sqrt().diag() @ directions.T
+    means, labels = [], []
+    for label, prior in enumerate(estimate.prior):
+        whitened = public["bound"].double() * (estimate.centre + estimate.shifts[label])
+        for _ in range(max(1, round(1000 * task.num_classes * float(prior)))):
+            means.append(public["centre"].double() + whitened @ back)
+            labels.append(label)
+    noise_MF = torch.from_numpy(generator.standard_normal((len(labels), len(root)))).to(root)
+    virtual = (torch.stack(means) + noise_MF @ root).float()
+    targets = torch.tensor(labels).to(task.labels)
+    head = SplitModel(nn.Identity(), model.head, feature_width=model.feature_width)
+    start = {key: weights[key] for key in head.state_dict()}
+    section = task.experiment.local
+    return weights | minimise(
+        functional.cross_entropy, head, start, virtual, targets, section, generator
+    )
+
+
 def train_member(
     task: Task,
     preparation: Preparation,
@@ -418,6 +479,11 @@ def train_member(
         soft = (strength * probabilities[public]).half().float()
         inputs = torch.cat([inputs, preparation.distill_set[name][public]])
         rehearsed = experiment.rehearsal.batch_size
+    correction: Weights = {}
+    if task.method.correction is not None:  # SCAFFOLD adds g - g_i, FedDyn -g_i
+        mean, own = mean_control(task, state.memory, name), control_of(task, state.memory, client)
+        sign = 1 if task.method.correction == "scaffold" else 0
+        correction = {key: sign * mean[key] - own[key] for key in mean}
     weights = train_client(
         preparation.models[name],
         state.memory[client].weights if alone else state.weights[name],
@@ -431,8 +497,43 @@ def train_member(
             objectives, local, task.labels[rows], num_classes=task.num_classes
         ),
         beliefs=soft,
+        correction=correction,
     )
-    return Member(client, name, number, len(rows), weights)
+    member = Member(client, name, number, len(rows), weights)
+    if task.method.correction is None:
+        return member
+    moved = {key: weights[key] - state.weights[name][key] for key in correction}
+    local = experiment.local
+    if task.method.correction == "scaffold":  # option II, with K local steps
+        scale = local.learning_rate * local.epochs * math.ceil(len(rows) / local.batch_size)
+        control = {key: -correction[key] - tensor / scale for key, tensor in moved.items()}
+    else:
+        control = {key: -correction[key] - local.proximal * moved[key] for key in moved}
+    return replace(member, size=1, control=control)  # both papers average clients equally
+
+
+def control_of(task: Task, memory: Mapping[int, Member], client: int) -> Weights:
+    """Return the control variate g_i of a client, zero before it has trained."""
+    if client in memory:
+        return memory[client].control
+    model = build_models(task)[task.prototype_of[client]]
+    return {
+        key: torch.zeros_like(own)
+        for key, own in model.named_parameters()
+        if task.experiment.mode == "full" or key.startswith("head.")
+    }
+
+
+def mean_control(task: Task, memory: Mapping[int, Member], prototype: str) -> Weights:
+    """Return g, the mean of g_i over the prototype's clients with data."""
+    clients = [one for one in clients_with_data(task) if task.prototype_of[one] == prototype]
+    controls = [control_of(task, memory, client) for client in clients]
+    return average(controls, sizes=[1] * len(controls))
+
+
+def by_client(members: Sequence[Member]) -> dict[int, Member]:
+    """Return members by client."""
+    return {member.client: member for member in members}
 
 
 def with_logits(preparation: Preparation, member: Member) -> Member:
@@ -545,13 +646,14 @@ def train_client(
     loss: LocalLoss = CROSS_ENTROPY,
     adjustment: Tensor | None = None,
     beliefs: Tensor | None = None,
+    correction: Mapping[str, Tensor] | None = None,
 ) -> Weights:
     """Return the weights after local training on inputs [n, ...] and labels [n].
 
-    Minimises loss + mu/2 |theta - theta_0|^2, where theta_0 are the given weights and mu is
-    `proximal`. The loss is cross-entropy, unless the method has other objectives (see
-    `fedaux.core.objectives`). Rehearsed examples follow the n own ones in `inputs`, and `beliefs`
-    [M, C] are their soft labels.
+    Minimises loss + mu/2 |theta - theta_0|^2 + <correction, theta>, where theta_0 are the given
+    weights and mu is `proximal`. The loss is cross-entropy, unless the method has other objectives
+    (see `fedaux.core.objectives`). Rehearsed examples follow the n own ones in `inputs`, and
+    `beliefs` [M, C] are their soft labels.
     """
     targets = labels
     if not loss.plain:
@@ -564,6 +666,9 @@ def train_client(
 
     def total(logits: Tensor, targets: Tensor) -> Tensor:
         value = loss(logits, targets, None if loss.plain else adjustment)
+        for name, parameter in model.named_parameters():
+            if correction:
+                value = value + (correction[name] * parameter).sum()
         return value if proximal == 0 else value + proximal / 2 * squared_distance(model, weights)
 
     how = {"private": len(labels), "rehearsed": loss.rehearsed}

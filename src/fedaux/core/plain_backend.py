@@ -79,6 +79,7 @@ def one_by_one(context: TrainContext) -> Training:
                 loss=context.loss,
                 adjustment=job.adjustment,
                 beliefs=job.beliefs,
+                correction=job.correction,
             )
             yield job, snapshot(context.model), trained
 

@@ -77,10 +77,10 @@ def prepare(
                 if task.experiment.mode == "full":
                     trained[name].features.load_state_dict(model.features.state_dict())
     linear = task.experiment.mode == "linear"
-    if task.method.scores or linear:
+    if task.method.scores_first or linear:
         extractors = {name: snapshot(model.features) for name, model in models.items()}
     present = clients.present()
-    if task.method.scores:
+    if task.method.scores_first:
         with clock.phase("certify"):
             mechanism = mechanism_of(task)
             for name in models:
@@ -101,7 +101,12 @@ def prepare(
             set_private_heads(
                 task, trained, releases=releases, extractors=extractors, public=public
             )
-    if linear and not task.method.scores:  # clients that release scores have received h0 already
+    if task.method.calibrated:
+        from fedaux.core.private_head import require_linear
+
+        for name, model in trained.items():
+            require_linear(model.head, prototype=name)
+    if linear and not task.method.scores_first:  # those that release scores have h0 already
         bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
     bytes_down += len(present) * rehearsed_bytes(task)
     state = State(round=0, weights={name: snapshot(model) for name, model in trained.items()})

@@ -32,15 +32,21 @@ def fit_head(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def set_head(head: nn.Module, features: Tensor, targets: Tensor, *, prototype: str) -> None:
     """Set a linear head to the fit. Raises ValueError for a head of another kind."""
-    if not isinstance(head, nn.Linear) or head.bias is None:
-        raise ValueError(
-            f"prototypes.name = {prototype!r}: its head is {type(head).__name__}; a method that "
-            "starts from the private head needs a model whose head is a Linear layer with a bias"
-        )
+    head = require_linear(head, prototype=prototype)
     weight, bias = fit_head(features, targets)
     with torch.no_grad():
         head.weight.copy_(weight)
         head.bias.copy_(bias)
+
+
+def require_linear(head: nn.Module, *, prototype: str) -> nn.Linear:
+    """Return a head that is a linear layer. Raises ValueError for a head of another kind."""
+    if not isinstance(head, nn.Linear) or head.bias is None:
+        raise ValueError(
+            f"prototypes.name = {prototype!r}: its head is {type(head).__name__}; a method that "
+            "makes the head from class sums needs a model whose head is a Linear layer with a bias"
+        )
+    return head
 
 
 def shared_targets(known: Mapping[str, Tensor], prototype: str) -> Tensor:

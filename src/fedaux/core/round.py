@@ -53,6 +53,7 @@ from fedaux.core.weights import (
 from fedaux.privacy.ledger import LedgerEntry
 
 if TYPE_CHECKING:
+    from fedaux.core.corrections import Controls
     from fedaux.models import SplitModel
 
 DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
@@ -112,34 +113,66 @@ class Federation:
         chosen = self._select(log, state.releases)
         releases = self._ensure_releases(chosen, state.releases, log)
         beliefs = self._beliefs(state, releases, log)
-        weights, members = state.weights, self._train(chosen, state, beliefs, log)
+        controls = self._controls(state, log)
+        weights, members = state.weights, self._train(chosen, state, beliefs, controls, log)
         if members and task.method.exchange != "nothing":
             absent = absent_members(task, state.memory, members, number=log.round)
             with log.phase("average"):
-                weights = self._average(state.weights, members, absent)
+                weights = self._average(state.weights, members, absent, controls)
             if task.method.teacher is not None:
                 lesson = self._teach(members, absent, state.memory, releases, beliefs, log)
                 if lesson.unusable:  # clients that do not teach are not averaged in, either
                     members = log.without_dropped(members)
-                    weights = self._average(state.weights, members, absent)
+                    weights = self._average(state.weights, members, absent, controls)
                 weights = self._distill(weights, lesson.targets, log)
                 predictions |= lesson.predictions
             weights = self._with_public_statistics(weights, log)
             weights, members = self._accept(weights, members, state.weights, log)
-        kept = {one.client: remembered(one, predictions, task.method, log.round) for one in members}
-        memory = {**state.memory, **(kept if task.method.memory else {})}
-        ledger, smooth = (*state.ledger, *log.ledger), self._smoothed(state, weights, log.round)
+        kept = {
+            one.client: remembered(one, predictions, task.method, log.round, controls)
+            for one in members
+        }
+        memory = {**state.memory, **(kept if task.method.remembers else {})}
+        smooth: Mapping[str, Weights] = self._smoothed(state, weights, log.round)
+        if task.method.calibrated and log.round == task.experiment.rounds:
+            smooth, releases = self._calibrated(smooth or weights, state.releases, log)
+        ledger = (*state.ledger, *log.ledger)
         after = State(log.round, weights, releases, ledger, memory, smooth)
         return after, log.row(members, memory, self._evaluate(after.final, memory, log))
 
+    def _controls(self, state: State, log: RoundLog) -> dict[str, Controls]:
+        """Return the control variates of each prototype's clients, if the method corrects
+        gradients."""
+        kind, task = self.task.method.correction, self.task
+        if kind is None:
+            return {}
+        from fedaux.core.corrections import controls_of  # late: few methods need it
+
+        return controls_of(
+            kind,
+            local=task.experiment.local,
+            weights=state.weights,
+            memory=state.memory,
+            population=log.present,
+            prototype_of=task.prototype_of,
+        )
+
     def _average(
-        self, before: Mapping[str, Weights], members: Sequence[Member], absent: Sequence[Member]
+        self,
+        before: Mapping[str, Weights],
+        members: Sequence[Member],
+        absent: Sequence[Member],
+        controls: Mapping[str, Controls],
     ) -> dict[str, Weights]:
         """Average the models of each prototype; the server steps there and beyond."""
         rate = self.task.method.server_rate
         rule = AVERAGES[self.task.experiment.aggregation]
-        after = averaged(before, members, absent, average=rule)
-        return {name: beyond(before[name], own, rate=rate) for name, own in after.items()}
+        equal = [replace(one, num_examples=1) for one in members] if controls else members
+        after = averaged(before, equal, absent, average=rule)
+        after = {name: beyond(before[name], own, rate=rate) for name, own in after.items()}
+        for name in {member.prototype for member in members if controls}:
+            after[name] = controls[name].shifted(after[name], members)
+        return after
 
     def _smoothed(
         self, state: State, weights: Mapping[str, Weights], number: int
@@ -152,6 +185,23 @@ class Federation:
             name: smoothed(before.get(name), own, decay=decay, round=number)
             for name, own in weights.items()
         }
+
+    def _calibrated(
+        self, weights: Mapping[str, Weights], known: Mapping[int, ScoreRelease], log: RoundLog
+    ) -> tuple[Mapping[str, Weights], dict[int, ScoreRelease]]:
+        """Return the models with heads from a release of class sums of the trained features."""
+        from fedaux.core.calibration import calibrate  # late: few methods need it
+
+        if known:
+            raise ValueError(
+                f"method {self.task.method.name}: clients have released class sums after the last "
+                "round, and more rounds would need a second release; start a new run"
+            )
+        with log.phase("calibrate"):
+            found = calibrate(self.task, self.preparation, self._clients, log.present, weights)
+        log.count(down=found.bytes_down, up=found.bytes_up)
+        log.ledger += found.wasted
+        return found.weights, dict(found.releases)
 
     def _select(self, log: RoundLog, releases: Mapping[int, ScoreRelease]) -> list[int]:
         """Return S_t, the clients to ask: a random share of the population, as far as present."""
@@ -171,8 +221,8 @@ class Federation:
     ) -> dict[int, ScoreRelease]:
         """Ask clients that have not released scores yet; those that fail again are dropped."""
         task, releases = self.task, dict(known)
-        newcomers = [client for client in chosen if task.method.scores and client not in known]
-        if newcomers:
+        newcomers = [client for client in chosen if client not in known]
+        if newcomers and task.method.scores_first:
             extractors, public = self.preparation.extractors, self.preparation.public
             with log.phase("certify"):
                 late, wasted, down, up = release_scores(
@@ -206,7 +256,12 @@ class Federation:
             return Beliefs(torch.lerp(probabilities, private, share), reliability)
 
     def _train(
-        self, chosen: Sequence[int], state: State, beliefs: Beliefs | None, log: RoundLog
+        self,
+        chosen: Sequence[int],
+        state: State,
+        beliefs: Beliefs | None,
+        controls: Mapping[str, Controls],
+        log: RoundLog,
     ) -> list[Member]:
         """Return the clients whose updates are valid and finite, in ascending order."""
         task = self.task
@@ -217,13 +272,21 @@ class Federation:
                 task, self.preparation, log.round, state.weights, beliefs, normalised=normalised
             )
             wire = request.wire
+            if controls:
+                corrections = {
+                    client: controls[task.prototype_of[client]].correction(client)
+                    for client in asked
+                }
+                request = replace(request, corrections=corrections)
             if task.method.exchange == "nothing":
                 updates = self._train_alone(asked, request, state.memory, log)
             else:
                 updates = self._collect(asked, request, log)
             if task.method.exchange == "models":
                 log.count(
-                    down=sum(request.num_bytes(task.prototype_of[client]) for client in asked),
+                    down=sum(
+                        request.num_bytes(task.prototype_of[client], client) for client in asked
+                    ),
                     up=sum(update.num_bytes(wire=wire) for update in updates),
                 )
             log.losses |= {one.client: one.loss for one in updates if one.loss is not None}
@@ -517,7 +580,11 @@ def own_weights(state: ClientState) -> Weights:
 
 
 def remembered(
-    member: Member, predictions: Mapping[int, Tensor], method: Method, number: int
+    member: Member,
+    predictions: Mapping[int, Tensor],
+    method: Method,
+    number: int,
+    controls: Mapping[str, Controls],
 ) -> ClientState:
     """Return what the method remembers of a client that has answered."""
     tensors: dict[str, Tensor] = {}
@@ -526,6 +593,9 @@ def remembered(
     if "weights" in method.memory:
         tensors |= {f"weights/{name}": tensor for name, tensor in member.weights.items()}
         tensors["num_examples"] = torch.tensor(member.num_examples)
+    if member.prototype in controls:
+        control = controls[member.prototype].renewed(member)
+        tensors |= {f"control/{name}": tensor for name, tensor in control.items()}
     return ClientState(number, tensors)
 
 

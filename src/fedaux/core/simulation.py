@@ -76,7 +76,12 @@ class SimulatedClients:
             name: as_received(weights, wire=request.wire)
             for name, weights in request.weights.items()
         }
-        for update in self._train(clients, replace(request, weights=received)):
+        corrections = {
+            client: as_received(own, wire=request.wire)
+            for client, own in request.corrections.items()
+        }
+        received_request = replace(request, weights=received, corrections=corrections)
+        for update in self._train(clients, received_request):
             yield replace(update, weights=as_received(update.weights, wire=request.wire))
 
     def _train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
@@ -140,7 +145,8 @@ class SimulatedClients:
                 num_classes=self._task.num_classes,
             )
         state = {} if kept is None else kept.tensors
-        return ClientJob(client, rows, generator, state, adjustment, request.beliefs)
+        correction = request.corrections.get(client, {})
+        return ClientJob(client, rows, generator, state, adjustment, request.beliefs, correction)
 
     def _client(self, client: int, inputs: Tensor) -> Client:
         """Return one client with its rows of the shared inputs."""
@@ -180,6 +186,7 @@ class SimulatedClients:
                 compute=self._task.compute,
                 key=self._task.architecture(prototype),
                 loss=_loss(request),
+                corrected=bool(request.corrections),
             )
             most_examples = max(len(part) for part in self._parts)
             self._training[key] = self._task.backend.training(context, most_examples=most_examples)

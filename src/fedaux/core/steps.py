@@ -5,7 +5,7 @@ Local training and distillation are sequences of such steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -69,9 +69,12 @@ class Steps:
         clip: float | None = None,
         constants: Sequence[Tensor] = (),
         uncounted: int = 0,
+        correction: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.model = model
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        named = [pair for pair in model.named_parameters() if pair[1].requires_grad]
+        self.parameters = [parameter for _, parameter in named]
+        self._corrections = [correction[name] for name, _ in named] if correction else []
         self.optimizer = optimizer(self.parameters)
         self.total = torch.zeros((), device=targets.device)
         """Sum of the loss over the examples seen, without the proximal term.
@@ -144,6 +147,8 @@ class Steps:
         loss.backward()
         if self._anchors:
             add_proximal_gradient(self.parameters, self._anchors, strength=self._proximal)
+        if self._corrections:
+            add_to_gradients(self.parameters, self._corrections)
         if self._clip is not None:
             nn.utils.clip_grad_norm_(self.parameters, self._clip)
         self.optimizer.step()
@@ -159,12 +164,20 @@ def add_proximal_gradient(
     parameters: Sequence[nn.Parameter], anchors: Sequence[Tensor], *, strength: float
 ) -> None:
     """Add strength * (theta - theta_0), the gradient of FedPROX's proximal term."""
-    pairs = [pair for pair in zip(parameters, anchors, strict=True) if pair[0].grad is not None]
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    differences = torch._foreach_sub(
-        [parameter.detach() for parameter, _ in pairs], [anchor for _, anchor in pairs]
-    )
-    torch._foreach_add_(gradients, differences, alpha=strength)
+    differences = torch._foreach_sub([own.detach() for own in parameters], list(anchors))
+    add_to_gradients(parameters, differences, alpha=strength)
+
+
+def add_to_gradients(
+    parameters: Sequence[nn.Parameter], summands: Sequence[Tensor], *, alpha: float = 1.0
+) -> None:
+    """Add alpha times a tensor to the gradient of each parameter that has one."""
+    pairs = [
+        (parameter.grad, summand)
+        for parameter, summand in zip(parameters, summands, strict=True)
+        if parameter.grad is not None
+    ]
+    torch._foreach_add_([one for one, _ in pairs], [one for _, one in pairs], alpha=alpha)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ class State:
     ledger: tuple[LedgerEntry, ...] = ()
     """What private updates have cost the clients."""
     memory: Mapping[int, ClientState] = field(default_factory=dict)
-    """What methods with a memory keep of each client's last answer: "logits", "weights/NAME"."""
+    """What is kept of each client's last answer: "logits", "weights/NAME", "control/NAME"."""
     smoothed: Mapping[str, Weights] = field(default_factory=dict)
     """The server models' average over rounds, if the method asks for it (`Method.smoothing`)."""
 

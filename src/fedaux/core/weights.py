@@ -50,17 +50,22 @@ def beyond(before: Weights, after: Weights, *, rate: float) -> Weights:
     Statistics of batch normalisation are taken from `after`: extrapolated, a variance could be
     negative.
     """
-    names = [
-        name
-        for name, tensor in after.items()
-        if tensor.is_floating_point() and name.rpartition(".")[2] not in STATISTICS
-    ]
+    names = parameter_names(after)
     if rate == 1.0 or not names:
         return after
     moved = torch._foreach_lerp(
         [before[name] for name in names], [after[name] for name in names], rate
     )
     return {**after, **dict(zip(names, moved, strict=True))}
+
+
+def parameter_names(weights: Weights) -> list[str]:
+    """Return the names of all tensors but statistics and counters."""
+    return [
+        name
+        for name, tensor in weights.items()
+        if tensor.is_floating_point() and name.rpartition(".")[2] not in STATISTICS
+    ]
 
 
 def smoothed(average: Weights | None, weights: Weights, *, decay: float, round: int) -> Weights:

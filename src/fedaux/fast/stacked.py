@@ -104,6 +104,12 @@ class StackedTraining:
         found = [job.adjustment for job in jobs if job.adjustment is not None]
         adjustments = torch.stack(found) if found else None
         beliefs = None if jobs[0].beliefs is None else jobs[0].beliefs.float()
+        corrections = [
+            torch.cat([job.correction[name].flatten() for name in self._shapes])
+            for job in jobs
+            if context.corrected
+        ]
+        correction = torch.stack(corrections) if corrections else None
         for number in range(len(queues[0])):
             # Sorted by size, so those that still have a batch are the first ones.
             active = sum(number < len(own) for own in queues)
@@ -145,6 +151,8 @@ class StackedTraining:
             )
             if context.proximal > 0:
                 gradient.add_(before - anchor, alpha=context.proximal)
+            if correction is not None:
+                gradient.add_(correction[:active])
             optimizer.step(gradient, active)
             for name, tensor in left.items():  # as torch's optimizers do
                 _named(before, self._shapes)[name].copy_(tensor)

@@ -86,7 +86,7 @@ def count(
     distill = public - negatives
     whole, features = forward_flops(experiment, shape=shape[1:], num_classes=len(table[0]))
     columns = []
-    if row.scores:
+    if row.scores_first:
         entries = [entry for entry in header["ledger"] if entry["purpose"] != UPDATE]
         views = (
             0

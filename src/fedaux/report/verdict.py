@@ -40,7 +40,7 @@ def verdict(accuracies: Accuracies) -> list[str]:
     seeds is called a tie. Sentences whose methods were not run are left out.
     """
     run = {name: METHODS[name] for name, own in accuracies.items() if own and name in METHODS}
-    scored = _best(accuracies, run, lambda method: method.scores)
+    scored = _best(accuracies, run, lambda method: bool(method.teacher) and method.scores)
     equal = _nearest(
         accuracies, run, scored, SCORING, lambda one: bool(one.teacher) and not one.scores
     ) or _best(accuracies, run, lambda method: bool(method.teacher) and not method.scores)

@@ -96,6 +96,18 @@ def problems_of(
             for name in experiment.method
             if name in METHODS and METHODS[name].is_bound
         ]
+        problems += [
+            f"method = {name!r}: its release after the last round is not supported in a "
+            "federation; run it in the simulator"
+            for name in known_methods
+            if METHODS[name].calibrated
+        ]
+        problems += [
+            f"method = {name!r}: its gradient corrections are not sent over the network; run it in "
+            "the simulator"
+            for name in known_methods
+            if METHODS[name].correction is not None
+        ]
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
             problems += _size_problems(experiment)
@@ -210,6 +222,9 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
         problems.append(
             "data.server_validation: should be 0, as each client has its own data (data.clients)"
         )
+    for name in experiment.method:
+        if name in METHODS and METHODS[name].correction is not None:
+            problems += _correction_problems(name, experiment)
     used = {
         one: name
         for name in experiment.method
@@ -225,6 +240,23 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
         )
     if experiment.local.privacy is not None and experiment.local.optimizer_state == "kept":
         problems.append("local.optimizer_state = 'kept': should be 'reset' with local.privacy")
+    return problems
+
+
+def _correction_problems(name: str, experiment: ExperimentFields) -> list[str]:
+    """Return a line for each setting of local training that excludes a method's correction."""
+    local, kind = experiment.local, METHODS[name].correction
+    problems: list[str] = []
+    if kind == "scaffold" and (local.optimizer != "sgd" or local.momentum > 0):
+        found = "adam" if local.optimizer != "sgd" else f"sgd with a momentum of {local.momentum}"
+        problems.append(
+            f"local.optimizer: {found}; {name} needs local.optimizer = 'sgd' and local.momentum = "
+            "0, because its control variates are the mean gradients of the local steps"
+        )
+    if kind == "feddyn" and local.proximal == 0:
+        problems.append(f"local.proximal = 0: should be above 0, it is the alpha of {name}")
+    if local.privacy is not None:
+        problems.append(f"local.privacy: not supported by {name}, which corrects gradients")
     return problems
 
 

@@ -435,7 +435,7 @@ class ExperimentRunner:
 
     def _lacks_scores(self, method: str, seed: int) -> bool:
         """Return whether scores.safetensors is missing and comes from this method and seed."""
-        scoring = [name for name in self._experiment.method if METHODS[name].scores]
+        scoring = [name for name in self._experiment.method if METHODS[name].scores_first]
         first = (scoring[:1], self._experiment.seeds[0]) == ([method], seed)
         return first and not (self._directory.path / "scores.safetensors").exists()
 
