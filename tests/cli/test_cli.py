@@ -268,10 +268,7 @@ def test_audit_prints_what_machines_need(tmp_path: Path) -> None:
     assert found["trials"] == 5000
     assert found["releases"] == 40
     assert found["findings"] == []
-    assert (
-        "did you mean mean"
-        in called("audit", "--mechanism", "maen", cwd=tmp_path).stderr
-    )
+    assert "did you mean mean" in called("audit", "--mechanism", "maen", cwd=tmp_path).stderr
 
 
 def test_reproduce_lists_runs_and_refuses(recipe: Path, tmp_path: Path) -> None:

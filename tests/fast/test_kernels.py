@@ -61,6 +61,12 @@ def test_clients_trained_by_kernels_are_those_of_the_plain_loop() -> None:
     interpreted("compare_training.py", "training")
 
 
+@needs_triton
+@pytest.mark.slow
+def test_adjusted_logits_and_rehearsed_rows_by_kernels_are_those_of_the_plain_loop() -> None:
+    interpreted("compare_training.py", "objectives")
+
+
 def test_kernels_are_for_resnet8_as_it_is_and_images_of_its_size() -> None:
     found = [name for name in IMAGE_MODELS if kernels.fits(MODELS[name]((3, 32, 32), 10), IMAGES)]
     assert found == ["resnet8"]

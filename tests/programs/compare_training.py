@@ -1,5 +1,5 @@
-"""Training steps by kernels against the plain loop, in Triton's interpreter: `distillation` or
-`training`."""
+"""Training steps by kernels against the plain loop, in Triton's interpreter: `distillation`,
+`training` or `objectives`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedaux.core.backend import ClientJob, TrainContext
 from fedaux.core.compute import Compute
 from fedaux.core.distillation import distill
 from fedaux.core.messages import Weights
+from fedaux.core.objectives import class_adjustment, local_loss
 from fedaux.core.plain_backend import one_by_one
 from fedaux.core.weights import snapshot
 from fedaux.fast.batched import BatchedTraining
@@ -119,6 +120,29 @@ if PART == "training":
             near(fast[client][0], own, weights, **wide)
             near(dict(fast[client][1].optimizer_state), dict(trained.optimizer_state), {}, **wide)
             assert abs(fast[client][1].loss / trained.loss - 1) < 1e-4
+
+if PART == "objectives":
+    names = ("logit-adjusted", "fedrs", "rehearsal")
+    section = Local(batch_size=2)
+    place = TrainContext(
+        *(model, images, labels[:20], section, 0.0, Compute(clients_at_once=2), "resnet8"),
+        loss=local_loss(names, section, rehearsed=3),
+    )
+    beliefs = 0.7 * torch.softmax(2 * torch.randn(10, 10), dim=1)
+    compared = []
+    for training in (BatchedTraining(place, capacity=3), one_by_one(place)):
+        jobs = [
+            ClientJob(
+                *(client, torch.arange(20)[part], np.random.default_rng(client), {}),
+                class_adjustment(names, section, labels[:20][part], num_classes=10),
+                beliefs,
+            )
+            for client, part in enumerate((slice(0, 3), slice(4, 6)))
+        ]
+        compared.append({job.client: (own, out) for job, own, out in training(jobs, weights)})
+    for client, (own, trained) in compared[1].items():
+        near(compared[0][client][0], own, weights, middle=5e-3, largest=0.03)
+        assert abs(compared[0][client][1].loss / trained.loss - 1) < 1e-4
 
 if PART == "distillation":
     targets = torch.softmax(torch.randn(7, 10) * 2, 1)

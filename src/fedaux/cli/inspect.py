@@ -45,16 +45,16 @@ def methods(
         return
     from fedaux.report.tables import Table, TerminalTable
 
-    headers = ("method", "start", "objectives", "teacher", "scores", "memory of", "exchange")
+    starts = {"scratch": "random", "pretrained": "h0", "private-head": "h0, head"}
+    headers = ("method", "start", "objectives", "teacher", "scores", "memory")
     rows = [
         (
             method.name,
-            method.start,
+            starts[method.start],
             ", ".join((*method.objectives, *filter(None, [method.correction]))) or "–",
             method.teacher or "–",
             "yes" if method.scores else "–",
             ", ".join(method.memory) or "–",
-            method.exchange,
         )
         for method in METHODS.values()
     ]
