@@ -137,12 +137,15 @@ if PART == "objectives":
                 class_adjustment(names, section, labels[:20][part], num_classes=10),
                 beliefs,
             )
-            for client, part in enumerate((slice(0, 3), slice(4, 6)))
+            for client, part in enumerate((slice(0, 1), slice(4, 6), slice(7, 10)))
         ]
         compared.append({job.client: (own, out) for job, own, out in training(jobs, weights)})
     for client, (own, trained) in compared[1].items():
-        near(compared[0][client][0], own, weights, middle=5e-3, largest=0.03)
-        assert abs(compared[0][client][1].loss / trained.loss - 1) < 1e-4
+        found, result = compared[0][client]
+        # The last client takes two steps: the first one's signs of tiny gradients show in the next.
+        wide = {"middle": 0.1, "largest": 0.3} if client == 2 else {"middle": 1e-4, "largest": 0.2}
+        near(found, own, weights, **wide)
+        assert abs(result.loss / trained.loss - 1) < (1e-3 if client == 2 else 1e-5)
 
 if PART == "distillation":
     targets = torch.softmax(torch.randn(7, 10) * 2, 1)
