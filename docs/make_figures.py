@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 NOTES = Path(__file__).parents[1] / "notes"
 IMAGES = Path(__file__).parent / "images"
 COLOURS = {
+    "fedaux2": "#7c2d12",
     "fedaux": "#c2410c",
     "fedaux+m": "#7c2d12",
     "fedavg": "#64748b",
@@ -77,7 +78,7 @@ def demo(lines: list[dict[str, Any]]) -> Figure:
             weight="bold",
         )
     plot.set(
-        xlabel="round", ylabel="test accuracy, %", xticks=rounds, xlim=(0.9, 5.9), ylim=(0, 85)
+        xlabel="round", ylabel="test accuracy, %", xticks=rounds, xlim=(0.9, 5.9), ylim=(0, 100)
     )
     return figure
 
