@@ -213,6 +213,7 @@ def test_a_recipe_without_a_name_is_called_as_its_file(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["first-try"]
 
 
+@pytest.mark.slow
 def test_data_prints_the_table_and_draws_the_picture(recipe: Path, tmp_path: Path) -> None:
     shown = called(
         "data",

@@ -264,6 +264,7 @@ def test_without_opacus_the_error_says_what_to_install(monkeypatch: pytest.Monke
 
 
 @needs_opacus
+@pytest.mark.slow
 def test_a_protected_run_states_one_number_for_everything_a_client_sent(tmp_path: Path) -> None:
     changes = {"rounds": 2, "local": {"privacy": {"noise_multiplier": 2.0}, "batch_size": 64}}
     experiment = tiny(method=["fedaux", "fedavg"], **changes)

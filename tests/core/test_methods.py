@@ -221,6 +221,7 @@ def test_pooled_is_one_model_trained_on_all_data(start: str, tmp_path: Path) -> 
     assert distance(after.weights["cnn"], state.weights["cnn"]) > 2e-2
 
 
+@pytest.mark.slow
 def test_every_prototype_is_pooled_and_trained_alone(tmp_path: Path) -> None:
     for method in ("pooled", "local-only"):
         server, state, _, _ = federation(tmp_path / method, method=method, prototypes=MIXED)
@@ -230,6 +231,7 @@ def test_every_prototype_is_pooled_and_trained_alone(tmp_path: Path) -> None:
             assert accuracy == pytest.approx(written["accuracy_by_prototype"][name], abs=3 / 359)
 
 
+@pytest.mark.slow
 def test_local_only_survives_an_interruption(tmp_path: Path) -> None:
     whole = fedaux.run(tiny(method="local-only", rounds=2), out=tmp_path / "whole").summary
     fedaux.run(tiny(method="local-only", rounds=1), out=tmp_path / "broken")
@@ -299,6 +301,7 @@ def test_memory_and_kept_optimizers_survive_an_interruption(
     assert len({name.split("-round")[0] for name in files[0]}) == len(files[0])  # one file a client
 
 
+@pytest.mark.slow
 def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """One client, no other change between rounds: three rounds of one epoch are one round of
     three."""
@@ -399,6 +402,7 @@ def test_rounds_of_several_prototypes_are_the_algorithm_written_out(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbe", "fedaux+m"])
 def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(
     method: str, tmp_path: Path
@@ -425,6 +429,7 @@ def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "feddf+m", "fedaux"])
 def test_clients_with_one_example_or_one_class_work(method: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {

@@ -102,6 +102,7 @@ def test_a_client_without_predictions_is_left_out_of_everything(
     assert is_finite(after)
 
 
+@pytest.mark.slow
 def test_a_negative_variance_is_found(tmp_path: Path) -> None:
     server, state, _, _ = federation(
         tmp_path,

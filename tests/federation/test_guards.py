@@ -266,6 +266,7 @@ def node(tmp_path: Path) -> Path:
     return write_trial(tmp_path / "hospitals")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_a_warm_process_answers_like_a_new_one_and_ends_with_its_node(
     node: Path, tmp_path: Path

@@ -300,6 +300,7 @@ def test_a_gradient_reaches_every_parameter(name: str) -> None:
     assert not without
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_a_batch_can_be_learned_by_heart(name: str) -> None:
     model = seeded(name, (1, 8, 8), 4).train()

@@ -98,6 +98,7 @@ def test_finished_runs_are_not_run_again_and_more_can_be_added(
     assert "±" in outcome.markdown
 
 
+@pytest.mark.slow
 def test_qualitative_counts_what_was_sent(tmp_path: Path) -> None:
     changes = ["rounds=1", "pretraining.epochs=1", "auxiliary.size=200", "engine.threads=1"]
     outcome = command.reproduce("qualitative", Request(tmp_path, quick=True, overrides=changes))
@@ -453,6 +454,7 @@ def test_split_needs_labelled_data_alone(tmp_path: Path) -> None:
     assert all(np.array(table).sum() == 60 for table in outcome.numbers["tables"].values())
 
 
+@pytest.mark.slow
 def test_what_stands_in_is_said_in_every_file(tmp_path: Path) -> None:
     root = paper_data(tmp_path / "data")
     changes = [

@@ -106,6 +106,7 @@ def test_the_line_says_from_where_it_goes_on(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_from_which_epoch_the_same_command_goes_on(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(tomli_w.dumps(tiny(pretraining={"epochs": 20_000}).to_dict()))

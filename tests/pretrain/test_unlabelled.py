@@ -59,6 +59,7 @@ def pictures(tmp_path: Path) -> dict[str, Any]:
     return {"source": "tensors", "path": str(tmp_path / "public.safetensors"), "size": 100}
 
 
+@pytest.mark.slow
 def test_h0_of_images_is_the_same_without_labelled_data(
     tmp_path: Path, pictures: dict[str, Any]
 ) -> None:
@@ -108,6 +109,7 @@ def test_h0_of_texts_is_the_same_without_labelled_data(corpus: Path, tmp_path: P
     assert fedaux.run(Experiment(**given), out=tmp_path / "run").summary["complete"]
 
 
+@pytest.mark.slow
 def test_a_recipe_whose_labelled_data_is_elsewhere_is_told_so(
     tmp_path: Path, pictures: dict[str, Any]
 ) -> None:

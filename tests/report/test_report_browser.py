@@ -98,6 +98,7 @@ def test_a_phone_shows_the_page_without_scrolling_sideways(
     assert (sum(ground) < sum(ink)) == (scheme == "dark")
 
 
+@pytest.mark.slow
 def test_the_browser_asks_nobody_and_has_nothing_to_complain_about(
     text: str, tmp_path: Path
 ) -> None:

@@ -60,6 +60,7 @@ def test_the_fast_engine_equals_the_plain_loop(corpus: Path, tmp_path: Path) -> 
         assert fast["accuracy"] == pytest.approx(plain["accuracy"], abs=0.05)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_figures(corpus: Path, tmp_path: Path) -> None:
     whole = texts_of(corpus, method=["fedaux", "feddf+p"])
     fedaux.run(whole, out=tmp_path / "whole")

@@ -133,6 +133,7 @@ def test_a_cell_that_fails_is_recorded_and_the_others_go_on(
     assert "failed: 1 problem in the configuration" in text
 
 
+@pytest.mark.slow
 def test_finished_cells_are_skipped_and_a_sweep_can_grow(
     swept: tuple[Path, list[Cell], Notes],
 ) -> None:
@@ -394,6 +395,7 @@ def test_a_cell_that_loses_its_machine_goes_on_at_another(tmp_path: Path) -> Non
     assert accuracies(tmp_path / "out" / "alpha=1") == accuracies(tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_a_cell_that_brings_machines_down_fails_at_last_and_none_waits_for_ever(
     tmp_path: Path,
 ) -> None:
