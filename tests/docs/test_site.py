@@ -49,7 +49,7 @@ PROBE = r"""(() => {
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("mkdocs") is None:
-        pytest.skip("needs the extra docs: pip install 'fedaux[docs]'")
+        pytest.skip("needs the extra docs: make docs")
     place = tmp_path_factory.mktemp("site") / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])

@@ -264,7 +264,7 @@ def test_linear_mode_leaves_a_whole_network(digits: Path, tmp_path: Path) -> Non
 
 
 def test_texts_with_their_vocabulary_inside(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers", reason="needs the extra text: pip install 'fedaux[text]'")
+    pytest.importorskip("tokenizers", reason="needs the extra text")
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     tested = news(60, seed=7)

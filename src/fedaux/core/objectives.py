@@ -200,7 +200,8 @@ def class_adjustment(
     names: Sequence[str], local: Local, labels: Tensor, *, num_classes: int
 ) -> Tensor:
     """Return what a client's labels [n] do to its logits: scale, offset, class shares [3, C]."""
-    counts = torch.bincount(labels, minlength=num_classes).to(torch.float32)
+    classes = torch.arange(num_classes, device=labels.device)
+    counts = (labels[:, None] == classes).sum(dim=0).float()  # bincount would wait for a GPU
     scale, offset = torch.ones_like(counts), torch.zeros_like(counts)
     for name in names:
         if adjust := OBJECTIVES[name].adjust:

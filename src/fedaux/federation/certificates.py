@@ -1,4 +1,4 @@
-"""Certificates, checked before somebody depends on them: dates, names, key and chain."""
+"""Checks of certificates before they are used: dates, names, key and chain."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Members:
     def most_examples(self, client: int) -> int:
         """Return the examples that a client stated when it connected. Raises Misstated."""
         if (stated := self._stated.get(client)) is None:
-            raise Misstated("stated no number of examples when it connected; see its log")
+            raise Misstated("did not state its number of examples when it connected; see its log")
         return stated
 
     def plausible_examples(self, client: int) -> int:
