@@ -81,10 +81,15 @@ def preparation_of(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": ["fedaux2"]},
+        {"method": ["fedaux2"], "data": {"mirror": True}},
         BOTH,
         pytest.param(
-            {"method": ["fedaux2"], "mode": "linear", "federation": {"wire": "fp16"}},
+            {
+                "method": ["fedaux2"],
+                "mode": "linear",
+                "data": {"mirror": True},
+                "federation": {"wire": "fp16"},
+            },
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -41,6 +41,9 @@ class TrainContext:
     loss: LocalLoss = CROSS_ENTROPY
     corrected: bool = False
     """Whether jobs correct the gradients."""
+    mirrored: bool = False
+    """Whether the private examples, and their labels, come twice: as they are [n / 2], and mirrored
+    in the same order. The public ones come twice as well."""
 
 
 @dataclass(frozen=True)

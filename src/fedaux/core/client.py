@@ -85,25 +85,33 @@ class Client:
         objectives: Sequence[str] = (),
         num_classes: int = 0,
         rehearsal: Rehearsal | None = None,
+        mirrored: Tensor | None = None,
     ) -> tuple[Update, TrainResult]:
-        """Train from the server's weights (Algorithm 2); return the update and what stays here."""
+        """Train from the server's weights (Algorithm 2); return the update and what stays here.
+
+        `mirrored` are the mirrored examples, in the form and order of `inputs`, of which half are
+        then trained on at random; public ones to rehearse should then come twice as well.
+        """
         rows = (self.labels != BLANK).nonzero().flatten()
         if len(rows) == 0:
             return Update(self.number, len(self.labels), dict(weights), 0.0), TrainResult(0.0, {})
-        inputs, rehearsed, beliefs = self.inputs, 0, None
+        parts, rehearsed, beliefs = [self.inputs], 0, None
+        if mirrored is not None:
+            parts.append(mirrored)
         if rehearsal is not None:
-            inputs = torch.cat([inputs, rehearsal.inputs])
+            parts.append(rehearsal.inputs)
             rehearsed, beliefs = rehearsal.batch_size, rehearsal.beliefs
         loss = local_loss(objectives, section, rehearsed=rehearsed)
         context = TrainContext(
             self.model,
-            inputs,
-            self.labels,
+            parts[0] if len(parts) == 1 else torch.cat(parts),
+            self.labels if mirrored is None else self.labels.repeat(2),
             section,
             proximal,
             self.backend.compute,
             key="client",
             loss=loss,
+            mirrored=mirrored is not None,
         )
         training = self.backend.training(context, most_examples=len(rows))
         adjustment = None

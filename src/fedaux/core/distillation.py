@@ -36,8 +36,10 @@ def distill(
 ) -> Weights:
     """Return the weights after minimising D_KL(targets || softmax f(x)) over inputs [N, ...].
 
-    Targets are soft labels [N, C]. `validate` measures a model on the server's labelled data;
-    higher is better. `steps` are the model's own prepared ones; without them, steps are eager.
+    Targets are soft labels [N, C]. Inputs [2N, ...] are N examples and the same ones mirrored, of
+    which each epoch sees one or the other at random. `validate` measures a model on the server's
+    labelled data; higher is better. `steps` are the model's own prepared ones; without them, steps
+    are eager.
     Raises ValueError if the section asks for stopping and `validate` is missing, or for an average
     of weights that no step reaches.
     """
@@ -46,20 +48,19 @@ def distill(
             "distillation.stopping: needs labels at the server; data.server_validation should be "
             "above 0"
         )
-    total = number_of_steps(len(images), section=section)
+    total = number_of_steps(len(targets), section=section)
     compute = Compute(images.device) if compute is None else compute
     load(model, weights)
     mean = None if section.averaging is None else MeanWeights(model, section.averaging, total=total)
-    student = _started(
-        model, images, sharpen(targets, temperature=section.sharpening), section, compute, steps
-    )
+    sharp = sharpen(targets, temperature=section.sharpening)
+    student = _started(model, images, for_each(images, sharp), section, compute, steps)
     best = (
         None
         if section.stopping is None or validate is None
         else Best(model, section.stopping, validate, total=total)
     )
     rate: float | None = None
-    sizes = _batch_sizes(student, images, section=section, generator=generator)
+    sizes = _batch_sizes(student, images, len(targets), section=section, generator=generator)
     for number, size in zip(range(1, total + 1), sizes, strict=False):
         previous, rate = rate, SCHEDULES[section.schedule](number, total, section)
         if rate != previous:
@@ -115,16 +116,26 @@ def number_of_steps(size: int, *, section: Distillation) -> int:
     return section.steps or section.epochs * math.ceil(size / section.batch_size)
 
 
+def for_each(inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the targets [N, C] of inputs [N, ...], or twice [2N, C] if mirrored inputs follow."""
+    return targets if len(inputs) == len(targets) else targets.repeat(2, 1)
+
+
 def _batch_sizes(
-    steps: Stepping, images: Tensor, *, section: Distillation, generator: np.random.Generator
+    steps: Stepping,
+    images: Tensor,
+    size: int,
+    *,
+    section: Distillation,
+    generator: np.random.Generator,
 ) -> Iterator[int]:
     """Yield the size of every batch; give the steps the random order of each epoch."""
-    size = len(images)
     epochs = math.ceil(
         number_of_steps(size, section=section) / math.ceil(size / section.batch_size)
     )
-    for order in epoch_orders(size, epochs=epochs, generator=generator):
-        steps.begin(order.to(images.device))
+    rows, mirrored = torch.arange(size, device=images.device), len(images) - size
+    for order in epoch_orders(rows, epochs=epochs, generator=generator, mirrored=mirrored):
+        steps.begin(order)
         yield from batch_sizes(size, section.batch_size)
 
 

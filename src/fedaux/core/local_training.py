@@ -62,22 +62,33 @@ def train_locally(
     adjustment: Tensor | None = None,
     beliefs: Tensor | None = None,
     correction: Mapping[str, Tensor] | None = None,
+    mirrored: bool = False,
 ) -> TrainResult:
     """Train `model` in place on inputs (uint8 [n, C, H, W] or features [n, F]) and labels [n].
 
     Minimises loss + proximal / 2 * |theta - theta_0|^2, where theta_0 are the weights at the start.
     The client holds `rows` of the n examples, by default all. Rehearsed examples follow them in
     `inputs`, one for each row of `beliefs` [M, C]. The optimizer continues from `state`; without
-    one, it starts fresh. A `correction` is added to each gradient.
+    one, it starts fresh. A `correction` is added to each gradient. If `mirrored`, the second half
+    of the n examples is the first one mirrored, and `rows` are of the first.
     """
-    rows = torch.arange(len(labels), device=labels.device) if rows is None else rows
+    if rows is None:
+        rows = torch.arange(len(labels) // (1 + mirrored), device=labels.device)
     if len(rows) == 0:
         raise ValueError("a client without examples cannot train")
     compute = Compute(labels.device) if compute is None else compute
     steps = Steps(
         model,
         inputs,
-        targets_of(model, inputs, labels, rows, loss=loss, beliefs=beliefs, compute=compute),
+        targets_of(
+            model,
+            inputs,
+            labels,
+            torch.cat([rows, rows + len(labels) // 2]) if mirrored else rows,
+            loss=loss,
+            beliefs=beliefs,
+            compute=compute,
+        ),
         loss=loss,
         optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section),
         compute=compute,
@@ -95,6 +106,7 @@ def train_locally(
         generator=generator,
         rehearsed=loss.rehearsed,
         public=(len(labels), len(inputs)),
+        mirrored=len(labels) // 2 if mirrored else 0,
     ):
         steps.begin(batch)
         steps.step(len(batch))
@@ -141,13 +153,15 @@ def batches(
     generator: np.random.Generator,
     rehearsed: int = 0,
     public: tuple[int, int] = (0, 0),
+    mirrored: int = 0,
 ) -> Iterator[Tensor]:
     """Yield the rows of each batch of local training: every epoch in a new random order.
 
-    Each batch ends with `rehearsed` rows drawn at random from the public ones, `range(*public)`.
+    Each batch ends with `rehearsed` rows drawn at random from the public ones, `range(*public)`. If
+    `mirrored` is given, a row is at random replaced by the one so many rows later.
     """
-    for order in epoch_orders(len(rows), epochs=section.epochs, generator=generator):
-        own = rows[order.to(rows.device)].split(section.batch_size)
+    for order in epoch_orders(rows, epochs=section.epochs, generator=generator, mirrored=mirrored):
+        own = order.split(section.batch_size)
         if rehearsed == 0:
             yield from own
             continue
@@ -164,6 +178,7 @@ def client_batches(context: TrainContext, job: ClientJob) -> Iterator[Tensor]:
         generator=job.generator,
         rehearsed=context.loss.rehearsed,
         public=(len(context.labels), len(context.inputs)),
+        mirrored=len(context.labels) // 2 if context.mirrored else 0,
     )
 
 
@@ -172,7 +187,16 @@ def rows_per_epoch(context: TrainContext, examples: int) -> int:
     return examples + math.ceil(examples / context.section.batch_size) * context.loss.rehearsed
 
 
-def epoch_orders(size: int, *, epochs: int, generator: np.random.Generator) -> Iterable[Tensor]:
-    """Yield a random order of the examples for each epoch, [n]."""
+def epoch_orders(
+    rows: Tensor, *, epochs: int, generator: np.random.Generator, mirrored: int = 0
+) -> Iterator[Tensor]:
+    """Yield a random order of the rows [n] for each epoch.
+
+    If `mirrored` is given, half of them at random are replaced by the ones so many rows later.
+    """
     for _ in range(epochs):
-        yield torch.from_numpy(generator.permutation(size))
+        order = rows[torch.from_numpy(generator.permutation(len(rows))).to(rows.device)]
+        if mirrored:
+            flips = torch.from_numpy(generator.integers(2, size=len(rows)))
+            order = order + mirrored * flips.to(rows.device)
+        yield order

@@ -72,6 +72,8 @@ class TrainRequest:
     """Public examples that join each batch."""
     beliefs: Tensor | None = None
     """Soft labels of the public examples that clients rehearse, times their strength [M, C]."""
+    mirror: bool = False
+    """Whether clients train on half of the images mirrored, at random."""
     corrections: Mapping[int, Weights] = field(default_factory=dict)
     """What each client adds to its gradients, if the method corrects them."""
 

@@ -58,7 +58,7 @@ LEFT_OUT = (
     *("distillation.sharpening", "distillation.averaging", "distillation.stopping"),
     "bayesian.distribution",
     *("batch_normalisation.teachers", "batch_normalisation.server"),
-    *("data.channel_mean", "data.channel_deviation"),
+    *("data.channel_mean", "data.channel_deviation", "data.mirror"),
 )
 """Settings that must have their default values here."""
 

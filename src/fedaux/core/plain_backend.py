@@ -80,6 +80,7 @@ def one_by_one(context: TrainContext) -> Training:
                 adjustment=job.adjustment,
                 beliefs=job.beliefs,
                 correction=job.correction,
+                mirrored=context.mirrored,
             )
             yield job, snapshot(context.model), trained
 

@@ -102,6 +102,7 @@ class Federation:
             backend=task.backend,
             architecture=task.architecture(prototype),
             distill_inputs=inputs(task.distill_images),
+            mirrored_inputs=inputs(task.distill_images.flip(-1)) if task.mirrors else None,
             test_inputs=inputs(task.test_images),
             validation=validation,
         )
@@ -510,6 +511,7 @@ def train_request(
         objectives=objectives,
         rehearsed=0 if rehearsed is None else experiment.rehearsal.batch_size,
         beliefs=rehearsed,
+        mirror=task.mirrors,
     )
 
 

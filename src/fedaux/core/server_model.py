@@ -36,6 +36,7 @@ class ServerModel:
         backend: Backend,
         architecture: str,
         distill_inputs: Tensor,
+        mirrored_inputs: Tensor | None = None,
         test_inputs: Tensor,
         validation: tuple[Tensor, Tensor] | None,
     ) -> None:
@@ -46,8 +47,11 @@ class ServerModel:
         self._test_inputs = test_inputs
         self._validation = validation
         self._predictor = backend.predictor(model)
+        taught = distill_inputs
+        if mirrored_inputs is not None:
+            taught = torch.cat([distill_inputs, mirrored_inputs])
         self._distiller = backend.distiller(
-            model, distill_inputs, section=experiment.distillation, key=architecture
+            model, taught, section=experiment.distillation, key=architecture
         )
         self.normalised = is_normalised(model)
         """Whether the model has batch normalisation."""

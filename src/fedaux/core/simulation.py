@@ -80,7 +80,12 @@ class SimulatedClients:
             client: as_received(own, wire=request.wire)
             for client, own in request.corrections.items()
         }
-        received_request = replace(request, weights=received, corrections=corrections)
+        beliefs = request.beliefs
+        if beliefs is not None and request.mirror:
+            beliefs = beliefs.repeat(2, 1)
+        received_request = replace(
+            request, weights=received, corrections=corrections, beliefs=beliefs
+        )
         for update in self._train(clients, received_request):
             yield replace(update, weights=as_received(update.weights, wire=request.wire))
 
@@ -156,21 +161,26 @@ class SimulatedClients:
     def _shared_inputs(self, prototype: str, request: TrainRequest) -> Tensor:
         """Return what models are trained on: images or, in linear mode, features, computed once.
 
-        Public examples that clients rehearse follow the private ones.
+        Public examples that clients rehearse follow the private ones. If images are mirrored at
+        random, each of the two parts is followed by its mirrored images.
         """
         if prototype not in self._inputs:
             task, h0 = self._task, request.extractors.get(prototype)
-            inputs = self._images
-            if h0 is not None:
-                inputs = extract(task, prototype, h0, inputs)
+
+            def inputs(images: Tensor, rows: Tensor | None) -> Tensor:
+                if h0 is not None:
+                    return extract(task, prototype, h0, images, rows=rows)
+                return task.compute.place_inputs(images if rows is None else images[rows])
+
+            groups: list[tuple[Tensor, Tensor | None]] = [(self._images, None)]
             if request.beliefs is not None:
-                rows = rehearsed_rows(task)
-                if h0 is None:
-                    public = task.compute.place_inputs(task.distill_images[rows])
-                else:
-                    public = extract(task, prototype, h0, task.distill_images, rows=rows)
-                inputs = torch.cat([inputs, public])
-            self._inputs[prototype] = inputs
+                groups.append((task.distill_images, rehearsed_rows(task)))
+            parts = []
+            for images, rows in groups:
+                parts.append(inputs(images, rows))
+                if request.mirror:
+                    parts.append(inputs(images.flip(-1), rows))
+            self._inputs[prototype] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self._inputs[prototype]
 
     def _trained(self, prototype: str, request: TrainRequest) -> Training:
@@ -180,13 +190,14 @@ class SimulatedClients:
             context = TrainContext(
                 model=self._models[prototype],
                 inputs=self._shared_inputs(prototype, request),
-                labels=self._labels,
+                labels=self._labels.repeat(2) if request.mirror else self._labels,
                 section=request.local,
                 proximal=request.proximal,
                 compute=self._task.compute,
                 key=self._task.architecture(prototype),
                 loss=_loss(request),
                 corrected=bool(request.corrections),
+                mirrored=request.mirror,
             )
             most_examples = max(len(part) for part in self._parts)
             self._training[key] = self._task.backend.training(context, most_examples=most_examples)

@@ -57,6 +57,13 @@ class Task:
         """Where the work is done."""
         return self.distill_images.device
 
+    @property
+    def mirrors(self) -> bool:
+        """Whether images are mirrored at random in training. Raises ValueError for texts."""
+        if self.experiment.data.mirror and len(self.input_shape) != 3:
+            raise ValueError("data.mirror = true: texts cannot be mirrored; should be false")
+        return self.experiment.data.mirror
+
     def architecture(self, prototype: str) -> str:
         """Return a name for the architecture of a prototype's models."""
         (section,) = [one for one in self.experiment.prototypes if one.name == prototype]

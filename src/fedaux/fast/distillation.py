@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedaux.config import Distillation
 from fedaux.core.compute import Compute
-from fedaux.core.distillation import distill, distillation_loss
+from fedaux.core.distillation import distill, distillation_loss, for_each
 from fedaux.core.local_training import OPTIMIZERS
 from fedaux.core.messages import Weights
 from fedaux.core.steps import PreparedStepping, batch_sizes
@@ -50,7 +50,8 @@ class FastDistiller:
             self._steps = prepared_steps(
                 self._model,
                 self._inputs,
-                targets,
+                for_each(self._inputs, targets),
+                size=len(targets),
                 section=self._section,
                 compute=self._compute,
                 key=self._key,
@@ -77,10 +78,12 @@ def prepared_steps(
     section: Distillation,
     compute: Compute,
     key: str,
+    size: int | None = None,
 ) -> PreparedStepping | None:
     """Return distillation steps as CUDA graphs, or None, with a warning, if that fails.
 
-    The model's weights change; `distill` loads them again.
+    An epoch has `size` rows, by default all. The model's weights change; `distill` loads them
+    again.
     """
     if section.clip is None and kernels.possible(
         model,
@@ -99,7 +102,15 @@ def prepared_steps(
         if made is not None:
             return made
     return attempt(
-        lambda: _captured_steps(model, images, targets, section=section, compute=compute, key=key),
+        lambda: _captured_steps(
+            model,
+            images,
+            targets,
+            size=size or len(images),
+            section=section,
+            compute=compute,
+            key=key,
+        ),
         device=compute.device,
         otherwise=f"{key}: steps cannot be captured, distillation is slower",
     )
@@ -131,6 +142,7 @@ def _captured_steps(
     images: Tensor,
     targets: Tensor,
     *,
+    size: int,
     section: Distillation,
     compute: Compute,
     key: str,
@@ -158,5 +170,5 @@ def _captured_steps(
         clip=section.clip,
     )
     model.train()
-    steps.prepare(sorted(set(batch_sizes(len(images), section.batch_size)), reverse=True))
+    steps.prepare(sorted(set(batch_sizes(size, section.batch_size)), reverse=True))
     return steps

@@ -113,6 +113,7 @@ class FlowerClients:
                 extractor=digests.get(name),
                 objectives=request.objectives,
                 rehearsal=rehearsal,
+                mirror=request.mirror,
                 **self._common(client, request.seed),
             )
             contents[client] = RecordDict(

@@ -109,8 +109,11 @@ def check_batches(config: NodeConfig, terms: TrainTerms, *, num_examples: int) -
 def rehearsal_of(
     terms: TrainTerms, received: Received | None, inputs: Tensor | None
 ) -> Rehearsal | None:
-    """Return what a client rehearses, from inputs [M, ...] on its device."""
+    """Return what a client rehearses, from inputs [M, ...] on its device; with mirrored ones
+    [2M, ...]."""
     if terms.rehearsal is None or received is None or inputs is None:
         return None
     beliefs = received.beliefs.to(inputs.device)
+    if terms.mirror:
+        beliefs = beliefs.repeat(2, 1)
     return Rehearsal(inputs, beliefs, terms.rehearsal.batch_size)

@@ -90,3 +90,5 @@ class TrainTerms(Terms):
     """What this method minimises besides cross-entropy."""
     rehearsal: RehearsalTerms | None = None
     """Given if one of the objectives is `rehearsal`."""
+    mirror: bool = False
+    """Whether half of the images are trained on mirrored, at random."""

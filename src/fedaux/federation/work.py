@@ -150,16 +150,20 @@ def train(
     if private:
         guard.check_budget(_update_entry(config, terms, num_examples))
     model, backend = built(terms, compute), PlainBackend(compute)
-    inputs = compute.place_inputs(examples.images)
-    public = None if public is None else compute.place_inputs(public)
-    if terms.mode == "linear":
-        assert extractor is not None, "checked above"
-        h0 = placed(extractor, compute)
-        inputs = backend.features(model.features, h0, inputs, batch_size=terms.batch_size)
-        if public is not None:
-            public = backend.features(model.features, h0, public, batch_size=terms.batch_size)
-        model = head_alone(model)
-    client = Client(config.number, inputs, examples.labels.to(compute.device), model, backend)
+    features, h0 = model.features, {} if extractor is None else placed(extractor, compute)
+
+    def inputs_of(images: Tensor) -> Tensor:
+        images = compute.place_inputs(images)
+        if terms.mode == "full":
+            return images
+        return backend.features(features, h0, images, batch_size=terms.batch_size)
+
+    mirrored = inputs_of(examples.images.flip(-1)) if terms.mirror else None
+    if public is not None:
+        public = inputs_of(torch.cat([public, public.flip(-1)]) if terms.mirror else public)
+    model = model if terms.mode == "full" else head_alone(model)
+    inputs, labels = inputs_of(examples.images), examples.labels.to(compute.device)
+    client = Client(config.number, inputs, labels, model, backend)
     start = placed(weights, compute)
     kept: Mapping[str, Tensor] = {}
     if private:
@@ -180,6 +184,7 @@ def train(
             objectives=terms.objectives,
             num_classes=len(terms.classes),
             rehearsal=rehearsal_of(terms, rehearsal, public),
+            mirrored=mirrored,
         )
         if all(bool(tensor.isfinite().all()) for tensor in trained.optimizer_state.values()):
             kept = trained.optimizer_state

@@ -240,6 +240,8 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
         )
     if experiment.local.privacy is not None and experiment.local.optimizer_state == "kept":
         problems.append("local.optimizer_state = 'kept': should be 'reset' with local.privacy")
+    if experiment.local.privacy is not None and experiment.data.mirror:
+        problems.append("data.mirror = true: should be false with local.privacy")
     return problems
 
 
