@@ -19,7 +19,15 @@ from fedaux.config import Certainty, ConfigError
 from fedaux.core.preparation import Scorer, prepare
 from fedaux.core.simulation import SimulatedClients
 from fedaux.data import load_auxiliary, load_labelled
-from fedaux.paper import ensemble, privacy_grid, scoring, similar_images, toy_gaussians, toy_iris
+from fedaux.paper import (
+    ensemble,
+    privacy_grid,
+    robustness,
+    scoring,
+    similar_images,
+    toy_gaussians,
+    toy_iris,
+)
 from fedaux.paper.document import Context, Outcome, write
 from fedaux.privacy.mechanisms import MECHANISMS, takes_labels
 from fedaux.report import svg
@@ -251,6 +259,37 @@ def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
         assert [json.loads(line)["round"] for line in lines] == [1, 2], "extended, not run again"
     with pytest.raises(ConfigError, match=r"local\.epochs = 2"):
         privacy_grid.run(Context(tmp_path, tiny(rounds=2, local={"epochs": 2})), grids=GRID)
+
+
+@pytest.mark.slow
+def test_robustness_runs_what_a_method_reads_and_finds_where_it_is_behind(tmp_path: Path) -> None:
+    methods = ["fedavg+p", "private-head", "fedaux2"]
+    context = Context(tmp_path, tiny(method=methods, rounds=1))
+    document = robustness.run(context, alphas=(0.1, 100.0), epsilons=(0.5, 1.0), rates=(0.5, 1.0))
+    found = sorted(path.name for path in (tmp_path / "cells").glob("method=*"))
+    by_method = [sum(f"method={name}," in one for one in found) for name in methods]
+    assert by_method == [4, 4, 8], "alpha and C; alpha and epsilon; all three"
+    rows = document.numbers["rows"]
+    assert len(rows) == 8
+    for row in rows:
+        means = {name: one["mean"] for name, one in row["last"].items()}
+        best = max(means["fedavg+p"], means["private-head"])
+        assert robustness.behind(row) == pytest.approx(best - means["fedaux2"])
+    last = rows[0]["last"]
+    name = "method=fedaux2,split.alpha=0.1,participation_rate=0.5,certainty.epsilon=0.5,seed=0"
+    stored = json.loads((tmp_path / "cells" / name / "summary.json").read_text())["rows"][0]
+    assert last["fedaux2"]["mean"] == pytest.approx(100 * stored["accuracy_mean"], abs=1e-4)
+    first, second = robustness.findings(
+        [
+            {"settings": {"α": alpha}, "last": {name: {"mean": mean} for name, mean in of.items()}}
+            for alpha, of in (
+                (1.0, {"fedavg+p": 50.0, "fedaux2": 60.0}),
+                (2.0, {"fedavg+p": 50.0, "fedaux2": 47.5}),
+            )
+        ]
+    )
+    assert "ahead in 1 of 2 settings, and more than 1 point behind in 1" in first
+    assert "α = 2: 2.5 points behind" in second
 
 
 def grid_row(

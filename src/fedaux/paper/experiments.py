@@ -9,6 +9,7 @@ from fedaux.paper import (
     ensemble,
     privacy_grid,
     qualitative,
+    robustness,
     similar_images,
     split,
     toy_gaussians,
@@ -74,5 +75,12 @@ EXPERIMENTS: dict[str, Reproduction] = {
         "ours: accuracy of the teacher itself over heterogeneity, by kind of weights",
         "30 seconds",
         ("cifar10", "stl10"),
+    ),
+    "robustness": Reproduction(
+        robustness.run,
+        "ours: fedaux2 beside its peers over heterogeneity, privacy, participation and sizes",
+        "10 minutes",
+        ("cifar10", "tinyimagenet32"),
+        sweeps=True,
     ),
 }
