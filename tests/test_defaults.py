@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from helpers.blobs import blobs, extractor, seeded
 
+import fedaux
 from fedaux.config import Augmentation, Pretraining
 from fedaux.pretrain.training import Training
 from fedaux.recipes import find_recipe, load_experiment
@@ -64,3 +65,12 @@ def test_agnews_is_the_experiment_of_the_appendix() -> None:
     assert experiment.auxiliary.negatives_fraction == 0.5  # 160,000 each
     assert [prototype.model for prototype in experiment.prototypes] == ["tinybert"]
     assert experiment.method == ("fedavg+p", "feddf+p", "fedaux")
+
+
+def test_heads_have_learning_rates_of_their_own() -> None:
+    """A rate that is given counts, and so does another optimizer's default."""
+    heads = fedaux.Experiment(mode="linear", distillation={"learning_rate": 0.5})
+    assert (heads.local.learning_rate, heads.distillation.learning_rate) == (0.01, 0.5)
+    slow = fedaux.Experiment(mode="linear", local={"optimizer": "sgd"})
+    assert (slow.local.learning_rate, slow.distillation.learning_rate) == (0.001, 0.001)
+    assert fedaux.Experiment(mode="full").local.learning_rate == 0.001

@@ -223,7 +223,10 @@ class Prototype(Section):
     name: Name
     """Name of the prototype in metrics and checkpoints."""
     model: str
-    """The architecture: a name in `fedaux.models.MODELS`."""
+    """The architecture: a name in `fedaux.models.MODELS`. Images: `cnn` (three small convolutions),
+    `mlp`, `resnet8`, `mobilenetv2`, `shufflenet`; the last three also with `-gn` at the end, group
+    normalisation for DP-SGD. Texts: `bert`, `tinybert`, `minilm`. Default, without any prototype:
+    `cnn`."""
     clients: Annotated[tuple[Index, ...], BeforeValidator(_as_tuple)] | None = None
     """The clients that use it. Default: a share of the clients that no prototype lists."""
     share: Positive = 1.0
@@ -356,7 +359,7 @@ class Local(Section):
     """`reset`: a new optimizer every round, and clients keep no state. `kept`: each client
     continues with its own."""
     learning_rate: Positive = 1e-3
-    """Learning rate."""
+    """Learning rate. Default in linear mode, with `adam`: 0.01."""
     momentum: Momentum = 0.0
     """Momentum of `sgd`; ignored by `adam`."""
     weight_decay: NonNegative = 0.0
@@ -416,7 +419,7 @@ class Distillation(Section):
     optimizer: Literal["adam", "sgd"] = "adam"
     """The optimizer, new every round."""
     learning_rate: Positive = 5e-5
-    """Learning rate; the start of a schedule."""
+    """Learning rate; the start of a schedule. Default in linear mode, with `adam`: 0.001."""
     momentum: Momentum = 0.0
     """Momentum of `sgd`; ignored by `adam`."""
     weight_decay: NonNegative = 0.0
@@ -548,6 +551,10 @@ class Output(Section):
     the extra `tensorboard`."""
 
 
+LINEAR_RATES = {"local": 0.01, "distillation": 0.001}
+"""Default learning rates of Adam in linear mode."""
+
+
 class ExperimentFields(Section):
     """The fields of an experiment, each validated independently."""
 
@@ -593,8 +600,8 @@ class ExperimentFields(Section):
     @model_validator(mode="before")
     @classmethod
     def _dependent_defaults(cls, values: Any) -> Any:
-        """Set the number of clients by `data.clients`, and no labelled data for public data
-        alone."""
+        """Set the number of clients by `data.clients`, no labelled data for public data alone, and
+        the learning rates of heads."""
         if not isinstance(values, dict):
             return values
         data, public, split = (values.get(key, {}) for key in ("data", "auxiliary", "split"))
@@ -606,6 +613,11 @@ class ExperimentFields(Section):
         named = data.keys() & {"source", "path", "clients", "test"}
         if isinstance(public, dict) and public.get("path") is not None and not named:
             values = {**values, "data": {**data, "source": NO_DATA}}
+        if values.get("mode") == "linear":
+            for key, rate in LINEAR_RATES.items():
+                section = values.get(key, {})
+                if isinstance(section, dict) and section.get("optimizer", "adam") == "adam":
+                    values = {**values, key: {"learning_rate": rate, **section}}
         return values
 
     def to_dict(self) -> dict[str, Any]:

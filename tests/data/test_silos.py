@@ -177,10 +177,13 @@ def test_mistakes_are_told_before_anything_runs(tmp_path: Path, hospitals: tuple
     assert problems_of(tiny(data=silos, split=right)) == []
     gone = {"source": "folder", "clients": [*hospitals[:2], "gone"], "path": "x", "test": "nowhere"}
     assert problems_of(tiny(data=gone, split=right)) == [
-        "data.test = 'nowhere': there is no such file or folder",
+        f"data.test = 'nowhere': there is no such file or folder in {Path.cwd()}",
         "data.path = 'x': should not be given together with data.clients",
-        "data.clients = 'gone': there is no such file or folder",
+        f"data.clients = 'gone': there is no such file or folder in {Path.cwd()}",
     ]
+    near = str(Path(hospitals[0]).with_name(Path(hospitals[0]).name + "s"))
+    (line,) = problems_of(tiny(data=silos | {"clients": [*hospitals[1:], near]}, split=right))
+    assert line.endswith(f"; did you mean {Path(hospitals[0]).name}?")
     assert problems_of(tiny(data={"clients": list(hospitals)}, split=right)) == [
         "data.clients: the source digits reads no files"
     ]

@@ -45,6 +45,7 @@ def test_every_table_and_figure_has_its_name() -> None:
             "privacy",
         ),
         *("split", "toy-iris", "toy-gaussians", "similar-images", "qualitative", "ensemble"),
+        "robustness",
     }
     assert all(all(row) for row in listed)
 

@@ -1,12 +1,14 @@
 """Kills runs at random moments and resumes them: kill_runs.py FOLDER KILLS.
 
 Each run is a process that is forked after the imports, which would take longer than the run. It is
-killed once, at a random moment of the time that a whole run takes, and another process resumes it.
+killed once, at a random moment of the work that a whole run takes, in seconds of the processor, so
+that other work on the machine changes little; another process resumes it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -60,9 +62,17 @@ def finished(process: int) -> bool:
     return os.waitpid(process, 0)[1] == 0
 
 
+def worked(process: int) -> float:
+    """Return the seconds of the processor that a process has taken; infinity if it has ended."""
+    state, *fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[10]) + int(fields[11])  # user and system time
+    return math.inf if state == "Z" else ticks / os.sysconf("SC_CLK_TCK")
+
+
 def killed(process: int, *, after: float) -> bool:
-    """Kill a process after some seconds; return whether it was still at work."""
-    time.sleep(after)
+    """Kill a process after some seconds of work; return whether it was still at it."""
+    while worked(process) < after:
+        time.sleep(0.002)
     os.kill(process, signal.SIGKILL)
     return os.WIFSIGNALED(os.waitpid(process, 0)[1])
 
@@ -91,9 +101,11 @@ def main() -> None:
     os.environ["FEDAUX_CACHE"] = str(folder / "whole.cache")
     fedaux.run(EXPERIMENT, out=folder / "whole")  # in this process: the others share its imports
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "threads do not survive a fork"
-    began = time.monotonic()
+    before = os.times()
     assert finished(start(folder / "again"))
-    seconds = time.monotonic() - began
+    after = os.times()
+    seconds = after.children_user - before.children_user
+    seconds += after.children_system - before.children_system
     expected, generator = result(folder / "whole"), random.Random(0)
     stopped, found, different = 0, [], {}
     for number in range(kills):

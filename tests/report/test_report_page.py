@@ -50,7 +50,8 @@ def test_finding_and_result_table_hold_the_numbers_of_the_metrics(run: Path, tex
     assert (
         f"fedaux reached {100 * statistics.mean(last('fedaux')):.1f} % in the last round, "
         f"{points:.1f} points above "
-        "feddf+p, the best other method. The certainty scores are (1, 1e-5)-differentially private."
+        "feddf+p, the best other method. The clients' releases are "
+        "(1, 1e-5)-differentially private."
     ) in html.unescape(text)
     table = read_table(text, "results")
     assert list(table) == ["fedaux", "feddf+p", "fedavg+p", "feddf", "fedavg"]
@@ -238,7 +239,7 @@ def test_epsilons_that_differ_between_clients_are_a_range(tmp_path: Path) -> Non
     assert "up to 2 times in one run" in text
     assert "means no differential privacy" in text
     assert read_table(text, "results")["fedaux"][3] == "(∞, 1e-5)"
-    assert "The certainty scores are not differentially private." in text
+    assert html.escape("The clients' releases are not differentially private.") in text
 
 
 def test_communication_and_time(text: str) -> None:

@@ -66,7 +66,8 @@ def test_methods_are_compared_over_common_seeds_and_from_the_same_start() -> Non
         "90.0 %, feddf+p 70.0 %)."
     )
     assert verdict({"fedaux": {0: 0.8}, "feddf+p": {1: 0.7}}) == []
-    assert verdict({"fedaux": seeds(0.8), "feddf": seeds(0.3), "fedavg": seeds(0.5)}) == []
+    (line,) = verdict({"fedaux": seeds(0.8), "feddf": seeds(0.3), "fedavg": seeds(0.5)})
+    assert line.startswith("fedaux is 30.0 points (one seed) above fedavg, the best method that")
     assert verdict({"fedavg": seeds(0.5)}) == verdict({}) == verdict({"unheard of": seeds(1)}) == []
 
 
@@ -91,6 +92,22 @@ def test_a_method_that_differs_in_more_than_its_scores_is_not_their_merit(
         "own is 10.0 ± 0.0 points above feddf+p, the nearest method with equal weights (own "
         "90.0 %, feddf+p 80.0 %)."
     ]
+
+
+def test_the_rival_is_the_best_method_that_averages_clients() -> None:
+    """Not one that averages nothing, though it starts as fedaux2 does."""
+    found = {"fedaux2": seeds(0.375), "fedavg+p": seeds(0.45), "private-head": seeds(0.325)}
+    assert verdict(found | {"fedavg": seeds(0.2)}) == [
+        "fedaux2 is 7.5 points (one seed) below fedavg+p, the best method that only averages "
+        "(fedaux2 37.5 %, fedavg+p 45.0 %)."
+    ]
+
+
+def test_what_few_test_examples_cannot_tell_apart_is_a_tie() -> None:
+    """sqrt(0.3 * 0.7 / 200 + 0.25 * 0.75 / 200) is 4.5 points."""
+    found = {"fedaux": seeds(0.30), "fedavg+p": seeds(0.26)}
+    assert "adds 4.0 points" in verdict(found, test_examples=2000)[0]
+    assert "ties with averaging alone, +4.0" in verdict(found, test_examples=200)[0]
 
 
 def test_the_last_measured_round_counts() -> None:

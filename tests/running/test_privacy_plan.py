@@ -86,7 +86,7 @@ def test_small_clients_are_warned_with_the_size_that_would_do() -> None:
     needed = math.ceil(2 * noise_multiplier(epsilon=0.1, delta=1e-5) * 4 / NOISE_LIMIT)
     warning = next(line for line in shown.sentences() if line.startswith("Warning"))
     assert "clients 0, 2 with 50 to 400 examples" in warning
-    assert f"{needed} examples are needed" in warning
+    assert f"would take {needed} examples" in warning
     assert not plan(certainty={"epsilon": 50.0}).warnings()
 
 
@@ -104,7 +104,8 @@ def test_components_that_do_not_suit_the_noise_are_named_with_the_number_that_do
     assert len(hints) == hinted
     assert all(
         line.startswith(
-            f"Hint: certainty.components = {components}; about 13 suit a client with 400 examples"
+            f"Hint: certainty.components = {components}; for the scores of fedaux about 13 suit a "
+            "client with 400 examples"
         )
         for line in hints
     )

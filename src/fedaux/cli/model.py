@@ -104,13 +104,14 @@ def predict(
     """
     load_plugins(plugins)
     from fedaux.files import refuse_unwritable
+    from fedaux.running.model_files import describe
     from fedaux.running.trained_model import load
 
     refuse_unwritable(out, key="--out")
     chosen = load(model, method=method, seed=seed, prototype=prototype, device=device)
     bad: dict[str, str] | None = {} if skip_bad else None
     count = _write(chosen, paths, out, columns=column or [], bad=bad)
-    typer.echo(f"{out}: {count} predictions by {chosen!r}")
+    typer.echo(f"{out}: {count} predictions by {describe(chosen.card)}")
     if bad:
         where, why = next(iter(bad.items()))
         typer.echo(f"Skipped {len(bad)}, first: {where}: {why}", err=True)

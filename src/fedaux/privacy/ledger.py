@@ -13,7 +13,7 @@ NEIGHBOURS = "data sets that differ by replacing one example; the number of exam
 UNPROTECTED = (
     "The model updates of local training are sent without differential privacy. So are their mean "
     "training losses, the number of examples of a client, and whether it takes part in a round. "
-    "The (epsilon, delta) stated here covers the certainty scores alone."
+    "An (epsilon, delta) covers what a client releases besides: certainty scores or class sums."
 )
 UNPROTECTED_BESIDES_UPDATES = (
     "The number of examples of a client, and whether it takes part in a round, are sent as they "

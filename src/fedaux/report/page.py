@@ -29,7 +29,7 @@ from fedaux.report.sections import (
     time_section,
 )
 from fedaux.report.tables import Table, to_html
-from fedaux.report.verdict import verdict
+from fedaux.report.verdict import chance_warnings, verdict
 
 MOST_PANELS = MOST_COLUMNS = 8
 MOST_SETTINGS, MOST_ROWS = 6, 12
@@ -113,7 +113,7 @@ def _finding_at_one_setting(runs: Runs) -> str:
             text += " (less than one standard deviation over seeds)"
     if hero["epsilon"] is None:
         return f"{text}."
-    what = "All that a client sent is" if runs.updates_protected else "The certainty scores are"
+    what = "All that a client sent is" if runs.updates_protected else "The clients' releases are"
     if math.isinf(hero["epsilon"]):
         return f"{text}. {what} not differentially private."
     return (
@@ -163,7 +163,11 @@ def _verdict(runs: Runs) -> str:
     for record in runs.records:
         if record["accuracy"] is not None:
             accuracies.setdefault(record["method"], {})[record["seed"]] = record["accuracy"]
-    sentences = "".join(f"<li>{escape(line)}</li>\n" for line in verdict(accuracies))
+    tests = [run.notes.get("test", {}).get("examples") for run in runs.runs.values()]
+    examples = min((size for size in tests if size), default=None)
+    sentences = "".join(
+        f"<li>{escape(line)}</li>\n" for line in verdict(accuracies, test_examples=examples)
+    )
     warnings = list(dict.fromkeys(line for run in runs.runs.values() for line in _warnings(run)))
     return (f'<ul class="verdict">\n{sentences}</ul>\n' if sentences else "") + "".join(
         f'<p class="notice"><strong>Warning:</strong> {escape(line.rstrip("."))}.</p>\n'
@@ -173,7 +177,12 @@ def _verdict(runs: Runs) -> str:
 
 def _warnings(run: Run) -> list[str]:
     classes = run.split.get("classes") or []
-    return [*run.noise_warnings, *concentration_warnings(run.metrics, classes, run.names)]
+    rows, test = run.summary.get("rows", ()), run.notes.get("test")
+    return [
+        *run.noise_warnings,
+        *concentration_warnings(run.metrics, classes, run.names),
+        *(chance_warnings(rows, test) if test else ()),
+    ]
 
 
 def _fact(pattern: str, value: object) -> str | None:
@@ -236,7 +245,7 @@ def _results(runs: Runs) -> str:
         more = results_table(rest, names=runs.short, caption="Continued.", best=False)
         body += html.folded(f"The other {len(rest)} rows", to_html(more))
     covered = (
-        "everything that the client sent" if runs.updates_protected else "the certainty scores"
+        "everything that the client sent" if runs.updates_protected else "what the client released"
     )
     fields = list(dict.fromkeys(key for record in runs.records for key in record))
     headers = (RESULTS[0], *runs.keys, *RESULTS[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
@@ -17,7 +18,8 @@ ONE_SEED_POINTS = 1.0
 SCORING = ("name", "teacher", "scores")
 """Fields in which a method with scores may differ from its twin with equal weights."""
 DISTILLING = (*SCORING, "memory")
-"""Fields in which a method with a teacher may differ from its twin that only averages."""
+"""Fields in which a method with a teacher may differ from one that only averages, if the difference
+is to be the merit of distillation."""
 
 Accuracies = Mapping[str, Mapping[int, float]]
 """The accuracy of the last round, by method and seed."""
@@ -32,39 +34,57 @@ def last_accuracies(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, fl
     return found
 
 
-def verdict(accuracies: Accuracies) -> list[str]:
+def chance_warnings(rows: Iterable[Mapping[str, Any]], test: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each row of a summary that is no better than the most frequent test
+    class by more than two standard errors."""
+    share, examples = test["largest_class"], test["examples"]
+    chance = share + 2 * math.sqrt(share * (1 - share) / examples)
+    return [
+        f"{row['method']} is at chance: {100 * row['accuracy_mean']:.1f} % in the last round, and "
+        f"{100 * share:.1f} % of the test examples have the most frequent class; see the page "
+        "Tuning"
+        for row in rows
+        if row["accuracy_mean"] is not None and row["accuracy_mean"] <= chance
+    ]
+
+
+def verdict(accuracies: Accuracies, *, test_examples: int | None = None) -> list[str]:
     """Return up to three sentences: what scores add over equal weights, what distillation adds
     over averaging, and where that leaves the best method between training alone and pooled data.
 
-    Methods are compared over the seeds that both have. A difference within its standard error over
-    seeds is called a tie. Sentences whose methods were not run are left out.
+    Methods are compared over the seeds that both have. A difference within its standard error, over
+    seeds or over so many test examples, is called a tie. Sentences whose methods were not run are
+    left out.
     """
+    compared = partial(_difference, accuracies, test_examples=test_examples)
     run = {name: METHODS[name] for name, own in accuracies.items() if own and name in METHODS}
     scored = _best(accuracies, run, lambda method: bool(method.teacher) and method.scores)
     equal = _nearest(
         accuracies, run, scored, SCORING, lambda one: bool(one.teacher) and not one.scores
     ) or _best(accuracies, run, lambda method: bool(method.teacher) and not method.scores)
     distilled = scored or equal
-    averaged = _nearest(
-        accuracies, run, distilled, DISTILLING, lambda one: not one.teacher and not one.is_bound
+    averaged = _best(
+        accuracies, run, lambda one: one.trains and not one.teacher and not one.is_bound
     )
     sentences = []
     if scored and equal and run[scored].start == run[equal].start:
         exact = _differ(run[scored], run[equal], SCORING) == 0
         what = "Weighting clients by their scores", "equal weights"
-        sentences.append(f"{_effect(accuracies, scored, equal, *what, exact=exact)}.")
+        near = "the nearest method with equal weights"
+        sentences.append(f"{_effect(compared, scored, equal, *what, '' if exact else near)}.")
     if distilled and averaged:
         exact = _differ(run[distilled], run[averaged], DISTILLING) == 0
         what = f"Distillation{' with scores' if scored else ''}", "averaging alone"
-        effect = _effect(accuracies, distilled, averaged, *what, exact=exact)
+        best = "the best method that only averages"
+        effect = _effect(compared, distilled, averaged, *what, "" if exact else best)
         also = ""
         if scored and equal and run[equal].start == run[averaged].start:
-            found = _difference(accuracies, equal, averaged)
+            found = compared(equal, averaged)
             also = f"; {equal} {_compared(found, averaged)}" if found else ""
         sentences.append(f"{effect}{also}.")
     hero = scored or _best(accuracies, run, lambda method: not method.is_bound)
     if hero:
-        sentences.append(_against_bounds(accuracies, run, hero))
+        sentences.append(_against_bounds(accuracies, compared, run, hero))
     return [sentence for sentence in sentences if sentence.strip(".")]
 
 
@@ -75,13 +95,16 @@ class _Difference:
     points: float
     error: float | None
     """Standard error over seeds; None for one seed."""
+    sampling: float
+    """Standard error over test examples, as if the two methods erred independently."""
     first: float
     second: float
     """Mean accuracies in percent."""
 
     @property
     def tie(self) -> bool:
-        limit = ONE_SEED_POINTS if self.error is None else max(self.error, LEAST_POINTS)
+        limit = max(ONE_SEED_POINTS if self.error is None else self.error, LEAST_POINTS)
+        limit = max(limit, self.sampling)
         return abs(self.points) < limit or math.isclose(abs(self.points), limit)
 
     def size(self, *, sign: bool = False) -> str:
@@ -91,27 +114,33 @@ class _Difference:
         return f"{number} points{error}" if self.error is None else f"{number}{error} points"
 
 
-def _difference(accuracies: Accuracies, first: str, second: str) -> _Difference | None:
+Compared = Callable[[str, str], _Difference | None]
+
+
+def _difference(
+    accuracies: Accuracies, first: str, second: str, *, test_examples: int | None
+) -> _Difference | None:
     seeds = sorted(accuracies[first].keys() & accuracies[second].keys())
     if not seeds:
         return None
     ones, others = ([100 * accuracies[name][seed] for seed in seeds] for name in (first, second))
     pairs = [one - other for one, other in zip(ones, others, strict=True)]
     error = stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
-    return _Difference(fmean(pairs), error, fmean(ones), fmean(others))
+    means = fmean(ones), fmean(others)
+    variance = sum(mean * (100 - mean) for mean in means)
+    sampling = math.sqrt(variance / test_examples) if test_examples else 0.0
+    return _Difference(fmean(pairs), error, sampling, *means)
 
 
-def _effect(
-    accuracies: Accuracies, first: str, second: str, what: str, over: str, *, exact: bool
-) -> str:
-    """Return what a part adds; if other parts differ, too, only how the two methods compare."""
-    found = _difference(accuracies, first, second)
+def _effect(compared: Compared, first: str, second: str, what: str, over: str, rival: str) -> str:
+    """Return what a part adds or, if the second method is called a rival because other parts
+    differ, too, only how the two compare."""
+    found = compared(first, second)
     if found is None:
         return ""
     figures = f"{first} {found.first:.1f} %, {second} {found.second:.1f} %"
-    if not exact:
-        rival = f"{second}, the nearest method with {over}"
-        return f"{first} {_compared(found, rival)} ({figures})"
+    if rival:
+        return f"{first} {_compared(found, f'{second}, {rival}')} ({figures})"
     if found.tie:
         return f"{what} ties with {over}, {found.size(sign=True)} ({figures})"
     verb = "adds" if found.points > 0 else "loses"
@@ -119,12 +148,14 @@ def _effect(
     return f"{what} {verb} {found.size()} {joint} {over} ({figures})"
 
 
-def _against_bounds(accuracies: Accuracies, run: Mapping[str, Method], hero: str) -> str:
+def _against_bounds(
+    accuracies: Accuracies, compared: Compared, run: Mapping[str, Method], hero: str
+) -> str:
     parts, shown = [], 0.0
     for exchange, bound in (("nothing", "training alone"), ("data", "training on pooled data")):
         fits = _exchanges(exchange)
         name = _nearest(accuracies, run, hero, (), fits) or _best(accuracies, run, fits)
-        found = _difference(accuracies, hero, name) if name else None
+        found = compared(hero, name) if name else None
         if found is not None:
             parts.append(_compared(found, f"{bound} ({name}, {found.second:.1f} %)"))
             shown = found.first

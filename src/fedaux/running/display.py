@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from fedaux.files import read_json
 from fedaux.report.results import results_table
 from fedaux.report.tables import Table, TerminalTable, bold_row
-from fedaux.report.verdict import last_accuracies, verdict
+from fedaux.report.verdict import chance_warnings, last_accuracies, verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +47,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     if len(seeds) > 1:
         over = f"mean ± standard deviation over {len(seeds)} seeds"
     protected = any(row["updates_protected"] for row in summary["rows"])
-    covered = "everything sent" if protected else "the certainty scores"
+    covered = "everything sent" if protected else "the clients' releases"
     caption = f"{summary['name']}: test accuracy in %, {over}; (ε, δ) covers {covered}"
     return results_table(summary["rows"], caption=caption, without="seeds")
 
@@ -96,22 +95,15 @@ def dropped_lines(directory: Path) -> list[str]:
 def verdict_lines(directory: Path) -> list[str]:
     """Return what scores, distillation and sharing add, in at most three lines."""
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return verdict(last_accuracies(map(json.loads, lines)))
+    examples = read_json(directory / "data.json")["test"]["examples"]
+    return verdict(last_accuracies(map(json.loads, lines)), test_examples=examples)
 
 
 def chance_lines(directory: Path) -> list[str]:
-    """Return a warning for each method that ends no better than the most frequent test class, by
-    more than two standard errors."""
+    """Return a warning for each method that ends no better than the most frequent test class."""
+    rows = read_json(directory / "summary.json")["rows"]
     test = read_json(directory / "data.json")["test"]
-    share, examples = test["largest_class"], test["examples"]
-    chance = share + 2 * math.sqrt(share * (1 - share) / examples)
-    return [
-        f"Warning: {row['method']} is at chance: {100 * row['accuracy_mean']:.1f} % in the last "
-        f"round, and {100 * share:.1f} % of the test examples have the most frequent class; see "
-        "the page Tuning"
-        for row in read_json(directory / "summary.json")["rows"]
-        if row["accuracy_mean"] is not None and row["accuracy_mean"] <= chance
-    ]
+    return [f"Warning: {line}" for line in chance_warnings(rows, test)]
 
 
 def privacy_lines(directory: Path) -> list[str]:

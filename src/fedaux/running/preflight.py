@@ -473,8 +473,13 @@ def _missing_file(key: str, source: str, path: str | None) -> list[str]:
 
 
 def _not_there(key: str, source: str, path: str) -> list[str]:
-    missing = SOURCES[source].path_on_disk and not Path(path).exists()
-    return [f"{key} = {path!r}: there is no such file or folder"] if missing else []
+    if not SOURCES[source].path_on_disk or Path(path).exists():
+        return []
+    folder = Path(path).absolute().parent
+    near = nearest(
+        Path(path).name, [one.name for one in folder.iterdir()] if folder.is_dir() else []
+    )
+    return [f"{key} = {path!r}: there is no such file or folder in {folder}{near}"]
 
 
 def _missing_data(section: Data) -> list[str]:

@@ -102,6 +102,8 @@ class PrivacyPlan:
             for needed, members in by_need.items():
                 assert group.certainty is not None, "clients without a release have no scores"
                 lines.append(self._warning(group.certainty, needed, members))
+            if group.reliability is not None and max(group.reliability) < classes.RELIABLE:
+                lines.append(f"Warning: {', '.join(group.methods)}: {_outlook(group)}")
         return lines
 
     def _warning(
@@ -112,14 +114,14 @@ class PrivacyPlan:
         knobs = {"mean": "raise certainty.epsilon or lower certainty.components"}
         advice = knobs.get(section.mechanism, "raise certainty.epsilon or certainty.regularisation")
         remedy = (
-            f"{needed} examples are needed"
+            f"would take {needed} examples"
             if needed is not None
-            else "no number of examples suffices"
+            else "is out of reach of any number of examples"
         )
         return (
             f"Warning: {_listed([member.client for member in members], self.names)} with "
             f"{interval(sizes)} examples: the noise on the certainty scores is {interval(shares)} "
-            f"times the largest possible signal. For {NOISE_LIMIT:g} at epsilon "
+            f"times the largest possible signal. A ratio of {NOISE_LIMIT:g} at epsilon = "
             f"{section.epsilon:g} {remedy}; {advice}."
         )
 
@@ -131,7 +133,7 @@ class PrivacyPlan:
             if group.certainty and any(math.isinf(scores.cost[0]) for scores in scored):
                 mechanism = group.certainty.mechanism
                 lines.insert(0, f"NOT PRIVATE: certainty scores by `{mechanism}` have no finite ε.")
-        lines += [line for group in self.groups if (line := _outlook(group))]
+        lines += dict.fromkeys(line for group in self.groups if (line := _outlook(group)))
         if self.empty_clients:
             lines.append(f"No examples, never selected: {_listed(self.empty_clients, self.names)}.")
         if self.protected_updates:
@@ -158,9 +160,10 @@ class PrivacyPlan:
         if suited / COMPONENTS_OFF < kept < suited * COMPONENTS_OFF:
             return []
         return [
-            f"Hint: certainty.components = {given}; about {suited} suit a client with "
-            f"{typical} examples at epsilon {section.epsilon:g}. More components add noise to the "
-            "scores, fewer distinguish clients less."
+            f"Hint: certainty.components = {given}; for the scores of "
+            f"{', '.join(chosen[0].methods)} about {suited} suit a client with {typical} examples "
+            f"at epsilon = {section.epsilon:g}. More components add noise, fewer distinguish "
+            "clients less. Methods with class sums choose their own number unless one is given."
         ]
 
     def render(self) -> list[RenderableType]:
@@ -281,11 +284,14 @@ def _outlook(group: MethodsPlan) -> str:
     if worst < classes.RELIABLE:
         verdict = "enough for a useful private head only where clients hold few classes"
     if best < classes.RELIABLE:
-        verdict = "too little for a useful private head: raise certainty.epsilon, or use more data"
+        verdict = "too little for a useful private head"
+    components = group.certainty.components
+    advice = "raise certainty.epsilon, leave certainty.components out, or use more data"
     return (
-        f"Class sums with {group.certainty.components} components: the expected share of signal in "
+        f"Class sums with {components} components: the expected share of signal in "
         f"the class means is {worst:.2f} if every client holds all classes and {best:.2f} if each "
-        f"holds one. That is {verdict} (above {classes.RELIABLE:g})."
+        f"holds one. That is {verdict} (above {classes.RELIABLE:g})"
+        f"{f'; {advice}' if best < classes.RELIABLE else ''}."
     )
 
 

@@ -85,12 +85,17 @@ class Result:
     def __repr__(self) -> str:
         from rich.console import Console
 
-        from fedaux.running.display import result_table
+        from fedaux.running import display
 
         console = Console(width=120, color_system=None, force_jupyter=False, force_terminal=False)
         with console.capture() as captured:
-            console.print(result_table(self.summary))
+            console.print(display.result_table(self.summary))
         lines = [line.rstrip() for line in captured.get().splitlines()]
+        lines += [
+            *display.verdict_lines(self.directory),
+            *display.chance_lines(self.directory),
+            *display.privacy_lines(self.directory),
+        ]
         return "\n".join([*lines, f"Report: {self.directory / 'report.html'}"])
 
     def _repr_html_(self) -> str:
