@@ -62,6 +62,7 @@ def test_reasons_why_a_node_cannot_join_are_told_apart() -> None:
     )
     assert unknown is not None
     assert "does not know this node's key" in unknown
+    assert "fedaux federate register" in unknown  # Flower's own command binds no client's number
     assert in_use is not None
     assert "is in use" in in_use
     message = "SuperLink version 1.41.0 detected a mismatch: received SuperNode version 1.42.0."
