@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -295,6 +296,15 @@ def test_limits_are_named(
     message = SimpleNamespace(content=make())
     with pytest.raises(Unusable, match=words):
         read(says(record, change)(message).content)
+
+
+@pytest.mark.parametrize("text", ['{"' + '\\"' * 500_000, '{"a": ' + '"' * 999_999, "{" * 10**6])
+def test_a_text_is_refused_in_linear_time(text: str) -> None:
+    """The longest that is let through; quadratic time would hold the server up for hours."""
+    began = time.process_time()
+    with pytest.raises(Unusable):
+        records.parsed(text)
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.slow
