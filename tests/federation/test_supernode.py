@@ -134,15 +134,15 @@ supernode.main()
 
 def test_lines_of_a_log_have_their_time_and_no_colours() -> None:
     record = logging.LogRecord(
-        "flwr", logging.WARNING, "", 0, "\x1b[93mfirst\x1b[0m\nsecond", (), None
+        "flwr", logging.WARNING, "", 0, "\x1b[93mfir\x1b]0;\rst\x1b[0m\nsecond", (), None
     )
     record.created = NOW.timestamp()
-    assert Lines().format(record) == "2026-11-16T12:00:00.000+00:00 WARNING first\n    second"
+    assert Lines().format(record) == "2026-11-16T12:00:00.000+00:00 WARNING fir]0;st\n    second"
     assert json.loads(JsonLines().format(record)) == {
         "time": "2026-11-16T12:00:00.000+00:00",
         "level": "WARNING",
         "logger": "flwr",
-        "message": "first\nsecond",
+        "message": "fir]0;st\nsecond",
     }
 
 
