@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import re
@@ -58,6 +59,18 @@ def test_a_unit_is_valid_and_hardened(name: str, units: Path) -> None:
     rate = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager"]
     rated = subprocess.run([*rate, str(units / name)], capture_output=True, text=True)
     assert rated.returncode == 0, rated.stdout[-300:]  # an exposure of at most 2.0 of 10
+
+
+def test_the_journal_that_is_limited_is_the_one_that_units_write_to() -> None:
+    (file,) = DEPLOY.glob("journald@*.conf")
+    limits = configparser.ConfigParser()
+    limits.optionxform = str  # type: ignore[assignment, method-assign]
+    limits.read(file)
+    assert {"SystemMaxUse", "MaxFileSec", "MaxRetentionSec"} <= set(limits["Journal"])
+    namespace = file.stem.removeprefix("journald@")
+    for name in UNITS:
+        assert f"LogNamespace={namespace}\n" in (DEPLOY / name).read_text(encoding="utf-8")
+    assert f"journalctl --namespace {namespace} " in PAGE
 
 
 def test_the_dockerfile_has_no_lint() -> None:
