@@ -98,13 +98,14 @@ def main(*, quick: bool, out: Path) -> None:
 
     with ExitStack() as running:
         wait_for(port, start("server", *FEDAUX, "link", server, "--host", "127.0.0.1"))
-        for node in nodes:
-            say(FLOWER, "supernode", "register", node / "node.key.pub", server.name)
+        for client, node in enumerate(nodes):
+            say(*FEDAUX, "register", server, node / "node.key.pub", "--client", client)
             address = ("--superlink", f"localhost:{port}", "--port", free_port())
             start(node.name, *FEDAUX, "node", node / "node.toml", *address)
         say(FLOWER, "run", server / "app", server.name, "--stream")
 
     run = server / "runs/trial"
+    say(*FEDAUX, "watch", run, "--once")  # its status is 1 if the run failed; that of flwr is 0
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         print(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -169,6 +170,29 @@ def test_a_claim_of_most_examples_counts_as_much_as_all_others(tmp_path: Path) -
     assert 0.4 * honest < norm < 0.6 * honest
 
 
+def test_class_sums_of_a_huge_claim_count_as_much_as_all_others(tmp_path: Path) -> None:
+    """Without the limit, one release would be the private head and take all of the teacher."""
+    experiment = hospitals(rounds=1, method=["fedaux2"], auxiliary={"size": 120})
+    willing = {"privacy": {"public_data": True, "mechanisms": ["classes"]}}
+    grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment, **willing))
+    claim = says("hello", lambda said: said | {"num_examples": MOST_EXAMPLES})
+
+    def sums(reply: Any) -> Any:
+        reply = says("answer", with_entry(num_examples=MOST_EXAMPLES))(claim(reply))
+        if "release" in reply.content:
+            vector = records.some_tensors(reply.content["release"], most_bytes=10**6)["vector"]
+            table = torch.zeros_like(vector).reshape(10, -1)  # a class holds its sum and its count
+            table[:, -1] = MOST_EXAMPLES / 10
+            reply.content["release"] = records.arrays({"vector": table.flatten()})
+        return reply
+
+    grid.change = {1001: sums}
+    federate(experiment, grid, path=tmp_path / "run", resume=False)
+    (row,) = rows_of(tmp_path / "run")
+    assert row["clients_answered"] == [0, 1, 2]
+    assert 0.3 < row["public_weight_by_client"]["1"] < 0.7
+
+
 def norm_of(path: Path) -> float:
     """The norm of the server's model after the first round."""
     (file,) = path.glob("**/round-00001.safetensors")
@@ -272,6 +296,15 @@ def test_limits_are_named(
     message = SimpleNamespace(content=make())
     with pytest.raises(Unusable, match=words):
         read(says(record, change)(message).content)
+
+
+@pytest.mark.parametrize("text", ['{"' + '\\"' * 500_000, '{"a": ' + '"' * 999_999, "{" * 10**6])
+def test_a_text_is_refused_in_linear_time(text: str) -> None:
+    """The longest that is let through; quadratic time would hold the server up for hours."""
+    began = time.process_time()
+    with pytest.raises(Unusable):
+        records.parsed(text)
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.slow

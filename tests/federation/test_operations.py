@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from helpers import own_authority
 from helpers.harness import free_port, listens, wait_for
 from helpers.paths import ROOT
 
@@ -26,6 +28,8 @@ pytest.importorskip("flwr")
 from fedaux.federation import monitor
 from fedaux.federation.folder import write_folder
 from fedaux.federation.keys import write_certificates
+from fedaux.federation.node import load_node
+from fedaux.federation.policy import Guard
 from fedaux.federation.status import StatusCallback
 from fedaux.running.run_directory import locked
 
@@ -55,6 +59,18 @@ def test_a_unit_is_valid_and_hardened(name: str, units: Path) -> None:
     rate = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "--no-pager"]
     rated = subprocess.run([*rate, str(units / name)], capture_output=True, text=True)
     assert rated.returncode == 0, rated.stdout[-300:]  # an exposure of at most 2.0 of 10
+
+
+def test_the_journal_that_is_limited_is_the_one_that_units_write_to() -> None:
+    (file,) = DEPLOY.glob("journald@*.conf")
+    limits = configparser.ConfigParser()
+    limits.optionxform = str  # type: ignore[assignment, method-assign]
+    limits.read(file)
+    assert {"SystemMaxUse", "MaxFileSec", "MaxRetentionSec"} <= set(limits["Journal"])
+    namespace = file.stem.removeprefix("journald@")
+    for name in UNITS:
+        assert f"LogNamespace={namespace}\n" in (DEPLOY / name).read_text(encoding="utf-8")
+    assert f"journalctl --namespace {namespace} " in PAGE
 
 
 def test_the_dockerfile_has_no_lint() -> None:
@@ -167,6 +183,36 @@ def test_the_health_of_a_server_is_what_is_the_case(federation: tuple[Path, int]
     write_certificates(other / "certificates", hosts=["localhost"], days=30)
     with tls_server(other, port):
         assert "CERTIFICATE_VERIFY_FAILED" in monitor.server_report(folder).problems[0]
+
+
+def test_the_health_of_a_server_with_a_name_of_its_own(federation: tuple[Path, int]) -> None:
+    """A certificate need not name 127.0.0.1 if the server's own processes use another name."""
+    folder, port = federation
+    own_authority.write(folder / "certificates", names=("localhost",))
+    config = folder / "flower/config.toml"
+    config.write_text(config.read_text().replace(f"127.0.0.1:{port}", f"localhost:{port}"))
+    with tls_server(folder, port):
+        assert monitor.server_report(folder).problems == []
+
+
+def test_a_node_whose_record_was_cut_is_not_healthy(tmp_path: Path) -> None:
+    """It answers nothing any more."""
+    (tmp_path / "node.toml").write_text('client = 3\nclasses = ["a"]\n[data]\nsource = "digits"\n')
+    config = load_node(tmp_path / "node.toml")
+    guard = Guard(config)
+
+    def problems() -> list[str]:
+        file, authority = tmp_path / "node.toml", tmp_path / "ca.crt"
+        found = monitor.node_report(file, superlink="127.0.0.1:1", certificate=authority, port=1)
+        return [one for one in found.problems if "sent.jsonl" in one]
+
+    with guard.alone():
+        guard.record_sent(kind="update", request="r", run="a", round=1, data=b"1", entry=None)
+    assert problems() == []
+    (config.folder / "sent.jsonl").write_text("")
+    assert problems() == []  # an interruption, which the node mends
+    (config.folder / "sent.jsonl").write_text("{}\n")
+    assert "line 1: cannot be read" in problems()[0]
 
 
 def test_health_and_metrics_over_http(federation: tuple[Path, int]) -> None:

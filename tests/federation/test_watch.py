@@ -17,6 +17,7 @@ from rich.console import Console
 
 from fedaux.federation.status import StatusCallback
 from fedaux.federation.watch import read_status, view, watch
+from fedaux.running.run_directory import locked
 
 
 def seen(status: dict[str, Any], *, later: float = 0.0) -> str:
@@ -111,7 +112,19 @@ def test_many_answers_are_not_as_many_files(
     assert 1 <= len(written) < 50
 
 
+def test_a_run_whose_process_was_killed_has_failed(tmp_path: Path) -> None:
+    """`flwr run` ends with status 0 then, and the status file says "running" for ever."""
+    lock = locked(tmp_path)
+    StatusCallback(tmp_path, num_clients=2, rounds=1)
+    assert federate_command("watch", ".", "--once", cwd=tmp_path).returncode == 0
+    lock.close()
+    done = federate_command("watch", ".", "--once", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "failed: the run's process is gone; continue with resume=true" in done.stdout
+
+
 def test_watch_goes_on_until_the_run_ends(tmp_path: Path) -> None:
+    lock = locked(tmp_path)
     board = StatusCallback(tmp_path, num_clients=2, rounds=3)
     shown = StringIO()
     looking = threading.Thread(
@@ -125,6 +138,7 @@ def test_watch_goes_on_until_the_run_ends(tmp_path: Path) -> None:
     time.sleep(0.3)
     assert looking.is_alive()
     board.answered(0)
+    lock.close()
     board.finished()
     looking.join(20)
     assert not looking.is_alive()

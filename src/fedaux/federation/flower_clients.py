@@ -29,6 +29,7 @@ from fedaux.federation.policy import digest_of
 from fedaux.federation.records import Unusable
 from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, RehearsalTerms, TrainTerms
 from fedaux.privacy.ledger import purpose_of
+from fedaux.privacy.mechanism import takes_labels
 
 POLL_SECONDS = (0.1, 1.0)
 """Shortest and longest pause between two polls for answers."""
@@ -291,7 +292,12 @@ class FlowerClients:
             limits=lambda examples: release_limits(task, tensors, num_examples=examples),
             most_examples=self._members.most_examples(client),
         )
-        return replace(release, vector=release.vector.to(task.device))
+        vector = release.vector
+        stated = release.entry.num_examples
+        counted = self._counted(client, stated)
+        if counted < stated and takes_labels(mechanism_of(task)):  # its sums grow with the claim
+            vector = vector * (counted / stated)
+        return replace(release, vector=vector.to(task.device))
 
     def _update(
         self, client: int, content: RecordDict, sent: Weights, request: TrainRequest
@@ -305,10 +311,15 @@ class FlowerClients:
             most_examples=self._members.most_examples(client),
         )
         weights = {name: one.to(self._task.device) for name, one in update.weights.items()}
-        counted = min(update.num_examples, self._members.plausible_examples(client))
-        if counted < update.num_examples:
+        counted = self._counted(client, update.num_examples)
+        return replace(update, weights=weights, num_examples=counted)
+
+    def _counted(self, client: int, stated: int) -> int:
+        """Return as how many examples a client counts that states so many."""
+        counted = min(stated, self._members.plausible_examples(client))
+        if counted < stated:
             LOGGER.warning(
                 "client %d states %d examples and counts as %d (federation.largest_share)",
-                *(client, update.num_examples, counted),
+                *(client, stated, counted),
             )
-        return replace(update, weights=weights, num_examples=counted)
+        return counted

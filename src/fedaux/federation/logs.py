@@ -13,7 +13,8 @@ from typing import Any
 
 VARIABLE = "FEDAUX_LOG"
 """Environment variable: `json` for one JSON object per line."""
-ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+"""Colours, and everything else that a terminal obeys, but tabs and ends of lines."""
 
 
 class Lines(logging.Formatter):
@@ -55,8 +56,8 @@ def configure() -> None:
 
 
 def plain(text: str) -> str:
-    """Return a text without the codes that colour it in a terminal."""
-    return ESCAPE.sub("", text)
+    """Return a text without colours and control characters."""
+    return CONTROL.sub("", text)
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedaux.federation.status import FILE
+from fedaux.federation.status import FILE, GONE, is_locked
 
 TIMEOUT = 5.0
 """Seconds to wait for a connection."""
@@ -60,11 +60,12 @@ HELP = {
 
 def server_report(folder: Path) -> Report:
     """Return the state of a federation's server: its TLS endpoint, and its latest run."""
-    from fedaux.federation.folder import port_of
+    from fedaux.federation.folder import own_names, port_of
 
     found = Report()
     authority = folder / "certificates" / "ca.crt"
-    _handshake(found, "127.0.0.1", port_of(folder, simulation=False), authority)
+    (host,) = own_names(folder)
+    _handshake(found, host, port_of(folder, simulation=False), authority)
     found.put("disk_free_bytes", shutil.disk_usage(folder).free)
     runs = sorted((folder / "runs").glob(f"*/{FILE}"), key=lambda file: file.stat().st_mtime)
     if runs:
@@ -92,6 +93,8 @@ def node_report(file: Path, *, superlink: str, certificate: Path, port: int) -> 
         found.put("releases", len(guard.entries()))
         beside = next(place for place in (Path(config.state), file.parent) if place.exists())
         found.put("disk_free_bytes", shutil.disk_usage(beside).free)
+        # Twice: an answer may leave between the reading of the two files.
+        found.problems += guard.problems() and guard.problems()
     except (OSError, ValueError) as error:
         found.problems.append(str(error))
     return found
@@ -108,8 +111,8 @@ def _run(found: Report, directory: Path) -> None:
         found.problems.append(f"{directory / FILE}: not readable ({error!r})")
         return
     running = run["state"] == "running"
-    if running and not _locked(directory / ".lock"):
-        found.problems.append(f"{directory}: the run's process is gone; continue with resume=true")
+    if running and not is_locked(directory):
+        found.problems.append(f"{directory}: {GONE}")
         running = False
     if run["state"] == "failed":
         found.problems.append(f"{directory}: the run failed: {run.get('reason', '')}")
@@ -153,20 +156,6 @@ def _listens(port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _locked(file: Path) -> bool:
-    """Return whether a process holds the lock of a file, without touching it; True if unknown."""
-    table = Path("/proc/locks")
-    if not table.exists():
-        return True
-    try:
-        number = file.stat().st_ino
-    except FileNotFoundError:
-        return False
-    # Of "1: FLOCK ADVISORY WRITE 1234 fe:01:5678 0 EOF", the last number of the sixth word.
-    held = (line.split()[5:6] for line in table.read_text(encoding="ascii").splitlines())
-    return any(word.rpartition(":")[2] == str(number) for words in held for word in words)
 
 
 def _seconds(then: str, now: datetime) -> float:

@@ -45,8 +45,8 @@ LONGEST_NUMBER = 32
 """Most characters of a number in a JSON text; Python writes at most 24."""
 MOST_DIMENSIONS = 8
 LARGEST_DIMENSION = 2**40
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKETS = re.compile(r"[\[{\]}]")
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)
+"""Possessive, and a string may lack its end: no text is searched twice."""
 Expected = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """Type and shape of each tensor of a record."""
 
@@ -132,8 +132,10 @@ def parsed(text: str | bytes) -> dict[str, Any]:
     try:
         text = text.decode("utf-8") if isinstance(text, bytes) else text
         depth = 0
-        for found in _BRACKETS.finditer(_STRINGS.sub("", text)):
-            depth += 1 if found.group() in "[{" else -1
+        for found in _STRING_OR_BRACKET.finditer(text):
+            first = text[found.start()]
+            depth += first in "[{"
+            depth -= first in "]}"
             if depth > DEEPEST:
                 raise Unusable(f"has more than {DEEPEST} brackets within brackets")
         value = json.loads(text, parse_int=_integer, parse_float=_float)

@@ -22,6 +22,8 @@ writes."""
 
 MOST_TURNED_AWAY = 20
 """Nodes that were turned away and are listed, the latest."""
+GONE = "the run's process is gone; continue with resume=true"
+"""Of a run whose status is `running` and whose directory no process has locked."""
 
 
 class StatusCallback:
@@ -175,6 +177,20 @@ class StatusCallback:
                 },
             )
             self._written = time.monotonic()
+
+
+def is_locked(directory: Path) -> bool:
+    """Return whether a process holds the lock of a run directory; True if unknown."""
+    table = Path("/proc/locks")
+    if not table.exists():
+        return True
+    try:
+        number = (directory / ".lock").stat().st_ino
+    except FileNotFoundError:
+        return False
+    # Of "1: FLOCK ADVISORY WRITE 1234 fe:01:5678 0 EOF", the last number of the sixth word.
+    held = (line.split()[5:6] for line in table.read_text(encoding="ascii").splitlines())
+    return any(word.rpartition(":")[2] == str(number) for words in held for word in words)
 
 
 def _now() -> str:

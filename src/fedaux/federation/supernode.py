@@ -36,8 +36,8 @@ UNREGISTERED, IN_USE = "key not registered", "key in use"
 """What `fedaux federate link` adds to Flower's error if a node cannot join."""
 VERSION_HEADER = "flwr-version-incompatibility-message"
 REASONS = {
-    UNREGISTERED: "the server does not know this node's key; on the server: flwr supernode "
-    "register KEY.pub, with the public key of this node",
+    UNREGISTERED: "the server does not know this node's key; on the server: fedaux federate "
+    "register DIR KEY.pub --client N, with the public key and the number of this node",
     IN_USE: "this node's key is in use: another node is connected with it, or this one was "
     "connected less than a minute ago; start it again later, or end the other one",
 }

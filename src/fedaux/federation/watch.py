@@ -14,11 +14,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedaux.federation.status import FILE, VERSION
+from fedaux.federation.status import FILE, GONE, VERSION, is_locked
 
 SILENT_SECONDS = 60.0
 """Silence of the server after which the view mentions it: it may be training, or may have
 stopped."""
+GRACE_SECONDS = 1.0
+"""A run gives its directory free shortly before it writes how it ended."""
 COLOURS = {"present": "green", "busy": "cyan", "missing": "red", "unknown": "yellow"}
 
 
@@ -37,6 +39,21 @@ def read_status(directory: Path) -> dict[str, Any]:
     if status.get("version") != VERSION:
         raise ValueError(f"{file}: has version {status.get('version')}; should be {VERSION}")
     return status
+
+
+def current_status(directory: Path) -> dict[str, Any]:
+    """Return the status of a run; a run whose process is gone has failed. Raises ValueError."""
+    status = read_status(directory)
+    if _is_gone(status, directory):
+        time.sleep(GRACE_SECONDS)
+        status = read_status(directory)
+    if _is_gone(status, directory):
+        status["run"] |= {"state": "failed", "reason": GONE}
+    return status
+
+
+def _is_gone(status: Mapping[str, Any], directory: Path) -> bool:
+    return status["run"]["state"] == "running" and not is_locked(directory)
 
 
 def view(status: Mapping[str, Any], *, now: datetime) -> Group:
@@ -109,7 +126,7 @@ def watch(directory: Path, console: Console, *, once: bool, every: float = 1.0) 
 
     Returns the state of the run.
     """
-    status = read_status(directory)
+    status = current_status(directory)
     if once or not console.is_terminal:
         console.print(view(status, now=datetime.now(UTC)))
         return str(status["run"]["state"])
@@ -119,7 +136,7 @@ def watch(directory: Path, console: Console, *, once: bool, every: float = 1.0) 
             if status["run"]["state"] != "running":
                 return str(status["run"]["state"])
             time.sleep(every)
-            status = read_status(directory)
+            status = current_status(directory)
 
 
 def _printable(text: str) -> Text:
