@@ -20,7 +20,7 @@ from fedaux.core.messages import (
     Update,
     Weights,
 )
-from fedaux.core.preparation import mechanism_of, release_limits, release_width
+from fedaux.core.preparation import release_limits, release_width
 from fedaux.core.task import Task, rehearsed_rows
 from fedaux.federation import answers, records
 from fedaux.federation.members import Members, pulled
@@ -29,6 +29,7 @@ from fedaux.federation.policy import digest_of
 from fedaux.federation.records import Unusable
 from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, RehearsalTerms, TrainTerms
 from fedaux.privacy.ledger import purpose_of
+from fedaux.privacy.mechanisms import MECHANISMS
 
 POLL_SECONDS = (0.1, 1.0)
 """Shortest and longest pause between two polls for answers."""
@@ -280,14 +281,14 @@ class FlowerClients:
         request: ReleaseRequest,
     ) -> ScoreRelease:
         """Return a usable release. Raises Unusable."""
-        task, tensors = self._task, dict(public)
+        task, tensors, section = self._task, dict(public), request.certainty
         release = answers.read_release(
             content,
             client=client,
-            certainty=request.certainty,
-            purpose=purpose_of(mechanism_of(task)),
-            width=release_width(task, task.prototype_of[client], tensors),
-            limits=lambda examples: release_limits(task, tensors, num_examples=examples),
+            certainty=section,
+            purpose=purpose_of(MECHANISMS[section.mechanism](section)),
+            width=release_width(task, task.prototype_of[client], tensors, section),
+            limits=lambda examples: release_limits(section, tensors, num_examples=examples),
             most_examples=self._members.most_examples(client),
         )
         return replace(release, vector=release.vector.to(task.device))
