@@ -135,13 +135,13 @@ def test_noise_of_scores_and_head_is_not_the_same(tmp_path: Path) -> None:
         assert torch.equal(release.vector, first.releases[client].vector)
     _, second, clients, _ = federation(tmp_path / "c", method="fedauxfdp")
     section = release_sections(["fedauxfdp"], tiny().certainty)
-    streams = [
+    first_noise, second_noise = (
         clients.inner.noise(ReleaseRequest({}, {}, own, 0), 0).perturb(
             torch.zeros(4, dtype=torch.float64), sensitivity=1.0, sigma=1.0
         )
         for own in section.values()
-    ]
-    assert not torch.allclose(*streams)
+    )
+    assert not torch.allclose(first_noise, second_noise)
     for client, kept in first.memory.items():
         for key, tensor in kept.tensors.items():
             assert torch.equal(tensor, second.memory[client].tensors[key])

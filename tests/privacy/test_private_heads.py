@@ -34,7 +34,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True)
+    return torch.nn.functional.normalize(rows, dim=1)
 
 
 def gradient(weights: Tensor, inputs: Tensor, labels: Tensor, penalty: float) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from fedaux.core.messages import Clients, ClientState, Weights
+from fedaux.core.messages import Clients, ClientState, ScoreRelease, Weights
 from fedaux.core.methods import head_section
 from fedaux.core.preparation import release_scores
 from fedaux.core.private_head import require_linear
@@ -44,11 +44,15 @@ def release_heads(
         negatives = extract(task, name, extractors[name], task.negatives)
         public[name] = publish_map(mechanism, negatives, num_classes=task.num_classes)
     public = settle(public, section.mechanism)
-    released, wasted, down, up = release_scores(
-        task, clients, chosen, extractors=extractors, public=public, section=section
-    )
+    released: Mapping[int, ScoreRelease] = {}
+    if chosen:
+        released, wasted, down, up = release_scores(
+            task, clients, chosen, extractors=extractors, public=public, section=section
+        )
     if not released:
-        raise ValueError("no client released a head; do the nodes allow the mechanism heads?")
+        reasons = sorted(clients.reasons().items())
+        why = "".join(f"; client {client}: {text}" for client, text in reasons)
+        raise ValueError(f"no client released a head{why}")
     memory = {}
     for client, one in released.items():
         weight, bias = layer_of(one.vector.to(task.device), public[task.prototype_of[client]])

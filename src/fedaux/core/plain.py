@@ -174,13 +174,12 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
         features(own) if task.experiment.mode == "linear" else dict.fromkeys(models, own)
         for own in (task.images, task.distill_set, task.test_images)
     )
-    negatives = features(task.negatives) if task.method.heads else {}
-    private = features(task.images) if task.method.heads else {}
+    seen = [features(own) for own in (task.images, task.negatives) if task.method.heads]
     if task.experiment.mode == "linear":
         for model in models.values():
             model.features = nn.Identity()
     prepared = Preparation(models, images, distill_set, test_images, public, projected, releases)
-    heads = release_heads(task, prepared, private, negatives) if task.method.heads else []
+    heads = release_heads(task, prepared, *seen) if task.method.heads else []
     weights = {name: snapshot(model) for name, model in models.items()}
     return prepared, State(0, weights | average_by_prototype(heads), by_client(heads))
 
