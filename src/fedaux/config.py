@@ -331,6 +331,9 @@ class Certainty(Section):
     """`mean`: exponent applied to density ratios before they become weights."""
     regularisation: Positive = 0.1
     """`paper` and `released-code`: λ of the logistic regression."""
+    head_epsilon: Positive = 0.5
+    """ε of the heads that clients of `fedauxfdp` release besides their scores; δ is that of the
+    scores."""
 
 
 class LocalPrivacy(Section):

@@ -24,6 +24,7 @@ from fedaux.core.teachers import Member
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.models import MODELS, SplitModel
 from fedaux.running import preflight as checks
+from fedaux.running.run_directory import Progress, RunDirectory
 
 
 class Absent(Wrapped):
@@ -209,7 +210,7 @@ def test_releases_that_cannot_be_scored_with_are_left_out(tmp_path: Path) -> Non
         UserWarning,
         match=r"client (0: released NaN or infinity|1: released \[\d+\] numbers, should)",
     ):
-        server, state, _, _ = federation(tmp_path, kind=Misreleasing)
+        server, state, _, experiment = federation(tmp_path, kind=Misreleasing)
     assert sorted(state.releases) == [2, 3]
     assert sorted(entry.client for entry in state.ledger) == [
         0,
@@ -221,6 +222,12 @@ def test_releases_that_cannot_be_scored_with_are_left_out(tmp_path: Path) -> Non
     assert set(row["clients_dropped"].values()) == {"no certainty release"}
     assert sorted(entry.client for entry in after.ledger) == [0, 0, 1, 1]
     assert is_finite(after)
+    with RunDirectory.open(tmp_path / "run", experiment, resume=True) as directory:
+        directory.save("fedaux", 0, Progress(state, server.preparation, []))
+        directory.save("fedaux", 0, Progress(after, server.preparation, [row]))
+        kept = directory.load("fedaux", 0)
+    assert kept is not None
+    assert (sorted(kept.state.releases), kept.state.ledger) == ([2, 3], after.ledger)
 
 
 def test_a_method_that_cannot_be_is_refused(

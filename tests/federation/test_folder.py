@@ -58,6 +58,18 @@ def test_a_trial_has_everything_and_its_recipe_is_the_simulators(tmp_path: Path)
     assert set(project["tool"]["flwr"]["app"]["config"]) == {"recipe", "out", "resume", "set"}
 
 
+def test_a_method_with_two_releases_gets_a_budget_for_both(tmp_path: Path) -> None:
+    recipe = tmp_path / "private.toml"
+    recipe.write_text(
+        'extends = "demo"\nmethod = ["fedauxfdp"]\nseeds = [0]\n[certainty]\nepsilon = 0.1\n'
+    )
+    write_folder(tmp_path / "hospitals", recipe=str(recipe), clients=2, trial=False)
+    terms = tomllib.loads((tmp_path / "hospitals/nodes/node-1.toml").read_text())["privacy"]
+    assert terms["mechanisms"] == ["mean", "heads"]
+    assert (terms["epsilon"], terms["delta"]) == (0.6, 2e-5)
+    assert terms["plain_updates"] is False
+
+
 def test_without_trial_nodes_read_their_own_data_and_protect_it(tmp_path: Path) -> None:
     write_folder(tmp_path / "hospitals", recipe="demo", clients=2, trial=False)
     node = tomllib.loads((tmp_path / "hospitals/nodes/node-1.toml").read_text())

@@ -79,6 +79,39 @@ def test_a_federation_comes_to_the_simulators_figures(
         assert {key: real[key] for key in TELLS} == {key: simulated[key] for key in TELLS}
 
 
+def test_methods_without_training_come_to_the_simulators_figures_within_a_budget(
+    tmp_path: Path,
+) -> None:
+    """Scores and head cost less together than their sum; nothing unprotected may leave here."""
+    section = {"epsilon": 0.1, "head_epsilon": 0.5, "components": 4}
+    allowed = {"mechanisms": ["mean", "heads", "classes"], "plain_updates": False, "epsilon": 0.53}
+    methods = ["fedauxfdp", "private-student"]
+    experiment = federated(rounds=1, method=methods, certainty=section)
+    fedaux.run(experiment, out=tmp_path / "simulated")
+    play(tmp_path, experiment, nodes={"privacy": allowed})
+    for simulated, real in zip(
+        rows_of(tmp_path / "simulated"), rows_of(tmp_path / "run"), strict=True
+    ):
+        assert {key: real[key] for key in TELLS} == {key: simulated[key] for key in TELLS}
+    both = [(row["entry"]["mechanism"], row["entry"]["purpose"]) for row in spent(tmp_path, 0)]
+    assert both == [
+        ("mean", "certainty scores"),
+        ("heads", "linear heads"),
+        ("classes", "class sums"),
+    ]
+
+
+@pytest.mark.parametrize("terms", [{"mechanisms": ["mean"]}, {"epsilon": 0.51}])
+def test_a_node_refuses_heads_before_it_spends_anything(
+    tmp_path: Path, terms: dict[str, Any]
+) -> None:
+    experiment = federated(method="fedauxfdp", certainty={"epsilon": 0.1, "head_epsilon": 0.5})
+    allowed = {"mechanisms": ["mean", "heads"], "plain_updates": False, "epsilon": 1.0} | terms
+    with pytest.raises(ValueError, match="no client released a head; client 0: refused: "):
+        play(tmp_path, experiment, nodes={"privacy": allowed})
+    assert spent(tmp_path, 0) == []
+
+
 def play(
     tmp_path: Path, experiment: Experiment, *, nodes: dict[str, Any] | None = None
 ) -> LoopbackGrid:

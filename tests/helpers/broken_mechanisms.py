@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from fedaux.config import Certainty
 from fedaux.privacy.classes import ClassSums
+from fedaux.privacy.heads import PrivateHeads
 from fedaux.privacy.mean import PrivateMean
 from fedaux.privacy.mechanism import integer_sums
 from fedaux.privacy.mechanisms import Mechanism, Noise, Public, Release, SimulatedNoise
@@ -383,6 +384,22 @@ class LargerConstant(Classes):
         )
 
 
+class HalfSensitivity(PrivateHeads):
+    """As if one of the two examples moved the head, not both: the proof without its factor 2."""
+
+    def _scale(self, num_examples: int, num_classes: int) -> tuple[float, float, float]:
+        penalty, sensitivity, sigma = super()._scale(num_examples, num_classes)
+        return penalty, sensitivity / 2, sigma / 2
+
+
+class UnclippedHeads(PrivateHeads):
+    """Features are scaled and not clipped."""
+
+    def project(self, features: Tensor, public: Public) -> Tensor:
+        scaled = torch.nan_to_num((features.double() - public["centre"]) / public["bound"], 0, 0, 0)
+        return functional.pad(scaled.clamp(-50, 50), (0, 1), value=1.0) / math.sqrt(2)
+
+
 BROKEN: dict[str, tuple[Callable[[Certainty], Mechanism], str]] = {
     "half the noise": (bent(lambda: lambda standard: standard / 2), "total variance"),
     "uniform noise": (bent(lambda: uniform), "distribution"),
@@ -424,6 +441,8 @@ BROKEN: dict[str, tuple[Callable[[Certainty], Mechanism], str]] = {
     "classes: labels as indices": (LabelAsIndex, "a release fails"),
     "classes: noise on held classes only": (NoiseOnHeldClasses, "noise: zeros"),
     "classes: counts without noise": (CountsWithoutNoise, "noise: zeros"),
+    "heads: half the sensitivity": (HalfSensitivity, "distance"),
+    "heads: no clipping": (UnclippedHeads, "distance"),
 }
 """Each fault with a word of the finding that must name it; `distance`: the search must find a ratio
 above 1."""

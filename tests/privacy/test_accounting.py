@@ -151,10 +151,14 @@ def test_scores_and_updates_come_to_one_number() -> None:
     )
 
 
-def test_scores_alone_are_summed() -> None:
-    assert total_cost([release(0.5), release(0.25)]) == basic_composition(
-        [release(0.5), release(0.25)]
-    )
+@needs_accountant
+def test_several_releases_cost_what_their_composition_costs() -> None:
+    entries = [release(0.5), release(0.25)]
+    epsilon, delta = total_cost(entries)
+    assert delta == 1e-5
+    assert epsilon == pytest.approx(tight_composition(entries, delta=1e-5), abs=1e-3)
+    assert 0.5 < epsilon < basic_composition(entries)[0] == 0.75
+    assert total_cost([release(0.5)]) == (0.5, 1e-5)  # one has its own price, unrounded
 
 
 def test_what_was_not_protected_stays_so() -> None:

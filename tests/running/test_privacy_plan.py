@@ -197,6 +197,24 @@ def test_clients_are_called_by_their_names() -> None:
     assert "client 0" not in text
 
 
+def test_heads_are_planned_beside_scores_with_their_exact_total() -> None:
+    section = {"epsilon": 0.1, "head_epsilon": 0.5, "components": 4}
+    shown = plan(method=["fedauxfdp", "fedaux"], certainty=section)
+    heads, scored = shown.groups
+    assert (heads.methods, scored.methods, scored.heads) == (("fedauxfdp",), ("fedaux",), None)
+    assert heads.heads is not None
+    head, (epsilon, delta) = heads.heads
+    assert (head, delta) == ((0.5, 1e-5), 1e-5)
+    assert 0.5 < epsilon < 0.52  # the sums are (0.6, 2e-5)
+    text = printed(shown)
+    assert "(0.5141, 1e-5)" in text
+    assert "head" in text
+    warnings = shown.warnings()
+    assert len(warnings) == len(set(warnings)) == 1  # two groups, one release
+    unprotected = plan(method="fedauxfdp", certainty=section | {"mechanism": "none"})
+    assert unprotected.groups[0].heads == ((0.5, 1e-5), (math.inf, 1e-5))
+
+
 def test_class_sums_are_planned_with_what_they_can_be_worth() -> None:
     shown = plan(method=["private-head", "fedaux"], certainty={"epsilon": 0.1, "components": None})
     heads, scored = shown.groups

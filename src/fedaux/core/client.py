@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedaux import seeding
 from fedaux.config import Certainty, Local
 from fedaux.core.backend import Backend, ClientJob, TrainContext, TrainResult
 from fedaux.core.dpsgd import train_privately
@@ -24,6 +25,12 @@ from fedaux.privacy.mechanisms import MECHANISMS, release_of
 BLANK = -1
 """The label of an example that counts and contributes nothing: unreadable, or of an unknown
 class."""
+
+
+def release_stream(section: Certainty, *, seed: int, client: int) -> np.random.Generator:
+    """Return the source of simulated noise; a client that releases scores and a head has two."""
+    part = section.mechanism if section.mechanism == "heads" else ""
+    return seeding.generator(seed, "certainty noise", client=client, part=part)
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,12 @@ class Method:
     """Whether clients release class sums of the trained features after the last round instead of
     scores before the first, from which the server trains the head again
     (`core/calibration.py`)."""
+    heads: bool = False
+    """Whether clients also release linear heads on h0's features (`core/heads.py`), which teach in
+    every round."""
     trains: bool = True
-    """Whether clients train. If not, rounds only measure the start, and no client is asked."""
+    """Whether clients train. If not, no client is asked in a round; the server goes on by itself if
+    there is a teacher, and else only measures the start."""
     exchange: Literal["models", "nothing", "data"] = "models"
     """What clients share: models; nothing (each trains alone); data (one model of all of it)."""
 
@@ -71,7 +75,8 @@ class Method:
                 f"method {self.name}: start = 'private-head' needs the clients' releases; scores "
                 "should be True"
             )
-        if (self.teacher == "belief" or self.anchor > 0) and self.mechanism != "classes":
+        by_class = self.teacher in ("belief", "private-head") or self.anchor > 0
+        if by_class and self.mechanism != "classes":
             raise ValueError(
                 f"method {self.name}: mechanism = {self.mechanism!r}; should be 'classes', which "
                 "its teacher or its anchor needs"
@@ -84,6 +89,16 @@ class Method:
             raise ValueError(
                 f"method {self.name}: calibrated, so releases come after the last round; there "
                 "should be no teacher, and start should not be 'private-head'"
+            )
+        if self.heads and (self.trains or not self.scores or self.teacher is None):
+            raise ValueError(
+                f"method {self.name}: heads = True, so clients do not train; trains should be "
+                "False, scores True, and there should be a teacher"
+            )
+        if not self.trains and self.teacher not in (None, "private-head") and not self.heads:
+            raise ValueError(
+                f"method {self.name}: teacher = {self.teacher!r} needs models of clients, which do "
+                "not train; should be 'private-head'"
             )
         if self.correction is not None and self.correction not in CORRECTIONS:
             raise ValueError(
@@ -211,6 +226,17 @@ METHODS: dict[str, Method] = {
     "private-head": Method(
         "private-head", start="private-head", scores=True, mechanism="classes", trains=False
     ),
+    "private-student": Method(
+        "private-student",
+        start="private-head",
+        teacher="private-head",
+        scores=True,
+        mechanism="classes",
+        trains=False,
+    ),
+    "fedauxfdp": Method(
+        "fedauxfdp", start="pretrained", teacher="mixture", scores=True, heads=True, trains=False
+    ),
     "local-only": Method("local-only", start="scratch", memory=("weights",), exchange="nothing"),
     "local-only+p": Method(
         "local-only+p", start="pretrained", memory=("weights",), exchange="nothing"
@@ -225,7 +251,14 @@ def release_sections(names: Iterable[str], section: Certainty) -> dict[str, Cert
     """Return the settings of the releases that methods ask for, by mechanism; methods with the same
     mechanism share a release."""
     scoring = [METHODS[name] for name in names if METHODS[name].scores]
-    return {own.mechanism: own for own in (method.certainty(section) for method in scoring)}
+    asked = [method.certainty(section) for method in scoring]
+    asked += [head_section(section) for method in scoring if method.heads]
+    return {own.mechanism: own for own in asked}
+
+
+def head_section(section: Certainty) -> Certainty:
+    """Return the settings of the release of heads: mechanism `heads` at its own epsilon."""
+    return section.model_copy(update={"mechanism": "heads", "epsilon": section.head_epsilon})
 
 
 def sends_plain_updates(experiment: ExperimentFields) -> bool:

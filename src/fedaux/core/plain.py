@@ -25,7 +25,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from fedaux import seeding
 from fedaux.config import Bayesian, Distillation, ExperimentFields, Local
-from fedaux.core.methods import Method
+from fedaux.core.methods import Method, head_section
 from fedaux.core.objectives import (
     CROSS_ENTROPY,
     LocalLoss,
@@ -37,6 +37,7 @@ from fedaux.core.objectives import (
     strength_of,
 )
 from fedaux.models import MODELS, SplitModel
+from fedaux.privacy.heads import layer_of
 from fedaux.privacy.mechanisms import (
     MECHANISMS,
     Public,
@@ -173,13 +174,36 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
         features(own) if task.experiment.mode == "linear" else dict.fromkeys(models, own)
         for own in (task.images, task.distill_set, task.test_images)
     )
+    seen = [features(own) for own in (task.images, task.negatives) if task.method.heads]
     if task.experiment.mode == "linear":
         for model in models.values():
             model.features = nn.Identity()
-    return (
-        Preparation(models, images, distill_set, test_images, public, projected, releases),
-        State(0, {name: snapshot(model) for name, model in models.items()}),
-    )
+    prepared = Preparation(models, images, distill_set, test_images, public, projected, releases)
+    heads = release_heads(task, prepared, *seen) if task.method.heads else []
+    weights = {name: snapshot(model) for name, model in models.items()}
+    return prepared, State(0, weights | average_by_prototype(heads), by_client(heads))
+
+
+def release_heads(
+    task: Task,
+    preparation: Preparation,
+    features: Mapping[str, Tensor],
+    negatives: Mapping[str, Tensor],
+) -> list[Member]:
+    """Return each client's noisy head on h0, with its logits: it teaches in every round."""
+    section = head_section(task.experiment.certainty)
+    mechanism: Any = MECHANISMS[section.mechanism](section)
+    members = []
+    for client in clients_with_data(task):
+        name, rows = task.prototype_of[client], task.parts[client]
+        public = publish_map(mechanism, negatives[name], num_classes=task.num_classes)
+        stream = seeding.generator(task.seed, "certainty noise", client=client, part="heads")
+        noise = SimulatedNoise(stream)
+        own = release_of(mechanism, features[name][rows], task.labels[rows], public, noise=noise)
+        head = dict(zip(("head.weight", "head.bias"), layer_of(own.vector, public), strict=True))
+        weights = snapshot(preparation.models[name]) | head
+        members.append(with_logits(preparation, Member(client, name, 0, len(rows), weights)))
+    return members
 
 
 def build_models(task: Task) -> dict[str, SplitModel]:
@@ -289,14 +313,14 @@ def play_round(
     """Select, train, average, teach, distill, evaluate; each inside `phase(name)`, for timing."""
     method, number = task.method, state.round + 1
     chosen, beliefs = select(task, number), None
-    if "rehearsal" in objectives_of(task) or method.teacher == "belief":
+    if "rehearsal" in objectives_of(task) or method.teacher in ("belief", "private-head"):
         with phase("beliefs"):
             beliefs = server_beliefs(task, preparation, state)
     with phase("train"):
         present = [train_member(task, preparation, state, client, beliefs) for client in chosen]
     absent = absent_members(task, state, chosen)
     weights = dict(state.weights)
-    if method.exchange != "nothing":
+    if method.exchange != "nothing" and method.trains:
         with phase("average"):
             averages = average_by_prototype([*present, *absent])
             for name, own in averages.items():
@@ -371,7 +395,8 @@ def server_beliefs(task: Task, preparation: Preparation, state: State) -> tuple[
     reliability = float(np.mean([own.reliability for own in estimates.values()]))
     heads = [own.logits(preparation.projected[name]) for name, own in estimates.items()]
     private = torch.stack(heads).softmax(dim=2).mean(dim=0).float()
-    share = task.method.anchor * reliability / (state.round + 1)
+    fixed = task.method.teacher == "private-head"
+    share = 1.0 if fixed else task.method.anchor * reliability / (state.round + 1)
     return (1 - share) * beliefs + share * private, reliability
 
 
@@ -588,6 +613,8 @@ def teach(
     FedBE's teacher adds, for each prototype, the members' average and models sampled around it.
     """
     teacher = task.method.teacher
+    if teacher == "private-head" and beliefs is not None:
+        return beliefs[0]
     members = [member for member in members if member.logits is not None]
     members = sorted(members, key=attrgetter("client"))
     scores = None

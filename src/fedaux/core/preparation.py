@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedaux import seeding
+from fedaux.config import Certainty
 from fedaux.core.messages import (
     Clients,
     ReleaseRequest,
@@ -55,13 +56,14 @@ def prepare(
     *,
     extractor: Callable[[str, SplitModel], Weights],
     callback: Callback,
-    settle: Callable[[dict[str, Public]], dict[str, Public]] = dict,
+    settle: Callable[[dict[str, Public], str | None], dict[str, Public]] = lambda own, _: own,
 ) -> tuple[State, Preparation]:
     """Run the preparation phase (Algorithm 1). `extractor(prototype, model)` returns the pretrained
     h0.
 
-    `settle` may return the public map of an interrupted attempt instead of the new one. On a GPU
-    they can differ in the last bit, and clients would pay again for a release under the new map.
+    `settle` may return the public map of an interrupted attempt instead of the new one, for a
+    mechanism or, if None, that of the recipe. On a GPU they can differ in the last bit, and clients
+    would pay again for a release under the new map.
     """
     clock = Clock(task, 0, callback)
     models, trained = build_models(task), trained_models(task)
@@ -89,7 +91,7 @@ def prepare(
                 public[name] = publish_map(
                     mechanism, negatives, num_classes=task.num_classes, sizes=clients.sizes(own)
                 )
-            public = settle(public)
+            public = settle(public, task.method.mechanism)
             releases, wasted, bytes_down, bytes_up = release_scores(
                 task, clients, present, extractors=extractors, public=public
             )
@@ -110,6 +112,15 @@ def prepare(
         bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
     bytes_down += len(present) * rehearsed_bytes(task)
     state = State(round=0, weights={name: snapshot(model) for name, model in trained.items()})
+    if task.method.heads:
+        from fedaux.core.heads import release_heads  # late: few methods need it
+
+        with clock.phase("heads"):
+            state, down, up = release_heads(
+                task, clients, state, list(releases), extractors=extractors, settle=settle
+            )
+        bytes_down, bytes_up = bytes_down + down, bytes_up + up
+        wasted += state.ledger
     preparation = Preparation(extractors, public, dict(clock.seconds), bytes_up, bytes_down)
     return replace(state, releases=releases, ledger=tuple(wasted)), preparation
 
@@ -128,15 +139,17 @@ def release_scores(
     *,
     extractors: Mapping[str, Weights],
     public: Mapping[str, Public],
+    section: Certainty | None = None,
 ) -> tuple[dict[int, ScoreRelease], list[LedgerEntry], int, int]:
     """Ask clients for releases; return usable ones by id, what others cost, and bytes down and up.
 
-    An unusable release causes a warning. The client is asked again when it is selected to train.
+    Without a `section`, the method's. An unusable release causes a warning. The client is asked
+    again when it is selected to train.
     """
-    section = task.method.certainty(task.experiment.certainty)
+    section = task.method.certainty(task.experiment.certainty) if section is None else section
     request = ReleaseRequest(extractors, public, section, task.seed)
     widths = {
-        name: release_width(task, name, public[name])
+        name: release_width(task, name, public[name], section)
         for name in {task.prototype_of[one] for one in chosen}
     }
     answers: dict[int, ScoreRelease] = {}
@@ -147,7 +160,7 @@ def release_scores(
             continue
         bytes_up += answer.num_bytes()
         name = task.prototype_of[answer.client]
-        limits = release_limits(task, public[name], num_examples=answer.entry.num_examples)
+        limits = release_limits(section, public[name], num_examples=answer.entry.num_examples)
         problem = problem_of_release(answer.vector, width=widths[name], limits=limits)
         if problem is None:
             answers[answer.client] = answer
@@ -161,22 +174,24 @@ def release_scores(
     return dict(sorted(answers.items())), wasted, bytes_down, bytes_up
 
 
-def release_limits(task: Task, public: Public, *, num_examples: int) -> Limits:
+def release_limits(section: Certainty, public: Public, *, num_examples: int) -> Limits:
     """Return the possible range of a release of n examples."""
-    return limits_of(mechanism_of(task), num_examples=max(1, num_examples), public=public)
+    mechanism = MECHANISMS[section.mechanism](section)
+    return limits_of(mechanism, num_examples=max(1, num_examples), public=public)
 
 
-def release_width(task: Task, prototype: str, public: Public) -> int:
+def release_width(task: Task, prototype: str, public: Public, section: Certainty) -> int:
     """Return the length of a release, from one of two made-up examples."""
 
     def release() -> int:
         features = torch.zeros(2, build_models(task)[prototype].feature_width, device=task.device)
         labels = torch.zeros(2, dtype=torch.int64, device=task.device)
         noise = SimulatedNoise(seeding.generator(0, "width of a release"))
-        made = release_of(mechanism_of(task), features, labels, dict(public), noise=noise)
+        mechanism = MECHANISMS[section.mechanism](section)
+        made = release_of(mechanism, features, labels, dict(public), noise=noise)
         return len(made.vector)
 
-    certainty = task.method.certainty(task.experiment.certainty).model_dump_json()
+    certainty = section.model_dump_json()
     shapes = str({key: tuple(tensor.shape) for key, tensor in sorted(public.items())})
     return task.compute.once(
         ("width of a release", task.architecture(prototype), certainty, shapes), release

@@ -129,6 +129,8 @@ class Federation:
                 predictions |= lesson.predictions
             weights = self._with_public_statistics(weights, log)
             weights, members = self._accept(weights, members, state.weights, log)
+        elif task.method.teacher is not None and not task.method.trains:
+            weights = self._learn_alone(state, releases, beliefs, log)
         kept = {
             one.client: remembered(one, predictions, task.method, log.round, controls)
             for one in members
@@ -244,7 +246,8 @@ class Federation:
     ) -> Beliefs | None:
         """Return what the server believes about the distill set, if the method asks for it."""
         method = self.task.method
-        if "rehearsal" not in objectives_of(self.task) and method.teacher != "belief":
+        needed = method.teacher in ("belief", "private-head")
+        if not needed and "rehearsal" not in objectives_of(self.task):
             return None
         with log.phase("beliefs"):
             models = self.server_models.items()
@@ -253,7 +256,8 @@ class Federation:
             if method.mechanism != "classes":
                 return Beliefs(probabilities, reliability=1.0)
             private, reliability = self.scorer.private_beliefs(releases)
-            share = method.anchor * reliability / log.round
+            fixed = method.teacher == "private-head"
+            share = 1.0 if fixed else method.anchor * reliability / log.round
             return Beliefs(torch.lerp(probabilities, private, share), reliability)
 
     def _train(
@@ -360,6 +364,24 @@ class Federation:
                 )
                 distilled[name] = server_model.distill(weights[name], targets, generator=generator)
         return distilled
+
+    def _learn_alone(
+        self,
+        state: State,
+        releases: Mapping[int, ScoreRelease],
+        beliefs: Beliefs | None,
+        log: RoundLog,
+    ) -> Mapping[str, Weights]:
+        """Distill without clients: from the heads they have released, or the private head."""
+        members: Sequence[Member] = ()
+        if self.task.method.heads:
+            from fedaux.core.heads import head_members  # late: few methods need it
+
+            members = head_members(self.task, self.preparation, state)
+        lesson = self._teach(members, (), {}, releases, beliefs, log)
+        weights = self._distill(state.weights, lesson.targets, log)
+        weights = self._with_public_statistics(weights, log)
+        return self._accept(weights, [], state.weights, log)[0]
 
     def _with_public_statistics(
         self, weights: Mapping[str, Weights], log: RoundLog

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.core.backend import ClientJob, TrainContext, Training
-from fedaux.core.client import Client
+from fedaux.core.client import Client, release_stream
 from fedaux.core.dpsgd import check_ready
 from fedaux.core.messages import (
     ClientState,
@@ -104,7 +104,7 @@ class SimulatedClients:
 
     def noise(self, request: ReleaseRequest, client: int) -> Noise:
         """Return the noise of a client's release: seeded, so that a simulation can be repeated."""
-        generator = seeding.generator(request.seed, "certainty noise", client=client)
+        generator = release_stream(request.certainty, seed=request.seed, client=client)
         return noise_for(deployment=False, generator=generator)
 
     def generator(self, request: TrainRequest, client: int) -> np.random.Generator:

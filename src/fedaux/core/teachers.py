@@ -109,6 +109,12 @@ def belief_teacher(ensemble: Ensemble) -> Tensor:
     )
 
 
+def private_head_teacher(ensemble: Ensemble) -> Tensor:
+    """The private head's own probabilities; no client is asked."""
+    assert ensemble.beliefs is not None, "methods with this teacher have the mechanism classes"
+    return ensemble.beliefs
+
+
 def belief_weights(ensemble: Ensemble) -> Tensor:
     """Return r_i sum_c q(c | x) P(i | c) [K, N], normalised over members i."""
     assert ensemble.class_counts is not None
@@ -222,6 +228,7 @@ TEACHERS: dict[str, Teacher] = {
     "certainty": certainty_teacher,
     "mixture": mixture_teacher,
     "belief": belief_teacher,
+    "private-head": private_head_teacher,
 }
 
 
@@ -285,7 +292,7 @@ def teach(
     rows = next(iter(server_models.values())).num_public
     unusable: dict[int, str] = {}
     means: list[Tensor] = []  # of the recorded weights, over the public examples
-    while len(unusable) < len(present):
+    while not present or len(unusable) < len(present):
         means.clear()
         ensemble = Ensemble(
             members,

@@ -15,12 +15,10 @@ from fedaux.data import LabelledData
 from fedaux.federation import sent
 from fedaux.federation.folder import port_of
 from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig, load_node
-from fedaux.federation.plan import check_plan, plan_of
+from fedaux.federation.plan import check_plan, plan_of, released_by
 from fedaux.federation.policy import Guard, Refusal
 from fedaux.federation.work import declared_shape, own_data
 from fedaux.formatting import privacy_budget
-from fedaux.privacy.ledger import SCORES, purpose_of
-from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.privacy.secure import noise_for
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.preflight import problems_of
@@ -156,10 +154,8 @@ def recipe_lines(
     lines: list[str] = []
     for section in plan.certainty:
         cost = privacy_budget(section.epsilon, section.delta)
-        known = section.mechanism in MECHANISMS
-        what = purpose_of(MECHANISMS[section.mechanism](section)) if known else SCORES
         lines.append(
-            f"- {what} by {section.mechanism}: (ε, δ) = {cost}, "
+            f"- {released_by(section)} by {section.mechanism}: (ε, δ) = {cost}, "
             f"{seeds} time{'s' if seeds > 1 else ''}, once per seed;"
         )
     if extra := [name for name in plan.objectives if name != "rehearsal"]:

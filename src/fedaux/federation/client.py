@@ -140,15 +140,16 @@ def train(message: Message, context: Context) -> Message:
 
 def _log_plan(terms: Terms) -> None:
     """Log what the server plans to ask of this node."""
+    from fedaux.federation.plan import released_by
     from fedaux.federation.records import reason_of
 
     plan = terms.plan
     scores = " and ".join(
-        f"{plan.releases} releases of certainty scores by {reason_of(section.mechanism)}, "
+        f"{plan.releases} releases of {released_by(section)} by {reason_of(section.mechanism)}, "
         f"epsilon = {section.epsilon:g} at delta = {section.delta:g} each"
         for section in plan.certainty
     )
-    scores = scores or "no certainty scores"
+    scores = scores or "no releases"
     how = "with DP-SGD" if plan.local and plan.local.privacy else "without differential privacy"
     if "rehearsal" in plan.objectives:
         how += ", which rehearse public images of the server"

@@ -20,7 +20,7 @@ from fedaux.core.messages import (
     Update,
     Weights,
 )
-from fedaux.core.preparation import mechanism_of, release_limits, release_width
+from fedaux.core.preparation import release_limits, release_width
 from fedaux.core.task import Task, rehearsed_rows
 from fedaux.federation import answers, records
 from fedaux.federation.members import Members, pulled
@@ -29,7 +29,7 @@ from fedaux.federation.policy import digest_of
 from fedaux.federation.records import Unusable
 from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, RehearsalTerms, TrainTerms
 from fedaux.privacy.ledger import purpose_of
-from fedaux.privacy.mechanism import takes_labels
+from fedaux.privacy.mechanisms import MECHANISMS
 
 POLL_SECONDS = (0.1, 1.0)
 """Shortest and longest pause between two polls for answers."""
@@ -282,20 +282,20 @@ class FlowerClients:
         request: ReleaseRequest,
     ) -> ScoreRelease:
         """Return a usable release. Raises Unusable."""
-        task, tensors = self._task, dict(public)
+        task, tensors, section = self._task, dict(public), request.certainty
         release = answers.read_release(
             content,
             client=client,
-            certainty=request.certainty,
-            purpose=purpose_of(mechanism_of(task)),
-            width=release_width(task, task.prototype_of[client], tensors),
-            limits=lambda examples: release_limits(task, tensors, num_examples=examples),
+            certainty=section,
+            purpose=purpose_of(MECHANISMS[section.mechanism](section)),
+            width=release_width(task, task.prototype_of[client], tensors, section),
+            limits=lambda examples: release_limits(section, tensors, num_examples=examples),
             most_examples=self._members.most_examples(client),
         )
         vector = release.vector
         stated = release.entry.num_examples
         counted = self._counted(client, stated)
-        if counted < stated and takes_labels(mechanism_of(task)):  # its sums grow with the claim
+        if counted < stated and section.mechanism == "classes":  # its sums grow with the claim
             vector = vector * (counted / stated)
         return replace(release, vector=vector.to(task.device))
 

@@ -182,6 +182,7 @@ def node_text(
     # All methods of a seed that use the same mechanism share one release.
     asked = release_sections(experiment.method, section)
     releases = len(experiment.seeds) * len(asked)
+    spent = len(experiment.seeds) * sum(own.epsilon for own in asked.values())
     data: dict[str, Any] = {key: getattr(experiment.data, key) for key in DATA_KEYS}
     if trial:
         data |= {"path": experiment.data.path, "test": experiment.data.test}
@@ -197,7 +198,7 @@ def node_text(
         "data": tomli_w.dumps(
             {key: value for key, value in data.items() if value not in (None, False)}
         ).rstrip(),
-        "epsilon": f"{float(max(1, releases) * section.epsilon):g}",
+        "epsilon": f"{float(spent or section.epsilon):g}",
         "delta": f"{max(1, releases) * section.delta:.3g}",
         "accountant": "renyi" if protected else "gaussian",
         "mechanisms": json.dumps(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedaux.config import ExperimentFields
+from fedaux.config import Certainty, ExperimentFields
 from fedaux.core.dpsgd import schedule, update_entry
 from fedaux.core.methods import METHODS, release_sections
 from fedaux.core.round import clients_per_round
@@ -16,7 +16,8 @@ from fedaux.federation.terms import Plan
 from fedaux.privacy.bounds import update_problem
 from fedaux.privacy.filters import ROUNDING
 from fedaux.privacy.gaussian import noise_multiplier
-from fedaux.privacy.ledger import SCORES, LedgerEntry
+from fedaux.privacy.ledger import SCORES, LedgerEntry, purpose_of
+from fedaux.privacy.mechanisms import MECHANISMS
 
 
 def plan_of(experiment: ExperimentFields, *, run: str) -> Plan:
@@ -97,6 +98,13 @@ def _releases(
         same = sum((one.mechanism, one.epsilon, one.delta) == stated for one in earlier)
         sigma = noise_multiplier(epsilon=section.epsilon, delta=section.delta)
         planned = (1.0, sigma, section.epsilon, section.delta, "planned")
-        entry = LedgerEntry(config.number, num_examples, section.mechanism, SCORES, *planned)
+        what = released_by(section)
+        entry = LedgerEntry(config.number, num_examples, section.mechanism, what, *planned)
         asked += [entry] * max(0, plan.releases - same)
     return asked
+
+
+def released_by(section: Certainty) -> str:
+    """Return what a mechanism releases, in the words of the ledger; scores if it is not known."""
+    known = section.mechanism in MECHANISMS
+    return purpose_of(MECHANISMS[section.mechanism](section)) if known else SCORES

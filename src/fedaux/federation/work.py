@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Data, Engine, Local
-from fedaux.core.client import BLANK, Client
+from fedaux.core.client import BLANK, Client, release_stream
 from fedaux.core.compute import Compute, compute_for
 from fedaux.core.dpsgd import check_ready, refusal_of, update_entry
 from fedaux.core.messages import ScoreRelease, Update, Weights
@@ -91,7 +91,7 @@ def prepare(
     features = backend.features(model.features, h0, inputs, batch_size=terms.batch_size)
     client = Client(config.number, inputs, examples.labels.to(compute.device), model, backend)
     released = client.release(
-        terms.certainty, features, placed(public, compute), noise=release_noise(config, terms.seed)
+        terms.certainty, features, placed(public, compute), noise=release_noise(config, terms)
     )
     vector = released.vector.detach().cpu()
     guard.store_release(key, vector, released.entry, run=terms.plan.run)
@@ -215,11 +215,11 @@ def check_whole(config: NodeConfig, guard: Guard, terms: Terms, *, num_examples:
         check_ready([])
 
 
-def release_noise(config: NodeConfig, seed: int) -> Noise:
+def release_noise(config: NodeConfig, terms: PrepareTerms) -> Noise:
     """Return secret noise; in a trial, the simulator's."""
     if config.privacy.noise == "secure":
         return noise_for(deployment=True)
-    generator = seeding.generator(seed, "certainty noise", client=config.number)
+    generator = release_stream(terms.certainty, seed=terms.seed, client=config.number)
     return noise_for(deployment=False, generator=generator)
 
 

@@ -17,7 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from fedaux.formatting import install_hint, interval, privacy_budget
-from fedaux.privacy.ledger import CLASS_SUMS, SCORES, LedgerEntry, basic_composition
+from fedaux.privacy.gaussian import epsilon_of
+from fedaux.privacy.ledger import SCORES, LedgerEntry, basic_composition
 
 INTERVAL = 5e-4
 """Spacing of the grid of privacy losses, which are rounded up; coarser if noise is small."""
@@ -72,12 +73,16 @@ def tight_composition(entries: Iterable[LedgerEntry], *, delta: float) -> float:
 def total_cost(entries: Sequence[LedgerEntry]) -> tuple[float, float]:
     """Return one (epsilon, delta) for everything that one client has sent.
 
-    Without DP-SGD, basic composition: the sums. With DP-SGD, tight composition at the largest delta
-    of any entry, so that many updates share one delta; if dp-accounting is not installed, the sums.
+    One release has its own price. Several have the exact price of their composition, at the largest
+    delta of any entry: Gaussian releases at distances mu_i are one at distance sqrt(sum mu_i^2).
+    With DP-SGD, tight composition at that delta; if dp-accounting is not installed, the sums.
     """
-    if all(entry.steps is None for entry in entries):
+    if len(entries) == 1 or any(math.isinf(entry.epsilon) for entry in entries):
         return basic_composition(entries)
     delta = max(entry.delta for entry in entries)
+    if all(entry.steps is None for entry in entries):
+        squared = math.fsum((entry.sensitivity / entry.sigma) ** 2 for entry in entries)
+        return epsilon_of(1.0 / math.sqrt(squared), delta=delta), delta
     try:
         return tight_composition(entries, delta=delta), delta
     except MissingAccountantError:
@@ -103,9 +108,9 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
         )
         scores = [entry for entry in entries if entry.steps is None]
         updates = [entry for entry in entries if entry.steps is not None]
-        sums = any(entry.purpose == CLASS_SUMS for entry in scores)
-        what = f"of {CLASS_SUMS}" if sums else f"for {SCORES}"
-        for epsilon, delta in sorted({(entry.epsilon, entry.delta) for entry in scores}):
+        prices = {(entry.purpose, entry.epsilon, entry.delta) for entry in scores}
+        for purpose, epsilon, delta in sorted(prices):
+            what = f"for {SCORES}" if purpose == SCORES else f"of {purpose}"
             if math.isinf(epsilon):
                 names = " and ".join(
                     sorted(
@@ -120,6 +125,12 @@ def ledger_lines(ledger: Mapping[str, Any]) -> list[str]:
             lines.append(
                 f"Privacy: each client of {method} released one vector {what} at "
                 f"(ε, δ) = {privacy_budget(epsilon, delta)} {about}"
+            )
+        if len({purpose for purpose, _, _ in prices}) > 1 and not updates:
+            cost = privacy_budget(*max(map(total_cost, cells.values())))
+            lines.append(
+                f"Privacy: all that a client of {method} released together is at most (ε, δ) = "
+                f"{cost}."
             )
         if updates:
             sent = interval(

@@ -89,7 +89,9 @@ def require_size(num_examples: int, *, width: int) -> None:
         raise ValueError(f"a release of {width} numbers: should be between 1 and {MOST_COMPONENTS}")
 
 
-def require_exact_regression(num_rows: int, *, width: int, regularisation: float) -> None:
+def require_exact_regression(
+    num_rows: int, *, width: int, regularisation: float, mechanism: str = "paper"
+) -> None:
     """Raise ValueError for a regression whose rounding error the proof of secure noise does not
     cover."""
     square, linear = math.sqrt(width), width / math.sqrt(regularisation)
@@ -97,9 +99,8 @@ def require_exact_regression(num_rows: int, *, width: int, regularisation: float
         root = math.sqrt(linear**2 + 4 * square * MOST_REGRESSION_ERROR)
         most = math.floor((root - linear) / (2 * square))
         raise ValueError(
-            f"certainty.mechanism = paper: {num_rows} examples and negatives with {width} "
-            f"features; the proof of secure noise covers {most}; use mechanism mean or fewer "
-            "negatives"
+            f"mechanism {mechanism}: a regression of {num_rows} examples on {width} numbers; the "
+            f"proof of secure noise covers {most}; use mechanism mean or fewer examples"
         )
 
 

@@ -25,6 +25,7 @@ UNPROTECTED_BESIDES_RELEASES = (
 )
 SCORES = "certainty scores"
 CLASS_SUMS = "class sums"
+HEADS = "linear heads"
 UPDATE = "model update"
 
 
@@ -71,7 +72,8 @@ def entry_of(release: Release, *, client: int, num_examples: int, purpose: str) 
 
 def purpose_of(mechanism: Mechanism) -> str:
     """Return what a mechanism's releases are, in the words of the ledger."""
-    return CLASS_SUMS if takes_labels(mechanism) else SCORES
+    stated: str = getattr(mechanism, "purpose", CLASS_SUMS if takes_labels(mechanism) else SCORES)
+    return stated
 
 
 def basic_composition(entries: Iterable[LedgerEntry]) -> tuple[float, float]:

@@ -28,12 +28,20 @@ def released_code(section: Certainty) -> Mechanism:
     return ReleasedRegression(section)
 
 
+def private_heads(section: Certainty) -> Mechanism:
+    """Return the mechanism of private heads; imported late, because few use it."""
+    from fedaux.privacy.heads import PrivateHeads
+
+    return PrivateHeads(section)
+
+
 MECHANISMS: dict[str, Callable[[Certainty], Mechanism]] = {
     "mean": PrivateMean,
     "paper": PaperRegression,
     "released-code": released_code,
     "none": UnprotectedMean,
     "classes": ClassSums,
+    "heads": private_heads,
 }
 
 __all__ = [

@@ -15,14 +15,14 @@ from rich.console import RenderableType
 from fedaux import seeding
 from fedaux.config import MEAN_COMPONENTS, Certainty, ExperimentFields
 from fedaux.core.dpsgd import schedule
-from fedaux.core.methods import METHODS, unprotected_by
+from fedaux.core.methods import METHODS, head_section, unprotected_by
 from fedaux.core.round import clients_per_round
 from fedaux.core.task import assign_prototypes
 from fedaux.formatting import UNKNOWN, interval, privacy_budget
 from fedaux.models import MODELS
 from fedaux.privacy import classes, mean, paper
 from fedaux.privacy.accounting import Query, composed_epsilon
-from fedaux.privacy.gaussian import noise_multiplier
+from fedaux.privacy.gaussian import epsilon_of, noise_multiplier
 from fedaux.privacy.ledger import NEIGHBOURS
 from fedaux.report.tables import Table, TerminalTable
 
@@ -73,6 +73,8 @@ class MethodsPlan:
     reliability: tuple[float, float] | None = None
     """Mechanism `classes`: the expected reliability if every client holds all classes, and if each
     holds one."""
+    heads: tuple[Cost, Cost] | None = None
+    """The price of a client's linear head, and of head and scores together."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class PrivacyPlan:
                 lines.append(self._warning(group.certainty, needed, members))
             if group.reliability is not None and max(group.reliability) < classes.RELIABLE:
                 lines.append(f"Warning: {', '.join(group.methods)}: {_outlook(group)}")
-        return lines
+        return list(dict.fromkeys(lines))  # groups may share a release
 
     def _warning(
         self, section: Certainty, needed: int | None, members: Sequence[ClientPlan]
@@ -173,7 +175,9 @@ class PrivacyPlan:
     def _table(self, group: MethodsPlan) -> TerminalTable:
         sums = group.reliability is not None
         headers = ["client", "n_i", "class sums" if sums else "scores", "noise / signal"]
-        if not group.trains:
+        if group.heads is not None:
+            headers += ["head", "total"]
+        elif not group.trains:
             headers += ["updates"]
         elif self.protected_updates:
             headers += ["one update", "total, expected", "total, at worst"]
@@ -191,7 +195,8 @@ class PrivacyPlan:
                     UNKNOWN if scores is None else privacy_budget(*scores.cost),
                     f"{scores.noise_share:.2g}" if scores is not None and finite else UNKNOWN,
                     *(privacy_budget(*cost) for cost in spent if cost is not None),
-                    *([] if client.update is not None else [about_updates]),
+                    *(privacy_budget(*cost) for cost in group.heads or ()),
+                    *([] if client.update or group.heads else [about_updates]),
                 ]
             )
         caption = f"{', '.join(group.methods)}: (ε, δ) by client"
@@ -222,13 +227,13 @@ def privacy_plan(
     widths = _feature_widths(experiment, input_shape)
     known = [sizes[client] for client in present]
     # Methods with a release first; those that share a release, or none, form a group.
-    alike: dict[tuple[str, bool], list[str]] = {}
+    alike: dict[tuple[str, bool, bool], list[str]] = {}
     for name in sorted(experiment.method, key=lambda name: not METHODS[name].scores):
         row = METHODS[name]
         mechanism = row.certainty(experiment.certainty).mechanism if row.scores else ""
-        alike.setdefault((mechanism, row.trains), []).append(name)
+        alike.setdefault((mechanism, row.trains, row.heads), []).append(name)
     groups = []
-    for (mechanism, trains), methods in alike.items():
+    for (mechanism, trains, heads), methods in alike.items():
         section, reliability = None, None
         if mechanism:
             section = experiment.certainty.model_copy(update={"mechanism": mechanism})
@@ -260,7 +265,8 @@ def privacy_plan(
             )
             for client in present
         )
-        groups.append(MethodsPlan(tuple(methods), section, clients, trains, reliability))
+        priced = _head_costs(experiment.certainty, clients) if heads else None
+        groups.append(MethodsPlan(tuple(methods), section, clients, trains, reliability, priced))
     empty = tuple(client for client, size in enumerate(sizes) if size == 0)
     protected = experiment.local.privacy is not None
     return PrivacyPlan(
@@ -273,6 +279,19 @@ def privacy_plan(
         unprotected_by(experiment),
         experiment.data.client_names,
     )
+
+
+def _head_costs(section: Certainty, clients: Sequence[ClientPlan]) -> tuple[Cost, Cost]:
+    """Return the price of a client's head, and of head and scores together."""
+    head, delta = head_section(section), section.delta
+    cost = head.epsilon, head.delta
+    if any(one.scores is not None and math.isinf(one.scores.cost[0]) for one in clients):
+        return cost, (math.inf, delta)
+    multipliers = [
+        noise_multiplier(epsilon=one.epsilon, delta=one.delta) for one in (section, head)
+    ]
+    together = 1.0 / math.sqrt(math.fsum(one**-2 for one in multipliers))
+    return cost, (epsilon_of(together, delta=delta), delta)
 
 
 def _outlook(group: MethodsPlan) -> str:

@@ -325,7 +325,7 @@ class ExperimentRunner:
                 clients,
                 extractor=self.extractor(task),
                 callback=self._callback,
-                settle=lambda public: self._shared_public(public, task),
+                settle=lambda public, mechanism: self._shared_public(public, mechanism, seed),
             )
             progress = Progress(state, preparation, [])
             directory.save(method, seed, progress)
@@ -416,11 +416,13 @@ class ExperimentRunner:
 
         return extract
 
-    def _shared_public(self, public: dict[str, Public], task: Task) -> dict[str, Public]:
+    def _shared_public(
+        self, public: dict[str, Public], mechanism: str | None, seed: int
+    ) -> dict[str, Public]:
         """Return the first public map of a seed in this run, which all methods with the same
         mechanism share."""
-        own = "" if task.method.mechanism is None else f"-{task.method.mechanism}"
-        file = self._directory.path / "public" / f"seed{task.seed}{own}.safetensors"
+        own = "" if mechanism is None else f"-{mechanism}"
+        file = self._directory.path / "public" / f"seed{seed}{own}.safetensors"
         if not file.exists():
             save_tensors(
                 file,

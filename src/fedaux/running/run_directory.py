@@ -31,7 +31,7 @@ from fedaux.core.messages import ClientState, ScoreRelease
 from fedaux.core.methods import unprotected_by
 from fedaux.core.task import Preparation, State
 from fedaux.files import UNFINISHED, save_json, save_tensors, save_text
-from fedaux.privacy.ledger import NEIGHBOURS, UPDATE, LedgerEntry
+from fedaux.privacy.ledger import NEIGHBOURS, LedgerEntry
 from fedaux.recipes import flatten, load_experiment
 
 
@@ -143,15 +143,14 @@ class RunDirectory:
             vectors = tensors.get("vector", {}).get("client", {})
             releases = {
                 entry.client: ScoreRelease(entry.client, vectors[str(entry.client)], entry)
-                for entry in entries
-                if entry.purpose != UPDATE
+                for entry in entries[: len(vectors)]
             }
         stamped: dict[str, dict[int, ClientState]] = {kind: {} for kind in STAMPED}
         for kind, states in stamped.items():
             for client, number in header.get(kind, {}).items():
                 with _reading(file := _stamped_file(folder, kind, int(client), number), up=2):
                     states[int(client)] = ClientState(number, load_file(file, device=device))
-        spent = tuple(entry for entry in entries if entry.purpose == UPDATE)
+        spent = tuple(entries[len(vectors) :])
         memory, smoothed = stamped["memory"], tensors.get("smoothed", {})
         state = State(header["round"], weights, releases, spent, memory, smoothed)
         preparation = Preparation(
