@@ -1,11 +1,12 @@
 """What robust averages cost without an attack, and save when one client of ten is hostile.
 
-usage: python notes/lab/robust_averages.py OUT [full|linear]   (results are appended to OUT/results.jsonl)
+usage: python notes/lab/robust_averages.py OUT [full|linear] [METHOD ...]   (results are appended to OUT/results.jsonl)
 
 The demo (embedded digits, letters as public data, 5 rounds, all ten clients in every round), alpha 0.01 and 100,
 seeds 0 to 2. Client 0 is hostile. It releases certainty like everybody else, and sends in every round
-zeros: a model of zeros; flipped: theta - d; scaled: theta - 10 d, for the server's theta and its own honest update d. It states its true number of examples. "absent": client 0 sends nothing, what a perfect
-defence could reach.
+zeros: a model of zeros; flipped: theta - d; scaled: theta - 10 d, for the server's theta and its own honest update d. It states its true number of examples.
+claimed: zeros, with a claim that counts as many examples as all others together, the most that `federation.largest_share` lets pass.
+"absent": client 0 sends nothing, what a perfect defence could reach.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from fedaux.running.run import ExperimentRunner, NullCallback, load_inputs, spli
 from fedaux.running.run_directory import RunDirectory
 
 RULES = ("mean", "clipped", "trimmed-mean", "median")
-ATTACKS: dict[str, float | None] = {"none": 1.0, "zeros": None, "flipped": -1.0, "scaled": -10.0}
-METHODS = ("fedavg+p", "fedaux")
+ATTACKS: dict[str, float | None] = {
+    "none": 1.0, "zeros": None, "claimed": None, "flipped": -1.0, "scaled": -10.0
+}
+WITH_WHOLE_NETWORKS = ("none", "claimed", "scaled")
+METHODS = ("fedavg+p", "fedaux2")
 
 
 class Hostile(SimulatedClients):
@@ -43,6 +47,8 @@ class Hostile(SimulatedClients):
             if update.client == 0 and self.attack != "none":
                 before = request.weights[self._task.prototype_of[0]]
                 update = replace(update, weights=changed(update.weights, before, ATTACKS[self.attack]))
+                if self.attack == "claimed":
+                    update = replace(update, num_examples=sum(map(len, self._parts[1:])))
             yield update
 
 
@@ -72,7 +78,8 @@ def measure(out: Path, *, mode: str, alpha: float, seed: int, method: str) -> It
         start, preparation = prepare(task, clients, extractor=runner.extractor(task), callback=NullCallback())
         for rule in RULES:
             own = replace(task, experiment=experiment.model_copy(update={"aggregation": rule}))
-            for attack in (*ATTACKS, *(("absent",) if rule == "mean" else ())):
+            attacks = ATTACKS if mode == "linear" else WITH_WHOLE_NETWORKS
+            for attack in (*attacks, *(("absent",) if rule == "mean" else ())):
                 clients.attack = attack
                 server, state = Federation(own, preparation, clients, callback=NullCallback()), start
                 for _ in range(experiment.rounds):
@@ -87,7 +94,7 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
     print("| alpha | method | aggregation | " + " | ".join(columns) + " |")
     print("|" + "---|" * (3 + len(columns)))
     for alpha in (0.01, 100.0):
-        for method in METHODS:
+        for method in sorted({row["method"] for row in rows}):
             for rule in RULES:
                 cells = []
                 for attack in columns:
@@ -98,12 +105,12 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    folder, mode = Path(sys.argv[1]), (sys.argv[2:] or ["full"])[0]
+    folder, mode, methods = Path(sys.argv[1]), (sys.argv[2:] or ["full"])[0], tuple(sys.argv[3:]) or METHODS
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "results.jsonl").open("a") as file:
         for seed in range(3):
             for alpha in (0.01, 100.0):
-                for method in METHODS:
+                for method in methods:
                     for row in measure(folder, mode=mode, alpha=alpha, seed=seed, method=method):
                         file.write(json.dumps(row) + "\n")
                         file.flush()

@@ -66,4 +66,5 @@ def write(folder: Path, *, left_out: str = "", **leaf: Any) -> Path:
             serialization.NoEncryption(),
         )
     )
+    (folder / "server.key").chmod(0o600)
     return folder
