@@ -258,6 +258,7 @@ def test_it_imports_nothing_fast() -> None:
     own = {name for name in imported if name.startswith("fedaux")}
     assert own == {
         "fedaux",
+        "fedaux.privacy.heads",
         "fedaux.privacy.mechanisms",
         "fedaux.config",
         "fedaux.core.methods",

@@ -108,7 +108,8 @@ def test_secure_noise_is_tested_as_well(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_whole_audit_finds_nothing(name: str) -> None:
     pytest.importorskip("flwr")
     pytest.importorskip("opendp")
-    result = audit(name, epsilon=0.1, delta=1e-5, node=audit_node)
+    fewer: dict[str, Any] = {"shapes": SHAPES, "releases": RELEASES} if name == "heads" else {}
+    result = audit(name, epsilon=0.1, delta=1e-5, node=audit_node, **fewer)
     assert not result.violated
     assert result.noise == ("simulated", "secure")
 
