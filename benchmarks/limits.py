@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedaux
-from fedaux.core.plain import as_input
+from fedaux.core.plain_parts import as_input
 from fedaux.fast.convolutions import make_plain
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch's profiler announces itself on the screen

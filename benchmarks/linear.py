@@ -37,11 +37,11 @@ class FrozenNetwork:
     batch."""
 
     def __init__(self, fast: Fast, data: LabelledData) -> None:
-        self._task = fast.federation.task
+        self._task = fast.server.task
         self._fast = fast
         self._data = data
         self._model: SplitModel = build_models(self._task)[PROTOTYPE].eval()
-        self._model.features.load_state_dict(fast.federation.preparation.extractors[PROTOTYPE])
+        self._model.features.load_state_dict(fast.server.preparation.extractors[PROTOTYPE])
         self._head = {
             name.removeprefix("head."): t for name, t in fast.state.weights[PROTOTYPE].items()
         }
@@ -148,7 +148,7 @@ def main() -> None:
         expected = slow.play(number)
         seconds["through the frozen network"].append(time.perf_counter() - began)
         began = time.perf_counter()
-        state, _ = fast.federation.play_round(state)
+        state, _ = fast.server.play_round(state)
         seconds["linear mode"].append(time.perf_counter() - began)
         difference = max(
             float((state.weights[PROTOTYPE][name] - t).abs().max()) for name, t in expected.items()

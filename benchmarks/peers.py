@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.core.plain import as_input, train_client
+from fedaux.core.plain_parts import as_input, train_client
 from fedaux.models import MODELS
 
 

@@ -23,7 +23,7 @@ from fedaux.core import plain
 from fedaux.core.compute import compute_for
 from fedaux.core.messages import Weights
 from fedaux.core.preparation import Scorer, prepare
-from fedaux.core.round import Federation, clients_per_round, select
+from fedaux.core.round import Server, clients_per_round, select
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State
 from fedaux.data import LabelledData
@@ -41,7 +41,7 @@ seconds."""
 class Fast:
     """fedaux's engine, prepared; and what the plain loop takes from it."""
 
-    federation: Federation
+    server: Server
     state: State
     parts: Sequence[NDArray[np.int64]]
     precision: str
@@ -77,20 +77,20 @@ def fast_federation(
         state, preparation = prepare(
             task, clients, extractor=runner.extractor(task), callback=NullCallback()
         )
-    federation = Federation(task, preparation, clients, callback=NullCallback())
+    server = Server(task, preparation, clients, callback=NullCallback())
 
     def chosen(number: int) -> list[int]:
         generator = seeding.generator(seed, "selection", round=number)
         return select(clients.present(), count=clients_per_round(experiment), generator=generator)
 
     def certainty_weights(ids: Sequence[int]) -> Tensor:
-        return torch.softmax(federation.scorer.log_scores(state.releases, ids), dim=0).float()
+        return torch.softmax(server.scorer.log_scores(state.releases, ids), dim=0).float()
 
     def score() -> None:
         again, preparation = prepare(
             task,
             clients,
-            extractor=lambda name, _: federation.preparation.extractors[name],
+            extractor=lambda name, _: server.preparation.extractors[name],
             callback=NullCallback(),
         )
         Scorer(task, preparation).log_scores(again.releases, list(again.releases))
@@ -98,13 +98,13 @@ def fast_federation(
     wait(task.device)
     precision = "bf16" if compute.precision is torch.bfloat16 else "fp32"
     took = time.perf_counter() - began
-    return Fast(federation, state, own_parts, precision, chosen, certainty_weights, score, took)
+    return Fast(server, state, own_parts, precision, chosen, certainty_weights, score, took)
 
 
 def scoring_seconds(fast: Fast, *, times: int = 3) -> float | None:
     """Return what it takes to score all clients when all is warm, the least of several; None where
     nobody scores."""
-    task = fast.federation.task
+    task = fast.server.task
     if not task.method.scores:
         return None
     took = []
@@ -124,10 +124,10 @@ def fast_player(fast: Fast) -> Player:
     def play(number: int) -> tuple[Weights, Seconds]:
         nonlocal state
         assert state.round + 1 == number, "rounds are played in order"
-        device = fast.federation.task.device
+        device = fast.server.task.device
         wait(device)
         began = time.perf_counter()
-        state, row = fast.federation.play_round(state)
+        state, row = fast.server.play_round(state)
         wait(device)
         return dict(state.weights[PROTOTYPE]), {
             **row["seconds"],
@@ -159,7 +159,7 @@ def plain_player(
 ) -> Player:
     """Play the same rounds with `fedaux.core.plain`, in torch's usual layout, from the same initial
     weights."""
-    own = fast.federation.task
+    own = fast.server.task
     task = plain.Task(
         experiment=experiment,
         method=own.method,

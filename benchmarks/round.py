@@ -82,7 +82,7 @@ def measure(
 
 def images_of_round(fast: Fast, experiment: Experiment, number: int) -> dict[str, int]:
     """Return how many images each phase of a round looks at, counting every look."""
-    task, chosen = fast.federation.task, fast.chosen(number)
+    task, chosen = fast.server.task, fast.chosen(number)
     images = {
         "train": experiment.local.epochs * sum(len(fast.parts[client]) for client in chosen),
         "evaluate": len(task.test_images),
@@ -295,7 +295,7 @@ def main(words: Sequence[str] | None = None) -> None:
     peaks = {
         kind: peak_operations(device, precision=kind) for kind in sorted(set(precisions.values()))
     }
-    task = fast.federation.task
+    task = fast.server.task
     operations = operations_of_image(build_models(task)[PROTOTYPE], task.distill_images[:64])
     scoring = scoring_seconds(fast)
     result: dict[str, Any] = {}

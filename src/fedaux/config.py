@@ -149,8 +149,8 @@ class Data(_Dataset):
     channel_deviation: Annotated[tuple[Positive, ...], BeforeValidator(_as_tuple)] = ()
     """Every image is then divided by this: one number per channel. Default: 1."""
     mirror: bool = False
-    """Whether a mirrored image shows the same: then local training and distillation see half of the
-    images mirrored, at random."""
+    """Whether mirroring an image keeps its label: then local training and distillation see half of
+    the images mirrored, at random."""
     server_validation: Index = 0
     """Number of labelled training examples at the server, for `distillation.stopping`; the paper
     uses none."""

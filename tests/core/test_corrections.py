@@ -20,7 +20,7 @@ import fedaux
 from fedaux import seeding
 from fedaux.core import plain
 from fedaux.core.methods import Method
-from fedaux.core.round import Federation
+from fedaux.core.round import Server
 from fedaux.core.task import State
 from fedaux.running.preflight import problems_of
 
@@ -41,7 +41,7 @@ def gap(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
 class Paper:
     """The clients' and the server's variables of a paper's algorithm, all zero at first."""
 
-    def __init__(self, server: Federation, state: State) -> None:
+    def __init__(self, server: Server, state: State) -> None:
         self.task, self.preparation, _ = written_out(server, state)
         self.model = self.preparation.models["cnn"]
         self.x = dict(state.weights["cnn"])

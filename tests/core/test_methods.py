@@ -21,7 +21,7 @@ from fedaux.config import ConfigError
 from fedaux.core import plain
 from fedaux.core.messages import TrainRequest, Update, num_bytes
 from fedaux.core.methods import METHODS, Method
-from fedaux.core.round import Federation
+from fedaux.core.round import Server
 from fedaux.core.task import State, build_models
 from fedaux.core.teachers import TEACHERS
 from fedaux.data import load_labelled
@@ -37,7 +37,7 @@ def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float
 
 
 def same_round(
-    server: Federation, state: State
+    server: Server, state: State
 ) -> tuple[State, dict[str, Any], plain.State, dict[str, Any]]:
     """One round by the product and by the readable algorithm, from the same state."""
     after, row = server.play_round(state)
@@ -124,7 +124,7 @@ def test_memory_changes_nothing_at_full_participation(
 
 def first_two_rounds(
     tmp_path: Path, method: str, **changes: Any
-) -> tuple[Federation, State, State, dict[str, Any]]:
+) -> tuple[Server, State, State, dict[str, Any]]:
     server, state, _, _ = federation(tmp_path, method=method, participation_rate=0.5, **changes)
     middle, _ = server.play_round(state)
     after, row = server.play_round(middle)
@@ -559,6 +559,6 @@ def test_a_gpu_that_is_too_small_is_explained(
     def overflow(*_: Any, **__: Any) -> None:
         raise torch.cuda.OutOfMemoryError
 
-    monkeypatch.setattr("fedaux.running.run.Federation.play_round", overflow)
+    monkeypatch.setattr("fedaux.running.run.Server.play_round", overflow)
     with pytest.raises(ValueError, match=r"Reduce engine.clients_at_once \(now 8\).*--resume"):
         fedaux.run(tiny(method="fedavg"), out=tmp_path / "run")

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.core import plain
+from fedaux.core import plain, plain_parts
 from fedaux.core.local_training import batches, train_locally
 from fedaux.core.methods import METHODS
 from fedaux.core.objectives import (
@@ -185,7 +185,7 @@ def test_batch_normalisation_sees_private_and_public_rows(name: str) -> None:
     beliefs = torch.from_numpy(generator.dirichlet([1.0] * 4, 4)).float()
     section = Local(batch_size=4, epochs=2, optimizer="sgd", learning_rate=0.1)
     loss = local_loss([name], section, rehearsed=5)
-    start = plain.snapshot(model)
+    start = plain_parts.snapshot(model)
     how: dict[str, Any] = {
         "section": section,
         "proximal": 0.0,
@@ -194,7 +194,7 @@ def test_batch_normalisation_sees_private_and_public_rows(name: str) -> None:
         "beliefs": beliefs if name == "rehearsal" else None,
     }
     inputs = inputs if name == "rehearsal" else inputs[:9]
-    expected = plain.train_client(
+    expected = plain_parts.train_client(
         model, start, inputs, labels, generator=seeding.generator(0, "local"), **how
     )
     model.load_state_dict(start)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fedaux import seeding
 from fedaux.config import Bayesian, Distillation, ExperimentFields, Local
-from fedaux.core import plain
+from fedaux.core import plain, plain_parts
 from fedaux.core.methods import METHODS
 
 RNG = np.random.default_rng(0)
@@ -30,7 +30,7 @@ SCORES = RNG.uniform(0.01, 2.0, size=(3, 7))
 SHARES = [1.0, 0.5, 0.125]
 
 
-def weights_of(row: Any) -> plain.Weights:
+def weights_of(row: Any) -> plain_parts.Weights:
     """A linear classifier of two features into three classes."""
     return {"weight": torch.tensor(np.asarray(row), dtype=torch.float32).reshape(3, 2)}
 
@@ -54,7 +54,7 @@ def test_average_is_the_loop_and_counters_stay_whole() -> None:
         {**own, "count": torch.tensor(number)}
         for own, number in zip(WEIGHTS, (7, 9, 8), strict=True)
     ]
-    averaged = plain.average(counted, sizes=SIZES)
+    averaged = plain_parts.average(counted, sizes=SIZES)
     expected = oracles.weighted_average_loop(VALUES.tolist(), SIZES)
     assert averaged["weight"].flatten().tolist() == pytest.approx(expected, abs=1e-6)
     assert averaged["count"].dtype == torch.int64
@@ -65,8 +65,10 @@ def soft_labels(
     scores: np.ndarray[Any, Any] | None, *, shares: list[float], of_probabilities: bool
 ) -> list[list[float]]:
     log_scores = None if scores is None else torch.from_numpy(np.log(scores))
-    weights = plain.teacher_weights(torch.tensor(shares), log_scores=log_scores)
-    labels = plain.soft_labels(torch.from_numpy(LOGITS), weights, of_probabilities=of_probabilities)
+    weights = plain_parts.teacher_weights(torch.tensor(shares), log_scores=log_scores)
+    labels = plain_parts.soft_labels(
+        torch.from_numpy(LOGITS), weights, of_probabilities=of_probabilities
+    )
     rows: list[list[float]] = labels.tolist()
     return rows
 
@@ -95,14 +97,16 @@ def test_shares_weigh_probabilities() -> None:
 
 
 def test_certainty_weights_survive_scores_that_underflow() -> None:
-    weights = plain.teacher_weights(torch.ones(2), log_scores=torch.tensor([[-2000.0], [-2001.0]]))
+    weights = plain_parts.teacher_weights(
+        torch.ones(2), log_scores=torch.tensor([[-2000.0], [-2001.0]])
+    )
     assert weights.flatten().tolist() == pytest.approx(oracles.softmax_loop([1.0, 0.0]), abs=1e-6)
 
 
 def test_the_distillation_loss_is_the_divergence() -> None:
     targets = [oracles.softmax_loop(row) for row in LOGITS[0].tolist()]
     targets[0] = [0.0, 1.0, 0.0, 0.0]
-    loss = plain.distillation_loss(
+    loss = plain_parts.distillation_loss(
         torch.from_numpy(LOGITS[1]), torch.tensor(targets, dtype=torch.float64)
     )
     assert float(loss) == pytest.approx(
@@ -114,7 +118,9 @@ def test_gaussian_samples_have_the_moments_of_the_clients() -> None:
     mean, variance = oracles.moments_loop(VALUES.tolist(), SIZES)
     section = Bayesian(samples=2, scale=0.3)
     generator = seeding.generator(0, "bayesian")
-    drawn = list(plain.sample_models(WEIGHTS, sizes=SIZES, section=section, generator=generator))
+    drawn = list(
+        plain_parts.sample_models(WEIGHTS, sizes=SIZES, section=section, generator=generator)
+    )
     source = torch.Generator().manual_seed(int(seeding.generator(0, "bayesian").integers(2**63)))
     assert len(drawn) == 2
     for sample in drawn:
@@ -133,10 +139,10 @@ def test_samples_keep_the_average_of_statistics() -> None:
         for i in range(3)
     ]
     generator = seeding.generator(0, "bayesian")
-    (sample,) = plain.sample_models(
+    (sample,) = plain_parts.sample_models(
         weights, sizes=SIZES, section=Bayesian(samples=1), generator=generator
     )
-    mean = plain.average(weights, sizes=SIZES)
+    mean = plain_parts.average(weights, sizes=SIZES)
     assert torch.equal(sample["norm.running_var"], mean["norm.running_var"])
     assert int(sample["norm.num_batches_tracked"]) == 2
     assert not torch.equal(sample["weight"], mean["weight"])
@@ -151,10 +157,11 @@ def flat(weights: Mapping[str, Tensor]) -> list[float]:
 
 def test_the_proximal_term_is_half_the_squared_distance() -> None:
     model = classifier()
-    anchors = {name: tensor + 1.5 for name, tensor in plain.snapshot(model).items()}
-    term = 0.7 / 2 * float(plain.squared_distance(model, anchors).detach())
+    anchors = {name: tensor + 1.5 for name, tensor in plain_parts.snapshot(model).items()}
+    term = 0.7 / 2 * float(plain_parts.squared_distance(model, anchors).detach())
     assert term == pytest.approx(
-        oracles.proximal_loop(flat(plain.snapshot(model)), flat(anchors), strength=0.7), rel=1e-6
+        oracles.proximal_loop(flat(plain_parts.snapshot(model)), flat(anchors), strength=0.7),
+        rel=1e-6,
     )
 
 
@@ -162,7 +169,7 @@ def test_the_proximal_term_is_half_the_squared_distance() -> None:
 def test_local_training_is_gradient_descent_on_loss_and_proximal_term(proximal: float) -> None:
     """Gradients by central differences of the loss as loops, two epochs of three batches."""
     model, (inputs, labels) = classifier(), problem(10)
-    start = plain.snapshot(model)
+    start = plain_parts.snapshot(model)
     anchors = flat(start)
 
     def loss(values: list[float], rows: Any) -> float:
@@ -186,7 +193,7 @@ def test_local_training_is_gradient_descent_on_loss_and_proximal_term(proximal: 
                 gradient.append((loss(up, rows) - loss(down, rows)) / 2e-5)
             values = [value - 0.5 * slope for value, slope in zip(values, gradient, strict=True)]
     section = Local(optimizer="sgd", learning_rate=0.5, batch_size=4, epochs=2)
-    trained = plain.train_client(
+    trained = plain_parts.train_client(
         model,
         start,
         inputs,
@@ -200,17 +207,17 @@ def test_local_training_is_gradient_descent_on_loss_and_proximal_term(proximal: 
 
 def test_distillation_fits_the_teacher_and_leaves_the_given_weights_alone() -> None:
     model, (inputs, _) = classifier(), problem(64)
-    start = plain.snapshot(model)
+    start = plain_parts.snapshot(model)
     kept = {name: tensor.clone() for name, tensor in start.items()}
     targets = torch.softmax(inputs @ WEIGHTS[0]["weight"].T, dim=1)
     section = Distillation(learning_rate=0.05, epochs=60, batch_size=16)
-    learned = plain.distill(
+    learned = plain_parts.distill(
         model, start, inputs, targets, section=section, generator=seeding.generator(0, "x")
     )
 
-    def divergence(weights: plain.Weights) -> float:
+    def divergence(weights: plain_parts.Weights) -> float:
         return oracles.kl_divergence_loop(
-            targets.tolist(), plain.predict(model, weights, inputs).tolist()
+            targets.tolist(), plain_parts.predict(model, weights, inputs).tolist()
         )
 
     assert divergence(learned) < 0.01 * divergence(start)
@@ -251,9 +258,12 @@ def test_settings_that_are_left_out_are_refused(changes: dict[str, Any], name: s
 
 
 def test_it_imports_nothing_fast() -> None:
-    tree = ast.parse(Path(plain.__file__).read_text())
+    trees = [ast.parse(Path(module.__file__).read_text()) for module in (plain, plain_parts)]
     imported = {
-        node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+        node.module
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
     }
     own = {name for name in imported if name.startswith("fedaux")}
     assert own == {
@@ -263,5 +273,6 @@ def test_it_imports_nothing_fast() -> None:
         "fedaux.config",
         "fedaux.core.methods",
         "fedaux.core.objectives",
+        "fedaux.core.plain_parts",
         "fedaux.models",
     }

@@ -14,8 +14,8 @@ from fedaux import seeding
 from fedaux.core.compute import Compute
 from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update, num_bytes
 from fedaux.core.methods import METHODS
-from fedaux.core.round import Federation, select
-from fedaux.core.task import Preparation, assign_prototypes, trained_models
+from fedaux.core.round import Server, select
+from fedaux.core.task import Preparation, assign_prototypes, trainable_models
 from fedaux.core.weights import average, snapshot
 from fedaux.fast.inference import FastPredictor
 from fedaux.running.run import NullCallback
@@ -244,7 +244,7 @@ def test_evaluation_can_be_rarer_but_never_misses_the_last_round(tmp_path: Path)
 def test_accuracy_is_that_of_the_returned_model(tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path)
     after, row = server.play_round(state)
-    predictor = FastPredictor(trained_models(server.task)["cnn"], Compute())
+    predictor = FastPredictor(trainable_models(server.task)["cnn"], Compute())
     logits = predictor(after.weights["cnn"], server.task.test_images, batch_size=7)
     right = logits.argmax(dim=1) == server.task.test_labels
     assert row["accuracy"] == pytest.approx(float(right.float().mean()))
@@ -256,11 +256,11 @@ def test_scores_leave_the_models_weights_where_they_belong(tmp_path: Path) -> No
     before = server.scorer.log_scores(state.releases, [0, 1])
     after, _ = server.play_round(state)
     assert torch.equal(before, server.scorer.log_scores(after.releases, [0, 1]))
-    again = Federation(
+    again = Server(
         server.task,
         Preparation(**vars(server.preparation)),
         server._clients,
         callback=NullCallback(),
     )
     assert torch.equal(before, again.scorer.log_scores(state.releases, [0, 1]))
-    assert snapshot(trained_models(server.task)["cnn"]).keys() == after.weights["cnn"].keys()
+    assert snapshot(trainable_models(server.task)["cnn"]).keys() == after.weights["cnn"].keys()

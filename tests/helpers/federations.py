@@ -25,7 +25,7 @@ from fedaux.core.messages import (
 )
 from fedaux.core.plain_backend import PlainBackend
 from fedaux.core.preparation import prepare
-from fedaux.core.round import Federation
+from fedaux.core.round import Server
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State
 from fedaux.data import load_auxiliary, load_labelled
@@ -68,7 +68,7 @@ class Wrapped:
 
 def federation(
     tmp_path: Path, *, kind: type[Wrapped] = Wrapped, **changes: Any
-) -> tuple[Federation, State, Wrapped, Experiment]:
+) -> tuple[Server, State, Wrapped, Experiment]:
     experiment = tiny(**changes)
     directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
@@ -80,7 +80,7 @@ def federation(
     )
     directory.close()
     return (
-        Federation(task, preparation, clients, callback=NullCallback()),
+        Server(task, preparation, clients, callback=NullCallback()),
         state,
         clients,
         experiment,
@@ -91,7 +91,7 @@ def metrics(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != "seconds"}
 
 
-def play(server: Federation, state: State, rounds: int) -> tuple[State, list[dict[str, Any]]]:
+def play(server: Server, state: State, rounds: int) -> tuple[State, list[dict[str, Any]]]:
     rows = []
     for _ in range(rounds):
         state, row = server.play_round(state)
@@ -107,9 +107,7 @@ def same_weights(first: State, second: State) -> bool:
     )
 
 
-def written_out(
-    server: Federation, state: State
-) -> tuple[plain.Task, plain.Preparation, plain.State]:
+def written_out(server: Server, state: State) -> tuple[plain.Task, plain.Preparation, plain.State]:
     """The same task for the readable algorithm, prepared by itself from the same h0, at the
     product's state."""
     own, experiment = server.task, server.task.experiment
@@ -138,7 +136,7 @@ def written_out(
     return task, preparation, plain.State(state.round, state.weights, memory, state.smoothed)
 
 
-def h0_of(server: Federation, state: State) -> Mapping[str, Weights]:
+def h0_of(server: Server, state: State) -> Mapping[str, Weights]:
     """h0 as preparation keeps it or, of methods that only start from it, as the features they start
     from."""
     prefix = "features."
@@ -153,7 +151,7 @@ def h0_of(server: Federation, state: State) -> Mapping[str, Weights]:
 
 
 def member_of(
-    server: Federation, client: int, stamped: ClientState, parts: Sequence[Tensor]
+    server: Server, client: int, stamped: ClientState, parts: Sequence[Tensor]
 ) -> plain.Member:
     """What the product remembers of a client, as the readable algorithm has it."""
     tensors, prefix = stamped.tensors, "weights/"
@@ -174,7 +172,7 @@ def member_of(
 
 def simulated(
     tmp_path: Path, *, clients_at_once: int, workers: int = 1, plain: bool = False, **changes: Any
-) -> tuple[Federation, State, SimulatedClients]:
+) -> tuple[Server, State, SimulatedClients]:
     """A federation in this process; `plain` takes the reference backend instead of the best one."""
     experiment = tiny(**changes)
     directory = RunDirectory.open(tmp_path / "run", experiment, resume=(tmp_path / "run").exists())
@@ -195,4 +193,4 @@ def simulated(
         task, clients, extractor=runner.extractor(task), callback=NullCallback()
     )
     directory.close()
-    return Federation(task, preparation, clients, callback=NullCallback()), state, clients
+    return Server(task, preparation, clients, callback=NullCallback()), state, clients

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import fedaux
 from fedaux.config import ConfigError, Experiment
-from fedaux.core.round import Federation
+from fedaux.core.round import Server
 from fedaux.core.task import State
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.recipes import load_experiment
@@ -206,17 +206,17 @@ def test_a_failure_at_any_round_resumes_to_the_same_metrics(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = fedaux.run(tiny(method=method), out=tmp_path / "whole")
-    play = Federation.play_round
+    play = Server.play_round
     for failing in (1, 2, 3):
         directory = tmp_path / f"broken{failing}"
 
-        def fail(self: Federation, state: State, failing: int = failing) -> Any:
+        def fail(self: Server, state: State, failing: int = failing) -> Any:
             if state.round + 1 == failing:
                 raise RuntimeError("power cut")
             return play(self, state)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Federation, "play_round", fail)
+            patch.setattr(Server, "play_round", fail)
             with pytest.raises(RuntimeError, match="power cut"):
                 fedaux.run(tiny(method=method), out=directory)
         fedaux.run(tiny(method=method), out=directory, resume=True)

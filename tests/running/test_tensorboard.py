@@ -12,7 +12,7 @@ from helpers.experiments import TINY, tiny
 from helpers.typing_commands import called
 
 import fedaux
-from fedaux.core.round import Federation
+from fedaux.core.round import Server
 from fedaux.core.task import State
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -96,21 +96,21 @@ def test_a_resumed_run_has_no_point_twice_and_none_too_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = tiny(method=["fedavg", "fedaux"], output={"tensorboard": True})
-    play_round = Federation.play_round
+    play_round = Server.play_round
 
-    def fail_after_the_round(self: Federation, state: State) -> tuple[State, dict[str, Any]]:
+    def fail_after_the_round(self: Server, state: State) -> tuple[State, dict[str, Any]]:
         played = play_round(self, state)
         if (self.task.method.name, state.round) == ("fedaux", 1):
             # The callback was told of round 2, the checkpoint is of round 1.
             raise KeyboardInterrupt
         return played
 
-    monkeypatch.setattr(Federation, "play_round", fail_after_the_round)
+    monkeypatch.setattr(Server, "play_round", fail_after_the_round)
     with pytest.raises(KeyboardInterrupt):
         fedaux.run(experiment, out=tmp_path / "run")
     told = points_of(tmp_path / "run/tensorboard/fedaux-seed0")["local/loss"]
     assert [step for step, _ in told] == [1, 2]
-    monkeypatch.setattr(Federation, "play_round", play_round)
+    monkeypatch.setattr(Server, "play_round", play_round)
     fedaux.run(experiment, out=tmp_path / "run", resume=True)
     for cell in ("fedavg-seed0", "fedaux-seed0"):
         assert_same(tmp_path / "run", cell)
@@ -119,17 +119,17 @@ def test_a_resumed_run_has_no_point_twice_and_none_too_few(
 def test_a_run_that_began_without_gets_its_earlier_rounds_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play_round = Federation.play_round
+    play_round = Server.play_round
 
-    def stop_after_two(self: Federation, state: State) -> tuple[State, dict[str, Any]]:
+    def stop_after_two(self: Server, state: State) -> tuple[State, dict[str, Any]]:
         if state.round == 2:
             raise KeyboardInterrupt
         return play_round(self, state)
 
-    monkeypatch.setattr(Federation, "play_round", stop_after_two)
+    monkeypatch.setattr(Server, "play_round", stop_after_two)
     with pytest.raises(KeyboardInterrupt):
         fedaux.run(tiny(), out=tmp_path / "run")
-    monkeypatch.setattr(Federation, "play_round", play_round)
+    monkeypatch.setattr(Server, "play_round", play_round)
     fedaux.run(tiny(output={"tensorboard": True}), out=tmp_path / "run", resume=True)
     assert_same(tmp_path / "run", "fedaux-seed0")
 

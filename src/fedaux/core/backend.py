@@ -142,11 +142,12 @@ class Backend(Protocol):
         ...
 
     def training(self, context: TrainContext, *, most_examples: int) -> Training:
-        """Return the way to train clients of one prototype, each with at most so many examples."""
+        """Return a function that trains clients of one prototype, each with at most
+        `most_examples`."""
         ...
 
     def predictor(self, module: nn.Module) -> Predictor:
-        """Return the way to predict with models of one architecture."""
+        """Return a function that predicts with models of one architecture."""
         ...
 
     def features(
@@ -164,5 +165,5 @@ class Backend(Protocol):
     def distiller(
         self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str
     ) -> Distiller:
-        """Return the way to distill one architecture on public inputs [N, ...]."""
+        """Return a function that distills one architecture on public inputs [N, ...]."""
         ...

@@ -158,7 +158,7 @@ def batches(
     """Yield the rows of each batch of local training: every epoch in a new random order.
 
     Each batch ends with `rehearsed` rows drawn at random from the public ones, `range(*public)`. If
-    `mirrored` is given, a row is at random replaced by the one so many rows later.
+    `mirrored` is given, half of the rows at random become row + `mirrored`, the mirrored image.
     """
     for order in epoch_orders(rows, epochs=section.epochs, generator=generator, mirrored=mirrored):
         own = order.split(section.batch_size)
@@ -192,7 +192,7 @@ def epoch_orders(
 ) -> Iterator[Tensor]:
     """Yield a random order of the rows [n] for each epoch.
 
-    If `mirrored` is given, half of them at random are replaced by the ones so many rows later.
+    If `mirrored` is given, half of them at random become row + `mirrored`, the mirrored image.
     """
     for _ in range(epochs):
         order = rows[torch.from_numpy(generator.permutation(len(rows))).to(rows.device)]

@@ -1,9 +1,9 @@
-"""METHODS: one row a method. A method is a choice on a few axes; everything else is shared."""
+"""METHODS: one row per method. A method is a choice on a few axes; everything else is shared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Method:
     server_rate: float = 1.0
     """The server's parameters become old + rate * (average - old)."""
     smoothing: float = 0.0
-    """Decay of the average of the server's models over rounds, which is evaluated; 0: the last."""
+    """Decay of the server model's average over rounds, which is evaluated; 0 evaluates the last."""
     correction: Literal["scaffold", "feddyn"] | None = None
     """What clients add to their gradients (`core/corrections.py`); such a method averages clients
     equally, as its paper does."""
@@ -154,11 +154,11 @@ class Method:
 
     @property
     def is_bound(self) -> bool:
-        """Whether it is no federated method, but what such a method is compared with."""
+        """Whether it is a reference point, not a federated method."""
         return self.exchange != "models"
 
     def looks_at(self, key: str) -> bool:
-        """Whether a setting has an effect: no teacher, no distillation; no proximal term, no mu."""
+        """Whether a setting has an effect on this method."""
         if key.startswith("local.") and not self.trains:
             return False
         return not (key.startswith("distillation.") and self.teacher is None) and not (
@@ -166,39 +166,37 @@ class Method:
         )
 
 
-FEDVLS = ("balanced-softmax", "vacant-class", "suppression")
+def _and_from_h0(*methods: Method) -> dict[str, Method]:
+    """Return methods that start from scratch, each followed by the same from h0, `+p`."""
+    named: dict[str, Method] = {}
+    for method in methods:
+        named[method.name] = method
+        named[f"{method.name}+p"] = replace(method, name=f"{method.name}+p", start="pretrained")
+    return named
+
 
 METHODS: dict[str, Method] = {
-    "fedavg": Method("fedavg", start="scratch"),
-    "fedavg+p": Method("fedavg+p", start="pretrained"),
+    **_and_from_h0(Method("fedavg", start="scratch")),
     "fedavg+m": Method("fedavg+m", start="scratch", memory=("weights",)),
     "fedavg+p+m": Method("fedavg+p+m", start="pretrained", memory=("weights",)),
-    "fedprox": Method("fedprox", start="scratch", objectives=("proximal",)),
-    "fedprox+p": Method("fedprox+p", start="pretrained", objectives=("proximal",)),
-    "fedlc": Method("fedlc", start="scratch", objectives=("fedlc",)),
-    "fedlc+p": Method("fedlc+p", start="pretrained", objectives=("fedlc",)),
-    "fedrs": Method("fedrs", start="scratch", objectives=("fedrs",)),
-    "fedrs+p": Method("fedrs+p", start="pretrained", objectives=("fedrs",)),
-    "fedntd": Method("fedntd", start="scratch", objectives=("not-true",)),
-    "fedntd+p": Method("fedntd+p", start="pretrained", objectives=("not-true",)),
-    "fedvls": Method("fedvls", start="scratch", objectives=FEDVLS),
-    "fedvls+p": Method("fedvls+p", start="pretrained", objectives=FEDVLS),
-    "scaffold": Method("scaffold", start="scratch", correction="scaffold"),
-    "scaffold+p": Method("scaffold+p", start="pretrained", correction="scaffold"),
-    "feddyn": Method("feddyn", start="scratch", objectives=("proximal",), correction="feddyn"),
-    "feddyn+p": Method(
-        "feddyn+p", start="pretrained", objectives=("proximal",), correction="feddyn"
+    **_and_from_h0(
+        Method("fedprox", start="scratch", objectives=("proximal",)),
+        Method("fedlc", start="scratch", objectives=("fedlc",)),
+        Method("fedrs", start="scratch", objectives=("fedrs",)),
+        Method("fedntd", start="scratch", objectives=("not-true",)),
+        Method(
+            "fedvls",
+            start="scratch",
+            objectives=("balanced-softmax", "vacant-class", "suppression"),
+        ),
+        Method("scaffold", start="scratch", correction="scaffold"),
+        Method("feddyn", start="scratch", objectives=("proximal",), correction="feddyn"),
+        Method("ccvr", start="scratch", scores=True, mechanism="classes", calibrated=True),
+        Method("feddf", start="scratch", teacher="mean"),
     ),
-    "ccvr": Method("ccvr", start="scratch", scores=True, mechanism="classes", calibrated=True),
-    "ccvr+p": Method(
-        "ccvr+p", start="pretrained", scores=True, mechanism="classes", calibrated=True
-    ),
-    "feddf": Method("feddf", start="scratch", teacher="mean"),
-    "feddf+p": Method("feddf+p", start="pretrained", teacher="mean"),
     "feddf+m": Method("feddf+m", start="scratch", teacher="mean", memory=("predictions",)),
     "feddf+p+m": Method("feddf+p+m", start="pretrained", teacher="mean", memory=("predictions",)),
-    "fedbe": Method("fedbe", start="scratch", teacher="bayesian"),
-    "fedbe+p": Method("fedbe+p", start="pretrained", teacher="bayesian"),
+    **_and_from_h0(Method("fedbe", start="scratch", teacher="bayesian")),
     "fedaux": Method("fedaux", start="pretrained", teacher="mixture", scores=True),
     "fedaux+m": Method(
         "fedaux+m", start="pretrained", teacher="mixture", scores=True, memory=("predictions",)
@@ -237,12 +235,10 @@ METHODS: dict[str, Method] = {
     "fedauxfdp": Method(
         "fedauxfdp", start="pretrained", teacher="mixture", scores=True, heads=True, trains=False
     ),
-    "local-only": Method("local-only", start="scratch", memory=("weights",), exchange="nothing"),
-    "local-only+p": Method(
-        "local-only+p", start="pretrained", memory=("weights",), exchange="nothing"
+    **_and_from_h0(
+        Method("local-only", start="scratch", memory=("weights",), exchange="nothing"),
+        Method("pooled", start="scratch", exchange="data"),
     ),
-    "pooled": Method("pooled", start="scratch", exchange="data"),
-    "pooled+p": Method("pooled+p", start="pretrained", exchange="data"),
 }
 """`fedaux` averages probabilities, as the paper's theory does; `fedaux+logits` is its Eq. 3."""
 

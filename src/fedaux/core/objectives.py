@@ -37,7 +37,7 @@ VACANT_PRIOR = 1e-9
 
 @dataclass(frozen=True)
 class Objective:
-    """One part of a local objective. An empty one stands for something that `Steps` adds."""
+    """One part of a local objective. An empty one is part of `Steps` or `LocalLoss`."""
 
     strength: float = 1.0
     """The default of `local.strengths`."""
@@ -57,7 +57,7 @@ def balanced(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
     return torch.ones_like(offset), offset
 
 
-def calibrated(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+def fedlc_margin(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
     """Subtract strength * n_c^(-1/4) (FedLC, Zhang et al. 2022); a missing class counts as one."""
     return torch.ones_like(counts), -strength * counts.clamp_min(1).pow(-0.25)
 
@@ -104,7 +104,7 @@ def partial_divergence(logits: Tensor, beliefs: Tensor, hidden: Tensor) -> Tenso
 OBJECTIVES: dict[str, Objective] = {
     "proximal": Objective(),
     "logit-adjusted": Objective(adjust=log_prior),
-    "fedlc": Objective(adjust=calibrated),
+    "fedlc": Objective(adjust=fedlc_margin),
     "fedrs": Objective(strength=0.5, adjust=restricted),
     "not-true": Objective(term=not_true),
     "balanced-softmax": Objective(adjust=balanced),

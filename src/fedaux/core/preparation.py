@@ -30,7 +30,7 @@ from fedaux.core.task import (
     extract,
     objectives_of,
     rehearsed_rows,
-    trained_models,
+    trainable_models,
 )
 from fedaux.core.weights import snapshot
 from fedaux.privacy.classes import ClassEstimate, ClassSums
@@ -66,7 +66,7 @@ def prepare(
     would pay again for a release under the new map.
     """
     clock = Clock(task, 0, callback)
-    models, trained = build_models(task), trained_models(task)
+    models, trained = build_models(task), trainable_models(task)
     extractors: dict[str, Weights] = {}
     public: dict[str, Public] = {}
     releases: dict[int, ScoreRelease] = {}

@@ -37,17 +37,17 @@ from fedaux.core.task import (
     extract,
     objectives_of,
     rehearsed_rows,
-    trained_models,
+    trainable_models,
 )
 from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
 from fedaux.core.weights import (
     AVERAGES,
     Average,
     average,
-    beyond,
     clip_updates,
     evaluate,
     measure,
+    server_step,
     smoothed,
 )
 from fedaux.privacy.ledger import LedgerEntry
@@ -69,7 +69,7 @@ class Beliefs:
     """Of the clients' class sums, in 0 .. 1; 1 for methods without."""
 
 
-class Federation:
+class Server:
     """The server of one task: what a round needs besides its state."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Federation:
         self.preparation = preparation
         self.scorer = Scorer(task, preparation)
         self.server_models = {
-            name: self._server_model(name, model) for name, model in trained_models(task).items()
+            name: self._server_model(name, model) for name, model in trainable_models(task).items()
         }
         self._clients = clients
         self._callback = callback
@@ -167,12 +167,12 @@ class Federation:
         absent: Sequence[Member],
         controls: Mapping[str, Controls],
     ) -> dict[str, Weights]:
-        """Average the models of each prototype; the server steps there and beyond."""
+        """Average each prototype's models; the server moves by `server_rate` times the change."""
         rate = self.task.method.server_rate
         rule = AVERAGES[self.task.experiment.aggregation]
         equal = [replace(one, num_examples=1) for one in members] if controls else members
         after = averaged(before, equal, absent, average=rule)
-        after = {name: beyond(before[name], own, rate=rate) for name, own in after.items()}
+        after = {name: server_step(before[name], own, rate=rate) for name, own in after.items()}
         for name in {member.prototype for member in members if controls}:
             after[name] = controls[name].shifted(after[name], members)
         return after
@@ -444,7 +444,7 @@ class Federation:
         return [member.client for member, fine in zip(asked, found, strict=True) if not fine]
 
     def _is_finite(self, weights: Mapping[str, Weights]) -> bool:
-        """Return whether all server models have finite predictions: clients could not recover."""
+        """Return whether all server models have finite predictions; clients cannot train others."""
         flags = [
             server_model.are_finite([weights[name]])
             for name, server_model in self.server_models.items()
@@ -515,13 +515,13 @@ def train_request(
 ) -> TrainRequest:
     """Return what clients are asked in a round.
 
-    They rehearse soft labels in half precision, the less the less reliable the releases are.
+    They rehearse soft labels in half precision, scaled by the reliability of the releases.
     """
     experiment, objectives = task.experiment, objectives_of(task)
-    local, rehearsed = steered(experiment.local, task.method, normalised=normalised), None
+    local, soft_labels = steered(experiment.local, task.method, normalised=normalised), None
     if beliefs is not None and "rehearsal" in objectives:
         strength = strength_of("rehearsal", local) * beliefs.reliability
-        rehearsed = (strength * beliefs.probabilities[rehearsed_rows(task)]).half()
+        soft_labels = (strength * beliefs.probabilities[rehearsed_rows(task)]).half()
     return TrainRequest(
         number,
         weights,
@@ -531,8 +531,8 @@ def train_request(
         extractors=preparation.extractors if experiment.mode == "linear" else {},
         wire=experiment.federation.wire,
         objectives=objectives,
-        rehearsed=0 if rehearsed is None else experiment.rehearsal.batch_size,
-        beliefs=rehearsed,
+        rehearsed=0 if soft_labels is None else experiment.rehearsal.batch_size,
+        beliefs=soft_labels,
         mirror=task.mirrors,
     )
 

@@ -24,7 +24,7 @@ from fedaux.core.messages import (
     surely_finite,
 )
 from fedaux.core.objectives import LocalLoss, class_adjustment, local_loss
-from fedaux.core.task import Task, extract, rehearsed_rows, trained_models
+from fedaux.core.task import Task, extract, rehearsed_rows, trainable_models
 from fedaux.privacy.exact_gaussian import SimulatedDraws
 from fedaux.privacy.mechanism import Noise
 from fedaux.privacy.secure import noise_for
@@ -40,7 +40,7 @@ class SimulatedClients:
         self._images = task.compute.place_inputs(images)
         self._labels = labels
         self._parts = [torch.from_numpy(part).to(images.device) for part in parts]
-        self._models = trained_models(task)
+        self._models = trainable_models(task)
         self._inputs: dict[str, Tensor] = {}
         self._training: dict[tuple[str, float, str], Training] = {}
         self._kept: dict[int, ClientState] = {}
@@ -95,7 +95,7 @@ class SimulatedClients:
                 yield from self._train_privately(prototype, members, request)
                 continue
             jobs = [self._job(client, request) for client in members]
-            for job, weights, trained in self._trained(prototype, request)(
+            for job, weights, trained in self._training_for(prototype, request)(
                 jobs, request.weights[prototype]
             ):
                 if trained.optimizer_state:
@@ -183,7 +183,7 @@ class SimulatedClients:
             self._inputs[prototype] = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self._inputs[prototype]
 
-    def _trained(self, prototype: str, request: TrainRequest) -> Training:
+    def _training_for(self, prototype: str, request: TrainRequest) -> Training:
         """Return the backend's way of training; it is kept, because it can be costly to set up."""
         key = (prototype, request.proximal, request.local.model_dump_json(exclude={"strengths"}))
         if key not in self._training:

@@ -44,7 +44,7 @@ def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
     }
 
 
-def beyond(before: Weights, after: Weights, *, rate: float) -> Weights:
+def server_step(before: Weights, after: Weights, *, rate: float) -> Weights:
     """Return before + rate * (after - before) for all tensors but statistics and counters.
 
     Statistics of batch normalisation are taken from `after`: extrapolated, a variance could be

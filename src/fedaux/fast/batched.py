@@ -1,6 +1,6 @@
 """Local training of several clients of a ResNet-8 as one network: one CUDA graph per step.
 
-Clients may differ in size: those that have finished leave every kernel at once.
+Clients may differ in size: kernels return immediately for those that have finished.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class BatchedTraining:
         losses, trained = (
             steps.total.tolist(),
             steps.weights(len(wave)),
-        )  # one wait for the device a wave
+        )  # one wait for the device per wave
         for number, job in enumerate(wave):
             kept = steps.optimizer_state(number) if section.optimizer_state == "kept" else {}
             yield (

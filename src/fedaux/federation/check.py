@@ -14,11 +14,12 @@ from fedaux.core.methods import METHODS
 from fedaux.data import LabelledData
 from fedaux.federation import sent
 from fedaux.federation.folder import port_of
-from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig, load_node
+from fedaux.federation.node import NodeConfig, load_node
 from fedaux.federation.plan import check_plan, plan_of, released_by
 from fedaux.federation.policy import Guard, Refusal
 from fedaux.federation.work import declared_shape, own_data
 from fedaux.formatting import privacy_budget
+from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
 from fedaux.privacy.secure import noise_for
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.preflight import problems_of

@@ -19,8 +19,8 @@ from fedaux.config import ConfigError, ExperimentFields
 from fedaux.config_errors import inspect
 from fedaux.core.methods import release_sections
 from fedaux.data import load_test
-from fedaux.federation.node import UNPROTECTED_MECHANISMS
 from fedaux.federation.plan import plan_of
+from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
 from fedaux.recipes import find_recipe, merged, read_recipe
 from fedaux.running.preflight import source_problems
 

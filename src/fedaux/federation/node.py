@@ -33,9 +33,6 @@ from fedaux.privacy.bounds import DELTA, EPSILON
 LOGGER = logging.getLogger("fedaux.node")
 STARTED_VARIABLE = "FEDAUX_POLICY"
 """Environment variable of a running node: the copy of node.toml that it was started with."""
-UNPROTECTED_MECHANISMS = ("released-code", "none")
-"""Mechanisms with an infinite epsilon; the budget of a node that allows them does not cover
-them."""
 
 
 class NodePrivacy(Section):

@@ -10,14 +10,14 @@ from fedaux.config import Certainty, ExperimentFields
 from fedaux.core.dpsgd import schedule, update_entry
 from fedaux.core.methods import METHODS, release_sections
 from fedaux.core.round import clients_per_round
-from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
+from fedaux.federation.node import NodeConfig
 from fedaux.federation.policy import BEYOND_BUDGET, Guard, Refusal
 from fedaux.federation.terms import Plan
 from fedaux.privacy.bounds import update_problem
 from fedaux.privacy.filters import ROUNDING
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.ledger import SCORES, LedgerEntry, purpose_of
-from fedaux.privacy.mechanisms import MECHANISMS
+from fedaux.privacy.mechanisms import MECHANISMS, UNPROTECTED_MECHANISMS
 
 
 def plan_of(experiment: ExperimentFields, *, run: str) -> Plan:

@@ -27,11 +27,12 @@ from torch import Tensor
 from fedaux.config import Certainty, Local
 from fedaux.core.objectives import OBJECTIVES
 from fedaux.federation import sent
-from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
+from fedaux.federation.node import NodeConfig
 from fedaux.files import read_json, save_json, save_tensors
 from fedaux.privacy.bounds import release_problem
 from fedaux.privacy.filters import FILTERS, ROUNDING
 from fedaux.privacy.ledger import LedgerEntry
+from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
 
 
 class Refusal(ValueError):

@@ -31,7 +31,7 @@ AHEAD, BEHIND = 5.0, 305.0
 """Seconds by which a node's clock may be ahead of the server's, or behind it: Flower's limits."""
 WARN_AHEAD, WARN_BEHIND = 2.0, 60.0
 ANSWERS = 10
-"""Over so many answers a clock is compared: under load, single ones state an old time."""
+"""Answers over which a clock is judged; under load, single ones carry stale times."""
 UNREGISTERED, IN_USE = "key not registered", "key in use"
 """What `fedaux federate link` adds to Flower's error if a node cannot join."""
 VERSION_HEADER = "flwr-version-incompatibility-message"

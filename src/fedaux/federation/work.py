@@ -24,7 +24,7 @@ from fedaux.data import (
     load_rows,
     split_dirichlet,
 )
-from fedaux.federation.node import UNPROTECTED_MECHANISMS, NodeConfig
+from fedaux.federation.node import NodeConfig
 from fedaux.federation.plan import check_plan
 from fedaux.federation.policy import Guard, Refusal, digest_of
 from fedaux.federation.rehearsal import Received, check_batches, public_images, rehearsal_of
@@ -33,6 +33,7 @@ from fedaux.models import MODELS, SplitModel, model_input, model_options
 from fedaux.privacy.exact_gaussian import Draws, SecureDraws, SimulatedDraws
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Noise, Public
+from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
 from fedaux.privacy.secure import noise_for
 
 

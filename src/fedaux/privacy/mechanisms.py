@@ -43,9 +43,12 @@ MECHANISMS: dict[str, Callable[[Certainty], Mechanism]] = {
     "classes": ClassSums,
     "heads": private_heads,
 }
+UNPROTECTED_MECHANISMS = ("released-code", "none")
+"""With an infinite epsilon; the budget of a node that allows them does not cover them."""
 
 __all__ = [
     "MECHANISMS",
+    "UNPROTECTED_MECHANISMS",
     "Mechanism",
     "Noise",
     "Public",

@@ -24,6 +24,7 @@ from fedaux.privacy import classes, mean, paper
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.gaussian import epsilon_of, noise_multiplier
 from fedaux.privacy.ledger import NEIGHBOURS
+from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
 from fedaux.report.tables import Table, TerminalTable
 
 NOISE_LIMIT = 0.5
@@ -133,8 +134,13 @@ class PrivacyPlan:
         for group in self.groups:
             scored = [client.scores for client in group.clients if client.scores is not None]
             if group.certainty and any(math.isinf(scores.cost[0]) for scores in scored):
-                mechanism = group.certainty.mechanism
-                lines.insert(0, f"NOT PRIVATE: certainty scores by `{mechanism}` have no finite ε.")
+                name = group.certainty.mechanism
+                what = f"NOT PRIVATE: certainty scores by `{name}` have no finite ε."
+                if name not in UNPROTECTED_MECHANISMS:
+                    what = (
+                        f"`{name}` states its price with each release; until then it counts as ∞."
+                    )
+                lines.insert(0, what)
         lines += dict.fromkeys(line for group in self.groups if (line := _outlook(group)))
         if self.empty_clients:
             lines.append(f"No examples, never selected: {_listed(self.empty_clients, self.names)}.")

@@ -28,7 +28,7 @@ from fedaux.core.compute import CLIENTS_AT_ONCE, Compute, compute_for, inference
 from fedaux.core.messages import Clients, Weights
 from fedaux.core.methods import METHODS
 from fedaux.core.preparation import prepare
-from fedaux.core.round import Federation
+from fedaux.core.round import Server
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import Callback, State, Task, population
 from fedaux.data import LabelledData, load_both, notes, split_auxiliary, split_dirichlet
@@ -330,7 +330,7 @@ class ExperimentRunner:
             progress = Progress(state, preparation, [])
             directory.save(method, seed, progress)
             directory.write_ledger()
-        federation = Federation(task, progress.preparation, clients, callback=self._callback)
+        federation = Server(task, progress.preparation, clients, callback=self._callback)
         while progress.state.round < rounds:
             state, row = federation.play_round(progress.state)
             released = state.releases.keys() != progress.state.releases.keys()
@@ -495,7 +495,7 @@ def describe_test(data: LabelledData) -> dict[str, Any]:
 
 
 def describe_scores(
-    federation: Federation, state: State, *, vocabulary: Vocabulary | None = None
+    federation: Server, state: State, *, vocabulary: Vocabulary | None = None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return each client's weight by test class and its highest-scored public examples.
 

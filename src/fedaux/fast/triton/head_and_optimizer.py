@@ -19,8 +19,7 @@ def advance(
     """Begin a step: all sums are zero, and every client's next `batch` rows are its batch, or what
     is left of them.
 
-    A client has so many rows (`rows_of`), in epochs of so many (`epoch_len`), at whose end a batch
-    ends, too. The first `more` of the gradients, those of the first convolution, are sums, too.
+    Client k has `rows_of[k]` rows; batches end at multiples of `epoch_len[k]`. The first `more` of the gradients, those of the first convolution, are sums, too.
 
     A client with rows counts a step (`steps`, for Adam, with corrections [clients, 2]: 1 - b1^t and
     sqrt(1 - b2^t)), one with more than one row also a batch of its statistics (`tracked` [layers,
