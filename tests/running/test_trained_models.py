@@ -141,6 +141,31 @@ def test_the_card_says_what_the_model_is_and_what_is_not_protected(finished: Res
     assert card["versions"]["fedaux"] == fedaux.__version__
 
 
+def test_cards_of_other_methods_state_what_holds_for_them(digits: Path, tmp_path: Path) -> None:
+    methods = ["fedaux2", "private-head", "fedavg", "pooled", "local-only+p"]
+    certainty = {"components": 4, "epsilon": 100.0}
+    experiment = of_images(digits, method=methods, rounds=1, certainty=certainty)
+    result = fedaux.run(experiment, out=tmp_path / "run")
+    privacy = {name: result.model(name).card["privacy"] for name in methods[:4]}
+    assert [one["mechanism"] for one in privacy.values()] == ["classes", "classes", None, None]
+    said = {name: one["not_protected"] for name, one in privacy.items()}
+    assert "updates of local training are sent without" in said["fedaux2"]
+    assert "No model update leaves a client" in said["private-head"]
+    assert "not differentially private" not in said["private-head"]
+    assert "An (epsilon, delta)" in said["fedaux2"]
+    assert "An (epsilon, delta)" not in said["fedavg"]
+    assert said["pooled"].startswith("One party holds the examples of all clients.")
+    done = called("export", str(result.directory), "--method", "fedavg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "(ε, δ)" not in done.stdout
+    with pytest.raises(
+        ValueError,
+        match=r"local-only\+p trains one model per client and keeps none; choose fedaux2 and",
+    ):
+        result.model("local-only+p")
+    assert not list((tmp_path / "run/models").glob("local*"))
+
+
 def test_python_takes_paths_pixels_and_pictures(digits: Path, finished: Result) -> None:
     model = finished.model("fedaux", prototype="small")
     by_path = model.predict(digits / "test")

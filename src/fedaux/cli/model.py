@@ -64,7 +64,8 @@ def export(
     card = read_card(file)
     privacy = card["privacy"]
     budget = privacy_budget(privacy["epsilon"], privacy["delta"])
-    typer.echo(f"{out}: {describe(card)}; (ε, δ) = {budget}")
+    spent = "" if privacy["epsilon"] is None else f"; (ε, δ) = {budget}"
+    typer.echo(f"{out}: {describe(card)}{spent}")
     typer.echo(f"Not protected: {privacy['not_protected']}")
 
 
