@@ -25,7 +25,7 @@ from fedaux.files import save_tensors
 from fedaux.models import SplitModel
 from fedaux.running import plugins
 from fedaux.running.model_files import FORMAT
-from fedaux.running.model_inputs import Converter, Item
+from fedaux.running.model_inputs import Converter, Item, collect
 from fedaux.running.run import Result
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -185,6 +185,15 @@ def test_python_takes_paths_pixels_and_pictures(digits: Path, finished: Result) 
             model.predict(wrong)
 
 
+def test_the_columns_of_the_training_are_the_default(tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("text,headline\nwrong,right\n", encoding="utf-8")
+    wanted: dict[str, Any] = {"texts": True, "columns": [], "usual": ["headline"]}
+    assert [one.content for one in collect(tmp_path / "new.csv", **wanted)] == ["right"]
+    (tmp_path / "other.csv").write_text("title\nright\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"'headline': .*other.csv has no such column; it has ti"):
+        collect(tmp_path / "other.csv", **wanted)
+
+
 def test_a_table_of_images_predicts_as_the_files_do(
     digits: Path, finished: Result, tmp_path: Path
 ) -> None:
@@ -317,6 +326,25 @@ def test_texts_with_their_vocabulary_inside(tmp_path: Path) -> None:
         model.predict(tmp_path / "notes.jsonl")
     noted = model.predict(tmp_path / "notes.jsonl", columns=["note"])
     assert torch.equal(noted.probabilities, by_text.probabilities)
+    by_name = model.predict(str(corpus / "new.csv"))
+    assert torch.equal(by_name.probabilities, by_text.probabilities)
+    assert len(model.predict([str(corpus / "new.csv")])) == len(model.predict("long " * 999)) == 1
+    rows_of = [("café " + text, label) for text, label in tested]
+    write_csv(tmp_path / "utf8.csv", [tested[0], *rows_of])
+    content = (tmp_path / "utf8.csv").read_text(encoding="utf-8")
+    (tmp_path / "latin.csv").write_text(content, encoding="latin-1")
+    with pytest.raises(
+        ValueError,
+        match=r"latin.csv, row 1: not UTF-8; .* give --encoding \(encoding=\), such as latin-1",
+    ):
+        model.predict(tmp_path / "latin.csv")
+    spelled = predicted(alone, tmp_path / "latin.csv", "--encoding", "latin-1", cwd=tmp_path)
+    expected = predicted(alone, tmp_path / "utf8.csv", cwd=tmp_path)
+    assert [one["p_sport"] for one in spelled] == [one["p_sport"] for one in expected]
+    (tmp_path / "latin.txt").write_text(rows_of[0][0], encoding="latin-1")
+    assert len(model.predict(tmp_path / "latin.txt", encoding="latin-1")) == 1
+    with pytest.raises(ValueError, match=r"--encoding latin-one \(encoding=\): should be an enc"):
+        model.predict("Stocks rose.", encoding="latin-one")
     with pytest.raises(ValueError, match="is a model of texts"):
         model.predict(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
 
