@@ -162,7 +162,7 @@ def test_a_file_that_fails_is_named_with_its_line(content: str, said: str, write
         (
             'METHODS["x"] = Method("x", start="scratch", teacher="zzz")',
             "METHODS['x'].teacher = 'zzz': not known; there are mean, probabilities, bayesian, "
-            "certainty, mixture, belief, own",
+            "certainty, mixture, belief, private-head, own",
         ),
         ('METHODS["x"] = Method("y", start="scratch")', "METHODS['x'].name = 'y': should be 'x'"),
         (
