@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from helpers.corpus import news, texts_of, write_csv
 from helpers.experiments import tiny
@@ -164,6 +165,19 @@ def test_cards_of_other_methods_state_what_holds_for_them(digits: Path, tmp_path
     ):
         result.model("local-only+p")
     assert not list((tmp_path / "run/models").glob("local*"))
+
+
+def test_a_run_of_clients_that_train_alone_has_no_model(tmp_path: Path) -> None:
+    recipe = tiny(method="local-only", rounds=1, pretraining={"kind": "none"})
+    (tmp_path / "alone.toml").write_text(tomli_w.dumps(recipe.to_dict()), encoding="utf-8")
+    done = called("run", "alone.toml", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Models:" not in done.stdout
+    done = called("predict", "run", "alone.toml", cwd=tmp_path)
+    assert done.stderr == (
+        "error: run: local-only trains one model per client and keeps none; choose another method, "
+        "and run it\n"
+    )
 
 
 def test_python_takes_paths_pixels_and_pictures(digits: Path, finished: Result) -> None:
