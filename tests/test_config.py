@@ -122,9 +122,13 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
         ({"data": {"source": "digit"}}, "data.source = 'digit': not known; did you mean digits?"),
         (
             {"data": {"source": "letters"}},
-            "data.source = 'letters': not known; there are digits, tensors, folder, parquet, csv, "
-            "jsonl, huggingface, "
+            "data.source = 'letters': has no labels, so it can only be auxiliary.source; should "
+            "be digits, tensors, folder, parquet, csv, jsonl, huggingface, "
             "cifar10-binary, cifar100-binary, stl10-binary, idx, svhn",
+        ),
+        (
+            {"auxiliary": {"source": "lines", "path": "."}},
+            "auxiliary.source = 'lines': has texts; add the table [text]",
         ),
         (
             {"auxiliary": {"source": "letter"}},

@@ -243,6 +243,12 @@ def test_local_only_survives_an_interruption(tmp_path: Path) -> None:
     assert whole["rows"][0]["accuracy_mean"] == resumed["rows"][0]["accuracy_mean"]
 
 
+@pytest.mark.parametrize("method", ["pooled+p", "local-only"])
+def test_bounds_send_nothing_in_linear_mode(method: str, tmp_path: Path) -> None:
+    server, _, _, _ = federation(tmp_path, method=method, mode="linear")
+    assert server.preparation.bytes_down == server.preparation.bytes_up == 0
+
+
 def test_bounds_are_refused_in_a_federation() -> None:
     from fedaux.running.preflight import problems_of
 

@@ -149,6 +149,26 @@ def test_all_formats_hold_the_same_texts(tmp_path: Path, words: Vocabulary) -> N
     assert pairs(files) == pairs(first)
 
 
+def test_a_plain_file_has_one_public_text_per_line(tmp_path: Path, words: Vocabulary) -> None:
+    texts = [text for text, _ in news(20)]
+    write_csv(tmp_path / "public.csv", news(20))
+    file = tmp_path / "public.txt"
+    file.write_text("\ufeff" + "\r\n\n \n".join(texts) + "\n", encoding="utf-8")
+    reader = Texts(words, 16)
+    sections = [
+        Auxiliary(source=source, path=str(tmp_path / f"public.{end}"))
+        for source, end in (("csv", "csv"), ("lines", "txt"))
+    ]
+    table, lines = (load_auxiliary(section, texts=reader) for section in sections)
+    assert torch.equal(table, lines)
+    file.write_bytes("fine\ncafé\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"auxiliary.path = .*public.txt.*, row 1: not UTF-8"):
+        load_auxiliary(sections[1], texts=reader)
+    file.write_bytes(b"\n")
+    with pytest.raises(ValueError, match="is empty; should have a row for each example"):
+        load_auxiliary(sections[1], texts=reader)
+
+
 def test_a_data_set_of_the_hub_holds_texts(tmp_path: Path, words: Vocabulary) -> None:
     datasets = pytest.importorskip("datasets", reason="needs the extra data")
     features = datasets.Features(

@@ -13,6 +13,7 @@ from helpers.typing_commands import typed
 
 from fedaux.config import Experiment
 from fedaux.data import SOURCES
+from fedaux.running.preflight import problems_of
 
 PAGE = (ROOT / "docs" / "your-data.md").read_text(encoding="utf-8")
 BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags=re.S | re.M)
@@ -32,6 +33,9 @@ def test_the_fragment_of_a_recipe_is_valid() -> None:
         text for language, text in BLOCKS if language == "toml" and not text.startswith("#")
     ]
     assert Experiment(**tomllib.loads(fragment)).auxiliary.image_size == 32
+    (pretrained,) = [text for _, text in BLOCKS if text.startswith("# minilm.toml")]
+    found = problems_of(Experiment(**tomllib.loads(pretrained)))
+    assert not [line for line in found if "no such file" not in line and "package" not in line]
 
 
 @pytest.mark.slow
@@ -47,6 +51,7 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         "make_parquet.py",
         "make_texts.py",
         "desks.toml",
+        "minilm.toml",
     ]
     assert list(files) == made
     for name, content in files.items():

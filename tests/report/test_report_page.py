@@ -358,6 +358,11 @@ def test_without_a_summary_the_last_accuracies_are_shown(tmp_path: Path) -> None
             "the only other method (less than one standard deviation over seeds)",
         ),
         (
+            {"fedaux": 0.5, "fedaux2": 0.6, "fedavg": 0.7},
+            0.0,
+            "fedaux2 reached 60.0 % in the last round, 10.0 points below fedavg, the best other",
+        ),
+        (
             {"fedavg": 0.40, "feddf": 0.5},
             0.0,
             "feddf reached 50.0 % in the last round, 10.0 points above fedavg",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from helpers.corpus import news, texts_of, write_csv
 from helpers.experiments import tiny
@@ -25,7 +26,7 @@ from fedaux.files import save_tensors
 from fedaux.models import SplitModel
 from fedaux.running import plugins
 from fedaux.running.model_files import FORMAT
-from fedaux.running.model_inputs import Converter, Item
+from fedaux.running.model_inputs import Converter, Item, collect
 from fedaux.running.run import Result
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -141,6 +142,44 @@ def test_the_card_says_what_the_model_is_and_what_is_not_protected(finished: Res
     assert card["versions"]["fedaux"] == fedaux.__version__
 
 
+def test_cards_of_other_methods_state_what_holds_for_them(digits: Path, tmp_path: Path) -> None:
+    methods = ["fedaux2", "private-head", "fedavg", "pooled", "local-only+p"]
+    certainty = {"components": 4, "epsilon": 100.0}
+    experiment = of_images(digits, method=methods, rounds=1, certainty=certainty)
+    result = fedaux.run(experiment, out=tmp_path / "run")
+    privacy = {name: result.model(name).card["privacy"] for name in methods[:4]}
+    assert [one["mechanism"] for one in privacy.values()] == ["classes", "classes", None, None]
+    said = {name: one["not_protected"] for name, one in privacy.items()}
+    assert "updates of local training are sent without" in said["fedaux2"]
+    assert "No model update leaves a client" in said["private-head"]
+    assert "not differentially private" not in said["private-head"]
+    assert "An (epsilon, delta)" in said["fedaux2"]
+    assert "An (epsilon, delta)" not in said["fedavg"]
+    assert said["pooled"].startswith("One party holds the examples of all clients.")
+    done = called("export", str(result.directory), "--method", "fedavg", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "(ε, δ)" not in done.stdout
+    with pytest.raises(
+        ValueError,
+        match=r"local-only\+p trains one model per client and keeps none; choose fedaux2 and",
+    ):
+        result.model("local-only+p")
+    assert not list((tmp_path / "run/models").glob("local*"))
+
+
+def test_a_run_of_clients_that_train_alone_has_no_model(tmp_path: Path) -> None:
+    recipe = tiny(method="local-only", rounds=1, pretraining={"kind": "none"})
+    (tmp_path / "alone.toml").write_text(tomli_w.dumps(recipe.to_dict()), encoding="utf-8")
+    done = called("run", "alone.toml", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Models:" not in done.stdout
+    done = called("predict", "run", "alone.toml", cwd=tmp_path)
+    assert done.stderr == (
+        "error: run: local-only trains one model per client and keeps none; choose another method, "
+        "and run it\n"
+    )
+
+
 def test_python_takes_paths_pixels_and_pictures(digits: Path, finished: Result) -> None:
     model = finished.model("fedaux", prototype="small")
     by_path = model.predict(digits / "test")
@@ -158,6 +197,15 @@ def test_python_takes_paths_pixels_and_pictures(digits: Path, finished: Result) 
     for wrong in (pixels.float(), pixels[:, 0], [7]):
         with pytest.raises(ValueError, match=r"uint8 \[N, C, H, W\]"):
             model.predict(wrong)
+
+
+def test_the_columns_of_the_training_are_the_default(tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("text,headline\nwrong,right\n", encoding="utf-8")
+    wanted: dict[str, Any] = {"texts": True, "columns": [], "usual": ["headline"]}
+    assert [one.content for one in collect(tmp_path / "new.csv", **wanted)] == ["right"]
+    (tmp_path / "other.csv").write_text("title\nright\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"'headline': .*other.csv has no such column; it has ti"):
+        collect(tmp_path / "other.csv", **wanted)
 
 
 def test_a_table_of_images_predicts_as_the_files_do(
@@ -292,6 +340,25 @@ def test_texts_with_their_vocabulary_inside(tmp_path: Path) -> None:
         model.predict(tmp_path / "notes.jsonl")
     noted = model.predict(tmp_path / "notes.jsonl", columns=["note"])
     assert torch.equal(noted.probabilities, by_text.probabilities)
+    by_name = model.predict(str(corpus / "new.csv"))
+    assert torch.equal(by_name.probabilities, by_text.probabilities)
+    assert len(model.predict([str(corpus / "new.csv")])) == len(model.predict("long " * 999)) == 1
+    rows_of = [("café " + text, label) for text, label in tested]
+    write_csv(tmp_path / "utf8.csv", [tested[0], *rows_of])
+    content = (tmp_path / "utf8.csv").read_text(encoding="utf-8")
+    (tmp_path / "latin.csv").write_text(content, encoding="latin-1")
+    with pytest.raises(
+        ValueError,
+        match=r"latin.csv, row 1: not UTF-8; .* give --encoding \(encoding=\), such as latin-1",
+    ):
+        model.predict(tmp_path / "latin.csv")
+    spelled = predicted(alone, tmp_path / "latin.csv", "--encoding", "latin-1", cwd=tmp_path)
+    expected = predicted(alone, tmp_path / "utf8.csv", cwd=tmp_path)
+    assert [one["p_sport"] for one in spelled] == [one["p_sport"] for one in expected]
+    (tmp_path / "latin.txt").write_text(rows_of[0][0], encoding="latin-1")
+    assert len(model.predict(tmp_path / "latin.txt", encoding="latin-1")) == 1
+    with pytest.raises(ValueError, match=r"--encoding latin-one \(encoding=\): should be an enc"):
+        model.predict("Stocks rose.", encoding="latin-one")
     with pytest.raises(ValueError, match="is a model of texts"):
         model.predict(torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
 

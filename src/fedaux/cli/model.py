@@ -12,6 +12,7 @@ from rich.console import Console
 from fedaux.cli.arguments import Plugins, load_plugins
 
 if TYPE_CHECKING:
+    from fedaux.running.model_inputs import Items
     from fedaux.running.trained_model import TrainedModel
 
 RunOrModel = Annotated[
@@ -64,7 +65,8 @@ def export(
     card = read_card(file)
     privacy = card["privacy"]
     budget = privacy_budget(privacy["epsilon"], privacy["delta"])
-    typer.echo(f"{out}: {describe(card)}; (ε, δ) = {budget}")
+    spent = "" if privacy["epsilon"] is None else f"; (ε, δ) = {budget}"
+    typer.echo(f"{out}: {describe(card)}{spent}")
     typer.echo(f"Not protected: {privacy['not_protected']}")
 
 
@@ -88,6 +90,10 @@ def predict(
             show_default="as in training, or by its name",
         ),
     ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option("--encoding", help="Of text files, CSV and JSON Lines, such as latin-1."),
+    ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and count it.")
     ] = False,
@@ -110,28 +116,21 @@ def predict(
     refuse_unwritable(out, key="--out")
     chosen = load(model, method=method, seed=seed, prototype=prototype, device=device)
     bad: dict[str, str] | None = {} if skip_bad else None
-    count = _write(chosen, paths, out, columns=column or [], bad=bad)
+    items = chosen.collect(paths, columns=column or [], encoding=encoding)
+    count = _write(chosen, items, out, bad=bad)
     typer.echo(f"{out}: {count} predictions by {describe(chosen.card)}")
     if bad:
         where, why = next(iter(bad.items()))
         typer.echo(f"Skipped {len(bad)}, first: {where}: {why}", err=True)
 
 
-def _write(
-    model: TrainedModel,
-    paths: list[Path],
-    out: Path,
-    *,
-    columns: list[str],
-    bad: dict[str, str] | None,
-) -> int:
+def _write(model: TrainedModel, items: Items, out: Path, *, bad: dict[str, str] | None) -> int:
     """Write the table block by block; return the number of its rows."""
     from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
     from fedaux.files import replacing
     from fedaux.running.display import live_bar
 
-    items = model.collect(paths, columns=columns)
     count = 0
     with (
         replacing(out) as temporary,

@@ -104,6 +104,7 @@ def run(
             experiment, out=directory, resume=resume, callback=callback, progress=False
         )
     console.print(display.result_table(result.summary))
+    models = directory / "models"
     lines = [
         *display.verdict_lines(directory),
         *display.h0_lines(directory, experiment.pretraining.checkpoint),
@@ -111,7 +112,7 @@ def run(
         *display.chance_lines(directory),
         *display.privacy_lines(directory),
         f"Report: {directory / 'report.html'}",
-        f"Models: {directory / 'models'}, for `fedaux predict {directory} PATH`",
+        *([f"Models: {models}, for `fedaux predict {directory} PATH`"] if models.is_dir() else []),
     ]
     if experiment.output.tensorboard:
         lines.append(f"Curves: tensorboard --logdir {directory / 'tensorboard'}")

@@ -268,7 +268,12 @@ def unprotected_by(experiment: ExperimentFields) -> str:
     """Return what the (epsilon, delta) of a run does not cover."""
     from fedaux.privacy import ledger  # late: it needs torch
 
-    if not any(METHODS[name].trains for name in experiment.method):
+    methods = [METHODS[name] for name in experiment.method]
+    if not any(method.trains for method in methods):
         return ledger.UNPROTECTED_BESIDES_RELEASES
-    plain = experiment.local.privacy is None
-    return ledger.UNPROTECTED if plain else ledger.UNPROTECTED_BESIDES_UPDATES
+    if experiment.local.privacy is not None:
+        return ledger.UNPROTECTED_BESIDES_UPDATES
+    if all(method.exchange == "data" for method in methods):
+        return ledger.UNPROTECTED_DATA
+    scored = any(method.scores for method in methods)
+    return ledger.UNPROTECTED if scored else ledger.UNPROTECTED_UPDATES

@@ -111,6 +111,8 @@ def prepare(
     if linear and not task.method.scores_first:  # those that release scores have h0 already
         bytes_down = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
     bytes_down += len(present) * rehearsed_bytes(task)
+    if task.method.is_bound:  # no federation, so nothing is sent
+        bytes_down = 0
     state = State(round=0, weights={name: snapshot(model) for name, model in trained.items()})
     if task.method.heads:
         from fedaux.core.heads import release_heads  # late: few methods need it

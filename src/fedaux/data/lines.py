@@ -1,4 +1,4 @@
-"""CSV and JSON Lines files with one image, path of an image, or text per row."""
+"""CSV and JSON Lines files with one image, path of an image, or text per row, and plain lines."""
 
 from __future__ import annotations
 
@@ -91,6 +91,26 @@ def _jsonl_rows(files: Sequence[Path], *, encoding: str | None) -> Iterator[Row]
         named = encoding_of(file, declared=encoding)
         for number, line in enumerate(_lines(file, encoding=named)):
             yield _of_line(line, where=f"{file}, row {number}", file=file)
+
+
+def open_lines(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
+    """Open files with one text per line; blank lines are left out."""
+    if not texts:
+        raise ValueError(f"{path}: the source lines has texts; add the table [text]")
+    files = part_files(path, part, section, suffix=".txt")
+    rows = list(islice(_text_rows(files, encoding=section.encoding), enough_rows(section)))
+    return _open_rows(files, ["text"] if rows else [], rows, section, texts=texts)
+
+
+def _text_rows(files: Sequence[Path], *, encoding: str | None) -> Iterator[Row]:
+    for file in files:
+        named = encoding_of(file, declared=encoding)
+        for number, line in enumerate(_lines(file, encoding=named)):
+            where = f"{file}, row {number}"
+            try:
+                yield Row(where, file, {"text": line.decode("utf-8-sig").strip()})
+            except UnicodeDecodeError:
+                yield Row(where, file, {}, NOT_UNICODE)
 
 
 def _lines(file: Path, *, encoding: str) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from fedaux.data.decoding import convert
 from fedaux.data.folders import open_folder
 from fedaux.data.hub import open_hub
 from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
-from fedaux.data.lines import open_csv, open_jsonl
+from fedaux.data.lines import open_csv, open_jsonl, open_lines
 from fedaux.data.parquet import open_parquet
 from fedaux.data.silos import client_sections, joined
 from fedaux.data.tables import Examples, Opener, Table, found_by, read
@@ -386,6 +386,9 @@ SOURCES: dict[str, Source] = {
     "parquet": _from_files(open_parquet),
     "csv": _from_files(open_csv),
     "jsonl": _from_files(open_jsonl),
+    "lines": replace(
+        _from_files(open_lines), count_labelled=None, load_labelled=None, load_rows=None
+    ),
     "huggingface": _from_files(open_hub, path_on_disk=False),
     "cifar10-binary": _from_files(open_cifar10, general=False),
     "cifar100-binary": _from_files(open_cifar100, general=False),

@@ -265,7 +265,7 @@ def suitable_components(
     sizes: Sequence[int], *, num_classes: int, epsilon: float, delta: float
 ) -> int:
     """Return the number of components for clients of n_i examples: the most with an expected
-    reliability of RELIABLE, and at least LEAST_COMPONENTS or one per class.
+    reliability of RELIABLE, and at least one per class, or LEAST_COMPONENTS if there are more.
 
     How many classes a client holds is not known beforehand: between 1 and C, so sqrt(C) is taken.
     Raises ValueError without sizes. The result is public, because all n_i are.

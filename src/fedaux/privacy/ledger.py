@@ -10,11 +10,14 @@ from typing import Any
 from fedaux.privacy.mechanism import Mechanism, Release, takes_labels
 
 NEIGHBOURS = "data sets that differ by replacing one example; the number of examples n_i is public"
-UNPROTECTED = (
+UNPROTECTED_UPDATES = (
     "The model updates of local training are sent without differential privacy. So are their mean "
-    "training losses, the number of examples of a client, and whether it takes part in a round. "
-    "An (epsilon, delta) covers what a client releases besides: certainty scores or class sums."
+    "training losses, the number of examples of a client, and whether it takes part in a round."
 )
+UNPROTECTED = UNPROTECTED_UPDATES + (
+    " An (epsilon, delta) covers what a client releases besides: certainty scores or class sums."
+)
+UNPROTECTED_DATA = "One party holds the examples of all clients. Nothing is protected."
 UNPROTECTED_BESIDES_UPDATES = (
     "The number of examples of a client, and whether it takes part in a round, are sent as they "
     "are. Model updates are trained with DP-SGD and are part of the (epsilon, delta) stated here."

@@ -16,7 +16,15 @@ from fedaux.recipes import flatten
 from fedaux.report import figures, html
 from fedaux.report.comparison import effect_of_settings
 from fedaux.report.public_weight import concentration_warnings
-from fedaux.report.results import Runs, group, is_bound, ranked, results_table, spread
+from fedaux.report.results import (
+    Runs,
+    distils_with_releases,
+    group,
+    is_bound,
+    ranked,
+    results_table,
+    spread,
+)
 from fedaux.report.run import Run
 from fedaux.report.sections import (
     classes_section,
@@ -95,7 +103,7 @@ def finding(runs: Runs) -> str:
 
 def _finding_at_one_setting(runs: Runs) -> str:
     rows = [row for row in runs.rows if not is_bound(row["method"])] or runs.rows
-    hero = next((row for row in rows if row["method"] == "fedaux"), rows[0])
+    hero = next((row for row in rows if distils_with_releases(row["method"])), rows[0])
     rivals = [row for row in rows if row is not hero]
     reached = f"{hero['method']} reached {mean_and_deviation(hero['accuracy_mean'])} % in"
     complete = all(run.complete for run in runs.runs.values())

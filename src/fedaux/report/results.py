@@ -354,6 +354,11 @@ def results_table(
     return Table(headers, lines, align, caption, bold)
 
 
+def distils_with_releases(method: str) -> bool:
+    """Return whether a method distils with what clients release, as FedAUX does."""
+    return method in METHODS and METHODS[method].scores and METHODS[method].teacher is not None
+
+
 def is_bound(method: str) -> bool:
     """Return whether a method is no federated one, but a bound: training alone, or pooled data."""
     return method in METHODS and METHODS[method].is_bound

@@ -97,15 +97,29 @@ class _Difference:
     """Standard error over seeds; None for one seed."""
     sampling: float
     """Standard error over test examples, as if the two methods erred independently."""
+    examples: int | None
+    """Number of test examples, if it is known."""
     first: float
     second: float
     """Mean accuracies in percent."""
 
     @property
     def tie(self) -> bool:
-        limit = max(ONE_SEED_POINTS if self.error is None else self.error, LEAST_POINTS)
-        limit = max(limit, self.sampling)
+        return self._tie_of_seeds or self._within(self.sampling)
+
+    @property
+    def _tie_of_seeds(self) -> bool:
+        error = ONE_SEED_POINTS if self.error is None else self.error
+        return self._within(max(error, LEAST_POINTS))
+
+    def _within(self, limit: float) -> bool:
         return abs(self.points) < limit or math.isclose(abs(self.points), limit)
+
+    @property
+    def tied(self) -> str:
+        """The size of a tie and, if the number of test examples decides, what these can tell."""
+        few = f", less than the {self.sampling:.1f} that {self.examples} test examples can resolve"
+        return self.size(sign=True) + ("" if self._tie_of_seeds else few)
 
     def size(self, *, sign: bool = False) -> str:
         points = self.points if sign else abs(self.points)
@@ -129,7 +143,7 @@ def _difference(
     means = fmean(ones), fmean(others)
     variance = sum(mean * (100 - mean) for mean in means)
     sampling = math.sqrt(variance / test_examples) if test_examples else 0.0
-    return _Difference(fmean(pairs), error, sampling, *means)
+    return _Difference(fmean(pairs), error, sampling, test_examples, *means)
 
 
 def _effect(compared: Compared, first: str, second: str, what: str, over: str, rival: str) -> str:
@@ -142,7 +156,7 @@ def _effect(compared: Compared, first: str, second: str, what: str, over: str, r
     if rival:
         return f"{first} {_compared(found, f'{second}, {rival}')} ({figures})"
     if found.tie:
-        return f"{what} ties with {over}, {found.size(sign=True)} ({figures})"
+        return f"{what} ties with {over}, {found.tied} ({figures})"
     verb = "adds" if found.points > 0 else "loses"
     joint = "over" if found.points > 0 else "against"
     return f"{what} {verb} {found.size()} {joint} {over} ({figures})"
@@ -168,7 +182,7 @@ def _exchanges(kind: str) -> Callable[[Method], bool]:
 
 def _compared(found: _Difference, rival: str) -> str:
     if found.tie:
-        return f"ties with {rival}, {found.size(sign=True)}"
+        return f"ties with {rival}, {found.tied}"
     return f"is {found.size()} {'above' if found.points > 0 else 'below'} {rival}"
 
 

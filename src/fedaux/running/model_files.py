@@ -6,6 +6,7 @@ import json
 import math
 import platform
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,19 +21,14 @@ from fedaux.config import Experiment, Prototype
 from fedaux.config_errors import nearest
 from fedaux.core.compute import Compute, inference_batch
 from fedaux.core.messages import Weights
+from fedaux.core.methods import METHODS, unprotected_by
 from fedaux.data.labelled import LabelledData
 from fedaux.data.vocabulary import METADATA
 from fedaux.files import save_tensors
 from fedaux.models import SHIPPED, model_options
 from fedaux.models.bert import without_checkpoint
 from fedaux.privacy.accounting import total_cost
-from fedaux.privacy.ledger import (
-    NEIGHBOURS,
-    SCORES,
-    UNPROTECTED,
-    UNPROTECTED_BESIDES_UPDATES,
-    worst_client,
-)
+from fedaux.privacy.ledger import NEIGHBOURS, worst_client
 from fedaux.running import plugins
 from fedaux.running.run_directory import Progress, RunDirectory
 
@@ -74,7 +70,9 @@ def write_models(
     data: LabelledData,
     compute: Compute,
 ) -> None:
-    """Write the model of every prototype of a finished method and seed."""
+    """Write the model of every prototype of a finished method and seed, if it keeps one."""
+    if not keeps_model(method):
+        return
     experiment = directory.experiment
     for prototype in experiment.prototypes:
         card = _card(experiment, prototype, method, seed, progress, data=data, compute=compute)
@@ -86,8 +84,15 @@ def write_models(
         )
 
 
+def keeps_model(method: str) -> bool:
+    """Return whether a method ends with one model, not with one per client."""
+    return method not in METHODS or METHODS[method].exchange != "nothing"
+
+
 def lacks_models(directory: RunDirectory, method: str, seed: int) -> bool:
     """Return whether the file of a prototype is missing, as in runs of older versions."""
+    if not keeps_model(method):
+        return False
     names = [prototype.name for prototype in directory.experiment.prototypes]
     return not all(model_path(directory, method, seed, name).is_file() for name in names)
 
@@ -134,7 +139,7 @@ def _card(
             "max": max(accuracies, default=None),
             "test_examples": len(data.test_labels),
         },
-        "privacy": _privacy(experiment, progress),
+        "privacy": _privacy(experiment, method, progress),
         "config_sha256": experiment.sha256(),
         "device": compute.device.type,
         "precision": str(compute.precision).removeprefix("torch."),
@@ -184,22 +189,22 @@ def _input(experiment: Experiment, data: LabelledData) -> Card:
     }
 
 
-def _privacy(experiment: Experiment, progress: Progress) -> Card:
+def _privacy(experiment: Experiment, method: str, progress: Progress) -> Card:
     """Return the cost of this method and seed for the client with the largest one."""
     state = progress.state
     entries = [*(released.entry for released in state.releases.values()), *state.ledger]
     spent = worst_client(entries, compose=total_cost)
     epsilon, delta = spent or (None, None)
+    row, alone = METHODS[method], experiment.model_copy(update={"method": (method,)})
     protected = experiment.local.privacy is not None
     return {
         "epsilon": "inf" if epsilon is not None and math.isinf(epsilon) else epsilon,
         "delta": delta,
-        "mechanism": next((one.mechanism for one in entries if one.purpose == SCORES), None),
-        "updates_protected": protected,
+        "mechanism": row.certainty(experiment.certainty).mechanism if row.scores else None,
+        "updates_protected": protected if row.trains else None,
         "neighbours": NEIGHBOURS,
-        "not_protected": UNPROTECTED_BESIDES_UPDATES
-        if protected
-        else UNPROTECTED + MODEL_UNPROTECTED,
+        "not_protected": unprotected_by(alone)
+        + (MODEL_UNPROTECTED if row.trains and not protected else ""),
     }
 
 
@@ -267,7 +272,15 @@ def find_model(
         raise ValueError(
             f"{place}: is a sweep; should be one of its runs: {', '.join(runs) or 'none finished'}"
         )
-    cards = {file: read_card(file) for file in sorted((place / FOLDER).glob("*.safetensors"))}
+    files = sorted((place / FOLDER).glob("*.safetensors"))
+    cards = {file: card for file in files if keeps_model((card := read_card(file))["method"])}
+    alone = [method] if method else _methods(place)
+    if alone and not any(map(keeps_model, alone)):
+        names = " and ".join(dict.fromkeys(card["method"] for card in cards.values()))
+        raise ValueError(
+            f"{place}: {alone[0]} trains one model per client and keeps none; "
+            f"choose {names or 'another method, and run it'}"
+        )
     if not cards:
         raise ValueError(
             f"{place}: has no trained models; a run writes them when a method has finished. "
@@ -292,6 +305,13 @@ def find_model(
     lines = [f"  {describe(cards[file])}: {file}" for file in found or cards]
     how = f"choose one with {' and '.join(differing)}" if found else "no model matches; it has"
     raise ValueError("\n".join([f"{place} has {len(cards)} models; {how}", *lines]))
+
+
+def _methods(place: Path) -> list[str]:
+    """Return the methods of a run directory's recipe; none without a recipe."""
+    recipe = place / "config.toml"
+    found = tomllib.loads(recipe.read_text(encoding="utf-8")) if recipe.is_file() else {}
+    return list(found.get("method", ()))
 
 
 def describe(card: Card) -> str:

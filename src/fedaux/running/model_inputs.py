@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,8 @@ class Item:
     path: str
     row: int | None
     content: Content
+    problem: str | None = None
+    """Why a row of a table cannot be read."""
 
     def __str__(self) -> str:
         return self.path if self.row is None else f"{self.path}, row {self.row}"
@@ -55,18 +59,38 @@ class Items:
 
     size: int
     parts: Sequence[Iterable[Item]]
+    encoding: str | None = None
+    """That of text files that are neither UTF-8 nor marked as UTF-16."""
 
     def __iter__(self) -> Iterator[Item]:
         for part in self.parts:
             yield from part
 
 
-def collect(inputs: object, *, texts: bool, columns: Sequence[str], usual: Sequence[str]) -> Items:
+def collect(
+    inputs: object,
+    *,
+    texts: bool,
+    columns: Sequence[str],
+    usual: Sequence[str],
+    encoding: str | None = None,
+) -> Items:
     """Return the inputs of `predict`: one or a sequence of images, texts, paths.
 
-    A `str` is a text for models of texts, otherwise a path. `columns` of tables are those to read;
-    `usual` are the columns that the model was trained on. Raises ValueError for other types.
+    For models of texts, a `str` is a text, or the path of an existing file or folder if it is the
+    only input; otherwise it is a path. `columns` of tables are those to read; `usual` are the
+    columns that the model was trained on. Raises ValueError for other types.
     """
+    if encoding is not None:
+        try:
+            codecs.lookup(encoding)
+        except LookupError as error:
+            raise ValueError(
+                f"--encoding {encoding} (encoding=): should be an encoding of Python, such as "
+                "latin-1 or cp1252"
+            ) from error
+    if isinstance(inputs, str) and os.path.exists(inputs):  # noqa: PTH110 (the other raises)
+        inputs = Path(inputs)
     if isinstance(inputs, Tensor):
         inputs = inputs.cpu().numpy()
     if isinstance(inputs, np.ndarray):
@@ -76,10 +100,11 @@ def collect(inputs: object, *, texts: bool, columns: Sequence[str], usual: Seque
     listed: Iterable[Any] = inputs if several else [inputs]  # type: ignore[assignment]
     for number, one in enumerate(listed):
         if isinstance(one, Path) or (isinstance(one, str) and not texts):
-            parts += _of_path(Path(one), texts=texts, columns=columns, usual=usual)
+            opened = partial(_opened, texts=texts, columns=columns, usual=usual, encoding=encoding)
+            parts += _of_path(Path(one), texts=texts, opened=opened)
         else:
             parts.append([Item(str(number), None, _content(one, texts=texts))])
-    return Items(sum(len(part) for part in parts), parts)
+    return Items(sum(len(part) for part in parts), parts, encoding)
 
 
 class Rows:
@@ -93,7 +118,7 @@ class Rows:
 
     def __iter__(self) -> Iterator[Item]:
         for row, (_, content) in enumerate(self._table.entries()):
-            yield Item(str(self._file), row, content)
+            yield Item(str(self._file), row, content, self._table.bad.get(row))
 
 
 def _content(one: Any, *, texts: bool) -> Content:
@@ -126,7 +151,7 @@ def _kind(one: object) -> str:
 
 
 def _of_path(
-    place: Path, *, texts: bool, columns: Sequence[str], usual: Sequence[str]
+    place: Path, *, texts: bool, opened: Callable[[Opener, Path], Table]
 ) -> list[Sequence[Item] | Rows]:
     if not place.exists():
         raise ValueError(f"{place}: not found")
@@ -134,7 +159,7 @@ def _of_path(
         opener = TABLES.get(place.suffix.lower())
         if opener is None:
             return [[Item(str(place), None, place)]]
-        return [Rows(place, _opened(opener, place, texts=texts, columns=columns, usual=usual))]
+        return [Rows(place, opened(opener, place))]
     suffixes = TEXT_SUFFIXES if texts else IMAGE_SUFFIXES
     files = [file for file in _below(place) if file.suffix.lower() in suffixes]
     if files:
@@ -143,11 +168,7 @@ def _of_path(
     if not tables:
         kinds = ", ".join(sorted({*suffixes, *TABLES}))
         raise ValueError(f"{place}: has no {'texts' if texts else 'images'} ({kinds})")
-    return [
-        part
-        for file in tables
-        for part in _of_path(file, texts=texts, columns=columns, usual=usual)
-    ]
+    return [part for file in tables for part in _of_path(file, texts=texts, opened=opened)]
 
 
 def _below(folder: Path) -> list[Path]:
@@ -162,24 +183,38 @@ def _below(folder: Path) -> list[Path]:
 
 
 def _opened(
-    opener: Opener, file: Path, *, texts: bool, columns: Sequence[str], usual: Sequence[str]
+    opener: Opener,
+    file: Path,
+    *,
+    texts: bool,
+    columns: Sequence[str],
+    usual: Sequence[str],
+    encoding: str | None,
 ) -> Table:
     """Open a table: the given columns, else those of the training data, else the usual names."""
     wishes = [columns] if columns else [usual, ()] if usual else [()]
+    key, first = "text_column" if texts else "image_column", ""
     for wish in wishes:
-        key = "text_column" if texts else "image_column"
         chosen = {} if not wish else {key: tuple(wish)} if texts else {key: wish[0]}
-        section = Auxiliary(source=file.suffix[1:].lower(), path=str(file), **chosen)
+        section = Auxiliary(
+            source=file.suffix[1:].lower(), path=str(file), encoding=encoding, **chosen
+        )
         try:
             table = opener(str(file), "train", section, texts)
         except ValueError as error:
+            first = first or str(error)  # about the columns of the training, if they are known
             if wish is not wishes[-1]:
                 continue
-            said = str(error).replace(f"auxiliary.{key}", "--column (columns=)")
-            raise ValueError(said) from error
+            said = first.replace(f"auxiliary.{key}", "--column (columns=)")
+            raise ValueError(_with_option(said)) from error
         assert table is not None, "a file is its own training part"
         return table
     raise AssertionError("the last wish returns or raises")
+
+
+def _with_option(problem: str) -> str:
+    """Return a problem with the option of `predict` instead of a recipe's setting."""
+    return problem.replace("set `encoding`", "give --encoding (encoding=)")
 
 
 class Converter:
@@ -193,12 +228,14 @@ class Converter:
         exact_width: bool,
         resizes: bool,
         recolours: bool,
+        encoding: str | None = None,
     ) -> None:
         self._shape = tuple(shape)
         self._texts = texts
         self._exact_width = exact_width
         self._resizes = resizes
         self._recolours = recolours
+        self._encoding = encoding
         self._converted = 0
         self._seen = 0
         self._first = ""
@@ -234,9 +271,13 @@ class Converter:
 
         def read(item: Item) -> Any:
             try:
-                return self._pixels(item) if self._texts is None else text_of(item.content)
+                if item.problem is not None:
+                    raise ValueError(item.problem)
+                if self._texts is None:
+                    return self._pixels(item)
+                return text_of(item.content, encoding=self._encoding)
             except ValueError as error:
-                return error
+                return ValueError(_with_option(str(error)))
 
         if self._texts is not None or not items or encoded_size(items[0].content) <= LARGE_BYTES:
             return [read(item) for item in items]

@@ -81,6 +81,11 @@ def problems_of(
     so_far = len(problems)
     if missing := source_problems(experiment.data):
         problems += missing if experiment.data.given or not unlabelled else []
+    elif experiment.data.source in SOURCES and experiment.data.source not in labelled:
+        problems.append(
+            f"data.source = {experiment.data.source!r}: has no labels, so it can only be "
+            f"auxiliary.source; should be {', '.join(labelled)}"
+        )
     elif known("data.source", experiment.data.source, labelled) and federated:
         problems += _missing_test(experiment.data)
         if experiment.text is not None:
@@ -170,13 +175,19 @@ def _text_problems(experiment: ExperimentFields) -> list[str]:
             problems.append(
                 f"prototypes.model = {prototype.model!r}: is for texts; add the table [text]"
             )
+    if experiment.auxiliary.source == "lines" and not texts:
+        problems.append("auxiliary.source = 'lines': has texts; add the table [text]")
     if texts:
         for key, name in (
             ("data", experiment.data.source),
             ("auxiliary", experiment.auxiliary.source),
         ):
             if name in SOURCES and not SOURCES[name].holds_texts:
-                able = ", ".join(source for source, row in SOURCES.items() if row.holds_texts)
+                able = ", ".join(
+                    source
+                    for source, row in SOURCES.items()
+                    if row.holds_texts and (key == "auxiliary" or row.load_labelled)
+                )
                 problems.append(f"{key}.source = {name!r}: has no texts; should be {able}")
     return problems
 

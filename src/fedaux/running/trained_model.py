@@ -98,17 +98,25 @@ class TrainedModel:
         return f"<TrainedModel {describe(self.card)}>"
 
     def predict(
-        self, inputs: object, *, columns: Sequence[str] = (), skip_bad: bool = False
+        self,
+        inputs: object,
+        *,
+        columns: Sequence[str] = (),
+        encoding: str | None = None,
+        skip_bad: bool = False,
     ) -> Predictions:
         """Return the classes of images or texts.
 
         `inputs` are paths of files, folders and tables (CSV, JSON Lines, Parquet); images of
-        Pillow or pixels, uint8 [N, C, H, W]; or texts. A `str` is a path for a model of images and
-        a text for a model of texts, where a path is a `pathlib.Path`. Raises ValueError at an input
-        that cannot be read, unless `skip_bad`.
+        Pillow or pixels, uint8 [N, C, H, W]; or texts. A `str` is a path for a model of images.
+        For a model of texts, a single `str` is a path if such a file or folder exists, and else a
+        text; in a list, strings are texts and paths are `pathlib.Path`. `columns` and `encoding`
+        are those of tables and text files. Raises ValueError at an input that cannot be read,
+        unless `skip_bad`.
         """
         bad: dict[str, str] | None = {} if skip_bad else None
-        blocks = list(self.predict_blocks(self.collect(inputs, columns=columns), bad=bad))
+        items = self.collect(inputs, columns=columns, encoding=encoding)
+        blocks = list(self.predict_blocks(items, bad=bad))
         parts = [block.probabilities for block in blocks]
         none = torch.zeros(0, len(self.classes), dtype=torch.float64)
         return Predictions(
@@ -118,12 +126,14 @@ class TrainedModel:
             tuple((bad or {}).items()),
         )
 
-    def collect(self, inputs: object, *, columns: Sequence[str] = ()) -> Items:
+    def collect(
+        self, inputs: object, *, columns: Sequence[str] = (), encoding: str | None = None
+    ) -> Items:
         """Return the inputs that `predict` would read, one by one. Raises ValueError if one is
         missing."""
         usual = self.card["input"]["columns"]
         texts = self._texts is not None
-        return collect(inputs, texts=texts, columns=columns, usual=usual)
+        return collect(inputs, texts=texts, columns=columns, usual=usual, encoding=encoding)
 
     def predict_blocks(
         self, items: Items, *, bad: dict[str, str] | None = None
@@ -139,6 +149,7 @@ class TrainedModel:
             ),
             resizes=about.get("resized", False),
             recolours=about.get("channels_converted", False),
+            encoding=items.encoding,
         )
         stream = iter(items)
         while block := list(islice(stream, size)):
