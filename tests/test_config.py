@@ -291,3 +291,8 @@ def test_an_experiment_from_a_name_a_text_and_a_path(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_name_or_a_text(recipe: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         load_experiment(recipe)
+
+
+def test_a_key_below_the_wrong_table_is_told_where_it_belongs() -> None:
+    _, found = inspect({"pretraining": {"mode": "linear"}})
+    assert found == ["pretraining.mode: unknown key; mode belongs above the first table"]

@@ -147,6 +147,8 @@ def _explain(
         name = str(location[-1])
         parent = ".".join(str(p) for p in location[:-1] if isinstance(p, str))
         siblings = [k for k in known if k.rpartition(".")[0] == parent]
+        if parent and name in known:
+            return f"{key}: unknown key; {name} belongs above the first table", location
         guess = nearest(key, siblings) or nearest(name, [k.rpartition(".")[2] for k in known])
         if guess and "." not in guess and parent == "":  # found by its last part: give the full key
             word = guess.removeprefix("; did you mean ").removesuffix("?")

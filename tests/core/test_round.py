@@ -33,7 +33,14 @@ class Backwards(Wrapped):
         yield from super().train(clients[::-1], request)
 
 
-@pytest.mark.parametrize("method", METHODS)
+QUICKLY = ("fedavg", "fedbe+p", "fedaux+m", "fedaux2", "fedauxfdp", "scaffold")
+"""Methods that average, teach, remember, release and correct in all ways that there are."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow) for name in METHODS],
+)
 def test_the_order_of_clients_changes_no_bit(method: str, tmp_path: Path) -> None:
     forward, state, _, _ = federation(tmp_path, method=method)
     backward, other, _, _ = federation(tmp_path, kind=Backwards, method=method)

@@ -154,7 +154,7 @@ def test_a_source_without_splits_says_so() -> None:
     assert problems_of(tiny(auxiliary={"split": "unlabeled"})) == [
         "auxiliary.split = 'unlabeled': not supported by letters; only by folder, parquet, csv, "
         "jsonl, "
-        "huggingface"
+        "lines, huggingface"
     ]
 
 

@@ -98,7 +98,7 @@ def test_noise_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     assert any("auxiliary.source = 'noise': has no texts" in line for line in problems_of(texts))
     private = problems_of(tiny(data={"source": "noise"}))
     assert len(private) == 1
-    assert private[0].startswith("data.source = 'noise': not known; there are digits")
+    assert private[0].startswith("data.source = 'noise': has no labels, so it can only")
     path = problems_of(tiny(auxiliary={"source": "noise", "path": "x"}))
     assert path == ["auxiliary.path = 'x': the source noise takes no path"]
     with pytest.raises(ConfigError, match=r"its images are \[1, 6, 6\]"):

@@ -56,6 +56,7 @@ def normal(*shape: int, seed: int = 0, shift: float = 0.0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(shift, 1.0, shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_every_broken_mechanism_is_found_out(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     build, word = BROKEN[name]
@@ -91,6 +92,7 @@ def test_correct_mechanisms_pass_at_the_ends_of_epsilon(epsilon: float) -> None:
     assert not audit("mean", **claim, releases=40).violated
 
 
+@pytest.mark.slow
 def test_secure_noise_is_tested_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opendp")
     quick = QUICK | {"shapes": FEATURES, "releases": 200, "noise": ("secure",)}

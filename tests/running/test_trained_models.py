@@ -287,7 +287,7 @@ def test_a_choice_among_several_models_is_asked_for(
     done = called("predict", run, str(digits), cwd=tmp_path)
     assert done.returncode == 2
     assert "4 models; choose one with --method and --prototype" in done.stderr
-    assert "fedavg+p, seed 0, flat, accuracy" in done.stderr
+    assert "fedavg+p, seed 0, flat, test accuracy" in done.stderr
     done = called("export", run, "--method", "fedaus", cwd=tmp_path)
     assert "it has fedaux, fedavg+p; did you mean fedaux?" in done.stderr
     with pytest.raises(ValueError, match="choose one with --prototype"):
@@ -463,7 +463,7 @@ def test_export_copies_the_file(digits: Path, finished: Result, tmp_path: Path) 
     choice = ("--method", "fedavg+p", "--prototype", "small")
     done = called("export", str(finished.directory), *choice, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "fedavg+p, seed 0, small, accuracy" in done.stdout
+    assert "fedavg+p, seed 0, small, test accuracy" in done.stdout
     assert "Not protected: The model updates" in done.stdout
     copy = fedaux.load(tmp_path / "fedavg_p-seed0-small.safetensors")
     original = finished.model("fedavg+p", prototype="small")

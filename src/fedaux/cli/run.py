@@ -112,8 +112,11 @@ def run(
         *display.chance_lines(directory),
         *display.privacy_lines(directory),
         f"Report: {directory / 'report.html'}",
-        *([f"Models: {models}, for `fedaux predict {directory} PATH`"] if models.is_dir() else []),
     ]
+    if models.is_dir():
+        several = len(experiment.method) * len(experiment.seeds) > 1
+        which = f" --method {experiment.method[0]} --seed {experiment.seeds[0]}" if several else ""
+        lines.append(f"Models: {models}, for `fedaux predict {directory} PATH{which}`")
     if experiment.output.tensorboard:
         lines.append(f"Curves: tensorboard --logdir {directory / 'tensorboard'}")
     for line in lines:

@@ -298,7 +298,10 @@ def fitted(loaded: Mapping[str, Tensor], model: SplitModel, *, where: str) -> We
             if name.endswith("num_batches_tracked"):  # missing in many checkpoints
                 weights[name] = tensor.clone()
                 continue
-            raise ValueError(f"{where}: has no tensor {name}, which the model needs")
+            raise ValueError(
+                f"{where}: has no tensor {name}, which the model needs; is it an h0 of the model "
+                "that prototypes.model names?"
+            )
         if loaded[name].shape != tensor.shape:
             raise ValueError(
                 f"{where}: tensor {name} has shape {list(loaded[name].shape)}, the model's has "

@@ -317,5 +317,7 @@ def _methods(place: Path) -> list[str]:
 def describe(card: Card) -> str:
     """Return a model in one line: what it is and how good."""
     accuracy = card["accuracy"]["last"]
-    measured = "not measured" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
+    measured = "not measured"
+    if accuracy is not None:
+        measured = f"test accuracy of its run {100 * accuracy:.1f} %"
     return f"{card['method']}, seed {card['seed']}, {card['prototype']}, {measured}"

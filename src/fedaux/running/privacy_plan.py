@@ -141,7 +141,9 @@ class PrivacyPlan:
                         f"`{name}` states its price with each release; until then it counts as ∞."
                     )
                 lines.insert(0, what)
-        lines += dict.fromkeys(line for group in self.groups if (line := _outlook(group)))
+        warned = "".join(self.warnings())
+        outlooks = [_outlook(group) for group in self.groups]
+        lines += dict.fromkeys(line for line in outlooks if line and line not in warned)
         if self.empty_clients:
             lines.append(f"No examples, never selected: {_listed(self.empty_clients, self.names)}.")
         if self.protected_updates:
@@ -311,7 +313,7 @@ def _outlook(group: MethodsPlan) -> str:
     if best < classes.RELIABLE:
         verdict = "too little for a useful private head"
     components = group.certainty.components
-    advice = "raise certainty.epsilon, leave certainty.components out, or use more data"
+    advice = "raise certainty.epsilon, use more data or, if it is given, lower certainty.components"
     return (
         f"Class sums with {components} components: the expected share of signal in "
         f"the class means is {worst:.2f} if every client holds all classes and {best:.2f} if each "
