@@ -176,9 +176,8 @@ def steered(local: Local, method: Method, *, normalised: bool) -> Local:
     """Return the settings with the strength of logit adjustment of a method that starts from the
     private head, unless it is set: 1 for models with batch normalisation, otherwise 0.
 
-    From few data sets (notes/successor.md): a ResNet-8 with batch normalisation needs 1 on CIFAR-10,
-    heads on CIFAR-10 and a small network on digits need 0; each loses five points or more with the
-    other's value.
+    From few data sets (notes/successor.md): on CIFAR-10 a ResNet-8 with batch normalisation needs 1
+    and heads need 0, as does a small network on digits; the other value costs five points or more.
     """
     name = "logit-adjusted"
     if method.start != "private-head" or name not in method.objectives or name in local.strengths:
