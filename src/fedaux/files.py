@@ -7,18 +7,21 @@ import hashlib
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 UNFINISHED = ".*.part"
 """Pattern of files that are being written; a killed process leaves them."""
+
+CHECKSUM = "crc32"
 
 
 def save_text(path: Path, text: str) -> None:
@@ -52,6 +55,29 @@ def save_tensors(
             said = re.search(r"os error (\d+)", str(error))
             number = int(said.group(1)) if said else errno.EIO
             raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def save_checked(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file atomically, with a checksum of its tensors."""
+    save_tensors(path, tensors, metadata={CHECKSUM: _checksum(tensors)})
+
+
+def load_checked(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:
+    """Return the tensors of a file that `save_checked` wrote. Raises ValueError if they changed."""
+    with safe_open(path, framework="pt") as file:
+        stated = (file.metadata() or {}).get(CHECKSUM)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if stated is not None and stated != (found := _checksum(tensors)):
+        raise ValueError(f"the checksum of its tensors is {found}, not {stated}")
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    value = 0
+    for name, tensor in sorted(tensors.items()):
+        data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+        value = zlib.crc32(data.numpy().data, zlib.crc32(name.encode(), value))
+    return f"{value:08x}"
 
 
 def refuse_unwritable(path: Path, *, key: str) -> None:

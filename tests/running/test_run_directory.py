@@ -364,6 +364,20 @@ def test_a_damaged_checkpoint_is_named_and_can_be_set_aside(
     assert f"delete or move away {cell} and use --resume" in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["prepared", "round-00001", "memory/client-00002-round-00001"])
+def test_one_flipped_bit_of_a_checkpoint_is_noticed(
+    stopped: Path, tmp_path: Path, name: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(stopped, run)
+    file = run / f"cells/fedaux+m-seed0/{name}.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(f"{file}: damaged (the checksum of its ")):
+        fedaux.run(tiny(**STOPPED, rounds=2), out=run, resume=True)
+
+
 @pytest.mark.usefixtures("without_pages")
 def test_a_method_and_seed_that_was_set_aside_starts_over(stopped: Path, tmp_path: Path) -> None:
     shutil.copytree(stopped, tmp_path / "run")

@@ -23,14 +23,13 @@ from typing import IO, Any
 
 import tomli_w
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedaux.config import ConfigError, Experiment
 from fedaux.core.messages import ClientState, ScoreRelease
 from fedaux.core.methods import unprotected_by
 from fedaux.core.task import Preparation, State
-from fedaux.files import UNFINISHED, save_json, save_tensors, save_text
+from fedaux.files import UNFINISHED, load_checked, save_checked, save_json, save_text
 from fedaux.privacy.ledger import NEIGHBOURS, LedgerEntry
 from fedaux.recipes import flatten, load_experiment
 
@@ -136,9 +135,9 @@ class RunDirectory:
         prepared: dict[str, dict[str, dict[str, Tensor]]] = {}
         if header["prepared"]:
             with _reading(file := folder / header["prepared"]):
-                prepared = _nested(load_file(file, device=device))
+                prepared = _nested(load_checked(file, device=device))
         with _reading(file := folder / header["checkpoint"]):
-            tensors = _nested(load_file(file, device=device))
+            tensors = _nested(load_checked(file, device=device))
             weights = tensors["weights"]
             vectors = tensors.get("vector", {}).get("client", {})
             releases = {
@@ -149,7 +148,7 @@ class RunDirectory:
         for kind, states in stamped.items():
             for client, number in header.get(kind, {}).items():
                 with _reading(file := _stamped_file(folder, kind, int(client), number), up=2):
-                    states[int(client)] = ClientState(number, load_file(file, device=device))
+                    states[int(client)] = ClientState(number, load_checked(file, device=device))
         spent = tuple(entries[len(vectors) :])
         memory, smoothed = stamped["memory"], tensors.get("smoothed", {})
         state = State(header["round"], weights, releases, spent, memory, smoothed)
@@ -163,10 +162,10 @@ class RunDirectory:
         folder, state, preparation = self.folder(method, seed), progress.state, progress.preparation
         prepared = _flat("extractor", preparation.extractors) | _flat("public", preparation.public)
         if prepared and state.round == 0:
-            save_tensors(folder / "prepared.safetensors", prepared)
+            save_checked(folder / "prepared.safetensors", prepared)
         checkpoint = f"round-{state.round:05d}.safetensors"
         vectors = {str(client): released.vector for client, released in state.releases.items()}
-        save_tensors(
+        save_checked(
             folder / checkpoint,
             _flat("weights", state.weights)
             | _flat("smoothed", state.smoothed)
@@ -176,7 +175,7 @@ class RunDirectory:
         for kind, clients in stamped.items():
             for client, one in clients.items():
                 if not (file := _stamped_file(folder, kind, client, one.round)).exists():
-                    save_tensors(file, one.tensors)
+                    save_checked(file, one.tensors)
         header = {
             "method": method,
             "seed": seed,
