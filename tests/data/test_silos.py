@@ -187,6 +187,11 @@ def test_mistakes_are_told_before_anything_runs(tmp_path: Path, hospitals: tuple
     assert problems_of(tiny(data={"clients": list(hospitals)}, split=right)) == [
         "data.clients: the source digits reads no files"
     ]
+    twice = {"source": "folder", "clients": [*hospitals[:2], hospitals[0]], "test": hospitals[1]}
+    assert problems_of(tiny(data=twice, split=right)) == [
+        f"data.clients = {hospitals[0]!r}: named more than once",
+        f"data.test = {hospitals[1]!r}: is also one of data.clients, to train on",
+    ]
     assert problems_of(tiny(data={"test": "x"})) == [
         "data.test = 'x': the source digits takes none"
     ]

@@ -96,7 +96,8 @@ class _Difference:
     error: float | None
     """Standard error over seeds; None for one seed."""
     sampling: float
-    """Standard error over test examples, as if the two methods erred independently."""
+    """Standard error over test examples. Both methods see the same ones; half of the variance of
+    their errors is taken to be common."""
     examples: int | None
     """Number of test examples, if it is known."""
     first: float
@@ -142,7 +143,7 @@ def _difference(
     error = stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
     means = fmean(ones), fmean(others)
     variance = sum(mean * (100 - mean) for mean in means)
-    sampling = math.sqrt(variance / test_examples) if test_examples else 0.0
+    sampling = math.sqrt(variance / 2 / test_examples) if test_examples else 0.0
     return _Difference(fmean(pairs), error, sampling, test_examples, *means)
 
 

@@ -510,9 +510,14 @@ def _missing_data(section: Data) -> list[str]:
         problems.append(
             f"data.path = {section.path!r}: should not be given together with data.clients"
         )
-    for path in section.clients:
+    places = [Path(path).absolute() for path in section.clients]
+    for path, place in zip(section.clients, places, strict=True):
         problems += _not_there("data.clients", section.source, path)
-    return problems
+        if places.count(place) > 1:
+            problems.append(f"data.clients = {path!r}: named more than once")
+    if section.test is not None and Path(section.test).absolute() in places:
+        problems.append(f"data.test = {section.test!r}: is also one of data.clients, to train on")
+    return list(dict.fromkeys(problems))
 
 
 def _missing_test(section: Data) -> list[str]:
