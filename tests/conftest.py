@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -21,6 +22,7 @@ from fedaux.data.vocabulary import Vocabulary
 
 os.environ["FEDAUX_CACHE"] = ""  # no test reads or writes what other runs of the user share
 torch.set_num_threads(1)  # two test processes on two cores
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 
 @pytest.fixture
