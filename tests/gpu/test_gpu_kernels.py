@@ -3,6 +3,7 @@ these."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from helpers.gpu_jobs import CLASSES, can, difference, jobs
 
 from fedaux import seeding
 from fedaux.config import Averaging, Distillation, Local
-from fedaux.core.backend import TrainContext, TrainResult
+from fedaux.core.backend import ClientJob, TrainContext, TrainResult
 from fedaux.core.compute import Compute
 from fedaux.core.distillation import distill
 from fedaux.core.messages import Weights
+from fedaux.core.objectives import class_adjustment, local_loss
 from fedaux.core.plain_backend import one_by_one
 from fedaux.core.weights import snapshot
 from fedaux.fast import FastBackend
@@ -97,6 +99,63 @@ def test_clients_by_kernels_are_as_near_the_exact_ones_as_the_plain_loop_in_half
                 for name, value in fast[client][0].items()
                 if "tracked" in name
             )
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_adjusted_logits_and_rehearsed_rows_by_kernels_are_as_near_the_exact_ones(
+    mirrored: bool,
+) -> None:
+    """The local step of `fedaux2`: 32 private and 96 public images."""
+    names = ("logit-adjusted", "rehearsal")
+    section = Local(batch_size=32, learning_rate=1e-3)
+    generator = torch.Generator().manual_seed(0)
+    beliefs = 0.7 * torch.softmax(2 * torch.randn(200, CLASSES, generator=generator), dim=1).cuda()
+    if mirrored:
+        beliefs = beliefs.repeat(2, 1)
+
+    def context(precision: torch.dtype) -> TrainContext:
+        own = place(precision, compile=precision == torch.bfloat16, clients_at_once=8)
+        public = own.inputs[:200].flip(0)
+        parts = [own.inputs, public]
+        if mirrored:
+            parts = [each for part in parts for each in (part, part.flip(-1))]
+        return replace(
+            own,
+            inputs=torch.cat(parts),
+            labels=own.labels.repeat(2) if mirrored else own.labels,
+            section=section,
+            loss=local_loss(names, section, rehearsed=96),
+            mirrored=mirrored,
+        )
+
+    def work(here: TrainContext) -> list[ClientJob]:
+        return [
+            replace(
+                job,
+                adjustment=class_adjustment(
+                    names, section, here.labels[job.rows], num_classes=CLASSES
+                ),
+                beliefs=beliefs,
+            )
+            for job in jobs()
+        ]
+
+    before, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+    single = context(torch.float32)
+    weights = snapshot(single.model)
+    exact = {job.client: (own, out) for job, own, out in one_by_one(single)(work(single), weights)}
+    torch.backends.cudnn.allow_tf32 = before
+    half = context(torch.bfloat16)
+    assert BatchedTraining.possible(half)
+    plain = {job.client: own for job, own, _ in one_by_one(half)(work(half), weights)}
+    training = BatchedTraining(half, capacity=100)
+    for _ in range(2):
+        fast = {job.client: (own, out) for job, own, out in training(work(half), weights)}
+        for client, (own, trained) in exact.items():
+            moved, rounding = difference(own, weights), difference(plain[client], own)
+            assert moved > 1e-4
+            assert difference(fast[client][0], own) < 1.25 * rounding + 0.02 * moved
+            assert fast[client][1].loss == pytest.approx(trained.loss, rel=0.02)
 
 
 def test_moments_are_kept_from_round_to_round() -> None:
