@@ -27,7 +27,7 @@ class BatchedTraining:
 
     def __init__(self, context: TrainContext, *, capacity: int) -> None:
         self._context = context
-        self._capacity = rows_per_epoch(context, capacity)
+        self._capacity = capacity
         self._steps: BatchedSteps | None = None
         self._otherwise: Training | None = None
 
@@ -79,7 +79,7 @@ class BatchedTraining:
             weight_decay=section.weight_decay,
             proximal=context.proximal,
             compute=context.compute,
-            capacity=section.epochs * self._capacity,
+            capacity=section.epochs * rows_per_epoch(context, self._capacity),
             batch_size=section.batch_size + context.loss.rehearsed,
             loss=context.loss,
         )
