@@ -16,6 +16,7 @@ from fedaux.core.messages import Weights
 from fedaux.fast import triton as kernels
 from fedaux.fast.fallback import attempt
 from fedaux.fast.streams import StreamTraining
+from fedaux.models import SplitModel
 
 if TYPE_CHECKING:
     from fedaux.fast.triton.steps import BatchedSteps
@@ -69,9 +70,10 @@ class BatchedTraining:
     def _prepared(self) -> BatchedSteps:
         from fedaux.fast.triton.steps import BatchedSteps  # which needs Triton
 
-        context, section = self._context, self._context.section
+        context, section, model = self._context, self._context.section, self._context.model
+        assert isinstance(model, SplitModel), "others are not possible"
         steps = BatchedSteps(
-            context.model,
+            model,
             context.inputs,
             context.labels,
             clients=context.compute.clients_at_once,
