@@ -126,9 +126,11 @@ def client_batches(context: TrainContext, job: ClientJob) -> Iterator[Tensor]:
             yield torch.cat([batch, others])
 
 
-def rows_per_epoch(context: TrainContext, examples: int) -> int:
-    """Return how many rows the batches of an epoch hold, for so many examples of a client."""
-    return examples + math.ceil(examples / context.section.batch_size) * context.loss.rehearsed
+def rows_per_round(context: TrainContext, examples: int) -> int:
+    """Return how many rows the batches of a client's round hold, for its number of examples."""
+    section = context.section
+    num_batches = math.ceil(examples / section.batch_size)
+    return section.epochs * (examples + num_batches * context.loss.rehearsed)
 
 
 def epoch_orders(
