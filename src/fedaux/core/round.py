@@ -171,7 +171,8 @@ class Server:
         rate = self.task.method.server_rate
         rule = AVERAGES[self.task.experiment.aggregation]
         equal = [replace(one, num_examples=1) for one in members] if controls else members
-        after = averaged(before, equal, absent, average=rule)
+        everybody = [*equal, *absent] if members else []
+        after = {**before, **average_by_prototype(everybody, average=rule)}
         after = {name: server_step(before[name], own, rate=rate) for name, own in after.items()}
         for name in {member.prototype for member in members if controls}:
             after[name] = controls[name].shifted(after[name], members)
@@ -576,18 +577,6 @@ def average_by_prototype(
         )
         for name, group in sorted(groups.items())
     }
-
-
-def averaged(
-    before: Mapping[str, Weights],
-    members: Sequence[Member],
-    absent: Sequence[Member],
-    *,
-    average: Average,
-) -> dict[str, Weights]:
-    """Return the server's models; prototypes that have members get their average."""
-    everybody = [*members, *absent] if members else []
-    return {**before, **average_by_prototype(everybody, average=average)}
 
 
 def _mean(measured: Sequence[Mapping[str, Any]], key: str) -> float:
