@@ -28,16 +28,14 @@ from fedaux.core.methods import Method
 from fedaux.core.objectives import steered, strength_of
 from fedaux.core.preparation import Scorer, release_scores
 from fedaux.core.round_log import RoundLog
-from fedaux.core.server_model import ServerModel
+from fedaux.core.server_model import server_models
 from fedaux.core.task import (
     Callback,
     Preparation,
     State,
     Task,
-    extract,
     objectives_of,
     rehearsed_rows,
-    trainable_models,
 )
 from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
 from fedaux.core.weights import (
@@ -54,7 +52,6 @@ from fedaux.privacy.ledger import LedgerEntry
 
 if TYPE_CHECKING:
     from fedaux.core.corrections import Controls
-    from fedaux.models import SplitModel
 
 DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
 
@@ -78,34 +75,9 @@ class Server:
         self.task = task
         self.preparation = preparation
         self.scorer = Scorer(task, preparation)
-        self.server_models = {
-            name: self._server_model(name, model) for name, model in trainable_models(task).items()
-        }
+        self.server_models = server_models(task, preparation.extractors)
         self._clients = clients
         self._callback = callback
-
-    def _server_model(self, prototype: str, model: SplitModel) -> ServerModel:
-        """Return the server's side of a prototype; in linear mode it works on features of h0."""
-        task = self.task
-
-        def inputs(images: Tensor) -> Tensor:
-            if task.experiment.mode == "full":
-                return images
-            return extract(task, prototype, self.preparation.extractors[prototype], images)
-
-        validation = (
-            None if task.validation is None else (inputs(task.validation[0]), task.validation[1])
-        )
-        return ServerModel(
-            model,
-            experiment=task.experiment,
-            backend=task.backend,
-            architecture=task.architecture(prototype),
-            distill_inputs=inputs(task.distill_images),
-            mirrored_inputs=inputs(task.distill_images.flip(-1)) if task.mirrors else None,
-            test_inputs=inputs(task.test_images),
-            validation=validation,
-        )
 
     def play_round(self, state: State) -> tuple[State, dict[str, Any]]:
         """Play one round (Algorithm 2): select, train, average, teach, distill, evaluate."""
