@@ -11,8 +11,8 @@ from fedaux import seeding
 from fedaux.config import Local
 from fedaux.core.backend import ClientJob, TrainContext
 from fedaux.core.compute import Compute
-from fedaux.core.local_training import adam, train_locally
-from fedaux.core.steps import add_proximal_gradient
+from fedaux.core.local_training import train_locally
+from fedaux.core.steps import adam, add_proximal_gradient
 from fedaux.core.weights import snapshot
 from fedaux.models import MODELS
 

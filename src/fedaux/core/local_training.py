@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fedaux.config import Distillation, Local
 from fedaux.core.backend import ClientJob, TrainContext, TrainResult
 from fedaux.core.compute import inference_batch
 from fedaux.core.objectives import joined_targets
-from fedaux.core.steps import Steps, optimizer_state, restore_optimizer
-
-
-def adam(
-    parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any
-) -> torch.optim.Optimizer:
-    """Adam with a section's settings (Kingma & Ba 2015); fused on a CPU."""
-    parameters = list(parameters)
-    how = (
-        {"fused": True} if all(parameter.device.type == "cpu" for parameter in parameters) else {}
-    ) | how
-    return torch.optim.Adam(
-        parameters, lr=section.learning_rate, weight_decay=section.weight_decay, **how
-    )
-
-
-def sgd(
-    parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any
-) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with a section's settings."""
-    return torch.optim.SGD(
-        parameters,
-        lr=section.learning_rate,
-        momentum=section.momentum,
-        weight_decay=section.weight_decay,
-        **how,
-    )
-
-
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "sgd": sgd}
-"""Called as optimizer(parameters, section, **how), for local training and distillation."""
+from fedaux.core.steps import (
+    OPTIMIZERS,
+    Steps,
+    epoch_orders,
+    optimizer_state,
+    restore_optimizer,
+)
 
 
 def train_locally(context: TrainContext, job: ClientJob) -> TrainResult:
@@ -131,18 +104,3 @@ def rows_per_round(context: TrainContext, examples: int) -> int:
     section = context.section
     num_batches = math.ceil(examples / section.batch_size)
     return section.epochs * (examples + num_batches * context.loss.rehearsed)
-
-
-def epoch_orders(
-    rows: Tensor, *, epochs: int, generator: np.random.Generator, mirrored: int = 0
-) -> Iterator[Tensor]:
-    """Yield a random order of the rows [n] for each epoch.
-
-    If `mirrored` is given, half of them at random become row + `mirrored`, the mirrored image.
-    """
-    for _ in range(epochs):
-        order = rows[torch.from_numpy(generator.permutation(len(rows))).to(rows.device)]
-        if mirrored:
-            flips = torch.from_numpy(generator.integers(2, size=len(rows)))
-            order = order + mirrored * flips.to(rows.device)
-        yield order

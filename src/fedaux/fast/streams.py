@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedaux.core.backend import ClientJob, TrainContext, Training, TrainResult
-from fedaux.core.local_training import OPTIMIZERS, client_batches, rows_per_round
+from fedaux.core.local_training import client_batches, rows_per_round
 from fedaux.core.messages import Weights
 from fedaux.core.objectives import joined_targets
 from fedaux.core.plain_backend import one_by_one
-from fedaux.core.steps import batch_sizes, optimizer_state, restore_optimizer
+from fedaux.core.steps import OPTIMIZERS, batch_sizes, optimizer_state, restore_optimizer
 from fedaux.core.weights import load, snapshot
 from fedaux.fast.capture import CapturedSteps
 from fedaux.fast.fallback import attempt
