@@ -40,11 +40,11 @@ from fedaux.core.task import (
 from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
 from fedaux.core.weights import (
     AVERAGES,
-    Average,
-    average,
-    clip_updates,
+    average_by_prototype,
+    clipped,
     evaluate,
     measure,
+    own_weights,
     server_step,
     smoothed,
 )
@@ -521,47 +521,8 @@ def select(present: Sequence[int], *, count: int, generator: np.random.Generator
     return sorted(int(client) for client in order[:count])
 
 
-def clipped(members: Sequence[Member], before: Mapping[str, Weights]) -> list[Member]:
-    """Return the members with their updates clipped to the median norm of their prototype."""
-    models: dict[int, Weights] = {}
-    for name in {member.prototype for member in members}:
-        group = [member for member in members if member.prototype == name]
-        weights = clip_updates([member.weights for member in group], before=before[name])
-        models |= {member.client: own for member, own in zip(group, weights, strict=True)}
-    return [replace(member, weights=models[member.client]) for member in members]
-
-
-def average_by_prototype(
-    members: Sequence[Member], *, average: Average = average
-) -> dict[str, Weights]:
-    """Average the members of each prototype, weighted by r_i |D_i|: share and number of
-    examples."""
-    groups: dict[str, list[Member]] = {}
-    for member in members:
-        if (
-            member.weights and member.num_examples * member.share > 0
-        ):  # an old share can underflow to 0
-            groups.setdefault(member.prototype, []).append(member)
-    return {
-        name: average(
-            [member.weights for member in group],
-            sizes=[member.num_examples * member.share for member in group],
-        )
-        for name, group in sorted(groups.items())
-    }
-
-
 def _mean(measured: Sequence[Mapping[str, Any]], key: str) -> float:
     return float(np.mean([one[key] for one in measured]))
-
-
-def own_weights(state: ClientState) -> Weights:
-    """Return the weights of a client's model in what is remembered of it."""
-    return {
-        key.removeprefix("weights/"): tensor
-        for key, tensor in state.tensors.items()
-        if key.startswith("weights/")
-    }
 
 
 def remembered(
