@@ -1,4 +1,8 @@
-"""How many files a batch of images crosses, from a Parquet file to the update that it leads to."""
+"""How many files a batch of images crosses, from a Parquet file to the update that it leads to.
+
+A public batch ends in the student, a private one in its client's weights. Pretraining, scores and
+digests of the data are not on the way.
+"""
 
 from __future__ import annotations
 
