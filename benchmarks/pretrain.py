@@ -27,7 +27,7 @@ from limits import machine_of, operations_of_image, peak_operations, wait
 
 from fedaux import seeding
 from fedaux.config import Experiment, Pretraining
-from fedaux.core.compute import CLIENTS_AT_ONCE, Compute, compute_for, has_bf16
+from fedaux.core.compute import CLIENTS_AT_ONCE, Compute, choose_device, compute_for, has_bf16
 from fedaux.core.weights import snapshot
 from fedaux.data import LabelledData, load_both
 from fedaux.fast import best_backend
@@ -36,7 +36,6 @@ from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain.training import Training
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.pretraining import probe_h0
-from fedaux.running.run import choose_device
 
 HELD_OUT = 0.1
 """Share of the training examples by which settings are compared."""

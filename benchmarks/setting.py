@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Experiment
+from fedaux.core.compute import choose_device
 from fedaux.data import LabelledData
-from fedaux.running.run import choose_device
 
 CLASSES = 10
 NEGATIVES_FRACTION = 0.2

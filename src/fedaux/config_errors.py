@@ -166,7 +166,7 @@ def _explain(
         message = "is empty; should be a name or a path, or left out"
     if kind == "string_pattern_mismatch":
         message = PATTERN_MEANING[item["ctx"]["pattern"]]
-    return f"{key} = {_short(value)}: {message}", location
+    return f"{key} = {shortened(value)}: {message}", location
 
 
 def _existing(location: tuple[str | int, ...], raw: Any) -> tuple[str | int, ...]:
@@ -194,7 +194,8 @@ def _touches(keys: set[str], broken: set[str]) -> bool:
     )
 
 
-def _short(value: object) -> str:
+def shortened(value: object) -> str:
+    """Return a value as JSON, of at most 60 characters."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 

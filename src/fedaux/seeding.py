@@ -34,12 +34,12 @@ def generator(
 
 
 def torch_generator(
-    seed: int, purpose: str, *, device: torch.device | str = "cpu", round: int = 0, part: str = ""
+    seed: int, purpose: str, *, device: torch.device | str = "cpu", part: str = ""
 ) -> torch.Generator:
     """Return the stream as a torch generator on a device, for draws that must be made there."""
     import torch
 
-    key = stream_key(seed, purpose, round=round, part=part)
+    key = stream_key(seed, purpose, part=part)
     return torch.Generator(device=device).manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
 
 

@@ -19,7 +19,8 @@ from torch.nn import functional
 import fedaux
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.core.compute import to_float
+from fedaux.core.backend import ClientJob, TrainContext
+from fedaux.core.compute import Compute, to_float
 from fedaux.core.dpsgd import refusal_of, schedule, train_privately
 from fedaux.core.local_training import train_locally
 from fedaux.core.messages import TrainRequest, Update
@@ -184,15 +185,9 @@ def test_the_model_is_an_ordinary_one_afterwards() -> None:
     train(model, 32)
     assert list(model.state_dict()) == names
     images, labels = examples(8)
-    trained = train_locally(
-        model,
-        images,
-        labels,
-        section=Local(),
-        proximal=0.0,
-        generator=seeding.generator(0, "local"),
-    )
-    assert trained.loss > 0
+    context = TrainContext(model, images, labels, Local(), 0.0, Compute(), key="test")
+    job = ClientJob(0, torch.arange(8), seeding.generator(0, "local"), state={})
+    assert train_locally(context, job).loss > 0
 
 
 @needs_opacus

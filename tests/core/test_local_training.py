@@ -9,8 +9,10 @@ from torch import nn
 
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.core.local_training import adam, train_locally
-from fedaux.core.steps import add_proximal_gradient
+from fedaux.core.backend import ClientJob, TrainContext
+from fedaux.core.compute import Compute
+from fedaux.core.local_training import train_locally
+from fedaux.core.steps import adam, add_proximal_gradient
 from fedaux.core.weights import snapshot
 from fedaux.models import MODELS
 
@@ -35,14 +37,9 @@ def train(model: nn.Module, size: int, *, proximal: float = 0.0, **settings: Any
         "epochs": 2,
     }
     section = Local(**(defaults | settings))
-    return train_locally(
-        model,
-        images,
-        labels,
-        section=section,
-        proximal=proximal,
-        generator=seeding.generator(0, "local"),
-    ).loss
+    context = TrainContext(model, images, labels, section, proximal, Compute(), key="test")
+    job = ClientJob(0, torch.arange(size), seeding.generator(0, "local"), state={})
+    return train_locally(context, job).loss
 
 
 @pytest.mark.parametrize("proximal", [0.0, 0.7])

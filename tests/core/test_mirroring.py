@@ -16,6 +16,8 @@ from torch.nn import functional
 import fedaux
 from fedaux import seeding
 from fedaux.config import Distillation, Local
+from fedaux.core.backend import ClientJob, TrainContext
+from fedaux.core.compute import Compute
 from fedaux.core.distillation import distill
 from fedaux.core.local_training import train_locally
 from fedaux.core.objectives import class_adjustment, local_loss
@@ -51,18 +53,20 @@ def test_training_on_both_versions_flips_half_of_each_batch() -> None:
     beliefs = torch.softmax(torch.randn(M, CLASSES, generator=torch.Generator().manual_seed(0)), 1)
     section = Local(batch_size=3, epochs=2, optimizer="sgd", learning_rate=0.5)
     model = network()
-    train_locally(
+    context = TrainContext(
         model,
         torch.cat([own, own.flip(-1), public, public.flip(-1)]),
         labels.repeat(2),
-        section=section,
+        section,
         proximal=0.0,
-        generator=np.random.default_rng(3),
+        compute=Compute(),
+        key="test",
         loss=local_loss(["rehearsal"], section, rehearsed=4),
-        adjustment=class_adjustment(["rehearsal"], section, labels, num_classes=CLASSES),
-        beliefs=beliefs.repeat(2, 1),
         mirrored=True,
     )
+    adjustment = class_adjustment(["rehearsal"], section, labels, num_classes=CLASSES)
+    generator, both = np.random.default_rng(3), beliefs.repeat(2, 1)
+    train_locally(context, ClientJob(0, torch.arange(N), generator, {}, adjustment, both))
     expected, generator, seen = network(), np.random.default_rng(3), []
     for _ in range(2):
         order = torch.from_numpy(generator.permutation(N))

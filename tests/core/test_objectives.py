@@ -16,7 +16,9 @@ from torch import nn
 from fedaux import seeding
 from fedaux.config import Local
 from fedaux.core import plain, plain_parts
-from fedaux.core.local_training import batches, train_locally
+from fedaux.core.backend import ClientJob, TrainContext
+from fedaux.core.compute import Compute
+from fedaux.core.local_training import client_batches, train_locally
 from fedaux.core.methods import METHODS
 from fedaux.core.objectives import (
     LocalLoss,
@@ -131,15 +133,18 @@ def test_rehearsal_adds_the_divergence_from_soft_labels() -> None:
 
 def test_every_batch_ends_with_public_rows() -> None:
     rows = torch.tensor([3, 5, 6, 8, 9])
-    taken = list(
-        batches(
-            rows,
-            section=Local(batch_size=2, epochs=2),
-            generator=seeding.generator(0, "local"),
-            rehearsed=3,
-            public=(10, 14),
-        )
+    context = TrainContext(
+        nn.Identity(),
+        torch.zeros(14, 1),
+        torch.zeros(10),
+        Local(batch_size=2, epochs=2),
+        proximal=0.0,
+        compute=Compute(),
+        key="test",
+        loss=LocalLoss(rehearsed=3),
     )
+    job = ClientJob(0, rows, seeding.generator(0, "local"), state={})
+    taken = list(client_batches(context, job))
     assert [len(batch) for batch in taken] == [5, 5, 4] * 2
     for epoch in (taken[:3], taken[3:]):
         own = torch.cat([batch[:-3] for batch in epoch])
@@ -186,19 +191,25 @@ def test_batch_normalisation_sees_private_and_public_rows(name: str) -> None:
     section = Local(batch_size=4, epochs=2, optimizer="sgd", learning_rate=0.1)
     loss = local_loss([name], section, rehearsed=5)
     start = plain_parts.snapshot(model)
-    how: dict[str, Any] = {
-        "section": section,
-        "proximal": 0.0,
-        "loss": loss,
-        "adjustment": class_adjustment([name], section, labels, num_classes=4),
-        "beliefs": beliefs if name == "rehearsal" else None,
-    }
+    adjustment = class_adjustment([name], section, labels, num_classes=4)
+    public = beliefs if name == "rehearsal" else None
     inputs = inputs if name == "rehearsal" else inputs[:9]
     expected = plain_parts.train_client(
-        model, start, inputs, labels, generator=seeding.generator(0, "local"), **how
+        model,
+        start,
+        inputs,
+        labels,
+        section=section,
+        proximal=0.0,
+        generator=seeding.generator(0, "local"),
+        loss=loss,
+        adjustment=adjustment,
+        beliefs=public,
     )
     model.load_state_dict(start)
-    train_locally(model, inputs, labels, generator=seeding.generator(0, "local"), **how)
+    context = TrainContext(model, inputs, labels, section, 0.0, Compute(), key="test", loss=loss)
+    order = seeding.generator(0, "local")
+    train_locally(context, ClientJob(0, torch.arange(9), order, {}, adjustment, public))
     for key, tensor in model.state_dict().items():
         assert torch.allclose(tensor, expected[key], atol=1e-5), key
     # Without public rows, the last batch of an epoch has one row, and no variance.

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from fedaux.config import Local
 from fedaux.core.compute import Compute
-from fedaux.core.local_training import OPTIMIZERS
 from fedaux.core.messages import Weights
 from fedaux.core.steps import (
+    OPTIMIZERS,
     Steps,
     batch_sizes,
     optimizer_state,

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from fedaux.config import ConfigError
 from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
 from fedaux.core.methods import METHODS, Method
-from fedaux.core.round import DIVERGED, average_by_prototype
+from fedaux.core.round import DIVERGED
 from fedaux.core.server_model import ServerModel
 from fedaux.core.task import State
 from fedaux.core.teachers import Member
+from fedaux.core.weights import average_by_prototype
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.models import MODELS, SplitModel
 from fedaux.running import preflight as checks

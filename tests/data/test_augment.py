@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedaux.config import Augmentation
-from fedaux.data.augment import Views, _hue_rotation, augment
+from fedaux.data.augment import Views, _hue_rotation
 
 STILL: dict[str, Any] = {
     "crop_scale": (1.0, 1.0),
@@ -18,6 +18,11 @@ STILL: dict[str, Any] = {
     "greyscale": 0.0,
 }
 LUMA = torch.tensor([0.299, 0.587, 0.114])
+
+
+def augment(images: Tensor, *, policy: Augmentation, generator: torch.Generator) -> Tensor:
+    views = Views(policy, channels=images.shape[1], device=images.device)
+    return views(images, views.draw(len(images), generator=generator))
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -168,14 +173,6 @@ def test_views_are_a_function_of_the_generator_and_leave_the_global_one_alone() 
 def test_impossible_policies_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         Augmentation(**bad)
-
-
-@pytest.mark.parametrize(
-    "images", [torch.zeros(2, 2, 8, 8), torch.zeros(2, 8, 8), torch.zeros(2, 1, 8, 8).byte()]
-)
-def test_wrong_images_are_refused(images: Tensor) -> None:
-    with pytest.raises(ValueError, match="images must be floating point"):
-        augment(images, policy=Augmentation(), generator=seeded())
 
 
 @pytest.mark.parametrize("channels", [1, 3])

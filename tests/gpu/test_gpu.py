@@ -125,7 +125,7 @@ def test_what_cannot_be_captured_is_trained_plainly() -> None:
             return inputs if float(inputs.detach().sum()) > 0 else -inputs  # waits for the device
 
     here = place("cnn")
-    here.model.features.add_module("stubborn", Stubborn())
+    here.model.get_submodule("features").add_module("stubborn", Stubborn())
     weights = snapshot(here.model)
     plain = {job.client: own for job, own, _ in one_by_one(here)(jobs(), weights)}
     with pytest.warns(UserWarning, match="cannot be captured"):

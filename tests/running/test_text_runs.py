@@ -15,8 +15,7 @@ from helpers.corpus import TOPICS, news, texts_of, write_csv
 
 import fedaux
 from fedaux.config import ConfigError, Experiment
-from fedaux.data import load_both
-from fedaux.data.loading import vocabulary_of
+from fedaux.data import load_both, load_private
 from fedaux.data.tensors import save_tokens
 
 
@@ -103,7 +102,9 @@ def test_a_run_begins_with_the_checkpoints_weights(
 ) -> None:
     prototype = {"name": "given", "model": "bert", "options": {"checkpoint": str(checkpoint)}}
     experiment = texts_of(corpus, prototypes=[prototype], method=["fedavg+p", "fedavg"], rounds=1)
-    assert vocabulary_of(experiment).origin == str(checkpoint / "tokenizer.json")
+    found = load_private(experiment).vocabulary
+    assert found is not None
+    assert found.origin == str(checkpoint / "tokenizer.json")
     fedaux.run(experiment, out=tmp_path / "run")
     assert not (tmp_path / "run" / "pretrained").exists()  # nothing was trained
     with pytest.raises(ConfigError, match=r"was trained with another one; should be its own"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -18,9 +18,6 @@ from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
 from fedaux.core.objectives import CROSS_ENTROPY, LocalLoss
 
-if TYPE_CHECKING:
-    from fedaux.models import SplitModel
-
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -28,7 +25,7 @@ Model = TypeVar("Model", bound=nn.Module)
 class TrainContext:
     """What the clients of one prototype share: settings, and data of which each holds some rows."""
 
-    model: SplitModel
+    model: nn.Module
     inputs: Tensor
     """Private examples, then the public ones that clients rehearse [n + M, ...]."""
     labels: Tensor

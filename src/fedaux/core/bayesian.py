@@ -10,10 +10,7 @@ import torch
 
 from fedaux.config import Bayesian
 from fedaux.core.messages import Weights
-from fedaux.core.weights import average
-
-STATISTICS = ("running_mean", "running_var")
-"""Last names of tensors that are averaged and never drawn: a drawn variance could be negative."""
+from fedaux.core.weights import average, parameter_names
 
 
 def draw(
@@ -40,6 +37,7 @@ def draw_gaussian(
 ) -> Iterator[Weights]:
     """Yield mean + sqrt(scale * variance) * noise, with standard normal noise for every parameter.
 
+    Statistics of batch normalisation are averaged: a drawn variance could be negative.
     The generator seeds a torch generator on the weights' device. Tensors are drawn in the order of
     their names, so a device repeats its draws.
     """
@@ -75,7 +73,7 @@ def draw_dirichlet(
         )
         shares /= shares.sum()
         sample = dict(mean)
-        for name in _drawn(mean):
+        for name in parameter_names(mean):
             result = torch.zeros_like(mean[name])
             for client_weights, share in zip(weights, shares.tolist(), strict=True):
                 result.add_(client_weights[name], alpha=share)
@@ -89,17 +87,10 @@ def variance(weights: Sequence[Weights], *, sizes: Sequence[float], mean: Weight
     In double precision: the square of a large weight overflows single precision.
     """
     total = float(sum(sizes))
-    result = {name: torch.zeros_like(mean[name], dtype=torch.float64) for name in _drawn(mean)}
+    result = {
+        name: torch.zeros_like(mean[name], dtype=torch.float64) for name in parameter_names(mean)
+    }
     for client_weights, size in zip(weights, sizes, strict=True):
         for name, tensor in result.items():
             tensor.add_((client_weights[name] - mean[name]).double().square_(), alpha=size / total)
     return result
-
-
-def _drawn(weights: Weights) -> list[str]:
-    """Return the names of what is drawn: no counters, no statistics of batch normalisation."""
-    return [
-        name
-        for name, tensor in weights.items()
-        if tensor.is_floating_point() and name.rpartition(".")[2] not in STATISTICS
-    ]

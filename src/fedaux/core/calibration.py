@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedaux import seeding
+from fedaux.core.backend import ClientJob, TrainContext
 from fedaux.core.local_training import train_locally
 from fedaux.core.messages import Clients, ScoreRelease, Weights
 from fedaux.core.preparation import class_estimates, mechanism_of, release_scores
@@ -75,15 +76,17 @@ def calibrate(
         )
         model = head_alone(build_models(task)[name])
         load(model, {key: weights[name][key] for key in model.state_dict()})
-        train_locally(
+        context = TrainContext(
             model,
             features,
             labels,
-            section=task.experiment.local,
+            task.experiment.local,
             proximal=0.0,
-            generator=generator,
             compute=task.compute,
+            key="virtual features",
         )
+        rows = torch.arange(len(labels), device=labels.device)
+        train_locally(context, ClientJob(0, rows, generator, state={}))
         calibrated[name] |= snapshot(model)
     return Calibration(calibrated, releases, wasted, down, up)
 

@@ -113,6 +113,15 @@ def inference_batch(device: torch.device) -> int:
     return 4096 if device.type == "cuda" else 256
 
 
+def choose_device(name: str) -> torch.device:
+    """Return a device by name; `auto` is a GPU if one is available."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"engine.device = {name}: no CUDA device is available; use auto or cpu")
+    return torch.device(name)
+
+
 def has_bf16(device: torch.device) -> bool:
     """Return whether a device supports bf16 natively; emulation is hundreds of times slower."""
     if device.type == "cuda":

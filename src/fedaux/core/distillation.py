@@ -16,9 +16,15 @@ from torch.nn import functional
 
 from fedaux.config import Averaging, Distillation, Stopping
 from fedaux.core.compute import Compute
-from fedaux.core.local_training import OPTIMIZERS, epoch_orders
 from fedaux.core.messages import Weights
-from fedaux.core.steps import PreparedStepping, Stepping, Steps, batch_sizes
+from fedaux.core.steps import (
+    OPTIMIZERS,
+    PreparedStepping,
+    Stepping,
+    Steps,
+    batch_sizes,
+    epoch_orders,
+)
 from fedaux.core.weights import load, recompute_statistics, snapshot
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from fedaux.config import Local
 from fedaux.core.compute import Compute, to_float
-from fedaux.core.local_training import OPTIMIZERS
+from fedaux.core.steps import OPTIMIZERS
 from fedaux.formatting import install_hint
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.bounds import MOST_PARAMETERS

@@ -15,9 +15,9 @@ from fedaux.core.messages import Clients, ClientState, ScoreRelease, Weights
 from fedaux.core.methods import head_section
 from fedaux.core.preparation import release_scores
 from fedaux.core.private_head import require_linear
-from fedaux.core.round import average_by_prototype, own_weights
 from fedaux.core.task import Preparation, State, Task, build_models, extract
 from fedaux.core.teachers import Member
+from fedaux.core.weights import average_by_prototype, own_weights
 from fedaux.privacy.heads import layer_of
 from fedaux.privacy.mechanism import Public
 from fedaux.privacy.mechanisms import MECHANISMS, publish_map

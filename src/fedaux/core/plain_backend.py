@@ -66,22 +66,7 @@ def one_by_one(context: TrainContext) -> Training:
     ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
         for job in jobs:
             load(context.model, weights)
-            trained = train_locally(
-                context.model,
-                context.inputs,
-                context.labels,
-                rows=job.rows,
-                section=context.section,
-                proximal=context.proximal,
-                generator=job.generator,
-                compute=context.compute,
-                state=job.state,
-                loss=context.loss,
-                adjustment=job.adjustment,
-                beliefs=job.beliefs,
-                correction=job.correction,
-                mirrored=context.mirrored,
-            )
+            trained = train_locally(context, job)
             yield job, snapshot(context.model), trained
 
     return train

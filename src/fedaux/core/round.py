@@ -28,25 +28,23 @@ from fedaux.core.methods import Method
 from fedaux.core.objectives import steered, strength_of
 from fedaux.core.preparation import Scorer, release_scores
 from fedaux.core.round_log import RoundLog
-from fedaux.core.server_model import ServerModel
+from fedaux.core.server_model import server_models
 from fedaux.core.task import (
     Callback,
     Preparation,
     State,
     Task,
-    extract,
     objectives_of,
     rehearsed_rows,
-    trainable_models,
 )
 from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
 from fedaux.core.weights import (
     AVERAGES,
-    Average,
-    average,
-    clip_updates,
+    average_by_prototype,
+    clipped,
     evaluate,
     measure,
+    own_weights,
     server_step,
     smoothed,
 )
@@ -54,7 +52,6 @@ from fedaux.privacy.ledger import LedgerEntry
 
 if TYPE_CHECKING:
     from fedaux.core.corrections import Controls
-    from fedaux.models import SplitModel
 
 DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
 
@@ -78,34 +75,9 @@ class Server:
         self.task = task
         self.preparation = preparation
         self.scorer = Scorer(task, preparation)
-        self.server_models = {
-            name: self._server_model(name, model) for name, model in trainable_models(task).items()
-        }
+        self.server_models = server_models(task, preparation.extractors)
         self._clients = clients
         self._callback = callback
-
-    def _server_model(self, prototype: str, model: SplitModel) -> ServerModel:
-        """Return the server's side of a prototype; in linear mode it works on features of h0."""
-        task = self.task
-
-        def inputs(images: Tensor) -> Tensor:
-            if task.experiment.mode == "full":
-                return images
-            return extract(task, prototype, self.preparation.extractors[prototype], images)
-
-        validation = (
-            None if task.validation is None else (inputs(task.validation[0]), task.validation[1])
-        )
-        return ServerModel(
-            model,
-            experiment=task.experiment,
-            backend=task.backend,
-            architecture=task.architecture(prototype),
-            distill_inputs=inputs(task.distill_images),
-            mirrored_inputs=inputs(task.distill_images.flip(-1)) if task.mirrors else None,
-            test_inputs=inputs(task.test_images),
-            validation=validation,
-        )
 
     def play_round(self, state: State) -> tuple[State, dict[str, Any]]:
         """Play one round (Algorithm 2): select, train, average, teach, distill, evaluate."""
@@ -171,7 +143,8 @@ class Server:
         rate = self.task.method.server_rate
         rule = AVERAGES[self.task.experiment.aggregation]
         equal = [replace(one, num_examples=1) for one in members] if controls else members
-        after = averaged(before, equal, absent, average=rule)
+        everybody = [*equal, *absent] if members else []
+        after = {**before, **average_by_prototype(everybody, average=rule)}
         after = {name: server_step(before[name], own, rate=rate) for name, own in after.items()}
         for name in {member.prototype for member in members if controls}:
             after[name] = controls[name].shifted(after[name], members)
@@ -548,59 +521,8 @@ def select(present: Sequence[int], *, count: int, generator: np.random.Generator
     return sorted(int(client) for client in order[:count])
 
 
-def clipped(members: Sequence[Member], before: Mapping[str, Weights]) -> list[Member]:
-    """Return the members with their updates clipped to the median norm of their prototype."""
-    models: dict[int, Weights] = {}
-    for name in {member.prototype for member in members}:
-        group = [member for member in members if member.prototype == name]
-        weights = clip_updates([member.weights for member in group], before=before[name])
-        models |= {member.client: own for member, own in zip(group, weights, strict=True)}
-    return [replace(member, weights=models[member.client]) for member in members]
-
-
-def average_by_prototype(
-    members: Sequence[Member], *, average: Average = average
-) -> dict[str, Weights]:
-    """Average the members of each prototype, weighted by r_i |D_i|: share and number of
-    examples."""
-    groups: dict[str, list[Member]] = {}
-    for member in members:
-        if (
-            member.weights and member.num_examples * member.share > 0
-        ):  # an old share can underflow to 0
-            groups.setdefault(member.prototype, []).append(member)
-    return {
-        name: average(
-            [member.weights for member in group],
-            sizes=[member.num_examples * member.share for member in group],
-        )
-        for name, group in sorted(groups.items())
-    }
-
-
-def averaged(
-    before: Mapping[str, Weights],
-    members: Sequence[Member],
-    absent: Sequence[Member],
-    *,
-    average: Average,
-) -> dict[str, Weights]:
-    """Return the server's models; prototypes that have members get their average."""
-    everybody = [*members, *absent] if members else []
-    return {**before, **average_by_prototype(everybody, average=average)}
-
-
 def _mean(measured: Sequence[Mapping[str, Any]], key: str) -> float:
     return float(np.mean([one[key] for one in measured]))
-
-
-def own_weights(state: ClientState) -> Weights:
-    """Return the weights of a client's model in what is remembered of it."""
-    return {
-        key.removeprefix("weights/"): tensor
-        for key, tensor in state.tensors.items()
-        if key.startswith("weights/")
-    }
 
 
 def remembered(

@@ -7,7 +7,7 @@ code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from fedaux.config import ExperimentFields
 from fedaux.core.backend import Backend
 from fedaux.core.messages import Weights
 from fedaux.core.objectives import is_normalised
+from fedaux.core.task import Task, extract, trainable_models
 from fedaux.core.weights import evaluate, load, recompute_statistics, snapshot
 
 STATISTICS_BATCH = 512
@@ -122,3 +123,26 @@ class ServerModel:
             compute=self._compute,
         )
         return snapshot(self._model)
+
+
+def server_models(task: Task, extractors: Mapping[str, Weights]) -> dict[str, ServerModel]:
+    """Return the server's side of each prototype; in linear mode it works on features of h0."""
+
+    def inputs(prototype: str, images: Tensor) -> Tensor:
+        if task.experiment.mode == "full":
+            return images
+        return extract(task, prototype, extractors[prototype], images)
+
+    return {
+        name: ServerModel(
+            model,
+            experiment=task.experiment,
+            backend=task.backend,
+            architecture=task.architecture(name),
+            distill_inputs=inputs(name, task.distill_images),
+            mirrored_inputs=inputs(name, task.distill_images.flip(-1)) if task.mirrors else None,
+            test_inputs=inputs(name, task.test_images),
+            validation=task.validation and (inputs(name, task.validation[0]), task.validation[1]),
+        )
+        for name, model in trainable_models(task).items()
+    }

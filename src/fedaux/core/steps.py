@@ -5,19 +5,51 @@ Local training and distillation are sequences of such steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedaux.config import Distillation, Local
 from fedaux.core.compute import Compute
 from fedaux.core.weights import clones, copy_into, zero
 
 Loss = Callable[..., Tensor]
 """loss(logits [B, C], targets [B, ...], *constants) returns the mean loss of a batch."""
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+
+
+def adam(
+    parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any
+) -> torch.optim.Optimizer:
+    """Adam with a section's settings (Kingma & Ba 2015); fused on a CPU."""
+    parameters = list(parameters)
+    how = (
+        {"fused": True} if all(parameter.device.type == "cpu" for parameter in parameters) else {}
+    ) | how
+    return torch.optim.Adam(
+        parameters, lr=section.learning_rate, weight_decay=section.weight_decay, **how
+    )
+
+
+def sgd(
+    parameters: Iterable[nn.Parameter], section: Local | Distillation, **how: Any
+) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with a section's settings."""
+    return torch.optim.SGD(
+        parameters,
+        lr=section.learning_rate,
+        momentum=section.momentum,
+        weight_decay=section.weight_decay,
+        **how,
+    )
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "sgd": sgd}
+"""Called as optimizer(parameters, section, **how), for local training and distillation."""
 
 
 class Stepping(Protocol):
@@ -152,6 +184,21 @@ class Steps:
         if self._clip is not None:
             nn.utils.clip_grad_norm_(self.parameters, self._clip)
         self.optimizer.step()
+
+
+def epoch_orders(
+    rows: Tensor, *, epochs: int, generator: np.random.Generator, mirrored: int = 0
+) -> Iterator[Tensor]:
+    """Yield a random order of the rows [n] for each epoch.
+
+    If `mirrored` is given, half of them at random become row + `mirrored`, the mirrored image.
+    """
+    for _ in range(epochs):
+        order = rows[torch.from_numpy(generator.permutation(len(rows))).to(rows.device)]
+        if mirrored:
+            flips = torch.from_numpy(generator.integers(2, size=len(rows)))
+            order = order + mirrored * flips.to(rows.device)
+        yield order
 
 
 def batch_sizes(count: int, batch_size: int) -> Iterator[int]:

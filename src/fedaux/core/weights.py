@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux.core.compute import Compute
-from fedaux.core.messages import Weights
+from fedaux.core.messages import ClientState, Weights
+
+if TYPE_CHECKING:
+    from fedaux.core.teachers import Member
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of the names of batch normalisation's statistics."""
@@ -152,6 +156,45 @@ def clip_updates(weights: Sequence[Weights], *, before: Weights) -> list[Weights
             own = {**own, **dict(zip(floats, moved, strict=True))}
         clipped.append(own)
     return clipped
+
+
+def clipped(members: Sequence[Member], before: Mapping[str, Weights]) -> list[Member]:
+    """Return the members with their updates clipped to the median norm of their prototype."""
+    models: dict[int, Weights] = {}
+    for name in {member.prototype for member in members}:
+        group = [member for member in members if member.prototype == name]
+        weights = clip_updates([member.weights for member in group], before=before[name])
+        models |= {member.client: own for member, own in zip(group, weights, strict=True)}
+    return [replace(member, weights=models[member.client]) for member in members]
+
+
+def average_by_prototype(
+    members: Sequence[Member], *, average: Average = average
+) -> dict[str, Weights]:
+    """Average the members of each prototype, weighted by r_i |D_i|: share and number of
+    examples."""
+    groups: dict[str, list[Member]] = {}
+    for member in members:
+        if (
+            member.weights and member.num_examples * member.share > 0
+        ):  # an old share can underflow to 0
+            groups.setdefault(member.prototype, []).append(member)
+    return {
+        name: average(
+            [member.weights for member in group],
+            sizes=[member.num_examples * member.share for member in group],
+        )
+        for name, group in sorted(groups.items())
+    }
+
+
+def own_weights(state: ClientState) -> Weights:
+    """Return the weights of a client's model in what is remembered of it."""
+    return {
+        key.removeprefix("weights/"): tensor
+        for key, tensor in state.tensors.items()
+        if key.startswith("weights/")
+    }
 
 
 def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:

@@ -1,14 +1,16 @@
 """Data: sources, the split over clients, the split of the auxiliary data, batches and views."""
 
 from fedaux.data.labelled import LabelledData
-from fedaux.data.loading import load_both, load_private, load_public
 from fedaux.data.sources import (
     SOURCES,
     Source,
     count_labelled,
     load_auxiliary,
+    load_both,
     load_labelled,
     load_own,
+    load_private,
+    load_public,
     load_rows,
     load_test,
 )

@@ -19,21 +19,6 @@ JITTER_DRAWS = {1: 3, 3: 6}
 """Random numbers per image, by channels."""
 
 
-def augment(images: Tensor, *, policy: Augmentation, generator: torch.Generator) -> Tensor:
-    """Return one random view of every image: float [N, C, H, W] in [0, 1] in and out.
-
-    Raises:
-        ValueError: `images` is not a floating-point [N, C, H, W] with one or three channels.
-    """
-    if images.ndim != 4 or images.shape[1] not in JITTER_DRAWS or not images.is_floating_point():
-        raise ValueError(
-            "images must be floating point [N, C, H, W] with C = 1 or 3, "
-            f"got {images.dtype} {list(images.shape)}"
-        )
-    views = Views(policy, channels=images.shape[1], device=images.device, dtype=images.dtype)
-    return views(images, views.draw(len(images), generator=generator))
-
-
 class Views:
     """Random views: a pure function of images and random numbers, which can be compiled.
 
@@ -42,21 +27,14 @@ class Views:
     once, at the end. One-channel images have no saturation, hue or greyscale.
     """
 
-    def __init__(
-        self,
-        policy: Augmentation,
-        *,
-        channels: int,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, policy: Augmentation, *, channels: int, device: torch.device) -> None:
         self.draws = AFFINE_DRAWS + JITTER_DRAWS[channels]
         """Random numbers per image."""
         self._policy = policy
         # Created here, because a CUDA graph must not copy from the host; torch.where with a number
         # would do so too.
-        self._luma = torch.tensor(LUMA if channels == 3 else (1.0,), device=device, dtype=dtype)
-        self._identity = torch.eye(3, device=device, dtype=dtype)
+        self._luma = torch.tensor(LUMA if channels == 3 else (1.0,), device=device)
+        self._identity = torch.eye(3, device=device)
 
     def draw(self, size: int, *, generator: torch.Generator) -> Tensor:
         """Draw the random numbers for `size` images, uniform in [0, 1): [draws, size]."""

@@ -75,7 +75,7 @@ def decode(
     if isinstance(content, np.ndarray):
         if channels in (None, len(content)) and (side is None or content.shape[1:] == (side, side)):
             return content
-        return _finish(_from_pixels(content), channels=channels, side=side)
+        return _finish(from_pixels(content), channels=channels, side=side)
     try:
         with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as picture:
             if "exif" in picture.info:
@@ -129,7 +129,8 @@ def convert(images: Tensor, *, channels: int | None, side: int | None) -> Tensor
     )
 
 
-def _from_pixels(pixels: Pixels) -> Image.Image:
+def from_pixels(pixels: Pixels) -> Image.Image:
+    """Return pixels [C, H, W] as a picture."""
     return Image.fromarray(
         pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
     )

@@ -110,8 +110,9 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
         raise ValueError(
             f"{Path(path)}: should be a folder, with a folder {part} if it has other parts"
         )
+    suffixes = TEXT_SUFFIXES if texts else IMAGE_SUFFIXES
     if not isinstance(section, Data):
-        images = _files_below(place, texts=texts)
+        images = files_below(place, suffixes=suffixes)
         if not images:
             raise _nothing_in(place, texts=texts)
         return Table(
@@ -127,7 +128,7 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
     members = [
         (file, number)
         for number, name in enumerate(classes)
-        for file in _files_below(place / name, texts=texts)
+        for file in files_below(place / name, suffixes=suffixes)
     ]
     if not members and not section.skip_bad:
         raise _nothing_in(place, texts=texts)
@@ -149,8 +150,8 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name == ARCHIVER
 
 
-def _files_below(folder: Path, *, texts: bool) -> list[Path]:
-    suffixes = TEXT_SUFFIXES if texts else IMAGE_SUFFIXES
+def files_below(folder: Path, *, suffixes: Collection[str]) -> list[Path]:
+    """Return the files in a folder and its subfolders with these suffixes, without hidden ones."""
     return sorted(
         file
         for file in folder.rglob("*")

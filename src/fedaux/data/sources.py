@@ -1,4 +1,5 @@
-"""Sources of data: how to count and load the examples of each format."""
+"""Sources of data: how to count and load the examples of each format, and those of an
+experiment."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.config import Auxiliary, Data
+from fedaux.config import Auxiliary, Data, ExperimentFields
 from fedaux.data import embedded, notes, wordnet
 from fedaux.data.binary import open_cifar10, open_cifar100, open_idx, open_stl10, open_svhn
 from fedaux.data.decoding import convert
@@ -33,6 +34,8 @@ from fedaux.data.tensors import (
     load_tensors,
 )
 from fedaux.data.texts import Texts
+from fedaux.data.vocabulary import Vocabulary
+from fedaux.data.vocabulary_choice import vocabulary_of
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,38 @@ class Source:
     """Loads the good rows of a node's images; no row has a say in what becomes of another."""
     load_auxiliary: Callable[..., Tensor] | None = None
     open_public: Callable[[Auxiliary], Table] | None = None
+
+
+def load_private(experiment: ExperimentFields) -> LabelledData:
+    """Load the clients' data and the test data."""
+    texts = (
+        None if experiment.text is None else Texts(_vocabulary(experiment), experiment.text.length)
+    )
+    return load_labelled(experiment.data, texts=texts)
+
+
+def load_both(experiment: ExperimentFields) -> tuple[LabelledData, Tensor]:
+    """Load private and public data; texts of both with one vocabulary."""
+    if experiment.text is None:
+        private = load_labelled(experiment.data)
+        return private, load_auxiliary(experiment.auxiliary, shape=private.input_shape)
+    public, found = load_public(experiment)
+    assert found is not None, "texts have a vocabulary"
+    return load_labelled(experiment.data, texts=Texts(found, experiment.text.length)), public
+
+
+def load_public(experiment: ExperimentFields) -> tuple[Tensor, Vocabulary | None]:
+    """Load public data only; texts with their vocabulary."""
+    if experiment.text is None:
+        return load_auxiliary(experiment.auxiliary), None
+    found, section = _vocabulary(experiment), experiment.text
+    length = section.auxiliary_length or section.length
+    return load_auxiliary(experiment.auxiliary, texts=Texts(found, length)), found
+
+
+def _vocabulary(experiment: ExperimentFields) -> Vocabulary:
+    open_public = SOURCES[experiment.auxiliary.source].open_public
+    return vocabulary_of(experiment, open_public=open_public)
 
 
 def count_labelled(section: Data, *, texts: bool = False) -> int:
@@ -314,7 +349,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
         assert table is not None, "openers raise without data"
         return table
 
-    def load_public(section: Auxiliary, texts: Texts | None = None) -> Tensor:
+    def load_unlabelled(section: Auxiliary, texts: Texts | None = None) -> Tensor:
         table = open_public(section, texts is not None)
         size = section.size if section.wordnet is None else None  # rows of a noun can be anywhere
         assert section.path is not None, "checked before a run"
@@ -338,7 +373,7 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
         count_labelled=count,
         load_labelled=load,
         load_rows=load_rows,
-        load_auxiliary=load_public,
+        load_auxiliary=load_unlabelled,
         open_public=open_public if general else None,
     )
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedaux.core.backend import ClientJob, TrainContext, Training, TrainResult
-from fedaux.core.local_training import client_batches, rows_per_epoch
+from fedaux.core.local_training import client_batches, rows_per_round
 from fedaux.core.messages import Weights
 from fedaux.fast import triton as kernels
 from fedaux.fast.fallback import attempt
-from fedaux.fast.streams import StreamTraining
+from fedaux.fast.streams import StreamTraining, waves
+from fedaux.models import SplitModel
 
 if TYPE_CHECKING:
     from fedaux.fast.triton.steps import BatchedSteps
@@ -27,7 +28,7 @@ class BatchedTraining:
 
     def __init__(self, context: TrainContext, *, capacity: int) -> None:
         self._context = context
-        self._capacity = rows_per_epoch(context, capacity)
+        self._capacity = capacity
         self._steps: BatchedSteps | None = None
         self._otherwise: Training | None = None
 
@@ -46,8 +47,7 @@ class BatchedTraining:
     def __call__(
         self, jobs: Sequence[ClientJob], weights: Weights
     ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
-        """Train each job from the given weights, large ones first, so that neighbours end
-        together."""
+        """Train each job from the given weights."""
         if self._steps is None and self._otherwise is None:
             self._steps = attempt(
                 self._prepared,
@@ -61,17 +61,16 @@ class BatchedTraining:
             yield from self._otherwise(jobs, weights)
             return
         assert self._steps is not None
-        ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
-        width = self._context.compute.clients_at_once
-        for begin in range(0, len(ordered), width):
-            yield from self._wave(self._steps, ordered[begin : begin + width], weights)
+        for wave in waves(jobs, width=self._context.compute.clients_at_once):
+            yield from self._wave(self._steps, wave, weights)
 
     def _prepared(self) -> BatchedSteps:
         from fedaux.fast.triton.steps import BatchedSteps  # which needs Triton
 
-        context, section = self._context, self._context.section
+        context, section, model = self._context, self._context.section, self._context.model
+        assert isinstance(model, SplitModel), "others are not possible"
         steps = BatchedSteps(
-            context.model,
+            model,
             context.inputs,
             context.labels,
             clients=context.compute.clients_at_once,
@@ -79,7 +78,7 @@ class BatchedTraining:
             weight_decay=section.weight_decay,
             proximal=context.proximal,
             compute=context.compute,
-            capacity=section.epochs * self._capacity,
+            capacity=rows_per_round(context, self._capacity),
             batch_size=section.batch_size + context.loss.rehearsed,
             loss=context.loss,
         )

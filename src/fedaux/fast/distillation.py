@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from fedaux.config import Distillation
 from fedaux.core.compute import Compute
 from fedaux.core.distillation import distill, distillation_loss, for_each
-from fedaux.core.local_training import OPTIMIZERS
 from fedaux.core.messages import Weights
-from fedaux.core.steps import PreparedStepping, batch_sizes
+from fedaux.core.steps import OPTIMIZERS, PreparedStepping, batch_sizes
 from fedaux.fast import triton as kernels
 from fedaux.fast.capture import CapturedSteps
 from fedaux.fast.fallback import attempt

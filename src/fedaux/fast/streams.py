@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedaux.core.backend import ClientJob, TrainContext, Training, TrainResult
-from fedaux.core.local_training import OPTIMIZERS, client_batches, rows_per_epoch
+from fedaux.core.local_training import client_batches, rows_per_round
 from fedaux.core.messages import Weights
 from fedaux.core.objectives import joined_targets
 from fedaux.core.plain_backend import one_by_one
-from fedaux.core.steps import batch_sizes, optimizer_state, restore_optimizer
+from fedaux.core.steps import OPTIMIZERS, batch_sizes, optimizer_state, restore_optimizer
 from fedaux.core.weights import load, snapshot
 from fedaux.fast.capture import CapturedSteps
 from fedaux.fast.fallback import attempt
@@ -30,7 +30,7 @@ class StreamTraining:
 
     def __init__(self, context: TrainContext, *, capacity: int) -> None:
         self._context = context
-        self._capacity = context.section.epochs * rows_per_epoch(context, capacity)
+        self._capacity = rows_per_round(context, capacity)
         self._slots: list[CapturedSteps] = []
         self._plain: Training | None = None
         self._targets: Tensor | None = None
@@ -39,12 +39,8 @@ class StreamTraining:
     def __call__(
         self, jobs: Sequence[ClientJob], weights: Weights
     ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
-        """Train each job from the given weights, large ones first, so that neighbours end
-        together."""
-        ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
-        width = self._context.compute.clients_at_once
-        for begin in range(0, len(ordered), width):
-            wave = ordered[begin : begin + width]
+        """Train each job from the given weights."""
+        for wave in waves(jobs, width=self._context.compute.clients_at_once):
             if self._plain is None and not self._prepared(wave):
                 self._plain = one_by_one(self._context)
             yield from (
@@ -130,6 +126,13 @@ class StreamTraining:
                 snapshot(slot.model),
                 TrainResult(loss / (section.epochs * len(job.rows)), kept),
             )
+
+
+def waves(jobs: Sequence[ClientJob], *, width: int) -> Iterator[Sequence[ClientJob]]:
+    """Yield `width` jobs at a time, large ones first, so that neighbours end together."""
+    ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
+    for begin in range(0, len(ordered), width):
+        yield ordered[begin : begin + width]
 
 
 def _steps(slot: CapturedSteps, queue: Sequence[Tensor]) -> Iterator[bool]:

@@ -18,9 +18,7 @@ EXPIRED, NOT_YET, WRONG_NAMES = 10, 9, (62, 64)
 """OpenSSL's codes: its dates, and the host name or address that it is not valid for."""
 
 
-def server_problems(
-    folder: Path, *, names: Sequence[str], now: datetime | None = None
-) -> list[str]:
+def server_problems(folder: Path, *, names: Sequence[str]) -> list[str]:
     """Return what is wrong with the files of a server that nodes reach by these names.
 
     `folder` holds ca.crt, server.pem (the server's certificate first, then intermediate ones) and
@@ -28,7 +26,7 @@ def server_problems(
     """
     from cryptography import x509
 
-    now = now or datetime.now(UTC)
+    now = datetime.now(UTC)
     authority_file, (certificate_file, key_file) = (
         folder / AUTHORITY[0],
         map(folder.joinpath, SERVER),
@@ -78,11 +76,11 @@ def server_problems(
     return found
 
 
-def authority_problems(file: Path, *, now: datetime | None = None) -> list[str]:
+def authority_problems(file: Path) -> list[str]:
     """Return what is wrong with the certificate by which a node recognises the server."""
     from cryptography import x509
 
-    now = now or datetime.now(UTC)
+    now = datetime.now(UTC)
     try:
         certificates = _certificates(file)
     except ValueError as error:
@@ -98,9 +96,9 @@ def authority_problems(file: Path, *, now: datetime | None = None) -> list[str]:
     return [line for one in certificates if (line := _date_problem(file, one, now=now))]
 
 
-def warnings_of(file: Path, *, now: datetime | None = None) -> list[str]:
+def warnings_of(file: Path) -> list[str]:
     """Return which certificates of a file end soon."""
-    now = now or datetime.now(UTC)
+    now = datetime.now(UTC)
     ends = min(one.not_valid_after_utc for one in _certificates(file))
     return [f"Warning: {file} ends on {ends:%Y-%m-%d}; renew it."] if ends - now < SOON else []
 

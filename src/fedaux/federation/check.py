@@ -25,14 +25,14 @@ from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.preflight import problems_of
 
 
-def check_server(folder: Path, *, host: str = "0.0.0.0") -> list[str]:
+def check_server(folder: Path) -> list[str]:
     """Return what is to be said of the certificates of a server. Raises ValueError if they are
     missing, or nodes or its own processes would reject them."""
     from fedaux.federation.certificates import warnings_of
     from fedaux.federation.processes import link_arguments
 
     port = port_of(folder, simulation=False)
-    link_arguments(folder, host=host, port=port, simulation=False)
+    link_arguments(folder, host="0.0.0.0", port=port, simulation=False)
     certificates = folder / "certificates"
     warnings = [*warnings_of(certificates / "server.pem"), *warnings_of(certificates / "ca.crt")]
     return [f"{certificates}: dates, names, key and chain are right.", *warnings]

@@ -20,6 +20,14 @@ Folder = Annotated[
     Path, typer.Argument(help="The federation's folder, on the server.", metavar="DIR")
 ]
 NodeFile = Annotated[Path, typer.Argument(help="The node's configuration.", metavar="NODE.toml")]
+RootCertificates = Annotated[
+    Path | None,
+    typer.Option(
+        "--root-certificates",
+        help="The federation's ca.crt.",
+        show_default="ca.crt beside the file",
+    ),
+]
 
 
 @app.callback()
@@ -213,14 +221,7 @@ def link(
 def node(
     file: NodeFile,
     superlink: Annotated[str, typer.Option("--superlink", help="The server.", metavar="HOST:PORT")],
-    certificate: Annotated[
-        Path | None,
-        typer.Option(
-            "--root-certificates",
-            help="The federation's ca.crt.",
-            show_default="ca.crt beside the file",
-        ),
-    ] = None,
+    certificate: RootCertificates = None,
     key: Annotated[
         Path | None,
         typer.Option(
@@ -290,14 +291,7 @@ def check(
             metavar="HOST:PORT",
         ),
     ] = None,
-    certificate: Annotated[
-        Path | None,
-        typer.Option(
-            "--root-certificates",
-            help="The federation's ca.crt.",
-            show_default="ca.crt beside the file",
-        ),
-    ] = None,
+    certificate: RootCertificates = None,
 ) -> None:
     """Check a node's configuration, read its data, and show what would leave this machine; without
     --superlink, offline. Of a server's folder, check the certificates.

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedaux.federation.status import FILE, GONE, is_locked
+from fedaux.federation.status import FILE, GONE, is_locked, seconds_since
 
 TIMEOUT = 5.0
 """Seconds to wait for a connection."""
@@ -106,7 +106,7 @@ def _run(found: Report, directory: Path) -> None:
     try:
         status: dict[str, Any] = json.loads((directory / FILE).read_text(encoding="utf-8"))
         run, clients = status["run"], status["clients"]
-        silent = _seconds(status["written"], now)
+        silent = seconds_since(status["written"], now)
     except (OSError, ValueError, KeyError, TypeError) as error:
         found.problems.append(f"{directory / FILE}: not readable ({error!r})")
         return
@@ -128,7 +128,7 @@ def _run(found: Report, directory: Path) -> None:
     for client, row in clients.items():
         found.put("client_rounds_answered", row["rounds_answered"], run=name, client=client)
         if "last_seen" in row:
-            seen = _seconds(row["last_seen"], now)
+            seen = seconds_since(row["last_seen"], now)
             found.put("client_silent_seconds", seen, run=name, client=client)
 
 
@@ -156,10 +156,6 @@ def _listens(port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _seconds(then: str, now: datetime) -> float:
-    return max(0.0, (now - datetime.fromisoformat(then)).total_seconds())
 
 
 def exposition(found: Report) -> str:

@@ -195,3 +195,8 @@ def is_locked(directory: Path) -> bool:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def seconds_since(then: str, now: datetime) -> float:
+    """Return the seconds since a time of the status file; 0 if it is later than `now`."""
+    return max(0.0, (now - datetime.fromisoformat(then)).total_seconds())

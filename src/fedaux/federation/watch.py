@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedaux.federation.status import FILE, GONE, VERSION, is_locked
+from fedaux.federation.status import FILE, GONE, VERSION, is_locked, seconds_since
 
 SILENT_SECONDS = 60.0
 """Silence of the server after which the view mentions it: it may be training, or may have
@@ -85,7 +85,7 @@ def view(status: Mapping[str, Any], *, now: datetime) -> Group:
     }
     nodes = ", ".join(f"{number} {state}" for state, number in count.items() if number)
     parts: list[RenderableType] = [
-        Text(run_line(run, nodes, silent=_seconds(status["written"], now))),
+        Text(run_line(run, nodes, silent=seconds_since(status["written"], now))),
         table,
     ]
     if turned_away := status.get("turned_away"):
@@ -144,12 +144,8 @@ def _printable(text: str) -> Text:
     return Text("".join(letter if letter.isprintable() else "?" for letter in text))
 
 
-def _seconds(then: str, now: datetime) -> float:
-    return max(0.0, (now - datetime.fromisoformat(then)).total_seconds())
-
-
 def _ago(then: str, now: datetime) -> str:
-    seconds = _seconds(then, now)
+    seconds = seconds_since(then, now)
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"

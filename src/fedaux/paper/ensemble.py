@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedaux.config import Experiment
+from fedaux.core.compute import choose_device
 from fedaux.core.messages import TrainRequest
 from fedaux.core.preparation import Scorer, prepare
 from fedaux.core.simulation import SimulatedClients
@@ -27,7 +28,7 @@ from fedaux.paper import datasets
 from fedaux.paper.document import Context, Document, seeds_text, spread, spread_text
 from fedaux.report.tables import Table
 from fedaux.running import preflight as checks
-from fedaux.running.run import ExperimentRunner, NullCallback, choose_device, split_for
+from fedaux.running.run import ExperimentRunner, NullCallback, split_for
 from fedaux.running.run_directory import RunDirectory
 
 MECHANISMS = ("mean", "released-code", "paper", "none")

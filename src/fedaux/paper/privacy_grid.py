@@ -9,7 +9,6 @@ settings or seeds are added.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -32,13 +31,12 @@ from fedaux.paper.document import (
     spread_text,
     unfinished,
 )
-from fedaux.paper.running import complete_records, without_result
+from fedaux.paper.running import run_points
 from fedaux.paper.study_figures import GREY, new_figure, tidy
 from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.report.figures import DASHES
 from fedaux.report.svg import STYLE
 from fedaux.report.tables import Table
-from fedaux.sweep import cells_of, sweep
 
 Row = Mapping[str, Any]
 Grids = Mapping[str, Mapping[str, Sequence[float]]]
@@ -92,14 +90,7 @@ def run(context: Context, *, grids: Grids | None = None, method: str = "fedaux")
         for seed in base.seeds
         for chosen in listed
     }
-    table = {key: value for key, value in base.to_dict().items() if key != "output"}
-    cells = [
-        replace(cell, name=name)
-        for cell, name in zip(cells_of(table, list(points.values())), points, strict=True)
-    ]
-    folder = context.out / "cells"
-    missing = without_result(sweep(cells, folder, name="privacy", resume=True, **context.sweeping))
-    records = complete_records(folder)
+    records, missing = run_points(context, points, name="privacy")
     rows = []
     for chosen in listed:
         names = [run_name(chosen, seed) for seed in base.seeds]

@@ -8,16 +8,14 @@ interrupted grid resumes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from fedaux.core.methods import METHODS
 from fedaux.paper import datasets
 from fedaux.paper.document import Context, Document, Items, seeds_text, spread, unfinished
-from fedaux.paper.running import complete_records, without_result
+from fedaux.paper.running import run_points
 from fedaux.report.tables import Table
-from fedaux.sweep import cells_of, sweep
 
 METHOD = "fedaux2"
 TOLERATED = 1.0
@@ -53,16 +51,7 @@ def run(
     for setting, method, seed in product(settings_of(axes), base.method, base.seeds):
         changes = {KEYS[key]: value for key, value in read_by(method, setting).items()}
         points[name_of(setting, method, seed)] = {"method": [method], "seeds": [seed]} | changes
-    table = {key: value for key, value in base.to_dict().items() if key != "output"}
-    cells = [
-        replace(cell, name=name)
-        for cell, name in zip(cells_of(table, list(points.values())), points, strict=True)
-    ]
-    folder = context.out / "cells"
-    missing = without_result(
-        sweep(cells, folder, name="robustness", resume=True, **context.sweeping)
-    )
-    records = complete_records(folder)
+    records, missing = run_points(context, points, name="robustness")
     rows = []
     for setting in settings_of(axes):
         named = {

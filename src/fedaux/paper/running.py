@@ -10,11 +10,11 @@ from typing import Any
 
 from fedaux.config import ConfigError, Local
 from fedaux.paper import datasets, embedded, published
-from fedaux.paper.document import spread
+from fedaux.paper.document import Context, spread
 from fedaux.paper.study import Grid, Study, Value, chosen_methods, narrowed, relevant
 from fedaux.recipes import find_recipe, read_recipe
 from fedaux.report.run import curve_points, read_run
-from fedaux.sweep import Cell, Outcome, cells_of, read_records
+from fedaux.sweep import Cell, Outcome, cells_of, read_records, sweep
 
 CENTRAL = "centralised"
 """The name of centralised training among the methods: FedAVG from h0 with one client that holds
@@ -325,6 +325,22 @@ def without_result(outcome: Outcome) -> list[str]:
 def complete_records(folder: Path) -> dict[str, Mapping[str, Any]]:
     """Return the records of the complete runs in a folder, by name."""
     return {record["cell"]: record for record in read_records(folder) if record["complete"]}
+
+
+def run_points(
+    context: Context, points: Mapping[str, Mapping[str, Any]], *, name: str
+) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """Run the experiment with the changes of each named point, if that run is not finished yet.
+
+    Returns the records of all complete runs under OUT/cells by name, and a line for each run
+    without a result.
+    """
+    table = {key: value for key, value in context.experiment.to_dict().items() if key != "output"}
+    cells = cells_of(table, points.values())
+    named = [replace(cell, name=own) for cell, own in zip(cells, points, strict=True)]
+    folder = context.out / "cells"
+    outcome = sweep(named, folder, name=name, resume=True, **context.sweeping)
+    return complete_records(folder), without_result(outcome)
 
 
 def measure(study: Study, prepared: Plan, folder: Path) -> list[dict[str, Any]]:

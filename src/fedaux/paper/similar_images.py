@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedaux import seeding
+from fedaux.core.compute import choose_device
 from fedaux.core.task import build_models
 from fedaux.data import load_both
 from fedaux.paper import datasets
@@ -30,7 +31,7 @@ from fedaux.report.data_figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
 from fedaux.report.tables import Table
 from fedaux.running import preflight as checks
-from fedaux.running.run import ExperimentRunner, NullCallback, choose_device, split_for
+from fedaux.running.run import ExperimentRunner, NullCallback, split_for
 from fedaux.running.run_directory import RunDirectory
 
 WARNING = "Shows private images: for simulations only."

@@ -239,10 +239,10 @@ def unit_scores(toy: Gaussians, *, clipped: bool) -> tuple[Tensor, float]:
     return mechanism.log_scores(vectors, torch.zeros(3).to(vectors), public, projected), share
 
 
-def calibrate(*, dimension: int, spread: float, seed: int, size: int = 5000) -> dict[str, Any]:
+def calibrate(*, dimension: int, spread: float, seed: int) -> dict[str, Any]:
     """Return the sharpness at which `mean` is closest to the true weights, with and without
     clipping."""
-    toy = build(size, seed=seed, dimension=dimension, spread=spread)
+    toy = build(5000, seed=seed, dimension=dimension, spread=spread)
     found: dict[str, Any] = {"dimension": dimension, "spread": spread, "predicted": spread**2}
     for name, clipped in (("unclipped", False), ("clipped", True)):
         logs, found["clipped_share"] = unit_scores(toy, clipped=clipped)

@@ -55,7 +55,6 @@ def linear_accuracy(
     *,
     num_classes: int,
     generator: np.random.Generator,
-    strengths: Sequence[float] = STRENGTHS,
 ) -> tuple[float, float]:
     """Return the test accuracy of softmax regression, and the strength of its regularisation.
 
@@ -74,10 +73,10 @@ def linear_accuracy(
             labels[rest],
             features[held],
             num_classes=num_classes,
-            strengths=strengths,
+            strengths=STRENGTHS,
         )
     ]
-    best = max(zip(shown, strengths, strict=True))[1]
+    best = max(zip(shown, STRENGTHS, strict=True))[1]
     (outputs,) = softmax_outputs(
         features, labels, test_features, num_classes=num_classes, strengths=[best]
     )

@@ -26,8 +26,9 @@ from fedaux.data.decoding import (
     Pixels,
     decode,
     encoded_size,
+    from_pixels,
 )
-from fedaux.data.folders import IMAGE_SUFFIXES, TEXT_SUFFIXES
+from fedaux.data.folders import IMAGE_SUFFIXES, TEXT_SUFFIXES, files_below
 from fedaux.data.lines import open_csv, open_jsonl
 from fedaux.data.parquet import open_parquet
 from fedaux.data.tables import Opener, Table
@@ -35,8 +36,6 @@ from fedaux.data.texts import Texts, padded, text_of, trimmed
 
 TABLES: dict[str, Opener] = {".csv": open_csv, ".jsonl": open_jsonl, ".parquet": open_parquet}
 """Readers of tables by the end of a file's name."""
-LEFT_OUT = "__MACOSX"
-"""A folder that archives contain besides their content."""
 
 
 @dataclass(frozen=True)
@@ -161,25 +160,13 @@ def _of_path(
             return [[Item(str(place), None, place)]]
         return [Rows(place, opened(opener, place))]
     suffixes = TEXT_SUFFIXES if texts else IMAGE_SUFFIXES
-    files = [file for file in _below(place) if file.suffix.lower() in suffixes]
-    if files:
+    if files := files_below(place, suffixes=suffixes):
         return [[Item(str(file), None, file) for file in files]]
-    tables = [file for file in _below(place) if file.suffix.lower() in TABLES]
+    tables = files_below(place, suffixes=TABLES)
     if not tables:
         kinds = ", ".join(sorted({*suffixes, *TABLES}))
         raise ValueError(f"{place}: has no {'texts' if texts else 'images'} ({kinds})")
     return [part for file in tables for part in _of_path(file, texts=texts, opened=opened)]
-
-
-def _below(folder: Path) -> list[Path]:
-    found = (file for file in folder.rglob("*") if file.is_file())
-    return sorted(
-        file
-        for file in found
-        if not any(
-            part.startswith(".") or part == LEFT_OUT for part in file.relative_to(folder).parts
-        )
-    )
 
 
 def _opened(
@@ -300,10 +287,8 @@ class Converter:
         square = height == width
         pixels = decode(item.content, channels=channels, side=height if square else None)
         if pixels.shape[1:] != (height, width):
-            flat = pixels[0] if channels == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0))
-            fitted = np.asarray(
-                ImageOps.fit(Image.fromarray(flat), (width, height), Image.Resampling.BILINEAR)
-            )
+            size, filter = (width, height), Image.Resampling.BILINEAR
+            fitted = np.asarray(ImageOps.fit(from_pixels(pixels), size, filter))
             pixels = fitted[None] if channels == 1 else fitted.transpose(2, 0, 1)
         return pixels
 

@@ -24,7 +24,13 @@ from torch import Tensor, nn
 import fedaux
 from fedaux import seeding
 from fedaux.config import Experiment, ExperimentFields
-from fedaux.core.compute import CLIENTS_AT_ONCE, Compute, compute_for, inference_batch
+from fedaux.core.compute import (
+    CLIENTS_AT_ONCE,
+    Compute,
+    choose_device,
+    compute_for,
+    inference_batch,
+)
 from fedaux.core.messages import Clients, Weights
 from fedaux.core.methods import METHODS
 from fedaux.core.preparation import prepare
@@ -529,15 +535,6 @@ def out_of_memory(experiment: Experiment, what: str) -> str:
         f"evaluation.batch_size (now {batch}) or distillation.batch_size "
         f"(now {experiment.distillation.batch_size})"
     )
-
-
-def choose_device(name: str) -> torch.device:
-    """Return a device by name; `auto` is a GPU if one is available."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"engine.device = {name}: no CUDA device is available; use auto or cpu")
-    return torch.device(name)
 
 
 def environment(compute: Compute) -> dict[str, Any]:

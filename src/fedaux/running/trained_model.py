@@ -15,7 +15,7 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, Data, Engine
 from fedaux.config_errors import nearest
-from fedaux.core.compute import Compute, compute_for, has_bf16, inference_batch
+from fedaux.core.compute import Compute, choose_device, compute_for, has_bf16, inference_batch
 from fedaux.core.messages import Weights
 from fedaux.core.task import head_alone
 from fedaux.data.texts import Texts
@@ -185,8 +185,6 @@ def load(
     `module` is the network of a file whose model is not registered here. Nothing is unpickled.
     Raises ValueError if there are several models, or if the model is not known.
     """
-    from fedaux.running.run import choose_device
-
     if not re.match(DEVICE_PATTERN, device):
         raise ValueError(f"--device {device} (device=): {PATTERN_MEANING[DEVICE_PATTERN]}")
     file = find_model(Path(path), method=method, seed=seed, prototype=prototype)

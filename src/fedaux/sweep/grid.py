@@ -20,7 +20,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import BaseModel
 
 from fedaux.config import ConfigError, Experiment, ExperimentFields
-from fedaux.config_errors import inspect, plain, section_in
+from fedaux.config_errors import inspect, plain, section_in, shortened
 
 APART = ("method", "seeds")
 """Lists of methods or seeds within one run; `apart` makes each a separate run."""
@@ -112,17 +112,17 @@ def axes_of(raw: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, str
                 continue  # its value
             if not all(inner):
                 problems[key] = (
-                    f"{key} = {_shown(values)}: mixes lists and other items; should be one list, "
-                    "or a list of lists to sweep over"
+                    f"{key} = {shortened(values)}: mixes lists and other items; should be one "
+                    "list, or a list of lists to sweep over"
                 )
                 continue
         if reason := FIXED.get(key):
-            problems[key] = f"{key} = {_shown(values)}: cannot be swept over; it {reason}"
+            problems[key] = f"{key} = {shortened(values)}: cannot be swept over; it {reason}"
         elif not values:
             problems[key] = f"{key} = []: nothing to sweep over; should have at least 1 item"
         elif repeated := [value for place, value in enumerate(values) if value in values[:place]]:
             problems[key] = (
-                f"{key} = {_shown(values)}: {_shown(repeated[0])} appears more than once"
+                f"{key} = {shortened(values)}: {shortened(repeated[0])} appears more than once"
             )
         else:
             axes[key] = values
@@ -262,8 +262,3 @@ def _with_cells(line: str, cells: Sequence[str], *, number: int) -> str:
     others = len(cells) - 1
     more = "" if not others else f" and {others} other cell{'s' if others > 1 else ''}"
     return f"{cells[0]}{more}: {line}"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,22 +1,19 @@
-"""Load the data of an experiment, private and public; for texts with their vocabulary."""
+"""Which vocabulary the texts of an experiment have: given, of the data or a checkpoint, or
+learned."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from torch import Tensor
-
 from fedaux.config import Auxiliary, ExperimentFields
 from fedaux.data import cache, vocabulary
 from fedaux.data.checkpoints import checkpoint_of, locate
-from fedaux.data.labelled import LabelledData
-from fedaux.data.sources import SOURCES, load_auxiliary, load_labelled
 from fedaux.data.tables import Table
 from fedaux.data.tensors import carried_vocabulary
-from fedaux.data.texts import Texts, text_of
+from fedaux.data.texts import text_of
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.files import save_text
 
@@ -25,43 +22,20 @@ LEARNED = "auxiliary"
 """The value of text.vocabulary that learns one from the public texts."""
 
 
-def load_private(experiment: ExperimentFields) -> LabelledData:
-    """Load the clients' data and the test data."""
-    texts = (
-        None
-        if experiment.text is None
-        else Texts(vocabulary_of(experiment), experiment.text.length)
-    )
-    return load_labelled(experiment.data, texts=texts)
+OpenPublic = Callable[[Auxiliary], Table]
 
 
-def load_both(experiment: ExperimentFields) -> tuple[LabelledData, Tensor]:
-    """Load private and public data; texts of both with one vocabulary."""
-    if experiment.text is None:
-        private = load_labelled(experiment.data)
-        return private, load_auxiliary(experiment.auxiliary, shape=private.input_shape)
-    public, found = load_public(experiment)
-    assert found is not None, "texts have a vocabulary"
-    return load_labelled(experiment.data, texts=Texts(found, experiment.text.length)), public
+def vocabulary_of(experiment: ExperimentFields, *, open_public: OpenPublic | None) -> Vocabulary:
+    """Return the given vocabulary, that of the data or a checkpoint, or a learned one.
 
-
-def load_public(experiment: ExperimentFields) -> tuple[Tensor, Vocabulary | None]:
-    """Load public data only; texts with their vocabulary."""
-    if experiment.text is None:
-        return load_auxiliary(experiment.auxiliary), None
-    found, section = vocabulary_of(experiment), experiment.text
-    length = section.auxiliary_length or section.length
-    return load_auxiliary(experiment.auxiliary, texts=Texts(found, length)), found
-
-
-def vocabulary_of(experiment: ExperimentFields) -> Vocabulary:
-    """Return the given vocabulary, that of the data or a checkpoint, or a learned one."""
+    `open_public` opens the public texts; None for a source without texts.
+    """
     assert experiment.text is not None, "images have no vocabulary"
     name = experiment.text.vocabulary
     if name is None:
-        return _brought(experiment) or _learned(experiment)
+        return _brought(experiment) or _learned(experiment, open_public)
     if name == LEARNED:
-        return _learned(experiment)
+        return _learned(experiment, open_public)
     if Path(name).is_file():
         return vocabulary.of_file(Path(name), key=KEY)
     return vocabulary.of_folder(locate(name, key=KEY), key=KEY)
@@ -84,10 +58,9 @@ def _brought(experiment: ExperimentFields) -> Vocabulary | None:
     return None
 
 
-def _learned(experiment: ExperimentFields) -> Vocabulary:
+def _learned(experiment: ExperimentFields, open_public: OpenPublic | None) -> Vocabulary:
     """Learn the vocabulary from the public texts, or read it from the cache."""
     section = experiment.auxiliary
-    open_public = SOURCES[section.source].open_public
     if open_public is None or experiment.text is None:
         raise ValueError(
             f"{KEY} = {LEARNED!r}: auxiliary.source = {section.source!r} has no texts to learn from"
