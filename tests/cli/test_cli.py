@@ -114,7 +114,7 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     )
     other = called("run", str(recipe), "--resume", cwd=tmp_path)
     assert other.returncode == 2
-    assert "method = ['fedaux']: the run was started with ['feddf+p', 'fedaux']" in other.stderr
+    assert "method = ['fedaux']: the run has ['feddf+p', 'fedaux']" in other.stderr
 
 
 def test_all_mistakes_are_told_at_once_without_a_traceback(recipe: Path, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_all_mistakes_are_told_at_once_without_a_traceback(recipe: Path, tmp_pat
         f"error: {recipe}: 4 problems in the configuration",
         "split.alpha = -1: should be greater than 0",
         "local.epoch: unknown key; did you mean local.epochs?",
-        "method = 'fedauxx': not known; did you mean fedaux?",
+        "method = 'fedauxx': not known; did you mean fedaux or fedaux2?",
         "split.num_clients = 5000: more clients than the 1438 training examples",
     ]
     assert not (tmp_path / "runs").exists()

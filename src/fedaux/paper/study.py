@@ -164,6 +164,6 @@ def _known_methods(names: Sequence[str], *, option: str) -> tuple[str, ...]:
     for name in names:
         if name not in METHODS:
             raise ValueError(
-                f"{option}{name}: no such method{nearest(name, METHODS)}; see fedaux methods"
+                f"{option}{name}: no such method{nearest(name, METHODS, most=3)}; see fedaux methods"
             )
     return tuple(names)

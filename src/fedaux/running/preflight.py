@@ -51,7 +51,7 @@ def problems_of(
 
     def known(key: str, value: str, names: list[str]) -> bool:
         if value not in names:
-            guess = nearest(value, names) or f"; there are {', '.join(names)}"
+            guess = nearest(value, names, most=3) or f"; there are {', '.join(names)}"
             problems.append(f"{key} = {value!r}: not known{guess}")
         return value in names
 

@@ -319,12 +319,14 @@ def refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -
     if new["rounds"] > old["rounds"]:
         del hints["rounds"]
     else:
-        hints["rounds"] = "; a run can be extended, not shortened"
+        hints["rounds"] = (
+            f"; a run can be extended, not shortened: --set rounds={old['rounds']}, or more"
+        )
     different = [key for key in sorted(hints) if old.get(key) != new.get(key)]
     if different:
         raise ConfigError(
             [
-                f"{key} = {new.get(key)!r}: the run was started with {old.get(key)!r}{hints[key]}"
+                f"{key} = {new.get(key)!r}: the run has {old.get(key)!r}{hints[key]}"
                 for key in different
             ],
             origin=f"{path} contains a run of another experiment and cannot be resumed",
