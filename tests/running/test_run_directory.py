@@ -366,18 +366,54 @@ def test_a_damaged_checkpoint_is_named_and_can_be_set_aside(
     assert f"delete or move away {cell} and use --resume" in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["prepared", "round-00001", "memory/client-00002-round-00001"])
+@pytest.mark.parametrize(
+    "name", ["prepared", "round-00001", "memory/client-00002-round-00001", "../../frozen/*"]
+)
 def test_one_flipped_bit_of_a_checkpoint_is_noticed(
     stopped: Path, tmp_path: Path, name: str
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
-    file = run / f"cells/fedaux+m-seed0/{name}.safetensors"
+    (file,) = (run / "cells/fedaux+m-seed0").glob(f"{name}.safetensors")
+    file = file.resolve()
     content = bytearray(file.read_bytes())
     content[-3] ^= 4
     file.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(f"{file}: damaged (the checksum of its ")):
         fedaux.run(tiny(**STOPPED, rounds=2), out=run, resume=True)
+
+
+@pytest.mark.usefixtures("without_pages")
+def test_heads_share_one_copy_of_the_frozen_network(stopped: Path, tmp_path: Path) -> None:
+    (own,) = (stopped / "pretrained").glob("*.safetensors")
+    h0 = shutil.copy(own, tmp_path / "h0.safetensors")
+    changes: dict[str, Any] = {"method": ["fedavg+p", "fedaux2"], "seeds": [0, 1], "mode": "linear"}
+    heads = tiny(**changes, rounds=1, pretraining={"checkpoint": str(h0)})
+    result = fedaux.run(heads, out=tmp_path / "run")
+    (frozen,) = (tmp_path / "run/frozen").iterdir()
+    assert load_file(frozen).keys() == load_file(h0).keys()
+    names = {key for file in tmp_path.glob("run/cells/**/*.safetensors") for key in load_file(file)}
+    assert not [name for name in names if "features" in name]
+    h0.unlink()  # neither models nor checkpoints need the file, nor models the rest of the run
+    (tmp_path / "run/models/fedaux2-seed1.safetensors").rename(tmp_path / "moved.safetensors")
+    pixels = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    assert len(fedaux.load(tmp_path / "moved.safetensors").predict(pixels)) == 2
+    assert len(result.model("fedavg+p", seed=0).predict(pixels)) == 2
+
+
+@pytest.mark.usefixtures("without_pages")
+def test_a_damaged_frozen_network_is_replaced_when_a_method_starts_over(
+    stopped: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped, tmp_path / "run")
+    (frozen,) = (tmp_path / "run/frozen").iterdir()
+    whole = frozen.read_bytes()
+    frozen.write_bytes(whole[:-3])
+    with pytest.raises(ValueError, match=r"frozen/.*: damaged .*delete or move away .*fedaux\+m-se"):
+        fedaux.run(tiny(**STOPPED, rounds=2), out=tmp_path / "run", resume=True)
+    shutil.rmtree(tmp_path / "run/cells/fedaux+m-seed0")
+    fedaux.run(tiny(**STOPPED, rounds=2), out=tmp_path / "run", resume=True)
+    assert frozen.read_bytes() == whole
 
 
 @pytest.mark.usefixtures("without_pages")
