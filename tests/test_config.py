@@ -119,7 +119,10 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
     ("changes", "line"),
     [
         ({"method": "fedauxx"}, "method = 'fedauxx': not known; did you mean fedaux or fedaux2?"),
-        ({"method": "privatehead"}, "method = 'privatehead': not known; did you mean private-head?"),
+        (
+            {"method": "privatehead"},
+            "method = 'privatehead': not known; did you mean private-head?",
+        ),
         ({"data": {"source": "digit"}}, "data.source = 'digit': not known; did you mean digits?"),
         (
             {"data": {"source": "letters"}},

@@ -129,9 +129,7 @@ def test_resuming_another_experiment_is_refused_naming_the_keys(finished: Path) 
     changes: dict[str, Any] = {"method": ["fedavg", "fedaux"], "seeds": [0, 1]}
     with pytest.raises(ConfigError, match=r"participation_rate = 1.0: the run has"):
         fedaux.run(tiny(**changes), out=finished, resume=True)
-    with pytest.raises(
-        ConfigError, match=r"rounds = 2: the run has 3; a run can be extended, not"
-    ):
+    with pytest.raises(ConfigError, match=r"rounds = 2: the run has 3; a run can be extended, not"):
         fedaux.run(tiny(**changes, participation_rate=0.5, rounds=2), out=finished, resume=True)
 
 
@@ -158,7 +156,9 @@ def test_more_rounds_extend_a_finished_run(tmp_path: Path) -> None:
     assert weights_of(tmp_path / "extended") == weights_of(tmp_path / "whole")
     one, other = (load_file(tmp_path / run / "scores.safetensors") for run in ("whole", "extended"))
     assert all(torch.equal(one[key], other[key]) for key in one.keys() | other.keys())
-    with pytest.raises(ConfigError, match=r"rounds = 2: the run has 4; .*: --set rounds=4, or more"):
+    with pytest.raises(
+        ConfigError, match=r"rounds = 2: the run has 4; .*: --set rounds=4, or more"
+    ):
         fedaux.run(tiny(**changes, rounds=2), out=tmp_path / "extended", resume=True)
     for file in ("config.toml", "ledger.json"):
         assert (tmp_path / "extended" / file).read_text() == (tmp_path / "whole" / file).read_text()
@@ -409,7 +409,9 @@ def test_a_damaged_frozen_network_is_replaced_when_a_method_starts_over(
     (frozen,) = (tmp_path / "run/frozen").iterdir()
     whole = frozen.read_bytes()
     frozen.write_bytes(whole[:-3])
-    with pytest.raises(ValueError, match=r"frozen/.*: damaged .*delete or move away .*fedaux\+m-se"):
+    with pytest.raises(
+        ValueError, match=r"frozen/.*: damaged .*delete or move away .*fedaux\+m-se"
+    ):
         fedaux.run(tiny(**STOPPED, rounds=2), out=tmp_path / "run", resume=True)
     shutil.rmtree(tmp_path / "run/cells/fedaux+m-seed0")
     fedaux.run(tiny(**STOPPED, rounds=2), out=tmp_path / "run", resume=True)

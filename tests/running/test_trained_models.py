@@ -249,6 +249,10 @@ def test_what_cannot_be_read_is_named_or_skipped(
     assert done.returncode == 2
     assert "broken.png: cannot be decoded as an image" in done.stderr
     assert not (tmp_path / "predictions.csv").exists()
+    (tmp_path / "second.png").write_bytes(b"")
+    done = called("predict", str(file), "broken.png", "second.png", str(image), cwd=tmp_path)
+    assert done.stderr.startswith("error: 2 of 3 inputs cannot be read (--skip-bad,")
+    assert "\n  second.png: cannot be decoded as an image" in done.stderr
     done = called("predict", str(file), "broken.png", str(image), "--skip-bad", cwd=tmp_path)
     assert done.returncode == 0
     assert "Skipped 1, first: broken.png" in done.stderr
