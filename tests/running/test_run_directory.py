@@ -22,6 +22,8 @@ import fedaux
 from fedaux.config import ConfigError, Experiment
 from fedaux.core.round import Server
 from fedaux.core.task import State
+from fedaux.fast.feature_cache import FeatureCache
+from fedaux.pretrain.training import Training
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.recipes import load_experiment
 from fedaux.running.display import dropped_lines, privacy_lines
@@ -93,6 +95,26 @@ def test_summary_states_mean_and_spread_over_seeds(finished: Path) -> None:
     by_method = {line["method"]: line for line in summary["rows"]}
     assert (by_method["fedaux"]["epsilon"], by_method["fedaux"]["delta"]) == (1.0, 1e-5)
     assert by_method["fedavg"]["epsilon"] is None
+
+
+@pytest.mark.usefixtures("without_pages")
+def test_seconds_of_methods_are_without_what_methods_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(function: Any) -> Any:
+        def slower(*args: Any, **options: Any) -> Any:
+            time.sleep(0.5)
+            return function(*args, **options)
+
+        return slower
+
+    monkeypatch.setattr(FeatureCache, "_computed", slow(FeatureCache._computed))
+    monkeypatch.setattr(Training, "epoch", slow(Training.epoch))
+    experiment = tiny(method=["fedaux", "fedavg+p"], rounds=1, mode="linear")
+    summary = fedaux.run(experiment, out=tmp_path / "run").summary
+    assert all(row["seconds"] < 0.5 for row in summary["rows"])
+    # Features of public, private and test examples, and one epoch.
+    assert 2 <= summary["shared_seconds"] < 4
 
 
 def test_methods_of_a_seed_share_split_selection_and_pretraining(finished: Path) -> None:
