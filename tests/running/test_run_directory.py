@@ -408,7 +408,7 @@ def test_one_flipped_bit_of_a_checkpoint_is_noticed(
 @pytest.mark.usefixtures("without_pages")
 def test_heads_share_one_copy_of_the_frozen_network(stopped: Path, tmp_path: Path) -> None:
     (own,) = (stopped / "pretrained").glob("*.safetensors")
-    h0 = shutil.copy(own, tmp_path / "h0.safetensors")
+    h0 = Path(shutil.copy(own, tmp_path / "h0.safetensors"))
     changes: dict[str, Any] = {"method": ["fedavg+p", "fedaux2"], "seeds": [0, 1], "mode": "linear"}
     heads = tiny(**changes, rounds=1, pretraining={"checkpoint": str(h0)})
     result = fedaux.run(heads, out=tmp_path / "run")

@@ -72,7 +72,7 @@ def _seconds(cell: Mapping[str, Any], *, shared: bool) -> float:
     """Return the seconds of a method and seed in the phases that methods share, or in the rest."""
     tables = [cell["preparation"]["seconds"], *(row["seconds"] for row in cell["rows"])]
     own = (
-        seconds
+        float(seconds)
         for table in tables
         for phase, seconds in table.items()
         if (phase in SHARED_PHASES) == shared
