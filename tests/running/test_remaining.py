@@ -50,6 +50,7 @@ def test_the_estimate_is_right_for_methods_of_different_costs() -> None:
     run.rounds("fedaux2", 0, range(4, 6))
     for method in EXPERIMENT.method:
         run.prepare(method, 1)
+        assert run.remaining.of_all({"": (EXPERIMENT, run.done)}) == total - run.now
         run.rounds(method, 1, range(1, 6))
         assert run.remaining.of_all({"": (EXPERIMENT, run.done)}) == total - run.now
     assert run.text() == ""

@@ -83,6 +83,8 @@ class RemainingTime:
             if now.round:
                 done += experiment.rounds - now.round + 1
                 costs.append(self.of_method(run, experiment))
+            elif seen := self._preparations.get(now.method):
+                costs.append(-min(statistics.fmean(seen), self._clock() - now.began))
         for method, _ in rest:
             before = done / len(rest)  # a run that is extended has as many of each
             costs.append(self._cost(method, experiment.rounds - before, prepared=before > 0))
