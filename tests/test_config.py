@@ -55,6 +55,7 @@ def problems(**values: object) -> list[str]:
         ({"local": {"epoch": 5}}, "local.epoch: unknown key; did you mean local.epochs?"),
         ({"alpha": 1.0}, "alpha: unknown key; did you mean split.alpha?"),
         ({"rouns": 3}, "rouns: unknown key; did you mean rounds?"),
+        ({"seeds": "a"}, 'seeds = "a": should be a valid integer'),
         (
             {"distillation": {"negligible_weight": 0.1}},
             "distillation.negligible_weight: removed in fedaux 0.2.0; leave it out",
@@ -253,6 +254,8 @@ def test_a_key_can_be_unset() -> None:
     assert untouched.local.privacy is None  # no empty table, which would turn on DP-SGD
     with pytest.raises(ConfigError, match=r"certainty\.epsilonn: unknown key; did you mean certai"):
         load_experiment(path, overrides=["certainty.epsilonn="])
+    with pytest.raises(ConfigError, match=r"--set method=\[fedaux,: a list should end with \]"):
+        load_experiment(path, overrides=["method=[fedaux,"])
 
 
 def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> None:
@@ -263,6 +266,16 @@ def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> N
     (tmp_path / "c.toml").write_text('extends = "nobody"\n')
     with pytest.raises(ValueError, match=r"^demoo: no such file or recipe; did you mean demo\?$"):
         find_recipe("demoo")
+    with pytest.raises(
+        ValueError, match=r"^a\.tml: no such file or recipe; did you mean a\.toml\?$"
+    ):
+        find_recipe("a.tml", beside=tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.toml").touch()
+    with pytest.raises(
+        ValueError, match=r"^run: is a folder; .*recipe of its run is .*config\.toml"
+    ):
+        find_recipe("run", beside=tmp_path)
     with pytest.raises(ValueError, match="nobody: no such file or recipe; the recipes are agnews"):
         load_experiment(tmp_path / "c.toml")
     (tmp_path / "d.toml").write_text("extends = 3\n")

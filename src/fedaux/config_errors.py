@@ -26,10 +26,14 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
             fields = ExperimentFields.model_validate(raw)
             break
         except ValidationError as error:
-            explained = [
-                _explain(item, raw, known_keys()) for item in error.errors(include_url=False)
-            ]
+            items = error.errors(include_url=False)
             # A list can be too short only because its items are wrong: report the items alone.
+            outer = [item["loc"][:-1] for item in items]
+            explained = [
+                _explain(item, raw, known_keys())
+                for item in items
+                if item["type"] != "too_short" or item["loc"] not in outer
+            ]
             deeper = wrong | {location for _, location in explained}
             locations = []
             for line, location in explained:

@@ -60,6 +60,7 @@ def test_help_wraps_at_the_width_of_the_terminal_and_describes_arguments(tmp_pat
         (["rnu"], "rnu: no such command; did you mean run?"),
         (["federate", "lnk"], "lnk: no such command; did you mean link?"),
         (["run", "--resme"], "--resme: no such option; did you mean --resume?"),
+        (["run", "--rounds", "3"], "--rounds: no such option; settings are given as --set rounds="),
         (["--versoin"], "--versoin: no such option; did you mean --version?"),
         (["report"], "Missing argument"),
     ],

@@ -139,11 +139,15 @@ def test_only_the_last_checkpoint_is_kept_and_nothing_is_pickled(finished: Path)
         assert held == {"round-00003.safetensors", "state.json"}
 
 
+def unread(_: Experiment) -> Any:
+    raise AssertionError("data is read before the directory is refused")
+
+
 def test_a_used_directory_is_refused(finished: Path) -> None:
     experiment = load_experiment(finished / "config.toml")
     before = (finished / "metrics.jsonl").read_text()
     with pytest.raises(ValueError, match="already contains a run; continue it with --resume"):
-        fedaux.run(experiment, out=finished)
+        fedaux.run(experiment, out=finished, load=unread)
     assert (finished / "metrics.jsonl").read_text() == before
 
 

@@ -69,23 +69,8 @@ class RunDirectory:
 
         A run that is resumed with more rounds is extended.
         """
-        recipe, stored = path / "config.toml", experiment
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} is a file; choose a directory with --out (out=)")
-        if recipe.exists():
-            if not resume:
-                raise ValueError(
-                    f"{path} already contains a run; continue it with --resume (resume=True), "
-                    "or choose another directory with --out (out=)"
-                )
-            stored = load_experiment(recipe)
-            refuse_other_experiment(path, stored, experiment)
-        elif path.exists() and any(
-            item.name != ".lock" and not item.match(UNFINISHED) for item in path.iterdir()
-        ):
-            raise ValueError(
-                f"{path} is not empty and contains no run; choose another directory with --out"
-            )
+        recipe = path / "config.toml"
+        stored = stored_experiment(path, experiment, resume=resume) or experiment
         path.mkdir(parents=True, exist_ok=True)
         directory = cls(path, experiment)
         directory._lock = locked(path)
@@ -341,6 +326,31 @@ def locked(path: Path) -> IO[str]:
         lock.close()
         raise ValueError(f"{path} is in use by another process") from error
     return lock
+
+
+def stored_experiment(path: Path, experiment: Experiment, *, resume: bool) -> Experiment | None:
+    """Return the experiment of the run in a directory; None if the directory is new or empty.
+
+    Raises ValueError or ConfigError if `experiment` can neither start nor continue there.
+    """
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; choose a directory with --out (out=)")
+    if (path / "config.toml").exists():
+        if not resume:
+            raise ValueError(
+                f"{path} already contains a run; continue it with --resume (resume=True), "
+                "or choose another directory with --out (out=)"
+            )
+        stored = load_experiment(path / "config.toml")
+        refuse_other_experiment(path, stored, experiment)
+        return stored
+    if path.exists() and any(
+        item.name != ".lock" and not item.match(UNFINISHED) for item in path.iterdir()
+    ):
+        raise ValueError(
+            f"{path} is not empty and contains no run; choose another directory with --out (out=)"
+        )
+    return None
 
 
 def refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -> None:
