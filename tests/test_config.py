@@ -121,6 +121,10 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
     [
         ({"method": "fedauxx"}, "method = 'fedauxx': not known; did you mean fedaux or fedaux2?"),
         (
+            {"method": "fedaux,fedavg"},
+            "method = 'fedaux,fedavg': not known; several are a list, [fedaux,fedavg]",
+        ),
+        (
             {"method": "privatehead"},
             "method = 'privatehead': not known; did you mean private-head?",
         ),
@@ -256,6 +260,8 @@ def test_a_key_can_be_unset() -> None:
         load_experiment(path, overrides=["certainty.epsilonn="])
     with pytest.raises(ConfigError, match=r"--set method=\[fedaux,: a list should end with \]"):
         load_experiment(path, overrides=["method=[fedaux,"])
+    with pytest.raises(ConfigError, match=r"should be one setting; repeat --set for local\.epochs"):
+        load_experiment(path, overrides=["rounds=3,local.epochs=5"])
 
 
 def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> None:

@@ -143,6 +143,9 @@ def _apply_override(raw: dict[str, Any], override: str) -> list[str]:
             return [f"{key}: {part} is not a table"]
     if text.startswith("[") and not text.endswith("]"):
         return [f"--set {override}: a list should end with ]; quote it if it has spaces"]
+    second = re.search(r"[,;]\s*([a-z_.]+)\s*=", text)
+    if second and text[0] not in "[{\"'" and second.group(1) in known_keys():
+        return [f"--set {override}: should be one setting; repeat --set for {second.group(1)}"]
     if text:
         table[parts[-1]] = parse_value(text)
     else:

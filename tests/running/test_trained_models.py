@@ -302,7 +302,9 @@ def test_a_choice_among_several_models_is_asked_for(
     with pytest.raises(ValueError, match=f"folder of runs; .*: {finished.directory.name}"):
         fedaux.load(finished.directory.parent)
     (tmp_path / "model.pt").write_bytes(b"PK" * 100)
-    with pytest.raises(ValueError, match="not a readable safetensors file .*; should be a file in"):
+    with pytest.raises(
+        ValueError, match=r"not a readable safetensors file .*; should be a file in"
+    ):
         fedaux.load(tmp_path / "model.pt")
     h0 = next((finished.directory / "pretrained").glob("*.safetensors"))
     with pytest.raises(ValueError, match="is no trained model; should be a file in the folder"):

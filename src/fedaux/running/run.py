@@ -178,6 +178,11 @@ def run(
     """
     if isinstance(experiment, Path | str):
         experiment = load_experiment(experiment)
+    elif not isinstance(experiment, Experiment | None):
+        raise ValueError(
+            f"experiment: should be an Experiment or a recipe, not {type(experiment).__name__}; "
+            "settings in a dict are fedaux.Experiment(**settings)"
+        )
     given = in_memory(experiment, model=model, clients=clients, public=public, test=test)
     with given as experiment:
         preflight.check(experiment)
