@@ -55,6 +55,7 @@ def problems(**values: object) -> list[str]:
         ({"local": {"epoch": 5}}, "local.epoch: unknown key; did you mean local.epochs?"),
         ({"alpha": 1.0}, "alpha: unknown key; did you mean split.alpha?"),
         ({"rouns": 3}, "rouns: unknown key; did you mean rounds?"),
+        ({"seeds": "a"}, 'seeds = "a": should be a valid integer'),
         (
             {"distillation": {"negligible_weight": 0.1}},
             "distillation.negligible_weight: removed in fedaux 0.2.0; leave it out",
@@ -118,7 +119,15 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"method": "fedauxx"}, "method = 'fedauxx': not known; did you mean fedaux?"),
+        ({"method": "fedauxx"}, "method = 'fedauxx': not known; did you mean fedaux or fedaux2?"),
+        (
+            {"method": "fedaux,fedavg"},
+            "method = 'fedaux,fedavg': not known; several are a list, [fedaux,fedavg]",
+        ),
+        (
+            {"method": "privatehead"},
+            "method = 'privatehead': not known; did you mean private-head?",
+        ),
         ({"data": {"source": "digit"}}, "data.source = 'digit': not known; did you mean digits?"),
         (
             {"data": {"source": "letters"}},
@@ -249,6 +258,10 @@ def test_a_key_can_be_unset() -> None:
     assert untouched.local.privacy is None  # no empty table, which would turn on DP-SGD
     with pytest.raises(ConfigError, match=r"certainty\.epsilonn: unknown key; did you mean certai"):
         load_experiment(path, overrides=["certainty.epsilonn="])
+    with pytest.raises(ConfigError, match=r"--set method=\[fedaux,: a list should end with \]"):
+        load_experiment(path, overrides=["method=[fedaux,"])
+    with pytest.raises(ConfigError, match=r"should be one setting; repeat --set for local\.epochs"):
+        load_experiment(path, overrides=["rounds=3,local.epochs=5"])
 
 
 def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> None:
@@ -259,6 +272,16 @@ def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> N
     (tmp_path / "c.toml").write_text('extends = "nobody"\n')
     with pytest.raises(ValueError, match=r"^demoo: no such file or recipe; did you mean demo\?$"):
         find_recipe("demoo")
+    with pytest.raises(
+        ValueError, match=r"^a\.tml: no such file or recipe; did you mean a\.toml\?$"
+    ):
+        find_recipe("a.tml", beside=tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.toml").touch()
+    with pytest.raises(
+        ValueError, match=r"^run: is a folder; .*recipe of its run is .*config\.toml"
+    ):
+        find_recipe("run", beside=tmp_path)
     with pytest.raises(ValueError, match="nobody: no such file or recipe; the recipes are agnews"):
         load_experiment(tmp_path / "c.toml")
     (tmp_path / "d.toml").write_text("extends = 3\n")

@@ -26,10 +26,14 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
             fields = ExperimentFields.model_validate(raw)
             break
         except ValidationError as error:
-            explained = [
-                _explain(item, raw, known_keys()) for item in error.errors(include_url=False)
-            ]
+            items = error.errors(include_url=False)
             # A list can be too short only because its items are wrong: report the items alone.
+            outer = [item["loc"][:-1] for item in items]
+            explained = [
+                _explain(item, raw, known_keys())
+                for item in items
+                if item["type"] != "too_short" or item["loc"] not in outer
+            ]
             deeper = wrong | {location for _, location in explained}
             locations = []
             for line, location in explained:
@@ -60,10 +64,16 @@ def problems_in(section: type[BaseModel], values: Mapping[str, Any]) -> list[str
     return []
 
 
-def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Return `; did you mean X?` or nothing."""
-    found = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}?" if found else ""
+def nearest(word: str, candidates: Iterable[str], *, most: int = 1) -> str:
+    """Return `; did you mean X?`, with up to `most` names that are about equally near, or
+    nothing."""
+    found = difflib.get_close_matches(word, list(candidates), n=most, cutoff=0.6)
+    near = [name for name in found if _likeness(word, name) >= _likeness(word, found[0]) - 0.1]
+    return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def _likeness(word: str, name: str) -> float:
+    return difflib.SequenceMatcher(None, name, word).ratio()
 
 
 def known_keys() -> list[str]:

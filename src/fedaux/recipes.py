@@ -61,7 +61,13 @@ def find_recipe(name: str, *, beside: Path = Path()) -> Path:
         return path
     shipped = shipped_recipes()
     if name not in shipped:
-        guess = nearest(name, shipped) or f"; the recipes are {', '.join(shipped)}"
+        if path.is_dir():
+            own = path / "config.toml"
+            hint = f"; the recipe of its run is {own}" if own.is_file() else ""
+            raise ValueError(f"{name}: is a folder; should be a recipe, a TOML file{hint}")
+        files_there = [str(file.relative_to(beside)) for file in path.parent.glob("*.toml")]
+        guess = nearest(name, [*files_there, *shipped])
+        guess = guess or f"; the recipes are {', '.join(shipped)}"
         raise ValueError(f"{name}: no such file or recipe{guess}")
     return shipped[name][0]
 
@@ -84,7 +90,7 @@ def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror})"]) from error
     except UnicodeDecodeError as error:
-        raise ConfigError([f"{path}: not valid TOML ({error})"]) from error
+        raise ConfigError([f"{path}: not UTF-8 ({error}); should be saved as UTF-8"]) from error
     return _extended(text, path, seen)
 
 
@@ -135,6 +141,11 @@ def _apply_override(raw: dict[str, Any], override: str) -> list[str]:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None
         if not isinstance(table, dict):
             return [f"{key}: {part} is not a table"]
+    if text.startswith("[") and not text.endswith("]"):
+        return [f"--set {override}: a list should end with ]; quote it if it has spaces"]
+    second = re.search(r"[,;]\s*([a-z_.]+)\s*=", text)
+    if second and text[0] not in "[{\"'" and second.group(1) in known_keys():
+        return [f"--set {override}: should be one setting; repeat --set for {second.group(1)}"]
     if text:
         table[parts[-1]] = parse_value(text)
     else:

@@ -60,6 +60,7 @@ def test_help_wraps_at_the_width_of_the_terminal_and_describes_arguments(tmp_pat
         (["rnu"], "rnu: no such command; did you mean run?"),
         (["federate", "lnk"], "lnk: no such command; did you mean link?"),
         (["run", "--resme"], "--resme: no such option; did you mean --resume?"),
+        (["run", "--rounds", "3"], "--rounds: no such option; settings are given as --set rounds="),
         (["--versoin"], "--versoin: no such option; did you mean --version?"),
         (["report"], "Missing argument"),
     ],
@@ -114,7 +115,7 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     )
     other = called("run", str(recipe), "--resume", cwd=tmp_path)
     assert other.returncode == 2
-    assert "method = ['fedaux']: the run was started with ['feddf+p', 'fedaux']" in other.stderr
+    assert "method = ['fedaux']: the run has ['feddf+p', 'fedaux']" in other.stderr
 
 
 def test_all_mistakes_are_told_at_once_without_a_traceback(recipe: Path, tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_all_mistakes_are_told_at_once_without_a_traceback(recipe: Path, tmp_pat
         f"error: {recipe}: 4 problems in the configuration",
         "split.alpha = -1: should be greater than 0",
         "local.epoch: unknown key; did you mean local.epochs?",
-        "method = 'fedauxx': not known; did you mean fedaux?",
+        "method = 'fedauxx': not known; did you mean fedaux or fedaux2?",
         "split.num_clients = 5000: more clients than the 1438 training examples",
     ]
     assert not (tmp_path / "runs").exists()

@@ -405,6 +405,22 @@ def test_a_truncated_image_is_no_image() -> None:
         decode(b"")
 
 
+def test_bad_images_of_all_clients_are_counted_and_five_are_named(tmp_path: Path) -> None:
+    for client in ("one", "two", "three"):
+        image_folder(tmp_path / client, {"a": 5, "b": 5})
+    bad = [*(tmp_path / "one/b").iterdir(), *(tmp_path / "three/a").iterdir()]
+    for file in bad:
+        file.write_bytes(b"rubbish")
+    clients = [str(tmp_path / client) for client in ("one", "two", "three")]
+    with pytest.raises(ValueError, match=r"^10 rows are bad .*; the first 5 are:") as error:
+        load_labelled(Data(source="folder", clients=tuple(clients)))
+    named = str(error.value).splitlines()[1:]
+    assert len(named) == 5
+    assert all(
+        f"  data.clients = {clients[0]}: {clients[0]}/b/{i}.png" in named[i] for i in range(5)
+    )
+
+
 def test_bad_images_stop_or_are_skipped_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -412,8 +428,12 @@ def test_bad_images_stop_or_are_skipped_and_counted(
     (tmp_path / "set" / "a" / "0.png").write_bytes(b"rubbish")
     (tmp_path / "set" / "b" / "2.png").write_bytes(png(pixels(1, side=7)[0]))
     section = Data(source="folder", path=str(tmp_path / "set"), test_fraction=0.1)
-    with pytest.raises(ValueError, match=r"0\.png: cannot be decoded .*data\.skip_bad = true"):
+    with pytest.raises(ValueError, match=r"^2 rows are bad .*data\.skip_bad = true") as error:
         load_labelled(section)
+    first, second = str(error.value).splitlines()[1:]
+    assert "a/0.png: cannot be decoded as an image" in first
+    assert "b/2.png: 7x7 pixels, " in second
+    assert "a/1.png has 6x6; set data" in second
     data = load_labelled(section.model_copy(update={"skip_bad": True}))
     good = np.concatenate([made["a"][1:], made["b"][[0, 1, 3]]])
     assert sorted(
@@ -423,7 +443,7 @@ def test_bad_images_stop_or_are_skipped_and_counted(
     assert "skipped 2 of 8 rows" in said
     (tmp_path / "set" / "a" / "0.png").unlink()
     with pytest.raises(
-        ValueError, match=r"2\.png: 7x7 pixels, others have 6x6; set data\.image_size"
+        ValueError, match=r"2\.png: 7x7 pixels, .*a/1\.png has 6x6; set data\.image_size"
     ):
         load_labelled(section)
     assert load_labelled(section.model_copy(update={"image_size": 5})).images.shape[1:] == (3, 5, 5)

@@ -63,7 +63,7 @@ def test_most_images_decide_about_the_size_and_skipped_rows_are_kept(
         (entry,) = found.skipped
         assert entry["place"] == f"data.clients = {tmp_path / 'own'}"
         assert (entry["setting"], entry["skipped"], entry["rows"]) == ("data.skip_bad", 1, 12)
-        assert "0.png: 9x9 pixels, others have 6x6; set data.image_size" in entry["reasons"][0]
+        assert "0.png: 9x9 pixels, most have 6x6; set data.image_size" in entry["reasons"][0]
     assert f"data.clients = {tmp_path / 'own'}: skipped 1 of 12 rows" in capsys.readouterr().err
     whole = load_labelled(section.model_copy(update={"image_size": 5}))
     assert len(whole.labels) + len(whole.test_labels) == 12

@@ -110,9 +110,7 @@ def test_rows_that_cannot_be_read_stop_or_are_skipped_and_counted(
     file = tmp_path / f"own.{source}"
     file.write_bytes(b"\n".join(content) + b"\n")
     section = Data(source=source, path=str(file), test_fraction=0.2)
-    with pytest.raises(
-        ValueError, match=rf"own\.{source}, row 7: not UTF-8; .*data\.skip_bad = true"
-    ):
+    with pytest.raises(ValueError, match=rf"own\.{source}, row 7: not UTF-8; "):
         load_labelled(section)
     data = load_labelled(section.model_copy(update={"skip_bad": True}))
     skipped = 3 if source == "jsonl" else 1

@@ -297,6 +297,8 @@ def test_a_folder_without_runs_is_told_so(tmp_path: Path) -> None:
         write_report(tmp_path)
     with pytest.raises(ValueError, match="is not a run directory, nor a folder of them"):
         read_runs(tmp_path)
+    with pytest.raises(ValueError, match="nowhere: there is no such folder; should be a run"):
+        write_report(tmp_path / "nowhere")
     (tmp_path / "sweep.json").write_text('{"name": "none", "keys": [], "cells": []}')
     text = write_report(tmp_path).read_text()
     assert "Nothing has been evaluated yet." in text

@@ -202,13 +202,17 @@ def test_classes_are_joined_by_name(tmp_path: Path) -> None:
             {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 2))},
             "returns 2 logits, but there ar",
         ),
+        (
+            {"experiment": {"rounds": 1}},
+            "experiment: should be an Experiment or a recipe, not dict",
+        ),
         ({"callback": print}, "callback: builtin_function_or_method has no phase and no round"),
     ],
 )
 def test_unusable_input_is_named(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     arguments: dict[str, Any] = {"model": Net, "clients": slices(), "public": PUBLIC} | given
     with pytest.raises(ValueError, match=said):
-        fedaux.run(tiny(**QUICK), out=tmp_path / "run", **arguments)
+        fedaux.run(**({"experiment": tiny(**QUICK), "out": tmp_path / "run"} | arguments))
     assert not (tmp_path / "run").exists()
     assert "python" not in SOURCES
 

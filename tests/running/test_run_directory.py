@@ -22,6 +22,8 @@ import fedaux
 from fedaux.config import ConfigError, Experiment
 from fedaux.core.round import Server
 from fedaux.core.task import State
+from fedaux.fast.feature_cache import FeatureCache
+from fedaux.pretrain.training import Training
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.recipes import load_experiment
 from fedaux.running.display import dropped_lines, privacy_lines
@@ -95,6 +97,26 @@ def test_summary_states_mean_and_spread_over_seeds(finished: Path) -> None:
     assert by_method["fedavg"]["epsilon"] is None
 
 
+@pytest.mark.usefixtures("without_pages")
+def test_seconds_of_methods_are_without_what_methods_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(function: Any) -> Any:
+        def slower(*args: Any, **options: Any) -> Any:
+            time.sleep(0.5)
+            return function(*args, **options)
+
+        return slower
+
+    monkeypatch.setattr(FeatureCache, "_computed", slow(FeatureCache._computed))
+    monkeypatch.setattr(Training, "epoch", slow(Training.epoch))
+    experiment = tiny(method=["fedaux", "fedavg+p"], rounds=1, mode="linear")
+    summary = fedaux.run(experiment, out=tmp_path / "run").summary
+    assert all(row["seconds"] < 0.5 for row in summary["rows"])
+    # Features of public, private and test examples, and one epoch.
+    assert 2 <= summary["shared_seconds"] < 4
+
+
 def test_methods_of_a_seed_share_split_selection_and_pretraining(finished: Path) -> None:
     rows = rows_of(finished)
     asked = {(row["method"], row["seed"], row["round"]): row["clients_asked"] for row in rows}
@@ -117,21 +139,23 @@ def test_only_the_last_checkpoint_is_kept_and_nothing_is_pickled(finished: Path)
         assert held == {"round-00003.safetensors", "state.json"}
 
 
+def unread(_: Experiment) -> Any:
+    raise AssertionError("data is read before the directory is refused")
+
+
 def test_a_used_directory_is_refused(finished: Path) -> None:
     experiment = load_experiment(finished / "config.toml")
     before = (finished / "metrics.jsonl").read_text()
     with pytest.raises(ValueError, match="already contains a run; continue it with --resume"):
-        fedaux.run(experiment, out=finished)
+        fedaux.run(experiment, out=finished, load=unread)
     assert (finished / "metrics.jsonl").read_text() == before
 
 
 def test_resuming_another_experiment_is_refused_naming_the_keys(finished: Path) -> None:
     changes: dict[str, Any] = {"method": ["fedavg", "fedaux"], "seeds": [0, 1]}
-    with pytest.raises(ConfigError, match=r"participation_rate = 1.0: the run was started with"):
+    with pytest.raises(ConfigError, match=r"participation_rate = 1.0: the run has"):
         fedaux.run(tiny(**changes), out=finished, resume=True)
-    with pytest.raises(
-        ConfigError, match=r"rounds = 2: the run was started with 3; a run can be extended, not"
-    ):
+    with pytest.raises(ConfigError, match=r"rounds = 2: the run has 3; a run can be extended, not"):
         fedaux.run(tiny(**changes, participation_rate=0.5, rounds=2), out=finished, resume=True)
 
 
@@ -158,6 +182,10 @@ def test_more_rounds_extend_a_finished_run(tmp_path: Path) -> None:
     assert weights_of(tmp_path / "extended") == weights_of(tmp_path / "whole")
     one, other = (load_file(tmp_path / run / "scores.safetensors") for run in ("whole", "extended"))
     assert all(torch.equal(one[key], other[key]) for key in one.keys() | other.keys())
+    with pytest.raises(
+        ConfigError, match=r"rounds = 2: the run has 4; .*: --set rounds=4, or more"
+    ):
+        fedaux.run(tiny(**changes, rounds=2), out=tmp_path / "extended", resume=True)
     for file in ("config.toml", "ledger.json"):
         assert (tmp_path / "extended" / file).read_text() == (tmp_path / "whole" / file).read_text()
 
@@ -364,18 +392,56 @@ def test_a_damaged_checkpoint_is_named_and_can_be_set_aside(
     assert f"delete or move away {cell} and use --resume" in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["prepared", "round-00001", "memory/client-00002-round-00001"])
+@pytest.mark.parametrize(
+    "name", ["prepared", "round-00001", "memory/client-00002-round-00001", "../../frozen/*"]
+)
 def test_one_flipped_bit_of_a_checkpoint_is_noticed(
     stopped: Path, tmp_path: Path, name: str
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
-    file = run / f"cells/fedaux+m-seed0/{name}.safetensors"
+    (file,) = (run / "cells/fedaux+m-seed0").glob(f"{name}.safetensors")
+    file = file.resolve()
     content = bytearray(file.read_bytes())
     content[-3] ^= 4
     file.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(f"{file}: damaged (the checksum of its ")):
         fedaux.run(tiny(**STOPPED, rounds=2), out=run, resume=True)
+
+
+@pytest.mark.usefixtures("without_pages")
+def test_heads_share_one_copy_of_the_frozen_network(stopped: Path, tmp_path: Path) -> None:
+    (own,) = (stopped / "pretrained").glob("*.safetensors")
+    h0 = Path(shutil.copy(own, tmp_path / "h0.safetensors"))
+    changes: dict[str, Any] = {"method": ["fedavg+p", "fedaux2"], "seeds": [0, 1], "mode": "linear"}
+    heads = tiny(**changes, rounds=1, pretraining={"checkpoint": str(h0)})
+    result = fedaux.run(heads, out=tmp_path / "run")
+    (frozen,) = (tmp_path / "run/frozen").iterdir()
+    assert load_file(frozen).keys() == load_file(h0).keys()
+    names = {key for file in tmp_path.glob("run/cells/**/*.safetensors") for key in load_file(file)}
+    assert not [name for name in names if "features" in name]
+    h0.unlink()  # neither models nor checkpoints need the file, nor models the rest of the run
+    (tmp_path / "run/models/fedaux2-seed1.safetensors").rename(tmp_path / "moved.safetensors")
+    pixels = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    assert len(fedaux.load(tmp_path / "moved.safetensors").predict(pixels)) == 2
+    assert len(result.model("fedavg+p", seed=0).predict(pixels)) == 2
+
+
+@pytest.mark.usefixtures("without_pages")
+def test_a_damaged_frozen_network_is_replaced_when_a_method_starts_over(
+    stopped: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(stopped, tmp_path / "run")
+    (frozen,) = (tmp_path / "run/frozen").iterdir()
+    whole = frozen.read_bytes()
+    frozen.write_bytes(whole[:-3])
+    with pytest.raises(
+        ValueError, match=r"frozen/.*: damaged .*delete or move away .*fedaux\+m-se"
+    ):
+        fedaux.run(tiny(**STOPPED, rounds=2), out=tmp_path / "run", resume=True)
+    shutil.rmtree(tmp_path / "run/cells/fedaux+m-seed0")
+    fedaux.run(tiny(**STOPPED, rounds=2), out=tmp_path / "run", resume=True)
+    assert frozen.read_bytes() == whole
 
 
 @pytest.mark.usefixtures("without_pages")

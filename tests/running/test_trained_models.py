@@ -249,6 +249,10 @@ def test_what_cannot_be_read_is_named_or_skipped(
     assert done.returncode == 2
     assert "broken.png: cannot be decoded as an image" in done.stderr
     assert not (tmp_path / "predictions.csv").exists()
+    (tmp_path / "second.png").write_bytes(b"")
+    done = called("predict", str(file), "broken.png", "second.png", str(image), cwd=tmp_path)
+    assert done.stderr.startswith("error: 2 of 3 inputs cannot be read (--skip-bad,")
+    assert "\n  second.png: cannot be decoded as an image" in done.stderr
     done = called("predict", str(file), "broken.png", str(image), "--skip-bad", cwd=tmp_path)
     assert done.returncode == 0
     assert "Skipped 1, first: broken.png" in done.stderr
@@ -295,6 +299,13 @@ def test_a_choice_among_several_models_is_asked_for(
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no trained models"):
         fedaux.load(tmp_path / "empty")
+    with pytest.raises(ValueError, match=f"folder of runs; .*: {finished.directory.name}"):
+        fedaux.load(finished.directory.parent)
+    (tmp_path / "model.pt").write_bytes(b"PK" * 100)
+    with pytest.raises(
+        ValueError, match=r"not a readable safetensors file .*; should be a file in"
+    ):
+        fedaux.load(tmp_path / "model.pt")
     h0 = next((finished.directory / "pretrained").glob("*.safetensors"))
     with pytest.raises(ValueError, match="is no trained model; should be a file in the folder"):
         fedaux.load(h0)

@@ -170,8 +170,7 @@ def test_what_a_place_cannot_hold_is_refused_before_anything_runs(
     with pytest.raises(ConfigError) as error:
         sweep(other, out, resume=True)
     assert error.value.problems == [
-        f"{cell.name}: method = ['fedaux']: the run was started with ['fedaux', 'fedavg']"
-        for cell in other
+        f"{cell.name}: method = ['fedaux']: the run has ['fedaux', 'fedavg']" for cell in other
     ]
     with pytest.raises(ValueError, match="contains a single run"):
         sweep(cells, out / cells[0].name)

@@ -9,13 +9,17 @@ import click
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from fedaux.config_errors import nearest
+from fedaux.config_errors import known_keys, nearest
 
 
 def _one_suggestion(error: click.NoSuchOption, command: click.Command) -> click.UsageError:
     names = [name for parameter in command.params for name in (*parameter.opts, "--help")]
-    line = f"{error.option_name}: no such option{nearest(error.option_name, names)}"
-    return click.UsageError(line, error.ctx)
+    word = error.option_name.lstrip("-").replace("-", "_")
+    keys = [key for key in known_keys() if word in (key, key.rpartition(".")[2])]
+    guess = nearest(error.option_name, names)
+    if keys and "--set" in names:
+        guess = f"; settings are given as --set {keys[0]}=VALUE"
+    return click.UsageError(f"{error.option_name}: no such option{guess}", error.ctx)
 
 
 class Command(TyperCommand):

@@ -96,6 +96,8 @@ def run(
     console = Console()
     directory = run_path(experiment, out)
     done = rounds_done(directory) if resume else 0
+    if resume and not (directory / "config.toml").exists():
+        console.print(f"{directory}: no run to continue; a new one starts", soft_wrap=True)
     with (
         _interruptible(console, f"continue with the same command and --resume ({directory})"),
         ProgressDisplay(console, experiment=experiment, done=done) as callback,

@@ -3,6 +3,7 @@ models."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +102,24 @@ class Compute:
             self._cache[key] = make()
         made: Result = self._cache[key]
         return made
+
+    @property
+    def shared_seconds(self) -> float:
+        """Seconds of work that all later tasks of this process find done, not yet recorded."""
+        return float(self._cache.get("shared seconds", 0.0))
+
+    def take_shared_seconds(self) -> float:
+        """Return these seconds, to record them."""
+        return float(self._cache.pop("shared seconds", 0.0))
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Count the seconds of what is inside as shared."""
+        began = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._cache["shared seconds"] = self.shared_seconds + time.perf_counter() - began
 
 
 def to_float(images: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ STARTS = ("scratch", "pretrained", "private-head")
 MEMORIES = ("predictions", "weights")
 CORRECTIONS = ("scaffold", "feddyn")
 EXCHANGES = ("models", "nothing", "data")
+SHARED_PHASES = ("pretrain", "features")
+"""Phases whose results later methods use too: h0, and features under it in linear mode."""
 
 
 @dataclass(frozen=True)

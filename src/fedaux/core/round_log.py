@@ -99,7 +99,8 @@ def _public_weight(lesson: Lesson | None) -> dict[str, Any]:
 
 
 class Clock:
-    """Seconds by phase, announced to a callback."""
+    """Seconds by phase, announced to a callback; features that later tasks share are a phase of
+    their own."""
 
     def __init__(self, task: Task, round: int, callback: Callback) -> None:
         self.seconds: dict[str, float] = {}
@@ -111,8 +112,14 @@ class Clock:
     def phase(self, name: str) -> Iterator[None]:
         """Time a phase; work on a GPU is waited for, so that it is booked where it belongs."""
         self._callback.phase(self._task, self._round, name)
-        began = time.perf_counter()
+        began, before = time.perf_counter(), self._task.compute.shared_seconds
         yield
         if self._task.device.type == "cuda":
             torch.cuda.synchronize(self._task.device)
-        self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - began, 6)
+        shared = self._task.compute.take_shared_seconds()  # some were perhaps between phases
+        self._add(name, time.perf_counter() - began - (shared - before))
+        if shared:
+            self._add("features", shared)
+
+    def _add(self, name: str, seconds: float) -> None:
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + seconds, 6)

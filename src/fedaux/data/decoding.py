@@ -193,6 +193,7 @@ def decode_all(
             except ValueError:
                 continue
     shape = None if first is None else first.shape
+    others = f"{passed[-1][1][0]} has" if size is None and passed else "most have"
     large = bool(passed) and encoded_size(passed[-1][1][1]) > LARGE_BYTES
 
     def work(rows: list[tuple[int, Entry]]) -> DecodedBlock:
@@ -213,7 +214,7 @@ def decode_all(
                 if image.shape != shape:
                     assert shape is not None, "a first good image was looked for"
                     raise ValueError(
-                        f"{image.shape[2]}x{image.shape[1]} pixels, others have "
+                        f"{image.shape[2]}x{image.shape[1]} pixels, {others} "
                         f"{shape[2]}x{shape[1]}; set {size_key} to resize them"
                     )
             except ValueError as error:

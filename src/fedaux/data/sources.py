@@ -24,7 +24,7 @@ from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
 from fedaux.data.lines import open_csv, open_jsonl, open_lines
 from fedaux.data.parquet import open_parquet
 from fedaux.data.silos import client_sections, joined
-from fedaux.data.tables import Examples, Opener, Table, found_by, read
+from fedaux.data.tables import BadRows, Examples, Opener, Table, found_by, read, reworded
 from fedaux.data.tensors import (
     count_tensors,
     count_training,
@@ -109,14 +109,20 @@ def load_labelled(section: Data, *, texts: Texts | None = None) -> LabelledData:
     """Load the clients' data and the test data; `data.clients` are concatenated."""
     load = SOURCES[section.source].load_labelled
     assert load is not None, "checked before a run"
+    loaded: list[LabelledData] = []
+    bad: list[BadRows] = []
     with _renaming_path("data.clients" if section.clients else "data.path"):
-        if texts is None:
-            loaded = [_converted(load(own), section) for own in client_sections(section)]
-        else:
-            loaded = [
-                replace(load(own, texts), vocabulary=texts.vocabulary)
-                for own in client_sections(section)
-            ]
+        for own in client_sections(section):
+            try:
+                loaded.append(
+                    _converted(load(own), section)
+                    if texts is None
+                    else replace(load(own, texts), vocabulary=texts.vocabulary)
+                )
+            except BadRows as error:
+                bad.append(error)
+        if bad:
+            raise BadRows.joined(bad)
     loaded = [_shortened(data, section) for data in loaded]
     if not section.clients:
         _warn_of_classes(loaded[0])
@@ -183,10 +189,10 @@ def _renaming_path(setting: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        rest = str(error).removeprefix("data.path = ")
-        if rest == str(error):
+        old = "data.path = "
+        if not isinstance(error, BadRows) and not str(error).startswith(old):
             raise
-        raise ValueError(f"{setting} = {rest}") from error
+        raise reworded(error, old=old, new=f"{setting} = ") from error
     finally:
         _path_setting.reset(token)
 

@@ -27,6 +27,8 @@ SEEN_SHARE = 0.1
 """Share of the classes that must have an example if there are more."""
 SIZED_ROWS = 1000
 """Rows whose sizes are compared at least, if only the first rows are used."""
+SHOWN_BAD = 5
+"""Bad rows that an error names."""
 PROGRESS_SECONDS = 3.0
 """Time between two lines of progress while decoding."""
 
@@ -74,18 +76,50 @@ def key_of(section: Data | Auxiliary) -> str:
     return "data" if isinstance(section, Data) else "auxiliary"
 
 
+class BadRows(ValueError):
+    """Rows that cannot be used: the reasons of the first ones, and how many there are."""
+
+    def __init__(self, reasons: Sequence[str], *, bad: int, key: str) -> None:
+        self.reasons, self.bad, self.key = reasons[:SHOWN_BAD], bad, key
+        advice = f"({key}.skip_bad = true skips such rows)"
+        first = f"; the first {SHOWN_BAD} are" if bad > SHOWN_BAD else ""
+        lines = [f"{bad} rows are bad {advice}{first}:", *self.reasons]
+        super().__init__("\n  ".join(lines) if bad > 1 else f"{reasons[0]} {advice}")
+
+    @classmethod
+    def joined(cls, several: Sequence[BadRows]) -> BadRows:
+        """Return one error for several tables."""
+        return cls(
+            [reason for one in several for reason in one.reasons],
+            bad=sum(one.bad for one in several),
+            key=several[0].key,
+        )
+
+
+def reworded(error: ValueError, *, old: str = "", new: str) -> ValueError:
+    """Return an error that begins with `new` instead of `old`."""
+    if isinstance(error, BadRows):
+        reasons = [
+            new + reason.removeprefix(old) if reason.startswith(old) else reason
+            for reason in error.reasons
+        ]
+        return BadRows(reasons, bad=error.bad, key=error.key)
+    return ValueError(new + str(error).removeprefix(old))
+
+
 @contextmanager
 def found_by(setting: str, path: str) -> Iterator[None]:
     """Prefix error messages about a path with its setting."""
     try:
         yield
     except ValueError as error:
-        message, start = str(error), str(Path(path))
+        message = error.reasons[0] if isinstance(error, BadRows) else str(error)
+        start = str(Path(path))
         after = message.removeprefix(start)[:1] if message.startswith(start) else ""
         if after not in {":", ",", "/"}:
             raise
         place = f"{setting} = {path}: " if after == "/" else f"{setting} = "
-        raise ValueError(place + message) from error
+        raise reworded(error, new=place) from error
 
 
 def read(
@@ -103,8 +137,7 @@ def read(
     bad.
 
     With `texts`, entries become token ids. With `size`, only the first `size` good rows are
-    decoded. Raises ValueError with file and row of the first bad row; with `skip_bad`, prints how
-    many were skipped.
+    decoded. Raises BadRows with files and rows; with `skip_bad`, prints how many were skipped.
     """
     key = key_of(section)
     labels = np.zeros(table.size, dtype=np.int64)
@@ -162,7 +195,7 @@ def read(
         found = cache.store(place, _with_progress(blocks, section, expected=expected, name=name))
     if found.reasons:
         if not section.skip_bad:
-            raise ValueError(_advice(found.reasons[0], key))
+            raise BadRows(found.reasons, bad=len(found.reasons), key=key)
         notes.skip(
             name,
             skipped=len(found.reasons),
@@ -367,12 +400,12 @@ def _first_rows(blocks: Iterator[DecodedBlock], size: int) -> Iterator[DecodedBl
 def _with_progress(
     blocks: Iterator[DecodedBlock], section: Data | Auxiliary, *, expected: int, name: str
 ) -> Iterator[DecodedBlock]:
-    """Yield the blocks and print progress. Raises ValueError at a bad row without skip_bad."""
+    """Yield the blocks and print progress. Raises BadRows at the end without skip_bad."""
     began = printed = time.monotonic()
     done = 0
+    reasons: list[str] = []
     for block in blocks:
-        if block.reasons and not section.skip_bad:
-            raise ValueError(_advice(next(iter(block.reasons.values())), key_of(section)))
+        reasons += block.reasons.values()
         done += len(block.rows) + len(block.reasons)
         now = time.monotonic()
         if now - printed >= PROGRESS_SECONDS and done < expected:
@@ -380,7 +413,5 @@ def _with_progress(
             rest = (now - began) / done * (expected - done)
             notes.say(f"{name}: {done} of {expected} rows decoded, ETA {rest:.0f} s")
         yield block
-
-
-def _advice(reason: str, key: str) -> str:
-    return f"{reason} ({key}.skip_bad = true skips such rows)"
+    if reasons and not section.skip_bad:
+        raise BadRows(reasons, bad=len(reasons), key=key_of(section))

@@ -67,7 +67,8 @@ class FeatureCache:
         key = self._key(weights, examples)
         features = self._recent.features.pop(key, None)
         if features is None:
-            features = self._found(key, module, weights, examples)
+            with self._compute.sharing():
+                features = self._found(key, module, weights, examples)
         self._recent.features[key] = features
         while len(self._recent.features) > RECENT:
             self._recent.features.pop(next(iter(self._recent.features)))

@@ -28,6 +28,7 @@ from fedaux.paper.document import Context, Document, Items
 from fedaux.privacy.ledger import UPDATE
 from fedaux.report.tables import Table
 from fedaux.running.run import run as run_experiment
+from fedaux.running.run_directory import frozen_file
 
 TRAINING_PASSES = 3
 """A training step costs about a forward pass and twice as much backward."""
@@ -108,7 +109,13 @@ def count(
                     key: header["preparation"][key] / max(1, len(entries))
                     for key in ("bytes_up", "bytes_down")
                 },
-                "sent": stored_bytes(cell / header["prepared"]),
+                "sent": stored_bytes(cell / header["prepared"])
+                | {
+                    "extractor": sum(
+                        stored_bytes(frozen_file(path, digest)).total()
+                        for digest in header["frozen"].values()
+                    )
+                },
                 "negatives": negatives,
                 **{
                     key: entries[0][key] if entries else None

@@ -163,7 +163,6 @@ def relevant(method: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 def _known_methods(names: Sequence[str], *, option: str) -> tuple[str, ...]:
     for name in names:
         if name not in METHODS:
-            raise ValueError(
-                f"{option}{name}: no such method{nearest(name, METHODS)}; see fedaux methods"
-            )
+            guess = nearest(name, METHODS, most=3)
+            raise ValueError(f"{option}{name}: no such method{guess}; see fedaux methods")
     return tuple(names)

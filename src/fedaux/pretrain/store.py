@@ -299,8 +299,8 @@ def fitted(loaded: Mapping[str, Tensor], model: SplitModel, *, where: str) -> We
                 weights[name] = tensor.clone()
                 continue
             raise ValueError(
-                f"{where}: has no tensor {name}, which the model needs; is it an h0 of the model "
-                "that prototypes.model names?"
+                f"{where}: has no tensor {name}, so it is no h0 of the model that prototypes.model "
+                "names"
             )
         if loaded[name].shape != tensor.shape:
             raise ValueError(

@@ -271,7 +271,8 @@ def _results(runs: Runs) -> str:
         "The best round is the maximum over the rounds. Choosing it takes the test data, so the "
         f"last round is the fair number. (ε, δ) is the cost of {covered}, for the client that "
         "spent most; – means that nothing was released through a privacy mechanism. Megabytes "
-        "(10⁶ bytes) and seconds are for one seed, including its preparation. "
+        "(10⁶ bytes) and seconds are for one seed, including its preparation; the seconds are "
+        "without those of h0 and features, which methods share. "
         f"{html.download('results', Table(headers, means))} {every}",
         raw=True,
     )

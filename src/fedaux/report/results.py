@@ -229,8 +229,8 @@ def read_records(directory: Path | str) -> list[dict[str, Any]]:
 
     cell, method, seed, the swept keys with their values, complete, rounds_done, accuracy (last
     evaluated round), accuracy_max (over rounds), epsilon and delta (worst client of the run; None
-    where nothing was released), bytes_up, bytes_down and seconds (a seed with its preparation, mean
-    over the run's seeds).
+    where nothing was released), bytes_up, bytes_down and seconds (a seed with its preparation, the
+    seconds without shared h0 and features; mean over the run's seeds).
     """
     return read_runs(Path(directory)).records
 

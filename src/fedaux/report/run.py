@@ -91,6 +91,9 @@ class Run:
 def read_run(directory: Path) -> Run:
     """Read a run directory, finished or not. Raises ValueError naming a wrong file."""
     directory = Path(directory)
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "there is no such folder"
+        raise ValueError(f"{directory}: {what}; should be a run directory, or a folder of them")
     missing = [name for name in REQUIRED if not (directory / name).is_file()]
     if missing:
         raise ValueError(

@@ -9,6 +9,7 @@ from html import escape
 
 import numpy as np
 
+from fedaux.core.methods import SHARED_PHASES
 from fedaux.formatting import as_number, interval, mean_and_deviation, megabytes, over_seeds, short
 from fedaux.report import data_figures, html
 from fedaux.report.comparison import against_bytes, against_privacy
@@ -421,12 +422,11 @@ def _bytes_table(runs: Runs, run: Run) -> str:
 def time_section(runs: Runs) -> str:
     """Return the seconds per round of each phase."""
     run = runs.only
-    phases = (
-        list(dict.fromkeys(phase for row in run.metrics for phase in row.get("seconds") or {}))
-        if run
-        else []
-    )
-    if not phases or run is None:
+    if run is None:
+        return ""
+    named = dict.fromkeys(phase for row in run.metrics for phase in row.get("seconds") or {})
+    phases = [phase for phase in named if phase not in SHARED_PHASES]
+    if not phases:
         return ""
     rows = []
     for method, lines in _rounds(runs, run).items():
@@ -437,9 +437,12 @@ def time_section(runs: Runs) -> str:
         ]
         rows.append((method, *map(short, (*spent, sum(spent)))))
     caption = "Seconds per round by phase, mean over rounds and seeds, without the preparation."
-    return html.section(
-        "time", "Time", to_html(Table(("method", *phases, "total"), rows, caption=caption))
-    )
+    body = to_html(Table(("method", *phases, "total"), rows, caption=caption))
+    if shared := as_number(run.summary.get("shared_seconds"), missing=0):
+        body += html.note(
+            f"h0 and features, which methods share, took {short(shared)} s in the whole run."
+        )
+    return html.section("time", "Time", body)
 
 
 def _rounds(runs: Runs, run: Run) -> dict[str, list[Row]]:

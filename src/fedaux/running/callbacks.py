@@ -16,6 +16,7 @@ from typing import Any
 from fedaux.config import Experiment
 from fedaux.core.task import Callback, Task
 from fedaux.recipes import flatten
+from fedaux.running.remaining import RemainingTime
 from fedaux.running.tensorboard import round_points
 
 LONGEST_PARAMETER = 500
@@ -86,7 +87,9 @@ class _Bar:
     """Counts the finished rounds of all methods and seeds."""
 
     def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
         self._rounds = experiment.rounds
+        self._remaining = RemainingTime()
         self._tasks = [
             (method, seed) for seed in experiment.seeds for method in experiment.method
         ]  # the order of a run
@@ -94,10 +97,12 @@ class _Bar:
 
     def phase(self, task: Task, round: int, name: str) -> None:
         """Show a phase."""
+        self._remaining.phase("", task.method.name, task.seed, round)
         self._show_round(task.method.name, task.seed, round, done=max(0, round - 1), text=name)
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Show a finished round."""
+        self._remaining.round("", row["method"], row["seed"], row["round"])
         accuracy = row["accuracy"]
         text = "" if accuracy is None else f"{100 * accuracy:.1f} %"
         self._show_round(row["method"], row["seed"], row["round"], done=row["round"], text=text)
@@ -105,7 +110,9 @@ class _Bar:
     def _show_round(self, method: str, seed: int, round: int, *, done: int, text: str) -> None:
         before = self._tasks.index((method, seed)) * self._rounds
         line = f"{method} seed {seed} round {round}/{self._rounds} {text}"
-        self.show(before + done, line)
+        self.show(
+            before + done, line + self._remaining.text({"": (self._experiment, before + done)})
+        )
 
     def show(self, done: int, line: str) -> None:
         """Show the number of finished rounds and what goes on."""
@@ -116,12 +123,10 @@ class TerminalBar(_Bar):
     """A bar on a terminal, which disappears at the end."""
 
     def __init__(self, experiment: Experiment, console: Any) -> None:
-        from rich.progress import TimeRemainingColumn
-
         from fedaux.running.display import live_bar
 
         super().__init__(experiment)
-        self._live = live_bar(console, TimeRemainingColumn())
+        self._live = live_bar(console)
         self._bar = self._live.add_task("starting", total=self._total)
         self._live.start()
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from fedaux.files import read_json
+from fedaux.formatting import decimal
 from fedaux.report.results import results_table
 from fedaux.report.tables import Table, TerminalTable, bold_row
 from fedaux.report.verdict import chance_warnings, last_accuracies, verdict
@@ -49,6 +50,9 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     protected = any(row["updates_protected"] for row in summary["rows"])
     covered = "everything sent" if protected else "the clients' releases"
     caption = f"{summary['name']}: test accuracy in %, {over}; (ε, δ) covers {covered}"
+    if shared := summary.get("shared_seconds"):
+        apart = f"{decimal(shared)} s for h0 and features, which methods share"
+        caption += f"; seconds of one seed, without {apart}"
     return results_table(summary["rows"], caption=caption, without="seeds")
 
 

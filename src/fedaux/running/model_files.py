@@ -34,6 +34,10 @@ from fedaux.running.run_directory import Progress, RunDirectory
 
 FORMAT = "fedaux model 1"
 FOLDER = "models"
+RIGHT_FILE = (
+    f"should be a file in the folder {FOLDER} of a run directory, or one written by `fedaux export "
+    "--format safetensors`"
+)
 MODEL_UNPROTECTED = (
     " So the model itself is not differentially private: whoever holds it may learn something "
     "about single training examples."
@@ -216,7 +220,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], Card, str | None]:
             _parsed(path, metadata)
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
+        raise _unreadable(path, error) from error
     return weights, _parsed(path, metadata), metadata.get(METADATA)
 
 
@@ -226,8 +230,12 @@ def read_card(path: Path) -> Card:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
+        raise _unreadable(path, error) from error
     return _parsed(path, metadata)
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path}: not a readable safetensors file ({error}); {RIGHT_FILE}")
 
 
 def _parsed(path: Path, metadata: Mapping[str, str]) -> Card:
@@ -235,10 +243,7 @@ def _parsed(path: Path, metadata: Mapping[str, str]) -> Card:
     found = metadata.get("format")
     if found != FORMAT:
         other = f" of the format {found!r}" if str(found).startswith("fedaux model") else ""
-        raise ValueError(
-            f"{path}: is no trained model{other}; should be a file in the folder {FOLDER} of a run "
-            f"directory, or one written by `fedaux export` (format {FORMAT!r})"
-        )
+        raise ValueError(f"{path}: is no trained model{other}; {RIGHT_FILE} (format {FORMAT!r})")
     try:
         card = json.loads(metadata["card"])
         missing = [key for key in REQUIRED if key not in card]
@@ -267,10 +272,11 @@ def find_model(
         return place
     if not place.is_dir():
         raise ValueError(f"{place}: not found; should be a run directory or a file of a model")
-    if (place / "sweep.json").is_file():
-        runs = sorted(child.name for child in place.iterdir() if (child / FOLDER).is_dir())
+    runs = sorted(child.name for child in place.iterdir() if (child / FOLDER).is_dir())
+    if runs or (place / "sweep.json").is_file():
         raise ValueError(
-            f"{place}: is a sweep; should be one of its runs: {', '.join(runs) or 'none finished'}"
+            f"{place}: is a folder of runs; should be one of them: "
+            f"{', '.join(runs) or 'none finished'}"
         )
     files = sorted((place / FOLDER).glob("*.safetensors"))
     cards = {file: card for file in files if keeps_model((card := read_card(file))["method"])}

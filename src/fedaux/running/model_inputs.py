@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from fedaux.data.decoding import (
 from fedaux.data.folders import IMAGE_SUFFIXES, TEXT_SUFFIXES, files_below
 from fedaux.data.lines import open_csv, open_jsonl
 from fedaux.data.parquet import open_parquet
-from fedaux.data.tables import Opener, Table
+from fedaux.data.tables import SHOWN_BAD, Opener, Table
 from fedaux.data.texts import Texts, padded, text_of, trimmed
 
 TABLES: dict[str, Opener] = {".csv": open_csv, ".jsonl": open_jsonl, ".parquet": open_parquet}
@@ -232,20 +233,28 @@ class Converter:
     ) -> tuple[list[Item], Tensor]:
         """Return the readable items and their examples, uint8 [n, C, H, W] or token ids [n, L].
 
-        Raises ValueError at the first unreadable one, unless `bad` collects the reasons.
+        Raises ValueError with unreadable ones, unless `bad` collects the reasons.
         """
         good: list[Item] = []
         made: list[Any] = []
+        unreadable: dict[str, str] = {}
         for item, found in zip(items, self._read(items), strict=True):
             if isinstance(found, ValueError):
-                if bad is None:
-                    raise ValueError(f"{item}: {found}") from found
-                bad[str(item)] = str(found)
+                unreadable[str(item)] = str(found)
                 continue
             good.append(item)
             made.append(found)
             if self._texts is None:
                 self._count(item)
+        if unreadable and bad is None:
+            lines = [f"{item}: {why}" for item, why in islice(unreadable.items(), SHOWN_BAD)]
+            advice = "(--skip-bad, skip_bad=True, leaves such inputs out)"
+            if len(unreadable) == 1:
+                raise ValueError(f"{lines[0]} {advice}")
+            count = f"{len(unreadable)} of {len(items)} inputs cannot be read {advice}, such as:"
+            raise ValueError("\n  ".join([count, *lines]))
+        if bad is not None:
+            bad |= unreadable
         if self._texts is None:
             empty = np.zeros((0, *self._shape), dtype=np.uint8)
             return good, torch.from_numpy(np.stack(made) if made else empty)

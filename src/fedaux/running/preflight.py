@@ -51,7 +51,9 @@ def problems_of(
 
     def known(key: str, value: str, names: list[str]) -> bool:
         if value not in names:
-            guess = nearest(value, names) or f"; there are {', '.join(names)}"
+            guess = nearest(value, names, most=3) or f"; there are {', '.join(names)}"
+            if "," in value:
+                guess = f"; several are a list, [{value}]"
             problems.append(f"{key} = {value!r}: not known{guess}")
         return value in names
 

@@ -50,7 +50,7 @@ from fedaux.running import model_files, plugins, preflight, tensorboard
 from fedaux.running.callbacks import imported, watched
 from fedaux.running.from_python import Factory, in_memory
 from fedaux.running.privacy_plan import noise_warnings
-from fedaux.running.run_directory import Progress, RunDirectory
+from fedaux.running.run_directory import Progress, RunDirectory, stored_experiment
 from fedaux.running.summary import summarise
 
 if TYPE_CHECKING:
@@ -184,10 +184,19 @@ def run(
     """
     if isinstance(experiment, Path | str):
         experiment = load_experiment(experiment)
+    elif not isinstance(experiment, Experiment | None):
+        raise ValueError(
+            f"experiment: should be an Experiment or a recipe, not {type(experiment).__name__}; "
+            "settings in a dict are fedaux.Experiment(**settings)"
+        )
     given = in_memory(experiment, model=model, clients=clients, public=public, test=test)
     with given as experiment:
         preflight.check(experiment)
         tensorboard.check(experiment)
+        path = run_path(experiment, out)
+        if resume:
+            plugins.check_same(path)
+        stored_experiment(path, experiment, resume=resume)  # before much data is read
         inputs = load(experiment)
         first = partial(split_for, experiment, inputs.data, experiment.seeds[0])
         with watched(experiment, callback, progress=progress) as watching:
@@ -195,7 +204,7 @@ def run(
                 experiment,
                 inputs,
                 simulated(inputs.data),
-                path=run_path(experiment, out),
+                path=path,
                 resume=resume,
                 callback=watching,
                 tables=partial(split_tables, experiment, inputs.data),

@@ -4,6 +4,7 @@
     scores.safetensors  report.html
     pretrained/            h0 of each prototype and seed
     public/                what clients receive for their releases besides h0, per seed
+    frozen/                h0 as methods use it, once for all methods and seeds with the same
     cells/METHOD-seedN/    one method and seed; state.json names the current checkpoint
         memory/ kept/      one file per client: its last predictions, its state between rounds
 
@@ -26,10 +27,17 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedaux.config import ConfigError, Experiment
-from fedaux.core.messages import ClientState, ScoreRelease
+from fedaux.core.messages import ClientState, ScoreRelease, Weights
 from fedaux.core.methods import unprotected_by
 from fedaux.core.task import Preparation, State
-from fedaux.files import UNFINISHED, load_checked, save_checked, save_json, save_text
+from fedaux.files import (
+    UNFINISHED,
+    load_checked,
+    save_checked,
+    save_json,
+    save_text,
+    weights_digest,
+)
 from fedaux.privacy.ledger import NEIGHBOURS, LedgerEntry
 from fedaux.recipes import flatten, load_experiment
 
@@ -53,6 +61,7 @@ class RunDirectory:
         self.path = path
         self.experiment = experiment
         self._lock: IO[str] | None = None
+        self._frozen: dict[Path, dict[str, str]] = {}
 
     @classmethod
     def open(cls, path: Path, experiment: Experiment, *, resume: bool) -> RunDirectory:
@@ -60,23 +69,8 @@ class RunDirectory:
 
         A run that is resumed with more rounds is extended.
         """
-        recipe, stored = path / "config.toml", experiment
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} is a file; choose a directory with --out (out=)")
-        if recipe.exists():
-            if not resume:
-                raise ValueError(
-                    f"{path} already contains a run; continue it with --resume (resume=True), "
-                    "or choose another directory with --out (out=)"
-                )
-            stored = load_experiment(recipe)
-            refuse_other_experiment(path, stored, experiment)
-        elif path.exists() and any(
-            item.name != ".lock" and not item.match(UNFINISHED) for item in path.iterdir()
-        ):
-            raise ValueError(
-                f"{path} is not empty and contains no run; choose another directory with --out"
-            )
+        recipe = path / "config.toml"
+        stored = stored_experiment(path, experiment, resume=resume) or experiment
         path.mkdir(parents=True, exist_ok=True)
         directory = cls(path, experiment)
         directory._lock = locked(path)
@@ -136,6 +130,10 @@ class RunDirectory:
         if header["prepared"]:
             with _reading(file := folder / header["prepared"]):
                 prepared = _nested(load_checked(file, device=device))
+        extractors = prepared.get("extractor", {})  # runs of earlier versions have h0 in there
+        for name, digest in header.get("frozen", {}).items():
+            with _reading(file := frozen_file(self.path, digest), folder=folder):
+                extractors[name] = load_checked(file, device=device)
         with _reading(file := folder / header["checkpoint"]):
             tensors = _nested(load_checked(file, device=device))
             weights = tensors["weights"]
@@ -147,20 +145,22 @@ class RunDirectory:
         stamped: dict[str, dict[int, ClientState]] = {kind: {} for kind in STAMPED}
         for kind, states in stamped.items():
             for client, number in header.get(kind, {}).items():
-                with _reading(file := _stamped_file(folder, kind, int(client), number), up=2):
+                file = _stamped_file(folder, kind, int(client), number)
+                with _reading(file, folder=folder):
                     states[int(client)] = ClientState(number, load_checked(file, device=device))
         spent = tuple(entries[len(vectors) :])
         memory, smoothed = stamped["memory"], tensors.get("smoothed", {})
         state = State(header["round"], weights, releases, spent, memory, smoothed)
-        preparation = Preparation(
-            prepared.get("extractor", {}), prepared.get("public", {}), **header["preparation"]
-        )
+        public = prepared.get("public", {})
+        preparation = Preparation(extractors, public, **header["preparation"])
         return Progress(state, preparation, header["rows"], stamped["kept"])
 
     def save(self, method: str, seed: int, progress: Progress) -> None:
         """Save a round: its tensors, then the header that refers to them; remove old tensors."""
         folder, state, preparation = self.folder(method, seed), progress.state, progress.preparation
-        prepared = _flat("extractor", preparation.extractors) | _flat("public", preparation.public)
+        prepared = _flat("public", preparation.public)
+        if folder not in self._frozen:
+            self._frozen[folder] = self._save_frozen(preparation.extractors)
         if prepared and state.round == 0:
             save_checked(folder / "prepared.safetensors", prepared)
         checkpoint = f"round-{state.round:05d}.safetensors"
@@ -181,6 +181,7 @@ class RunDirectory:
             "seed": seed,
             "round": state.round,
             "prepared": "prepared.safetensors" if prepared else None,
+            "frozen": self._frozen[folder],
             "checkpoint": checkpoint,
             "preparation": {
                 "seconds": dict(preparation.seconds),
@@ -203,6 +204,17 @@ class RunDirectory:
         _remove_old(folder, header)
         if state.ledger:  # updates add entries in every round
             self.write_ledger()
+
+    def _save_frozen(self, extractors: Mapping[str, Weights]) -> dict[str, str]:
+        """Save the h0 of each prototype, unless the directory has it; return their digests."""
+        digests = {name: weights_digest(weights) for name, weights in extractors.items()}
+        for name, digest in digests.items():
+            file = frozen_file(self.path, digest)
+            try:
+                load_checked(file)
+            except (FileNotFoundError, SafetensorError, ValueError):  # missing or damaged
+                save_checked(file, extractors[name])
+        return digests
 
     def headers(self) -> list[dict[str, Any]]:
         """Return the header (state.json) of every method and seed that has started, in order."""
@@ -254,13 +266,13 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _reading(file: Path, *, up: int = 1) -> Iterator[None]:
+def _reading(file: Path, *, folder: Path | None = None) -> Iterator[None]:
     """Name a damaged or missing file of a checkpoint, and how to continue without it; its method
-    and seed have the folder `up` levels above."""
+    and seed have this folder, by default the file's."""
     try:
         yield
     except (FileNotFoundError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        folder = file.parents[up - 1]
+        folder = folder or file.parent
         reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
         raise ValueError(
             f"{file}: {reason}, so {folder.name} cannot be continued; to run it again from its "
@@ -278,6 +290,11 @@ def _remove_old(folder: Path, header: Mapping[str, Any]) -> None:
         for file in folder.glob(f"{pattern}.safetensors"):
             if file not in current:
                 file.unlink()
+
+
+def frozen_file(run: Path, digest: str) -> Path:
+    """Return the file of an h0 in a run directory."""
+    return run / "frozen" / f"{digest}.safetensors"
 
 
 def _stamped_file(folder: Path, kind: str, client: int, number: int) -> Path:
@@ -311,6 +328,31 @@ def locked(path: Path) -> IO[str]:
     return lock
 
 
+def stored_experiment(path: Path, experiment: Experiment, *, resume: bool) -> Experiment | None:
+    """Return the experiment of the run in a directory; None if the directory is new or empty.
+
+    Raises ValueError or ConfigError if `experiment` can neither start nor continue there.
+    """
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; choose a directory with --out (out=)")
+    if (path / "config.toml").exists():
+        if not resume:
+            raise ValueError(
+                f"{path} already contains a run; continue it with --resume (resume=True), "
+                "or choose another directory with --out (out=)"
+            )
+        stored = load_experiment(path / "config.toml")
+        refuse_other_experiment(path, stored, experiment)
+        return stored
+    if path.exists() and any(
+        item.name != ".lock" and not item.match(UNFINISHED) for item in path.iterdir()
+    ):
+        raise ValueError(
+            f"{path} is not empty and contains no run; choose another directory with --out (out=)"
+        )
+    return None
+
+
 def refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -> None:
     """Raise ConfigError with the settings that differ between a run and an experiment; more rounds
     extend a run."""
@@ -319,12 +361,14 @@ def refuse_other_experiment(path: Path, stored: Experiment, given: Experiment) -
     if new["rounds"] > old["rounds"]:
         del hints["rounds"]
     else:
-        hints["rounds"] = "; a run can be extended, not shortened"
+        hints["rounds"] = (
+            f"; a run can be extended, not shortened: --set rounds={old['rounds']}, or more"
+        )
     different = [key for key in sorted(hints) if old.get(key) != new.get(key)]
     if different:
         raise ConfigError(
             [
-                f"{key} = {new.get(key)!r}: the run was started with {old.get(key)!r}{hints[key]}"
+                f"{key} = {new.get(key)!r}: the run has {old.get(key)!r}{hints[key]}"
                 for key in different
             ],
             origin=f"{path} contains a run of another experiment and cannot be resumed",

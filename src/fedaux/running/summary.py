@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedaux.config import Experiment
-from fedaux.core.methods import sends_plain_updates
+from fedaux.core.methods import SHARED_PHASES, sends_plain_updates
 from fedaux.formatting import over_seeds
 from fedaux.privacy.accounting import total_cost
 from fedaux.privacy.ledger import UPDATE, LedgerEntry, worst_client
@@ -19,7 +19,8 @@ def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> d
     bytes.
 
     The standard deviation over seeds uses n - 1, and is 0 for a single seed. The paper reports the
-    maximum over rounds, which is selected on test data; the last round is not.
+    maximum over rounds, which is selected on test data; the last round is not. The seconds of a
+    method are without those of h0 and features, which methods share: `shared_seconds` of the run.
     """
     rows = []
     for method in experiment.method:
@@ -34,6 +35,7 @@ def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> d
         "rows": rows,
         "seeds": list(experiment.seeds),
         "rounds": experiment.rounds,
+        "shared_seconds": round(sum(_seconds(header, shared=True) for header in headers), 3),
         "complete": finished == len(experiment.method) * len(experiment.seeds),
         "config_sha256": experiment.sha256(),
     }
@@ -60,15 +62,22 @@ def _row(cells: Sequence[Mapping[str, Any]], *, protected: bool) -> dict[str, An
             (entry.mechanism for cell in entries for entry in cell if entry.purpose != UPDATE), None
         ),
         "updates_protected": protected,
-        "seconds": statistics.fmean(_seconds(cell) for cell in cells),
+        "seconds": statistics.fmean(_seconds(cell, shared=False) for cell in cells),
         "bytes_up": _mean_of_total(cells, "bytes_up"),
         "bytes_down": _mean_of_total(cells, "bytes_down"),
     }
 
 
-def _seconds(cell: Mapping[str, Any]) -> float:
-    phases = [cell["preparation"]["seconds"], *(row["seconds"] for row in cell["rows"])]
-    return round(sum(sum(phase.values()) for phase in phases), 3)
+def _seconds(cell: Mapping[str, Any], *, shared: bool) -> float:
+    """Return the seconds of a method and seed in the phases that methods share, or in the rest."""
+    tables = [cell["preparation"]["seconds"], *(row["seconds"] for row in cell["rows"])]
+    own = (
+        float(seconds)
+        for table in tables
+        for phase, seconds in table.items()
+        if (phase in SHARED_PHASES) == shared
+    )
+    return round(sum(own), 3)
 
 
 def _mean_of_total(cells: Sequence[Mapping[str, Any]], key: str) -> int:

@@ -18,6 +18,7 @@ from fedaux.formatting import client_label, plural, setting_text
 from fedaux.report.results import ranked, results_table, settings_of
 from fedaux.report.tables import TerminalTable
 from fedaux.running.display import LINE_SECONDS, live_bar
+from fedaux.running.remaining import RemainingTime
 from fedaux.sweep.grid import Cell
 from fedaux.sweep.runner import SweepCallback
 
@@ -39,8 +40,8 @@ class ProgressDisplay(SweepCallback):
         self._console = console
         self._cells: Sequence[Cell] = ()
         self._done: dict[str, int] = {}
-        self._before = self._ended = 0
-        self._began = time.monotonic()
+        self._over: set[str] = set()
+        self._remaining = RemainingTime()
         self._printed = 0.0
         self._interrupted = False
         self._live = live_bar(console, TextColumn("{task.fields[text]}"))
@@ -84,18 +85,18 @@ class ProgressDisplay(SweepCallback):
         """Print the plan of a sweep."""
         for line in plan_lines(cells, finished=finished, done=done):
             self._print(line)
-        self._ended = len(finished)
+        self._over = set(finished)
         self._start(cells, done=done)
 
     def _start(self, cells: Sequence[Cell], *, done: Mapping[str, int]) -> None:
-        self._cells, self._done, self._before = cells, dict(done), sum(done.values())
+        self._cells, self._done = cells, dict(done)
         self._bars[""] = self._live.add_task(
             "starting" if self._single else "all",
             total=sum(cell.rounds for cell in cells),
-            completed=self._before,
+            completed=sum(done.values()),
             text=self._status(),
         )
-        if self._ended < len(cells):
+        if len(self._over) < len(cells):
             self._live.start()
 
     def started(self, cell: Cell) -> None:
@@ -107,9 +108,11 @@ class ProgressDisplay(SweepCallback):
     def progressed(self, cell: Cell, event: Mapping[str, Any]) -> None:
         """Display the progress of a cell."""
         rounds = cell.experiment.rounds
+        place = (cell.name, event["method"], event["seed"], event["round"])
         where = f"{event['method']} seed {event['seed']} round {event['round']}/{rounds}"
         last = False
         if event["event"] == "round":
+            self._remaining.round(*place)
             last = self._single and event["round"] == rounds
             self._done[cell.name] += 1
             if event["accuracy"] is not None:
@@ -123,6 +126,7 @@ class ProgressDisplay(SweepCallback):
             if event.get("model_kept"):
                 where += ", no usable update, the model is unchanged"
         else:
+            self._remaining.phase(*place)
             where += f" {event['phase']}"
         if self._single:
             self._live.update(self._bars[""], description=escape(where))
@@ -142,7 +146,7 @@ class ProgressDisplay(SweepCallback):
 
     def ended(self, cell: Cell, reason: str | None) -> None:
         """Report the outcome of a cell."""
-        self._ended += 1
+        self._over.add(cell.name)
         self._remove_bar(cell)
         self._update_total()
         how = "finished" if reason is None else f"FAILED: {reason}"
@@ -163,12 +167,15 @@ class ProgressDisplay(SweepCallback):
     def _status(self) -> str:
         """Return finished cells and rounds, and the expected remaining time."""
         done, total = sum(self._done.values()), sum(cell.rounds for cell in self._cells)
-        text = "" if self._single else f"{self._ended}/{len(self._cells)} cells, "
+        text = "" if self._single else f"{len(self._over)}/{len(self._cells)} cells, "
         text += f"{done}/{total} rounds"
-        if self._before < done < total:
-            elapsed = time.monotonic() - self._began
-            text += f", ETA {_time(elapsed / (done - self._before) * (total - done))}"
-        return text
+        left = {
+            cell.name: (cell.experiment, self._done[cell.name])
+            for cell in self._cells
+            if cell.name not in self._over
+        }
+        at_once = max(1, len(self._bars) - 1)  # one bar is that of all cells
+        return text + self._remaining.text(left, at_once=at_once)
 
 
 def plan_lines(
@@ -209,9 +216,3 @@ def sweep_table(name: str, rows: Sequence[Mapping[str, Any]]) -> TerminalTable:
 
 def _shown(value: Any) -> str:
     return f"[{', '.join(map(_shown, value))}]" if isinstance(value, list) else setting_text(value)
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
