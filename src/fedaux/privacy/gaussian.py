@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 from scipy.special import log_ndtr
 
@@ -19,6 +20,7 @@ def delta_of(epsilon: float, *, noise_multiplier: float) -> float:
     return max(0.0, -math.exp(log_first) * math.expm1(min(0.0, log_second - log_first)))
 
 
+@lru_cache  # all clients of a run ask for the same one
 def noise_multiplier(*, epsilon: float, delta: float) -> float:
     """Return the least sigma / sensitivity that is (epsilon, delta)-private, rounded up."""
     if not (epsilon > 0 and math.isfinite(epsilon)):
