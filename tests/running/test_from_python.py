@@ -210,9 +210,10 @@ def test_classes_are_joined_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_unusable_input_is_named(tmp_path: Path, given: dict[str, Any], said: str) -> None:
-    arguments: dict[str, Any] = {"model": Net, "clients": slices(), "public": PUBLIC} | given
+    arguments: dict[str, Any] = {"experiment": tiny(**QUICK), "out": tmp_path / "run"}
+    arguments |= {"model": Net, "clients": slices(), "public": PUBLIC} | given
     with pytest.raises(ValueError, match=said):
-        fedaux.run(**({"experiment": tiny(**QUICK), "out": tmp_path / "run"} | arguments))
+        fedaux.run(**arguments)
     assert not (tmp_path / "run").exists()
     assert "python" not in SOURCES
 
