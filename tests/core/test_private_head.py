@@ -21,7 +21,7 @@ from fedaux.core import plain
 from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
 from fedaux.core.methods import METHODS, Method
 from fedaux.core.preparation import class_estimates
-from fedaux.core.private_head import RIDGE, fit_head, set_head, shared_targets
+from fedaux.core.private_head import RIDGE, fit_head, of_prototype, set_head
 from fedaux.privacy.ledger import CLASS_SUMS
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -66,15 +66,28 @@ def test_a_linear_target_is_fitted_at_any_scale_and_dead_features_do_no_harm() -
 
 def test_heads_that_are_not_linear_are_refused() -> None:
     with pytest.raises(ValueError, match="'x': its head is Sequential"):
-        set_head(nn.Sequential(), torch.zeros(2, 2), torch.zeros(2, 2), prototype="x")
+        set_head(nn.Sequential(), torch.zeros(2, 2), torch.zeros(2, 2), share=1.0, prototype="x")
+
+
+def test_a_start_goes_as_far_to_the_private_head_as_it_is_reliable() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features, targets = (torch.randn(50, size, generator=generator) for size in (6, 3))
+    weight, bias = fit_head(features, targets)
+    for share in (0.0, 0.3, 1.0):
+        head = nn.Linear(6, 3)
+        before = {name: value.clone() for name, value in head.state_dict().items()}
+        set_head(head, features, targets, share=share, prototype="x")
+        for name, fitted in (("weight", weight), ("bias", bias)):
+            expected = share * fitted + (1 - share) * before[name]
+            assert torch.allclose(head.state_dict()[name], expected, atol=1e-6)
 
 
 def test_a_prototype_without_releases_learns_from_the_others() -> None:
     known = {"a": torch.zeros(2, 3), "b": torch.ones(2, 3)}
-    assert torch.equal(shared_targets(known, "a"), known["a"])
-    assert torch.equal(shared_targets(known, "c"), torch.full((2, 3), 0.5))
+    assert torch.equal(of_prototype(known, "a"), known["a"])
+    assert torch.equal(of_prototype(known, "c"), torch.full((2, 3), 0.5))
     with pytest.raises(ValueError, match="no client released class sums"):
-        shared_targets({}, "a")
+        of_prototype({}, "a")
 
 
 @pytest.mark.parametrize("mode", ["full", "linear"])

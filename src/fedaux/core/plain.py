@@ -178,7 +178,8 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
     if task.method.start == "private-head":
         for name, own in features(task.distill_set).items():
             estimate = class_estimate(task, releases, public[name], name)
-            fit_head(models[name], own, estimate.logits(projected[name]))
+            share = estimate.reliability if task.method.trains else 1.0
+            fit_head(models[name], own, estimate.logits(projected[name]), share=share)
     images, distill_set, test_images = (
         features(own) if task.experiment.mode == "linear" else dict.fromkeys(models, own)
         for own in (task.images, task.distill_set, task.test_images)
@@ -247,10 +248,11 @@ def class_estimate(
     return mechanism_of(task).estimate(vectors, sigmas, public)
 
 
-def fit_head(model: SplitModel, features: Tensor, targets: Tensor) -> None:
-    """Set the linear head to argmin mean_x |W h(x) + b - f0(x)|^2 + r |W|^2, by least squares.
+def fit_head(model: SplitModel, features: Tensor, targets: Tensor, *, share: float) -> None:
+    """Move the linear head by a share of the way to argmin mean_x |W h(x) + b - f0(x)|^2 + r |W|^2.
 
-    r is a thousandth of the mean variance of a feature; its rows are appended to the data.
+    r is a thousandth of the mean variance of a feature; its rows are appended to the data of a
+    least-squares problem.
     """
     inputs, outputs = features.double(), targets.double()
     centre, level = inputs.mean(dim=0), outputs.mean(dim=0)
@@ -258,7 +260,11 @@ def fit_head(model: SplitModel, features: Tensor, targets: Tensor) -> None:
     rows = torch.cat([inputs - centre, penalty * torch.eye(inputs.shape[1]).to(inputs)])
     wanted = torch.cat([outputs - level, torch.zeros(inputs.shape[1], outputs.shape[1]).to(inputs)])
     weight = torch.linalg.lstsq(rows, wanted).solution.T
-    model.head.load_state_dict({"weight": weight, "bias": level - weight @ centre})
+    fitted = {"weight": weight, "bias": level - weight @ centre}
+    before = model.head.state_dict()
+    model.head.load_state_dict(
+        {name: before[name] + share * (own - before[name]) for name, own in fitted.items()}
+    )
 
 
 def log_scores(task: Task, preparation: Preparation, clients: Sequence[int]) -> Tensor:

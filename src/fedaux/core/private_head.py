@@ -30,13 +30,16 @@ def fit_head(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return weight.float(), (level - weight @ centre).float()
 
 
-def set_head(head: nn.Module, features: Tensor, targets: Tensor, *, prototype: str) -> None:
-    """Set a linear head to the fit. Raises ValueError for a head of another kind."""
+def set_head(
+    head: nn.Module, features: Tensor, targets: Tensor, *, share: float, prototype: str
+) -> None:
+    """Set a linear head to share * fit + (1 - share) * head. Raises ValueError for a head of
+    another kind."""
     head = require_linear(head, prototype=prototype)
     weight, bias = fit_head(features, targets)
     with torch.no_grad():
-        head.weight.copy_(weight)
-        head.bias.copy_(bias)
+        head.weight.lerp_(weight.to(head.weight), share)
+        head.bias.lerp_(bias.to(head.bias), share)
 
 
 def require_linear(head: nn.Module, *, prototype: str) -> nn.Linear:
@@ -49,9 +52,9 @@ def require_linear(head: nn.Module, *, prototype: str) -> nn.Linear:
     return head
 
 
-def shared_targets(known: Mapping[str, Tensor], prototype: str) -> Tensor:
-    """Return the discriminant [N, C] of a prototype or, if none of its clients has released
-    anything, the mean of the others. Raises ValueError if nobody has."""
+def of_prototype(known: Mapping[str, Tensor], prototype: str) -> Tensor:
+    """Return what is known about a prototype from its clients' class sums or, if none of them has
+    released any, the mean of the others. Raises ValueError if nobody has."""
     if not known:
         raise ValueError(
             "no client released class sums, from which the private head is made; "
