@@ -392,6 +392,9 @@ def test_finding_is_honest(
 
 
 def test_only_a_run_directory_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="missing: there is no such folder; should be a run dir"):
+        write_report(tmp_path / "missing")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(
         ValueError,
         match=r"empty is not a run directory, nor a folder of them: config\.toml and "
