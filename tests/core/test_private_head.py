@@ -21,7 +21,7 @@ from fedaux.core import plain
 from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
 from fedaux.core.methods import METHODS, Method
 from fedaux.core.preparation import class_estimates
-from fedaux.core.private_head import RIDGE, fit_head, of_prototype, set_head
+from fedaux.core.private_head import RIDGE, fit_head, of_prototype, set_head, start_share
 from fedaux.privacy.ledger import CLASS_SUMS
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -69,7 +69,8 @@ def test_heads_that_are_not_linear_are_refused() -> None:
         set_head(nn.Sequential(), torch.zeros(2, 2), torch.zeros(2, 2), share=1.0, prototype="x")
 
 
-def test_a_start_goes_as_far_to_the_private_head_as_it_is_reliable() -> None:
+def test_a_start_goes_a_share_of_the_way_to_the_private_head() -> None:
+    assert [start_share(given) for given in (0.0, 0.2, 0.5, 0.9)] == [0.0, 0.4, 1.0, 1.0]
     generator = torch.Generator().manual_seed(0)
     features, targets = (torch.randn(50, size, generator=generator) for size in (6, 3))
     weight, bias = fit_head(features, targets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -233,6 +234,16 @@ def test_who_holds_what_is_seen_through_the_noise(held: int) -> None:
     assert float(estimate.prior.sum()) == pytest.approx(1.0)
     assert float((estimate.prior - 0.25).abs().max()) < 0.05
     assert estimate.reliability > 0.9
+
+
+def test_concentration_is_seen_through_the_noise_or_hidden_by_it() -> None:
+    few, some, all_ = (clusters(clients=8, held=held, epsilon=0.5) for held in (1, 2, 4))
+    assert few.concentration > 0.95
+    assert some.concentration == pytest.approx(2 / 3, abs=0.05)  # two of four classes
+    assert all_.concentration < 0.05
+    assert clusters(clients=8, held=1, epsilon=1e-3).concentration < 0.3
+    unseen = replace(few, counts=torch.zeros(8, 4, dtype=torch.float64))
+    assert unseen.concentration == pytest.approx(0.0, abs=1e-9)
 
 
 def test_reliability_and_shifts_fall_with_noise() -> None:

@@ -178,7 +178,7 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
     if task.method.start == "private-head":
         for name, own in features(task.distill_set).items():
             estimate = class_estimate(task, releases, public[name], name)
-            share = estimate.reliability if task.method.trains else 1.0
+            share = min(1.0, 2 * estimate.concentration) if task.method.trains else 1.0
             fit_head(models[name], own, estimate.logits(projected[name]), share=share)
     images, distill_set, test_images = (
         features(own) if task.experiment.mode == "linear" else dict.fromkeys(models, own)

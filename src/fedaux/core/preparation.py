@@ -233,19 +233,20 @@ def set_private_heads(
     public: Mapping[str, Public],
 ) -> None:
     """Fit the head of each prototype to the discriminant of its clients' class sums, on the distill
-    set. A method that trains starts from it as far as the releases are reliable."""
-    from fedaux.core.private_head import of_prototype, set_head  # late: one start of three
+    set. A method that trains starts from it as far as clients hold few classes."""
+    from fedaux.core.private_head import of_prototype, set_head, start_share  # late: one start of 3
 
     mechanism = mechanism_of(task)
     features = {
         name: extract(task, name, extractors[name], task.distill_images) for name in trained
     }
-    logits, reliability = {}, {}
+    logits, concentration = {}, {}
     for name, (_, estimate) in class_estimates(task, releases, public).items():
         logits[name] = estimate.logits(mechanism.project(features[name], public[name]))
-        reliability[name] = torch.tensor(estimate.reliability)
+        concentration[name] = torch.tensor(estimate.concentration)
     for name, model in trained.items():
-        share = float(of_prototype(reliability, name)) if task.method.trains else 1.0
+        share = start_share(float(of_prototype(concentration, name)))
+        share = share if task.method.trains else 1.0
         set_head(
             model.head, features[name], of_prototype(logits, name), share=share, prototype=name
         )

@@ -13,6 +13,12 @@ from torch import Tensor, nn
 
 RIDGE = 1e-3
 """Penalty, in units of the mean variance of a feature."""
+CONCENTRATED = 0.5
+"""Concentration of clients on few classes from which training starts from the private head alone.
+
+Where clients are alike, or noise hides who holds what, a weak head holds training back; elsewhere
+even a noisy one helps (notes/successor.md).
+"""
 
 
 def fit_head(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,6 +46,11 @@ def set_head(
     with torch.no_grad():
         head.weight.lerp_(weight.to(head.weight), share)
         head.bias.lerp_(bias.to(head.bias), share)
+
+
+def start_share(concentration: float) -> float:
+    """Return how far training starts from the private head, in 0 .. 1."""
+    return min(1.0, concentration / CONCENTRATED)
 
 
 def require_linear(head: nn.Module, *, prototype: str) -> nn.Linear:

@@ -80,6 +80,17 @@ class ClassEstimate:
         equal = torch.full_like(self.counts, 1.0 / len(self.counts))
         return torch.where(totals > 0, self.counts / totals.clamp_min(1e-30), equal)
 
+    @property
+    def concentration(self) -> float:
+        """How few classes a client holds, 1 - (e^H - 1) / (C - 1), mean over clients, in 0 .. 1.
+
+        H is the entropy of its class shares; noise that hides them brings it to 0.
+        """
+        counts = self.counts + 1e-9  # a client of which nothing is seen holds all classes
+        own = counts / counts.sum(dim=1, keepdim=True)
+        held = torch.exp(-torch.xlogy(own, own).sum(dim=1))
+        return float(1 - (held.mean() - 1) / max(1, counts.shape[1] - 1))
+
     def logits(self, projected: Tensor) -> Tensor:
         """Return f0(x) [N, C] of projected features u(x) [N, k]."""
         linear = (projected - self.centre) @ self.shifts.T
