@@ -133,7 +133,7 @@ if PART == "training":
         assert fast.keys() == plain.keys()
         for client, (own, trained) in plain.items():
             rounding = distances(other[client][0], own, weights)
-            wide = {  # after several steps; 7e-3 and 2e-2 were seen, of which rounding is 6e-3 and 2e-2
+            wide = {  # 7e-3 and 2e-2 were seen, where rounding alone does 6e-3 and 2e-2
                 "middle": max(5e-3, 2 * rounding[len(rounding) // 2]),
                 "largest": max(0.03, 2 * rounding[-1]),
             }
