@@ -290,6 +290,7 @@ def test_reproduce_lists_runs_and_refuses(recipe: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_live_bar(recipe: Path, tmp_path: Path) -> None:
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "fedaux", "run", str(recipe), "--set", "method=fedavg"]

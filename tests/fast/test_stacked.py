@@ -125,7 +125,7 @@ def assert_same(
         assert found[client][1].loss == pytest.approx(result.loss, rel=1e-5)
 
 
-CASES: list[tuple[str, dict[str, Any]]] = [
+CASES: list[Any] = [
     ("mlp", {}),
     ("mlp", {"weight_decay": 0.1, "epochs": 3}),
     ("mlp", SGD),
@@ -136,7 +136,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mlp", {"batch_size": 64}),
     ("cnn", {"epochs": 2}),
     ("cnn", MOMENTUM | {"proximal": 0.3}),
-    ("resnet8-gn", SGD | {"momentum": 0.9, "learning_rate": 0.01}),
+    pytest.param(
+        "resnet8-gn", SGD | {"momentum": 0.9, "learning_rate": 0.01}, marks=pytest.mark.slow
+    ),
 ]
 
 

@@ -51,6 +51,7 @@ def iris(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     )
 
 
+@pytest.mark.slow
 def test_iris_weighted_mean_is_clearly_better(iris: Outcome) -> None:
     plain, weighted = iris.numbers["accuracy"].values()
     assert weighted > 0.93
@@ -67,6 +68,7 @@ def test_iris_clients_hold_disjoint_parts_of_fifty_and_know_a_class_or_two() -> 
     assert (everywhere.argmax(dim=1) == 0).all(), "who knows one class says it everywhere"
 
 
+@pytest.mark.slow
 def test_iris_covers_every_mechanism_and_the_private_mean_gains(iris: Outcome) -> None:
     rows = iris.numbers["accuracy_by_mechanism"]
     assert {row["mechanism"] for row in rows} == set(MECHANISMS) - {
@@ -80,6 +82,7 @@ def test_iris_covers_every_mechanism_and_the_private_mean_gains(iris: Outcome) -
     assert not any("sharpness" in row["setting"] for row in rows if row["mechanism"] == "paper")
 
 
+@pytest.mark.slow
 def test_iris_comes_out_the_same_twice(iris: Outcome, tmp_path: Path) -> None:
     files = {file.name: file for file in iris.files}
     assert {file.suffix for file in iris.files} == {".html", ".md", ".json", ".tex", ".png", ".svg"}
@@ -96,6 +99,7 @@ def test_iris_comes_out_the_same_twice(iris: Outcome, tmp_path: Path) -> None:
         assert again.read_bytes() == files[again.name].read_bytes()
 
 
+@pytest.mark.slow
 def test_iris_offers_the_numbers_of_its_figures_and_says_what_is_one_draw(iris: Outcome) -> None:
     (page,) = (file.read_text() for file in iris.files if file.suffix == ".html")
     points, mechanisms = saved(page).values()

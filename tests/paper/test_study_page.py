@@ -45,6 +45,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, 
     return out, outcome.numbers
 
 
+@pytest.mark.slow
 def test_a_study_measures_what_its_runs_measured(small: tuple[Path, Mapping[str, Any]]) -> None:
     out, numbers = small
     rows = {row["method"]: row for row in numbers["rows"]}
@@ -66,6 +67,7 @@ def test_a_study_measures_what_its_runs_measured(small: tuple[Path, Mapping[str,
     assert "cannot be compared with its figures" in text
 
 
+@pytest.mark.slow
 def test_the_page_of_a_study_offers_the_numbers_of_its_figure(
     small: tuple[Path, Mapping[str, Any]],
 ) -> None:
@@ -177,6 +179,7 @@ def test_changes_apply_on_top_of_the_quick_version(name: str, tmp_path: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_a_seed_that_is_stated_changes_nothing_about_the_split(tmp_path: Path) -> None:
     plain = command.reproduce("split", Request(tmp_path / "a", quick=True))
     stated = command.reproduce("split", Request(tmp_path / "b", quick=True, seeds=1))
