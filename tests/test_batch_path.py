@@ -1,7 +1,7 @@
-"""How many files a batch of images crosses, from a Parquet file to the update that it leads to.
+"""The number of source files that handle a batch of images, from Parquet to a weight update.
 
-A public batch ends in the student, a private one in its client's weights. Pretraining, scores and
-digests of the data are not on the way.
+Public batches update the student, private ones a client's model. Pretraining, scores and digests of
+the data are not counted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 ROOT = Path(fedaux.__file__).parent
 MOST_FILES = 15
 SHADES = {"private": range(90), "test": range(100, 150), "public": range(160, 256)}
-"""Pixels tell whose an image is."""
+"""Pixel values by which the test recognises private, test and public images."""
 SIDE = 6
 
 
@@ -51,7 +51,7 @@ def write(path: Path, count: int, shade: str, *, labels: bool) -> None:
 
 
 def shades(value: Any) -> set[str]:
-    """Return whose images a value holds."""
+    """Return which of the three kinds of images a value holds."""
     if isinstance(value, bytes) and value.startswith(b"\x89PNG"):
         value = Image.open(io.BytesIO(value))
     if isinstance(value, Image.Image):
@@ -75,7 +75,7 @@ def shades(value: Any) -> set[str]:
 
 @contextmanager
 def watched(files: dict[str, set[str]]) -> Iterator[None]:
-    """Add to `files` those of fedaux whose functions hold images, by whose they are."""
+    """Record, for each kind of images, the files of fedaux whose functions hold some."""
 
     def look(frame: FrameType, event: str, result: Any) -> None:
         if event == "return" and (path := frame.f_code.co_filename).startswith(f"{ROOT}/"):
@@ -91,7 +91,7 @@ def watched(files: dict[str, set[str]]) -> Iterator[None]:
         sys.setprofile(before)
 
 
-def test_a_batch_crosses_few_files(tmp_path: Path) -> None:
+def test_few_files_handle_a_batch(tmp_path: Path) -> None:
     write(tmp_path / "private" / "train.parquet", 30, "private", labels=True)
     write(tmp_path / "private" / "test.parquet", 9, "test", labels=True)
     write(tmp_path / "public" / "train.parquet", 20, "public", labels=False)
@@ -117,7 +117,7 @@ def test_a_batch_crosses_few_files(tmp_path: Path) -> None:
         state, preparation = prepare(task, clients, extractor=extractor, callback=callback)
         Server(task, preparation, clients, callback=callback).play_round(state)
     private, public = files["private"], files["public"]
-    # The way is seen from its begin to its end.
+    # Both ends of the path were seen.
     assert {"data/parquet.py", "core/simulation.py", "fast/stacked.py"} <= private
     assert {"data/parquet.py", "fast/distillation.py", "core/steps.py"} <= public
     assert len(private) <= MOST_FILES, sorted(private)

@@ -234,22 +234,20 @@ def set_private_heads(
 ) -> None:
     """Fit the head of each prototype to the discriminant of its clients' class sums, on the distill
     set. A method that trains starts from it as far as clients hold few classes."""
-    from fedaux.core.private_head import of_prototype, set_head, start_share  # late: one start of 3
+    from fedaux.core.private_head import of_prototype, set_head, start_share  # late: seldom needed
 
     mechanism = mechanism_of(task)
     features = {
         name: extract(task, name, extractors[name], task.distill_images) for name in trained
     }
-    logits, concentration = {}, {}
+    logits, shares = {}, {}
     for name, (_, estimate) in class_estimates(task, releases, public).items():
         logits[name] = estimate.logits(mechanism.project(features[name], public[name]))
-        concentration[name] = torch.tensor(estimate.concentration)
+        share = start_share(estimate.concentration) if task.method.trains else 1.0
+        shares[name] = torch.tensor(share)
     for name, model in trained.items():
-        share = start_share(float(of_prototype(concentration, name)))
-        share = share if task.method.trains else 1.0
-        set_head(
-            model.head, features[name], of_prototype(logits, name), share=share, prototype=name
-        )
+        targets, share = of_prototype(logits, name), float(of_prototype(shares, name))
+        set_head(model.head, features[name], targets, share=share, prototype=name)
 
 
 def stacked(
