@@ -81,6 +81,24 @@ def test_an_interrupted_run_goes_on_to_the_same_figures(corpus: Path, tmp_path: 
     assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
 
 
+def test_fedaux2_rehearses_public_texts_shorter_than_the_private_ones(
+    corpus: Path, tmp_path: Path
+) -> None:
+    lengths = {"length": 16, "auxiliary_length": 8}
+    found = []
+    for name, at_once in (("plain", 1), ("fast", 8)):
+        experiment = texts_of(
+            corpus, method=["fedaux2"], text=lengths, engine={"clients_at_once": at_once}
+        )
+        data, public = load_both(experiment)
+        assert public.shape[1] < data.images.shape[1]
+        fedaux.run(experiment, out=tmp_path / name)
+        found.append(rows_of(tmp_path / name))
+    for plain, fast in zip(*found, strict=True):
+        assert fast["local_loss"] == pytest.approx(plain["local_loss"], rel=1e-4)
+        assert fast["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+
+
 def test_linear_mode_and_pretokenised_files_give_what_texts_give(
     corpus: Path, tmp_path: Path
 ) -> None:

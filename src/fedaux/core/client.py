@@ -13,6 +13,7 @@ from fedaux import seeding
 from fedaux.config import Certainty, Local
 from fedaux.core.backend import Backend, ClientJob, TrainContext, TrainResult
 from fedaux.core.dpsgd import train_privately
+from fedaux.core.local_training import joined_inputs
 from fedaux.core.messages import ScoreRelease, Update, Weights
 from fedaux.core.objectives import class_adjustment, local_loss
 from fedaux.core.weights import load, snapshot
@@ -111,7 +112,7 @@ class Client:
         loss = local_loss(objectives, section, rehearsed=rehearsed)
         context = TrainContext(
             self.model,
-            parts[0] if len(parts) == 1 else torch.cat(parts),
+            joined_inputs(parts),
             self.labels if mirrored is None else self.labels.repeat(2),
             section,
             proximal,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedaux.core.backend import ClientJob, TrainContext, TrainResult
 from fedaux.core.compute import inference_batch
@@ -18,6 +19,7 @@ from fedaux.core.steps import (
     optimizer_state,
     restore_optimizer,
 )
+from fedaux.data.vocabulary import PAD_ID
 
 
 def train_locally(context: TrainContext, job: ClientJob) -> TrainResult:
@@ -97,6 +99,16 @@ def client_batches(context: TrainContext, job: ClientJob) -> Iterator[Tensor]:
         drawn = job.generator.integers(first, len(context.inputs), size=(len(own), rehearsed))
         for batch, others in zip(own, torch.from_numpy(drawn).to(order.device), strict=True):
             yield torch.cat([batch, others])
+
+
+def joined_inputs(parts: Sequence[Tensor]) -> Tensor:
+    """Return private and public examples as one tensor; texts [N, L] are padded to the longest."""
+    if len(parts) == 1:
+        return parts[0]
+    width = max(part.shape[-1] for part in parts)
+    return torch.cat(
+        [functional.pad(part, (0, width - part.shape[-1]), value=PAD_ID) for part in parts]
+    )
 
 
 def rows_per_round(context: TrainContext, examples: int) -> int:

@@ -40,6 +40,7 @@ from fedaux.core.plain_parts import (
     average,
     distill,
     extract_features,
+    joined,
     minimise,
     predict,
     sample_models,
@@ -517,7 +518,7 @@ def train_member(
         public = np.sort(order[: experiment.rehearsal.examples or size])
         strength = strength_of("rehearsal", local) * reliability
         soft = (strength * probabilities[public]).half().float()
-        inputs = torch.cat([inputs, preparation.distill_set[name][public]])
+        inputs = joined(inputs, preparation.distill_set[name][public])
         rehearsed = experiment.rehearsal.batch_size
     correction: Weights = {}
     if task.method.correction is not None:  # SCAFFOLD adds g - g_i, FedDyn -g_i

@@ -114,6 +114,13 @@ def minimise(
     return snapshot(model)
 
 
+def joined(private: Tensor, public: Tensor) -> Tensor:
+    """Return examples in one tensor; texts [N, L] are padded to equal lengths."""
+    width = max(private.shape[-1], public.shape[-1])
+    parts = (functional.pad(part, (0, width - part.shape[-1])) for part in (private, public))
+    return torch.cat(list(parts))
+
+
 @torch.no_grad()
 def predict(model: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
     """Return the model's outputs on inputs [N, ...] in evaluation mode."""

@@ -14,6 +14,7 @@ from fedaux import seeding
 from fedaux.core.backend import ClientJob, TrainContext, Training
 from fedaux.core.client import Client, release_stream
 from fedaux.core.dpsgd import check_ready
+from fedaux.core.local_training import joined_inputs
 from fedaux.core.messages import (
     ClientState,
     ReleaseRequest,
@@ -180,7 +181,7 @@ class SimulatedClients:
                 parts.append(inputs(images, rows))
                 if request.mirror:
                     parts.append(inputs(images.flip(-1), rows))
-            self._inputs[prototype] = parts[0] if len(parts) == 1 else torch.cat(parts)
+            self._inputs[prototype] = joined_inputs(parts)
         return self._inputs[prototype]
 
     def _training_for(self, prototype: str, request: TrainRequest) -> Training:
