@@ -272,7 +272,12 @@ class Server:
                 Member(one.client, task.prototype_of[one.client], one.num_examples, one.weights)
                 for one in updates
             ]
-            log.dropped |= dict.fromkeys(self._nonfinite_members(members), NONFINITE)
+            finite = self._are_finite([(member.prototype, member.weights) for member in members])
+            log.dropped |= {
+                member.client: NONFINITE
+                for member, fine in zip(members, finite, strict=True)
+                if not fine
+            }
         members = log.without_dropped(members)
         if task.experiment.aggregation == "clipped":  # averaging and teaching see clipped models
             members = clipped(members, state.weights)
@@ -376,7 +381,7 @@ class Server:
         log: RoundLog,
     ) -> tuple[Mapping[str, Weights], list[Member]]:
         """Return the round's models and members; a round that diverged keeps the old models."""
-        if self._is_finite(weights):
+        if all(self._are_finite([*weights.items()])):
             return weights, members
         log.dropped |= dict.fromkeys((member.client for member in members), DIVERGED)
         return before, []
@@ -401,28 +406,10 @@ class Server:
                 del measured["confusion"]  # large if there are many classes
             return measured
 
-    def _nonfinite_members(self, members: Sequence[Member]) -> list[int]:
-        """Return the clients whose models predict NaN or infinity on a few public examples."""
-        groups = {
-            name: [member for member in members if member.prototype == name]
-            for name in self.server_models
-        }
-        asked = [member for own in groups.values() for member in own]
-        flags = [
-            self.server_models[name].are_finite([member.weights for member in own])
-            for name, own in groups.items()
-            if own
-        ]
-        found = torch.cat(flags).tolist() if flags else []  # the only wait for the device
-        return [member.client for member, fine in zip(asked, found, strict=True) if not fine]
-
-    def _is_finite(self, weights: Mapping[str, Weights]) -> bool:
-        """Return whether all server models have finite predictions; clients cannot train others."""
-        flags = [
-            server_model.are_finite([weights[name]])
-            for name, server_model in self.server_models.items()
-        ]
-        return bool(torch.cat(flags).all())
+    def _are_finite(self, models: Sequence[tuple[str, Weights]]) -> list[bool]:
+        """Return which models, as pairs of prototype and weights, have finite predictions."""
+        flags = [self.server_models[name].is_finite(weights) for name, weights in models]
+        return torch.stack(flags).tolist() if flags else []  # the only wait for the device
 
     def evaluate(self, models: Sequence[tuple[str, Weights]]) -> dict[str, Any]:
         """Measure models, as pairs of prototype and weights, on the test data.
