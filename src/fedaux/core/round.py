@@ -5,7 +5,7 @@ State is a value: a round takes one and returns the next. A checkpoint is a stat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +42,7 @@ from fedaux.core.weights import (
     AVERAGES,
     average_by_prototype,
     clipped,
-    evaluate,
-    measure,
+    measure_models,
     own_weights,
     server_step,
     smoothed,
@@ -411,32 +410,10 @@ class Server:
         flags = [self.server_models[name].is_finite(weights) for name, weights in models]
         return torch.stack(flags).tolist() if flags else []  # the only wait for the device
 
-    def evaluate(self, models: Sequence[tuple[str, Weights]]) -> dict[str, Any]:
-        """Measure models, as pairs of prototype and weights, on the test data.
-
-        Figures are means over models; counts of the confusion matrix are sums. The ensemble
-        averages their logits.
-        """
-        measured: dict[str, list[dict[str, Any]]] = {}
-        total: Tensor | None = None
-        for name, weights in models:
-            logits = self.server_models[name].test_logits(weights)
-            measured.setdefault(name, []).append(measure(logits, self.task.test_labels))
-            total = logits if total is None else total + logits
-        assert total is not None, "there is at least one model"
-        every = [one for own in measured.values() for one in own]
-        figures = {
-            key: None if any(one[key] is None for one in every) else _mean(every, key)
-            for key in ("accuracy", "loss", "balanced_accuracy", "macro_f1", "auc")
-        }
-        return {
-            **figures,
-            "accuracy_by_prototype": {
-                name: _mean(own, "accuracy") for name, own in measured.items()
-            },
-            "accuracy_ensemble": evaluate(total / len(every), self.task.test_labels)[0],
-            "confusion": sum(one["confusion"] for one in every).tolist(),
-        }
+    def evaluate(self, models: Iterable[tuple[str, Weights]]) -> dict[str, Any]:
+        """Measure models, as pairs of prototype and weights, on the test data."""
+        logits = ((name, self.server_models[name].test_logits(own)) for name, own in models)
+        return measure_models(logits, self.task.test_labels)
 
     def _collect(self, asked: Sequence[int], request: TrainRequest, log: RoundLog) -> list[Update]:
         """Return usable updates by client id; log why others are unusable, and all costs."""
@@ -506,10 +483,6 @@ def select(present: Sequence[int], *, count: int, generator: np.random.Generator
     """Return a random subset of the clients that are present, in ascending order."""
     order = generator.permutation(np.asarray(sorted(present), dtype=np.int64))
     return sorted(int(client) for client in order[:count])
-
-
-def _mean(measured: Sequence[Mapping[str, Any]], key: str) -> float:
-    return float(np.mean([one[key] for one in measured]))
 
 
 def remembered(
