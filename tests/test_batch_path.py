@@ -91,12 +91,15 @@ def watched(files: dict[str, set[str]]) -> Iterator[None]:
         sys.setprofile(before)
 
 
-def test_few_files_handle_a_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["cnn", "resnet8"])
+def test_few_files_handle_a_batch(model: str, tmp_path: Path) -> None:
     write(tmp_path / "private" / "train.parquet", 30, "private", labels=True)
     write(tmp_path / "private" / "test.parquet", 9, "test", labels=True)
     write(tmp_path / "public" / "train.parquet", 20, "public", labels=False)
+    options = {"width": 4} if model == "cnn" else {}
     experiment = tiny(
         method=["feddf"],
+        prototypes=[{"name": "one", "model": model, "options": options}],
         local={"epochs": 1},
         distillation={"epochs": 1},
         data={"source": "parquet", "path": str(tmp_path / "private")},
@@ -118,7 +121,8 @@ def test_few_files_handle_a_batch(tmp_path: Path) -> None:
         Server(task, preparation, clients, callback=callback).play_round(state)
     private, public = files["private"], files["public"]
     # Both ends of the path were seen.
-    assert {"data/parquet.py", "core/simulation.py", "fast/stacked.py"} <= private
-    assert {"data/parquet.py", "fast/distillation.py", "core/steps.py"} <= public
+    steps = "fast/stacked.py" if model == "cnn" else "core/steps.py"
+    assert {"data/parquet.py", "core/simulation.py", steps} <= private
+    assert {"data/parquet.py", "core/distillation.py", "core/steps.py"} <= public
     assert len(private) <= MOST_FILES, sorted(private)
     assert len(public) <= MOST_FILES, sorted(public)

@@ -87,9 +87,7 @@ def test_a_client_without_predictions_is_left_out_of_everything(
 ) -> None:
     if found == "while it teaches":
         # Not on the first examples.
-        monkeypatch.setattr(
-            ServerModel, "are_finite", lambda _, models: torch.ones(len(models)).bool()
-        )
+        monkeypatch.setattr(ServerModel, "is_finite", lambda *_: torch.tensor(True))
     server, state, _, _ = federation(tmp_path / "a", kind=Overflowing, method=method)
     other, start, _, _ = federation(tmp_path / "b", kind=Absent, method=method)
     after, row = server.play_round(state)

@@ -5,7 +5,7 @@ State is a value: a round takes one and returns the next. A checkpoint is a stat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,8 +42,7 @@ from fedaux.core.weights import (
     AVERAGES,
     average_by_prototype,
     clipped,
-    evaluate,
-    measure,
+    measure_models,
     own_weights,
     server_step,
     smoothed,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from fedaux.core.corrections import Controls
 
 DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
+NO_LESSON = Lesson(targets=None, predictions={}, unusable={})
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,19 @@ class Beliefs:
     """q(c | x) [N, C]: the server models' mean, with a share of the private head's."""
     reliability: float
     """Of the clients' class sums, in 0 .. 1; 1 for methods without."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the server knows of a round before clients train, and the log of the round."""
+
+    state: State
+    """After the last round, with the releases of clients that are new in this one."""
+    beliefs: Beliefs | None
+    """None for methods that need none."""
+    controls: Mapping[str, Controls]
+    """The control variates of each prototype's clients; empty for methods without."""
+    log: RoundLog
 
 
 class Server:
@@ -81,39 +94,73 @@ class Server:
 
     def play_round(self, state: State) -> tuple[State, dict[str, Any]]:
         """Play one round (Algorithm 2): select, train, average, teach, distill, evaluate."""
-        task, predictions = self.task, dict[int, Tensor]()
-        log = RoundLog(task, state.round + 1, self._callback)
-        chosen = self._select(log, state.releases)
-        releases = self._ensure_releases(chosen, state.releases, log)
-        beliefs = self._beliefs(state, releases, log)
-        controls = self._controls(state, log)
-        weights, members = state.weights, self._train(chosen, state, beliefs, controls, log)
-        if members and task.method.exchange != "nothing":
-            absent = absent_members(task, state.memory, members, number=log.round)
-            with log.phase("average"):
-                weights = self._average(state.weights, members, absent, controls)
-            if task.method.teacher is not None:
-                lesson = self._teach(members, absent, state.memory, releases, beliefs, log)
-                if lesson.unusable:  # clients that do not teach are not averaged in, either
-                    members = log.without_dropped(members)
-                    weights = self._average(state.weights, members, absent, controls)
-                weights = self._distill(weights, lesson.targets, log)
-                predictions |= lesson.predictions
+        log = RoundLog(self.task, state.round + 1, self._callback)
+        chosen = self._select(state, log)
+        state = self._with_releases(state, chosen, log)
+        current = Round(state, self._beliefs(state, log), self._controls(state, log), log)
+        members = self._train(current, chosen)
+        weights, lesson = state.weights, NO_LESSON
+        if self._learns_from(members):
+            absent = absent_members(self.task, state.memory, members, number=log.round)
+            weights = self._average(current, members, absent)
+            lesson = self._teach(current, members, absent)
+            if lesson.unusable:  # clients that do not teach are not averaged in, either
+                members = log.without_dropped(members)
+                weights = self._average(current, members, absent)
+            weights = self._distill(weights, lesson.targets, log)
             weights = self._with_public_statistics(weights, log)
-            weights, members = self._accept(weights, members, state.weights, log)
-        elif task.method.teacher is not None and not task.method.trains:
-            weights = self._learn_alone(state, releases, beliefs, log)
-        kept = {
-            one.client: remembered(one, predictions, task.method, log.round, controls)
-            for one in members
-        }
-        memory = {**state.memory, **(kept if task.method.remembers else {})}
-        smooth: Mapping[str, Weights] = self._smoothed(state, weights, log.round)
-        if task.method.calibrated and log.round == task.experiment.rounds:
-            smooth, releases = self._calibrated(smooth or weights, state.releases, log)
-        ledger = (*state.ledger, *log.ledger)
-        after = State(log.round, weights, releases, ledger, memory, smooth)
-        return after, log.row(members, memory, self._evaluate(after.final, memory, log))
+            weights, members = self._accept(current, weights, members)
+        after = self._next_state(current, weights, members, lesson)
+        return after, log.row(members, after.memory, self._evaluate(after, log))
+
+    def _select(self, state: State, log: RoundLog) -> list[int]:
+        """Return S_t, the clients to ask: a random share of the population, as far as present."""
+        task = self.task
+        if not task.method.trains:
+            log.present = list(state.releases)
+            return log.asked
+        generator = seeding.generator(task.seed, "selection", round=log.round)
+        log.present = self._clients.present()
+        log.asked = select(
+            log.present, count=clients_per_round(task.experiment), generator=generator
+        )
+        return log.asked
+
+    def _with_releases(self, state: State, chosen: Sequence[int], log: RoundLog) -> State:
+        """Ask clients that have not released scores yet; those that fail again are dropped."""
+        newcomers = [client for client in chosen if client not in state.releases]
+        if not newcomers or not self.task.method.scores_first:
+            return state
+        extractors, public = self.preparation.extractors, self.preparation.public
+        with log.phase("certify"):
+            late, wasted, down, up = release_scores(
+                self.task, self._clients, newcomers, extractors=extractors, public=public
+            )
+        log.count(down=down, up=up)
+        log.ledger += wasted
+        reasons = self._clients.reasons()
+        for client in newcomers:
+            if client not in late:
+                why = f": {reasons[client]}" if client in reasons else ""
+                log.dropped[client] = f"no certainty release{why}"
+        return replace(state, releases={**state.releases, **late})
+
+    def _beliefs(self, state: State, log: RoundLog) -> Beliefs | None:
+        """Return what the server believes about the distill set, if the method asks for it."""
+        method = self.task.method
+        needed = method.teacher in ("belief", "private-head")
+        if not needed and "rehearsal" not in objectives_of(self.task):
+            return None
+        with log.phase("beliefs"):
+            models = self.server_models.items()
+            logits = [model.logits(state.weights[name]) for name, model in models]
+            probabilities = torch.stack([own.softmax(dim=1) for own in logits]).mean(dim=0)
+            if method.mechanism != "classes":
+                return Beliefs(probabilities, reliability=1.0)
+            private, reliability = self.scorer.private_beliefs(state.releases)
+            fixed = method.teacher == "private-head"
+            share = 1.0 if fixed else method.anchor * reliability / log.round
+            return Beliefs(torch.lerp(probabilities, private, share), reliability)
 
     def _controls(self, state: State, log: RoundLog) -> dict[str, Controls]:
         """Return the control variates of each prototype's clients, if the method corrects
@@ -132,132 +179,14 @@ class Server:
             prototype_of=task.prototype_of,
         )
 
-    def _average(
-        self,
-        before: Mapping[str, Weights],
-        members: Sequence[Member],
-        absent: Sequence[Member],
-        controls: Mapping[str, Controls],
-    ) -> dict[str, Weights]:
-        """Average each prototype's models; the server moves by `server_rate` times the change."""
-        rate = self.task.method.server_rate
-        rule = AVERAGES[self.task.experiment.aggregation]
-        equal = [replace(one, num_examples=1) for one in members] if controls else members
-        everybody = [*equal, *absent] if members else []
-        after = {**before, **average_by_prototype(everybody, average=rule)}
-        after = {name: server_step(before[name], own, rate=rate) for name, own in after.items()}
-        for name in {member.prototype for member in members if controls}:
-            after[name] = controls[name].shifted(after[name], members)
-        return after
-
-    def _smoothed(
-        self, state: State, weights: Mapping[str, Weights], number: int
-    ) -> dict[str, Weights]:
-        """Return the average of the server models over rounds, if the method asks for it."""
-        decay, before = self.task.method.smoothing, state.smoothed
-        if decay == 0:
-            return {}
-        return {
-            name: smoothed(before.get(name), own, decay=decay, round=number)
-            for name, own in weights.items()
-        }
-
-    def _calibrated(
-        self, weights: Mapping[str, Weights], known: Mapping[int, ScoreRelease], log: RoundLog
-    ) -> tuple[Mapping[str, Weights], dict[int, ScoreRelease]]:
-        """Return the models with heads from a release of class sums of the trained features."""
-        from fedaux.core.calibration import calibrate  # late: few methods need it
-
-        if known:
-            raise ValueError(
-                f"method {self.task.method.name}: clients have released class sums after the last "
-                "round, and more rounds would need a second release; start a new run"
-            )
-        with log.phase("calibrate"):
-            found = calibrate(self.task, self.preparation, self._clients, log.present, weights)
-        log.count(down=found.bytes_down, up=found.bytes_up)
-        log.ledger += found.wasted
-        return found.weights, dict(found.releases)
-
-    def _select(self, log: RoundLog, releases: Mapping[int, ScoreRelease]) -> list[int]:
-        """Return S_t, the clients to ask: a random share of the population, as far as present."""
-        task = self.task
-        if not task.method.trains:
-            log.present = list(releases)
-            return log.asked
-        generator = seeding.generator(task.seed, "selection", round=log.round)
-        log.present = self._clients.present()
-        log.asked = select(
-            log.present, count=clients_per_round(task.experiment), generator=generator
-        )
-        return log.asked
-
-    def _ensure_releases(
-        self, chosen: Sequence[int], known: Mapping[int, ScoreRelease], log: RoundLog
-    ) -> dict[int, ScoreRelease]:
-        """Ask clients that have not released scores yet; those that fail again are dropped."""
-        task, releases = self.task, dict(known)
-        newcomers = [client for client in chosen if client not in known]
-        if newcomers and task.method.scores_first:
-            extractors, public = self.preparation.extractors, self.preparation.public
-            with log.phase("certify"):
-                late, wasted, down, up = release_scores(
-                    task, self._clients, newcomers, extractors=extractors, public=public
-                )
-            releases |= late
-            log.count(down=down, up=up)
-            log.ledger += wasted
-            reasons = self._clients.reasons()
-            for client in newcomers:
-                if client not in late:
-                    why = f": {reasons[client]}" if client in reasons else ""
-                    log.dropped[client] = f"no certainty release{why}"
-        return releases
-
-    def _beliefs(
-        self, state: State, releases: Mapping[int, ScoreRelease], log: RoundLog
-    ) -> Beliefs | None:
-        """Return what the server believes about the distill set, if the method asks for it."""
-        method = self.task.method
-        needed = method.teacher in ("belief", "private-head")
-        if not needed and "rehearsal" not in objectives_of(self.task):
-            return None
-        with log.phase("beliefs"):
-            models = self.server_models.items()
-            logits = [model.logits(state.weights[name]) for name, model in models]
-            probabilities = torch.stack([own.softmax(dim=1) for own in logits]).mean(dim=0)
-            if method.mechanism != "classes":
-                return Beliefs(probabilities, reliability=1.0)
-            private, reliability = self.scorer.private_beliefs(releases)
-            fixed = method.teacher == "private-head"
-            share = 1.0 if fixed else method.anchor * reliability / log.round
-            return Beliefs(torch.lerp(probabilities, private, share), reliability)
-
-    def _train(
-        self,
-        chosen: Sequence[int],
-        state: State,
-        beliefs: Beliefs | None,
-        controls: Mapping[str, Controls],
-        log: RoundLog,
-    ) -> list[Member]:
+    def _train(self, current: Round, chosen: Sequence[int]) -> list[Member]:
         """Return the clients whose updates are valid and finite, in ascending order."""
-        task = self.task
+        task, log = self.task, current.log
         asked = [client for client in chosen if client not in log.dropped]
         with log.phase("train"):
-            normalised = any(model.normalised for model in self.server_models.values())
-            request = train_request(
-                task, self.preparation, log.round, state.weights, beliefs, normalised=normalised
-            )
-            wire = request.wire
-            if controls:
-                corrections = {
-                    client: controls[task.prototype_of[client]].correction(client)
-                    for client in asked
-                }
-                request = replace(request, corrections=corrections)
+            request = self._request(current, asked)
             if task.method.exchange == "nothing":
-                updates = self._train_alone(asked, request, state.memory, log)
+                updates = self._train_alone(asked, request, current)
             else:
                 updates = self._collect(asked, request, log)
             if task.method.exchange == "models":
@@ -265,191 +194,66 @@ class Server:
                     down=sum(
                         request.num_bytes(task.prototype_of[client], client) for client in asked
                     ),
-                    up=sum(update.num_bytes(wire=wire) for update in updates),
+                    up=sum(update.num_bytes(wire=request.wire) for update in updates),
                 )
             log.losses |= {one.client: one.loss for one in updates if one.loss is not None}
             members = [
                 Member(one.client, task.prototype_of[one.client], one.num_examples, one.weights)
                 for one in updates
             ]
-            log.dropped |= dict.fromkeys(self._nonfinite_members(members), NONFINITE)
+            finite = self._are_finite([(member.prototype, member.weights) for member in members])
+            log.dropped |= {
+                member.client: NONFINITE
+                for member, fine in zip(members, finite, strict=True)
+                if not fine
+            }
         members = log.without_dropped(members)
         if task.experiment.aggregation == "clipped":  # averaging and teaching see clipped models
-            members = clipped(members, state.weights)
+            members = clipped(members, current.state.weights)
         return members
 
+    def _request(self, current: Round, asked: Sequence[int]) -> TrainRequest:
+        """Return what clients are asked in a round.
+
+        They rehearse soft labels in half precision, scaled by the reliability of the releases.
+        """
+        task, experiment, objectives = self.task, self.task.experiment, objectives_of(self.task)
+        normalised = any(model.normalised for model in self.server_models.values())
+        local, soft_labels = steered(experiment.local, task.method, normalised=normalised), None
+        if current.beliefs is not None and "rehearsal" in objectives:
+            strength = strength_of("rehearsal", local) * current.beliefs.reliability
+            soft_labels = (strength * current.beliefs.probabilities[rehearsed_rows(task)]).half()
+        corrections = {
+            client: current.controls[task.prototype_of[client]].correction(client)
+            for client in asked
+            if current.controls
+        }
+        return TrainRequest(
+            current.log.round,
+            current.state.weights,
+            local,
+            local.proximal if "proximal" in objectives else 0.0,
+            task.seed,
+            extractors=self.preparation.extractors if experiment.mode == "linear" else {},
+            wire=experiment.federation.wire,
+            objectives=objectives,
+            rehearsed=0 if soft_labels is None else experiment.rehearsal.batch_size,
+            beliefs=soft_labels,
+            mirror=task.mirrors,
+            corrections=corrections,
+        )
+
     def _train_alone(
-        self,
-        asked: Sequence[int],
-        request: TrainRequest,
-        memory: Mapping[int, ClientState],
-        log: RoundLog,
+        self, asked: Sequence[int], request: TrainRequest, current: Round
     ) -> list[Update]:
         """Return usable updates of clients that each go on from their own model, if they have
         one."""
-        updates = []
+        updates, memory = list[Update](), current.state.memory
         for client in asked:
             own = own_weights(memory[client]) if client in memory else None
             start = request.weights if own is None else {self.task.prototype_of[client]: own}
-            updates += self._collect([client], replace(request, weights=start), log)
+            updates += self._collect([client], replace(request, weights=start), current.log)
         return updates
-
-    def _teach(
-        self,
-        members: Sequence[Member],
-        absent: Sequence[Member],
-        memory: Mapping[int, ClientState],
-        releases: Mapping[int, ScoreRelease],
-        beliefs: Beliefs | None,
-        log: RoundLog,
-    ) -> Lesson:
-        """Return the soft labels of the clients; those with non-finite predictions are dropped."""
-        task = self.task
-        with log.phase("teach"):
-            lesson = teach(
-                members,
-                absent if "predictions" in task.method.memory else [],
-                method=task.method,
-                experiment=task.experiment,
-                server_models=self.server_models,
-                memory=memory,
-                log_scores=lambda ids: self.scorer.log_scores(releases, ids),
-                generator=lambda: seeding.generator(task.seed, "bayesian", round=log.round),
-                num_classes=task.num_classes,
-                beliefs=None if beliefs is None else beliefs.probabilities,
-                class_counts=lambda ids: self.scorer.class_counts(releases, ids),
-            )
-        log.lesson = lesson
-        log.dropped |= lesson.unusable
-        return lesson
-
-    def _distill(
-        self, weights: Mapping[str, Weights], targets: Tensor | None, log: RoundLog
-    ) -> Mapping[str, Weights]:
-        """Distill every prototype's averaged model on the same soft labels, if there are any."""
-        if targets is None:
-            return weights
-        distilled = {}
-        with log.phase("distill"):
-            for name, server_model in self.server_models.items():
-                generator = seeding.generator(
-                    self.task.seed, "distillation", round=log.round, part=name
-                )
-                distilled[name] = server_model.distill(weights[name], targets, generator=generator)
-        return distilled
-
-    def _learn_alone(
-        self,
-        state: State,
-        releases: Mapping[int, ScoreRelease],
-        beliefs: Beliefs | None,
-        log: RoundLog,
-    ) -> Mapping[str, Weights]:
-        """Distill without clients: from the heads they have released, or the private head."""
-        members: Sequence[Member] = ()
-        if self.task.method.heads:
-            from fedaux.core.heads import head_members  # late: few methods need it
-
-            members = head_members(self.task, self.preparation, state)
-        lesson = self._teach(members, (), {}, releases, beliefs, log)
-        weights = self._distill(state.weights, lesson.targets, log)
-        weights = self._with_public_statistics(weights, log)
-        return self._accept(weights, [], state.weights, log)[0]
-
-    def _with_public_statistics(
-        self, weights: Mapping[str, Weights], log: RoundLog
-    ) -> Mapping[str, Weights]:
-        """Recompute statistics of batch normalisation on public examples, if asked for."""
-        if self.task.experiment.batch_normalisation.server != "auxiliary":
-            return weights
-        with log.phase("statistics"):
-            return {
-                name: server_model.with_public_statistics(weights[name])
-                for name, server_model in self.server_models.items()
-            }
-
-    def _accept(
-        self,
-        weights: Mapping[str, Weights],
-        members: list[Member],
-        before: Mapping[str, Weights],
-        log: RoundLog,
-    ) -> tuple[Mapping[str, Weights], list[Member]]:
-        """Return the round's models and members; a round that diverged keeps the old models."""
-        if self._is_finite(weights):
-            return weights, members
-        log.dropped |= dict.fromkeys((member.client for member in members), DIVERGED)
-        return before, []
-
-    def _evaluate(
-        self, weights: Mapping[str, Weights], memory: Mapping[int, ClientState], log: RoundLog
-    ) -> dict[str, Any]:
-        """Measure the server models, or those of clients that train alone, in rounds that are
-        due."""
-        experiment = self.task.experiment
-        if log.round % experiment.evaluation.every and log.round != experiment.rounds:
-            return {}
-        alone = self.task.method.exchange == "nothing"
-        models = [
-            (self.task.prototype_of[client], own_weights(state))
-            for client, state in sorted(memory.items())
-            if alone
-        ]
-        with log.phase("evaluate"):
-            measured = self.evaluate(models or list(weights.items()))
-            if log.round != experiment.rounds:
-                del measured["confusion"]  # large if there are many classes
-            return measured
-
-    def _nonfinite_members(self, members: Sequence[Member]) -> list[int]:
-        """Return the clients whose models predict NaN or infinity on a few public examples."""
-        groups = {
-            name: [member for member in members if member.prototype == name]
-            for name in self.server_models
-        }
-        asked = [member for own in groups.values() for member in own]
-        flags = [
-            self.server_models[name].are_finite([member.weights for member in own])
-            for name, own in groups.items()
-            if own
-        ]
-        found = torch.cat(flags).tolist() if flags else []  # the only wait for the device
-        return [member.client for member, fine in zip(asked, found, strict=True) if not fine]
-
-    def _is_finite(self, weights: Mapping[str, Weights]) -> bool:
-        """Return whether all server models have finite predictions; clients cannot train others."""
-        flags = [
-            server_model.are_finite([weights[name]])
-            for name, server_model in self.server_models.items()
-        ]
-        return bool(torch.cat(flags).all())
-
-    def evaluate(self, models: Sequence[tuple[str, Weights]]) -> dict[str, Any]:
-        """Measure models, as pairs of prototype and weights, on the test data.
-
-        Figures are means over models; counts of the confusion matrix are sums. The ensemble
-        averages their logits.
-        """
-        measured: dict[str, list[dict[str, Any]]] = {}
-        total: Tensor | None = None
-        for name, weights in models:
-            logits = self.server_models[name].test_logits(weights)
-            measured.setdefault(name, []).append(measure(logits, self.task.test_labels))
-            total = logits if total is None else total + logits
-        assert total is not None, "there is at least one model"
-        every = [one for own in measured.values() for one in own]
-        figures = {
-            key: None if any(one[key] is None for one in every) else _mean(every, key)
-            for key in ("accuracy", "loss", "balanced_accuracy", "macro_f1", "auc")
-        }
-        return {
-            **figures,
-            "accuracy_by_prototype": {
-                name: _mean(own, "accuracy") for name, own in measured.items()
-            },
-            "accuracy_ensemble": evaluate(total / len(every), self.task.test_labels)[0],
-            "confusion": sum(one["confusion"] for one in every).tolist(),
-        }
 
     def _collect(self, asked: Sequence[int], request: TrainRequest, log: RoundLog) -> list[Update]:
         """Return usable updates by client id; log why others are unusable, and all costs."""
@@ -476,38 +280,168 @@ class Server:
         log.ledger += sorted(spent, key=lambda entry: entry.client)
         return [usable[client] for client in sorted(usable)]
 
+    def _are_finite(self, models: Sequence[tuple[str, Weights]]) -> list[bool]:
+        """Return which models, as pairs of prototype and weights, have finite predictions."""
+        flags = [self.server_models[name].is_finite(weights) for name, weights in models]
+        return torch.stack(flags).tolist() if flags else []  # the only wait for the device
 
-def train_request(
-    task: Task,
-    preparation: Preparation,
-    number: int,
-    weights: Mapping[str, Weights],
-    beliefs: Beliefs | None,
-    *,
-    normalised: bool,
-) -> TrainRequest:
-    """Return what clients are asked in a round.
+    def _learns_from(self, members: Sequence[Member]) -> bool:
+        """Return whether the server models change: if clients answer, or if none has to."""
+        method = self.task.method
+        if not method.trains:
+            return method.teacher is not None
+        return bool(members) and method.exchange != "nothing"
 
-    They rehearse soft labels in half precision, scaled by the reliability of the releases.
-    """
-    experiment, objectives = task.experiment, objectives_of(task)
-    local, soft_labels = steered(experiment.local, task.method, normalised=normalised), None
-    if beliefs is not None and "rehearsal" in objectives:
-        strength = strength_of("rehearsal", local) * beliefs.reliability
-        soft_labels = (strength * beliefs.probabilities[rehearsed_rows(task)]).half()
-    return TrainRequest(
-        number,
-        weights,
-        local,
-        local.proximal if "proximal" in objectives else 0.0,
-        task.seed,
-        extractors=preparation.extractors if experiment.mode == "linear" else {},
-        wire=experiment.federation.wire,
-        objectives=objectives,
-        rehearsed=0 if soft_labels is None else experiment.rehearsal.batch_size,
-        beliefs=soft_labels,
-        mirror=task.mirrors,
-    )
+    def _average(
+        self, current: Round, members: Sequence[Member], absent: Sequence[Member]
+    ) -> Mapping[str, Weights]:
+        """Average each prototype's models; the server moves by `server_rate` times the change."""
+        before, controls = current.state.weights, current.controls
+        if not members:
+            return before
+        with current.log.phase("average"):
+            rate, rule = self.task.method.server_rate, AVERAGES[self.task.experiment.aggregation]
+            equal = [replace(one, num_examples=1) for one in members] if controls else members
+            after = {**before, **average_by_prototype([*equal, *absent], average=rule)}
+            after = {name: server_step(before[name], own, rate=rate) for name, own in after.items()}
+            for name in {member.prototype for member in members if controls}:
+                after[name] = controls[name].shifted(after[name], members)
+            return after
+
+    def _teach(self, current: Round, members: Sequence[Member], absent: Sequence[Member]) -> Lesson:
+        """Return the soft labels of the clients, or of the heads that they have released; those
+        with non-finite predictions are dropped."""
+        task, state, log = self.task, current.state, current.log
+        if task.method.teacher is None:
+            return NO_LESSON
+        if task.method.heads:
+            from fedaux.core.heads import head_members  # late: few methods need it
+
+            members, absent = head_members(task, self.preparation, state), ()
+        with log.phase("teach"):
+            log.lesson = teach(
+                members,
+                absent if "predictions" in task.method.memory else [],
+                method=task.method,
+                experiment=task.experiment,
+                server_models=self.server_models,
+                memory=state.memory,
+                log_scores=lambda ids: self.scorer.log_scores(state.releases, ids),
+                generator=lambda: seeding.generator(task.seed, "bayesian", round=log.round),
+                num_classes=task.num_classes,
+                beliefs=None if current.beliefs is None else current.beliefs.probabilities,
+                class_counts=lambda ids: self.scorer.class_counts(state.releases, ids),
+            )
+        log.dropped |= log.lesson.unusable
+        return log.lesson
+
+    def _distill(
+        self, weights: Mapping[str, Weights], targets: Tensor | None, log: RoundLog
+    ) -> Mapping[str, Weights]:
+        """Distill every prototype's averaged model on the same soft labels, if there are any."""
+        if targets is None:
+            return weights
+        distilled = {}
+        with log.phase("distill"):
+            for name, server_model in self.server_models.items():
+                generator = seeding.generator(
+                    self.task.seed, "distillation", round=log.round, part=name
+                )
+                distilled[name] = server_model.distill(weights[name], targets, generator=generator)
+        return distilled
+
+    def _with_public_statistics(
+        self, weights: Mapping[str, Weights], log: RoundLog
+    ) -> Mapping[str, Weights]:
+        """Recompute statistics of batch normalisation on public examples, if asked for."""
+        if self.task.experiment.batch_normalisation.server != "auxiliary":
+            return weights
+        with log.phase("statistics"):
+            return {
+                name: server_model.with_public_statistics(weights[name])
+                for name, server_model in self.server_models.items()
+            }
+
+    def _accept(
+        self, current: Round, weights: Mapping[str, Weights], members: list[Member]
+    ) -> tuple[Mapping[str, Weights], list[Member]]:
+        """Return the round's models and members; a round that diverged keeps the old models."""
+        if all(self._are_finite([*weights.items()])):
+            return weights, members
+        current.log.dropped |= dict.fromkeys((member.client for member in members), DIVERGED)
+        return current.state.weights, []
+
+    def _next_state(
+        self,
+        current: Round,
+        weights: Mapping[str, Weights],
+        members: Sequence[Member],
+        lesson: Lesson,
+    ) -> State:
+        """Return the state after the round: remember clients, smooth and calibrate the models."""
+        method, state, log = self.task.method, current.state, current.log
+        kept = {
+            one.client: remembered(one, lesson.predictions, method, log.round, current.controls)
+            for one in members
+            if method.remembers
+        }
+        smooth, releases = self._smoothed(state, weights, log.round), state.releases
+        if method.calibrated and log.round == self.task.experiment.rounds:
+            smooth, releases = self._calibrated(smooth or weights, releases, log)
+        ledger = (*state.ledger, *log.ledger)
+        return State(log.round, weights, releases, ledger, {**state.memory, **kept}, smooth)
+
+    def _smoothed(
+        self, state: State, weights: Mapping[str, Weights], number: int
+    ) -> Mapping[str, Weights]:
+        """Return the average of the server models over rounds, if the method asks for it."""
+        decay, before = self.task.method.smoothing, state.smoothed
+        if decay == 0:
+            return {}
+        return {
+            name: smoothed(before.get(name), own, decay=decay, round=number)
+            for name, own in weights.items()
+        }
+
+    def _calibrated(
+        self, weights: Mapping[str, Weights], known: Mapping[int, ScoreRelease], log: RoundLog
+    ) -> tuple[Mapping[str, Weights], Mapping[int, ScoreRelease]]:
+        """Return the models with heads from a release of class sums of the trained features."""
+        from fedaux.core.calibration import calibrate  # late: few methods need it
+
+        if known:
+            raise ValueError(
+                f"method {self.task.method.name}: clients have released class sums after the last "
+                "round, and more rounds would need a second release; start a new run"
+            )
+        with log.phase("calibrate"):
+            found = calibrate(self.task, self.preparation, self._clients, log.present, weights)
+        log.count(down=found.bytes_down, up=found.bytes_up)
+        log.ledger += found.wasted
+        return found.weights, found.releases
+
+    def _evaluate(self, state: State, log: RoundLog) -> dict[str, Any]:
+        """Measure the server models, or those of clients that train alone, in rounds that are
+        due."""
+        experiment = self.task.experiment
+        if log.round % experiment.evaluation.every and log.round != experiment.rounds:
+            return {}
+        models = [*state.final.items()]
+        if self.task.method.exchange == "nothing" and state.memory:
+            models = [
+                (self.task.prototype_of[client], own_weights(own))
+                for client, own in sorted(state.memory.items())
+            ]
+        with log.phase("evaluate"):
+            measured = self.evaluate(models)
+            if log.round != experiment.rounds:
+                del measured["confusion"]  # large if there are many classes
+            return measured
+
+    def evaluate(self, models: Iterable[tuple[str, Weights]]) -> dict[str, Any]:
+        """Measure models, as pairs of prototype and weights, on the test data."""
+        logits = ((name, self.server_models[name].test_logits(own)) for name, own in models)
+        return measure_models(logits, self.task.test_labels)
 
 
 def clients_per_round(experiment: ExperimentFields) -> int:
@@ -519,10 +453,6 @@ def select(present: Sequence[int], *, count: int, generator: np.random.Generator
     """Return a random subset of the clients that are present, in ascending order."""
     order = generator.permutation(np.asarray(sorted(present), dtype=np.int64))
     return sorted(int(client) for client in order[:count])
-
-
-def _mean(measured: Sequence[Mapping[str, Any]], key: str) -> float:
-    return float(np.mean([one[key] for one in measured]))
 
 
 def remembered(

@@ -69,16 +69,15 @@ class ServerModel:
             weights = self.with_public_statistics(weights)
         return self._predict(weights, self._distill_inputs, by_batch=statistics == "batch")
 
-    def are_finite(self, models: Sequence[Weights]) -> Tensor:
-        """Return which models have finite logits on a few public examples: flags [K] on the device.
+    def is_finite(self, weights: Weights) -> Tensor:
+        """Return whether a model has finite logits on a few public examples: a flag on the device.
 
         Finite weights can still lead to NaN: huge ones, or a negative variance in batch
         normalisation.
         """
         few = self._distill_inputs[:LOOKED_AT]
         by_batch = self._experiment.batch_normalisation.teachers == "batch"
-        logits = [self._predict(weights, few, by_batch=by_batch) for weights in models]
-        return torch.stack([torch.isfinite(own).all() for own in logits])
+        return torch.isfinite(self._predict(weights, few, by_batch=by_batch)).all()
 
     @property
     def shares_work(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -221,6 +222,35 @@ def measure(logits: Tensor, labels: Tensor) -> dict[str, Any]:
         "auc": mean_auc(logits, labels),
         "confusion": confusion,
     }
+
+
+def measure_models(models: Iterable[tuple[str, Tensor]], labels: Tensor) -> dict[str, Any]:
+    """Return the figures of several models, as pairs of prototype and logits [N, C].
+
+    Figures are means over models; counts of the confusion matrix are sums. The ensemble averages
+    their logits.
+    """
+    measured: dict[str, list[dict[str, Any]]] = {}
+    total: Tensor | None = None
+    for name, logits in models:
+        measured.setdefault(name, []).append(measure(logits, labels))
+        total = logits if total is None else total + logits
+    assert total is not None, "there is at least one model"
+    every = [one for own in measured.values() for one in own]
+    figures = {
+        key: None if any(one[key] is None for one in every) else _mean(every, key)
+        for key in ("accuracy", "loss", "balanced_accuracy", "macro_f1", "auc")
+    }
+    return {
+        **figures,
+        "accuracy_by_prototype": {name: _mean(own, "accuracy") for name, own in measured.items()},
+        "accuracy_ensemble": evaluate(total / len(every), labels)[0],
+        "confusion": sum(one["confusion"] for one in every).tolist(),
+    }
+
+
+def _mean(measured: Sequence[Mapping[str, Any]], key: str) -> float:
+    return float(np.mean([one[key] for one in measured]))
 
 
 def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fedaux.config import Distillation
-from fedaux.core.backend import Backend, Model, Predictor, TrainContext, Training
+from fedaux.core.backend import Backend, Distiller, Model, Predictor, TrainContext, Training
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
-from fedaux.core.plain_backend import one_by_one
+from fedaux.core.plain_backend import PlainDistiller, one_by_one
 from fedaux.fast.batched import BatchedTraining
 from fedaux.fast.convolutions import accelerate
 from fedaux.fast.distillation import FastDistiller
@@ -84,6 +84,8 @@ class FastBackend:
 
     def distiller(
         self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str
-    ) -> FastDistiller:
+    ) -> Distiller:
         """Return the fastest way to distill one architecture."""
-        return FastDistiller(model, inputs, section=section, compute=self.compute, key=key)
+        if self.compute.captures or is_linear(model):
+            return FastDistiller(model, inputs, section=section, compute=self.compute, key=key)
+        return PlainDistiller(model, inputs, section, self.compute)

@@ -22,7 +22,7 @@ from fedaux.models import SplitModel
 
 
 class FastDistiller:
-    """Distills one model; on a GPU its steps are captured when it is first used."""
+    """Distills one model in captured steps on a GPU, or a linear head on one core of a CPU."""
 
     def __init__(
         self, model: nn.Module, inputs: Tensor, *, section: Distillation, compute: Compute, key: str
