@@ -13,9 +13,11 @@ from torch import Tensor
 from fedaux.core import plain
 from fedaux.core.methods import METHODS
 from fedaux.core.teachers import (
+    INFORMATIVE,
     TEACHERS,
     Ensemble,
     Member,
+    balanced,
     certainty_teacher,
     certainty_weights,
     mean_teacher,
@@ -41,6 +43,7 @@ def ensemble(
         log_scores=lambda ids: torch.log(torch.stack([scores[client] for client in ids])),
         beliefs=torch.softmax(logits.sum(dim=0), dim=1),
         class_counts=lambda ids: torch.stack([COUNTS[client] for client in ids]),
+        class_prior=lambda: COUNTS.sum(dim=0) / COUNTS.sum(),
     )
 
 
@@ -77,7 +80,39 @@ def test_belief_teacher_weighs_clients_by_the_classes_that_the_server_sees() -> 
         for i in range(3):
             probabilities = oracles.softmax_loop(LOGITS[i, x].tolist())
             labels[x] += weights[i] / sum(weights) * np.array(probabilities)
+    assert information(labels) > INFORMATIVE * np.log(4)  # so they stay as they are
     assert TEACHERS["belief"](own).numpy() == pytest.approx(labels, abs=1e-5)
+
+
+def information(labels: np.ndarray) -> float:
+    """Return sum_xc p(x, c) log(p(x, c) / p(x) p(c)) with p(x) = 1 / N."""
+    joint = labels / len(labels)
+    apart = joint.sum(axis=1, keepdims=True) * joint.sum(axis=0)
+    return float((joint * np.log(joint / apart)).sum())
+
+
+@pytest.mark.parametrize("sharpness", [0.0, 0.5, 1.0, 8.0])
+def test_soft_labels_are_balanced_as_far_as_they_tell_nothing(sharpness: float) -> None:
+    generator = np.random.default_rng(2)
+    leaning = np.array([1.0, 0.0, 0.5, -1.0])
+    labels = np.exp(leaning + sharpness * generator.normal(size=(400, 4)))
+    labels /= labels.sum(axis=1, keepdims=True)
+    prior = np.array([0.1, 0.2, 0.3, 0.4])
+    strength = max(0.0, 1 - information(labels) / (INFORMATIVE * np.log(4)))
+    expected = labels * (prior / labels.mean(axis=0)) ** strength
+    expected /= expected.sum(axis=1, keepdims=True)
+    found = balanced(torch.from_numpy(labels), torch.from_numpy(prior)).numpy()
+    assert found == pytest.approx(expected, abs=1e-9)
+    if sharpness == 0:  # labels that are the same for all examples become the prior
+        assert found == pytest.approx(np.tile(prior, (400, 1)))
+    assert (strength == 0) == (sharpness == 8)
+
+
+def test_a_class_without_any_label_and_a_single_class_stay() -> None:
+    labels = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]])
+    found = balanced(labels, torch.tensor([0.2, 0.3, 0.5]))
+    assert found.tolist() == [pytest.approx([0.4, 0.6, 0.0])] * 2
+    assert balanced(torch.ones(3, 1), torch.ones(1)).tolist() == [[1.0]] * 3
 
 
 def test_mixture_teacher_averages_probabilities() -> None:

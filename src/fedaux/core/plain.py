@@ -654,7 +654,22 @@ def teach(
     if not of_probabilities and teacher not in ("mean", "certainty"):
         raise ValueError(f"teacher {teacher}: not part of fedaux.core.plain; use fedaux.run")
     weights_KN = teacher_weights(shares, log_scores=scores)
-    return soft_labels(logits, weights_KN, of_probabilities=of_probabilities)
+    labels = soft_labels(logits, weights_KN, of_probabilities=of_probabilities)
+    return balanced(task, preparation, labels) if teacher == "belief" else labels
+
+
+def balanced(task: Task, preparation: Preparation, labels: Tensor) -> Tensor:
+    """Return soft labels [N, C] with class shares moved towards the clients' by t = 1 - 4 I / log C
+    of the way, in logarithms, if that is positive; I is the labels' information."""
+    priors = [
+        class_estimate(task, preparation.releases, public, name).prior
+        for name, public in preparation.public.items()
+    ]
+    prior, shares = torch.stack(priors).mean(dim=0).to(labels), labels.mean(dim=0)
+    entropy = torch.special.entr(labels).sum(dim=1).mean()
+    information = torch.special.entr(shares).sum() - entropy
+    strength = max(0.0, 1 - 4 * float(information) / math.log(labels.shape[1]))
+    return (labels.log() + strength * (prior.log() - shares.log())).softmax(dim=1)
 
 
 def evaluate(

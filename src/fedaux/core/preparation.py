@@ -286,6 +286,11 @@ class Scorer:
         }
         return torch.stack([rows[client] for client in chosen])
 
+    def class_prior(self, releases: Mapping[int, ScoreRelease]) -> Tensor:
+        """Return the estimated class shares of all clients together [C]: mean over prototypes."""
+        estimates = class_estimates(self._task, releases, self._public).values()
+        return torch.stack([estimate.prior for _, estimate in estimates]).mean(dim=0)
+
     def private_beliefs(self, releases: Mapping[int, ScoreRelease]) -> tuple[Tensor, float]:
         """Return the private head's probabilities on the distill set [N, C], and how reliable the
         releases are, in 0 .. 1: means over prototypes."""

@@ -331,6 +331,7 @@ class Server:
                 num_classes=task.num_classes,
                 beliefs=None if current.beliefs is None else current.beliefs.probabilities,
                 class_counts=lambda ids: self.scorer.class_counts(state.releases, ids),
+                class_prior=lambda: self.scorer.class_prior(state.releases),
             )
         log.dropped |= log.lesson.unusable
         return log.lesson

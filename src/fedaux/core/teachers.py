@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 NONFINITE = "its model predicts NaN or infinity on public examples"
 HALF = torch.finfo(torch.float16).max
 """Remembered predictions are kept in half precision."""
+INFORMATIVE = 0.25
+"""Information about the class from which soft labels are not balanced, in units of log C
+(notes/successor.md)."""
 NO_CLIENT = -1
 """The client of a member that belongs to no client: a drawn model, or the average."""
 
@@ -58,6 +62,8 @@ class Ensemble:
     """The server's own probabilities q(c | x) on the distill set before the round, [N, C]."""
     class_counts: Callable[[Sequence[int]], Tensor] | None = None
     """Estimated numbers of examples of clients per class, from their private class sums, [K, C]."""
+    class_prior: Callable[[], Tensor] | None = None
+    """Estimated class shares P(c) of all clients together, from their private class sums, [C]."""
     record: Callable[[Tensor], None] = lambda weights: None
     """Receives the members' weights [K, N], or [K, 1] if they are the same for all examples."""
 
@@ -96,17 +102,33 @@ def _weighted_by_certainty(ensemble: Ensemble) -> Iterable[tuple[Tensor, Tensor]
 
 
 def belief_teacher(ensemble: Ensemble) -> Tensor:
-    """Mean of the clients' probabilities with weights r_i sum_c q(c | x) P(i | c), normalised.
+    """Mean of the clients' probabilities with weights r_i sum_c q(c | x) P(i | c), balanced.
 
     q is the server's belief before the round, and P(i | c) a member's share of a class.
     """
-    assert ensemble.beliefs is not None, "methods with this teacher have the mechanism classes"
+    assert ensemble.class_prior is not None, "methods with this teacher have the mechanism classes"
     weights = belief_weights(ensemble)
     ensemble.record(weights)
-    return mixed_probabilities(
+    labels = mixed_probabilities(
         (ensemble.predict(member), own[:, None])
         for member, own in zip(ensemble.members, weights, strict=True)
     )
+    return balanced(labels, ensemble.class_prior())
+
+
+def balanced(labels: Tensor, prior: Tensor) -> Tensor:
+    """Return soft labels p(c | x) [N, C] with class shares m moved towards a prior P [C].
+
+    p(c | x) (P(c) / m_c)^t, normalised, with t = max(0, 1 - I / (INFORMATIVE log C)). I = H(m) -
+    mean_x H(p(. | x)) is what labels tell about single examples. Where that is little, m shows the
+    clients' leanings; where it is much, the public examples' classes.
+    """
+    shares = labels.mean(dim=0)
+    entropies = [-torch.xlogy(own, own).sum(dim=-1) for own in (shares, labels)]
+    informed = (entropies[0] - entropies[1].mean()) / math.log(max(2, labels.shape[1]))
+    strength = (1 - informed / INFORMATIVE).clamp(min=0)
+    moved = labels * (prior.to(labels) / shares.clamp_min(1e-12)).pow(strength)
+    return moved / moved.sum(dim=1, keepdim=True)
 
 
 def private_head_teacher(ensemble: Ensemble) -> Tensor:
@@ -261,6 +283,7 @@ def teach(
     num_classes: int,
     beliefs: Tensor | None = None,
     class_counts: Callable[[Sequence[int]], Tensor] | None = None,
+    class_prior: Callable[[], Tensor] | None = None,
 ) -> Lesson:
     """Return the soft labels of present and remembered members, without non-finite predictions.
 
@@ -302,6 +325,7 @@ def teach(
             bayesian=experiment.bayesian,
             beliefs=beliefs,
             class_counts=class_counts,
+            class_prior=class_prior,
             record=lambda weights: means.append(weights.mean(dim=1)),
         )
         targets = TEACHERS[method.teacher](ensemble)
