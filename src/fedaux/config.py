@@ -552,6 +552,9 @@ class Output(Section):
     tensorboard: bool = False
     """Also write TensorBoard event files to the folder `tensorboard` of the run directory; needs
     the extra `tensorboard`."""
+    models: bool = True
+    """Whether to write trained models to the folder `models`, for `fedaux predict` and `fedaux
+    export`."""
 
 
 LINEAR_RATES = {"local": 0.01, "distillation": 0.001}

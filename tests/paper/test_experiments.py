@@ -276,6 +276,7 @@ def test_robustness_runs_what_a_method_reads_and_finds_where_it_is_behind(tmp_pa
     found = sorted(path.name for path in (tmp_path / "cells").glob("method=*"))
     by_method = [sum(f"method={name}," in one for one in found) for name in methods]
     assert by_method == [4, 4, 8], "alpha and C; alpha and epsilon; all three"
+    assert not list(tmp_path.glob("cells/*/models")), "nobody reads them"
     rows = document.numbers["rows"]
     assert len(rows) == 8
     for row in rows:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import signal
@@ -23,6 +25,7 @@ from fedaux.config import ConfigError, Experiment
 from fedaux.core.round import Server
 from fedaux.core.task import State
 from fedaux.fast.feature_cache import FeatureCache
+from fedaux.files import save_checked
 from fedaux.pretrain.training import Training
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.recipes import load_experiment
@@ -450,6 +453,40 @@ def test_a_damaged_frozen_network_is_replaced_when_a_method_starts_over(
     shutil.rmtree(tmp_path / "run/cells/fedaux+m-seed0")
     fedaux.run(tiny(**STOPPED, rounds=2), out=tmp_path / "run", resume=True)
     assert frozen.read_bytes() == whole
+
+
+@pytest.mark.usefixtures("without_pages")
+def test_runs_side_by_side_share_the_file_of_an_intact_frozen_network(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own,) = (stopped / "pretrained").glob("*.safetensors")
+    h0 = Path(shutil.copy(own, tmp_path / "h0.safetensors"))
+    changes: dict[str, Any] = {"mode": "linear", "output": {"models": False}, "rounds": 1}
+    heads = tiny(**changes, method=["fedavg+p"], pretraining={"checkpoint": str(h0)})
+
+    def frozen_of(name: str) -> Path:
+        (file,) = (fedaux.run(heads, out=tmp_path / name).directory / "frozen").iterdir()
+        return file
+
+    first, second = map(frozen_of, ("first", "second"))
+    whole = first.read_bytes()
+    assert first.samefile(second)
+    first.unlink()
+    assert second.read_bytes() == whole
+    first.write_bytes(whole[:-3])
+    save_checked(second, {"other": torch.zeros(1)})  # intact, but not what its name states
+    third = frozen_of("third")
+    assert third.read_bytes() == whole
+    assert third.stat().st_nlink == 1
+    assert frozen_of("fourth").samefile(third)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)  # a file system without hard links
+    fifth = frozen_of("fifth")
+    assert fifth.read_bytes() == whole
+    assert not fifth.samefile(third)
 
 
 @pytest.mark.usefixtures("without_pages")

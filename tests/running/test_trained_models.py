@@ -284,6 +284,24 @@ def test_a_damaged_card_and_a_wrong_device_are_named(finished: Result, tmp_path:
         fedaux.load(good, device="gpu")
 
 
+def test_a_run_without_models_names_the_setting_and_the_command_that_writes_them(
+    tmp_path: Path,
+) -> None:
+    run = fedaux.run(tiny(rounds=1, output={"models": False}), out=tmp_path / "run").directory
+    assert not (run / "models").exists()
+    for words in (("predict", "run", "."), ("export", "run")):
+        done = called(*words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "output.models = false" in done.stderr
+    with pytest.raises(ValueError, match=r"output\.models = false; `fedaux run .*`") as raised:
+        fedaux.load(run)
+    before = (run / "metrics.jsonl").read_text()
+    done = called(*str(raised.value).split("`")[1].split()[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (run / "metrics.jsonl").read_text() == before
+    assert fedaux.load(run).card["rounds"] == 1
+
+
 def test_a_choice_among_several_models_is_asked_for(
     digits: Path, finished: Result, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def plan(study: Study, request: Request) -> Plan:
     anything runs."""
     check_available(study)
     grid, only = narrowed(study.quick if request.quick else study.grid, request.only)
-    raw = read_base(grid.path(), request.overrides)
+    raw = read_base(grid.path(), ["output.models=false", *request.overrides])
     data, notes = find_data(grid, request, raw)
     methods = chosen_methods(raw["method"], only, request.also)
     _refuse_axes(grid, request.overrides)
@@ -335,7 +335,7 @@ def run_points(
     Returns the records of all complete runs under OUT/cells by name, and a line for each run
     without a result.
     """
-    table = {key: value for key, value in context.experiment.to_dict().items() if key != "output"}
+    table = context.experiment.to_dict() | {"output": {"models": False}}  # nobody reads them
     cells = cells_of(table, points.values())
     named = [replace(cell, name=own) for cell, own in zip(cells, points, strict=True)]
     folder = context.out / "cells"

@@ -75,9 +75,9 @@ def write_models(
     compute: Compute,
 ) -> None:
     """Write the model of every prototype of a finished method and seed, if it keeps one."""
-    if not keeps_model(method):
-        return
     experiment = directory.experiment
+    if not (experiment.output.models and keeps_model(method)):
+        return
     for prototype in experiment.prototypes:
         card = _card(experiment, prototype, method, seed, progress, data=data, compute=compute)
         words = {} if data.vocabulary is None else {METADATA: data.vocabulary.tokenizer}
@@ -94,8 +94,8 @@ def keeps_model(method: str) -> bool:
 
 
 def lacks_models(directory: RunDirectory, method: str, seed: int) -> bool:
-    """Return whether the file of a prototype is missing, as in runs of older versions."""
-    if not keeps_model(method):
+    """Return whether a wanted file of a prototype is missing, as in runs of older versions."""
+    if not (directory.experiment.output.models and keeps_model(method)):
         return False
     names = [prototype.name for prototype in directory.experiment.prototypes]
     return not all(model_path(directory, method, seed, name).is_file() for name in names)
@@ -276,16 +276,23 @@ def find_model(
     if runs or (place / "sweep.json").is_file():
         raise ValueError(
             f"{place}: is a folder of runs; should be one of them: "
-            f"{', '.join(runs) or 'none finished'}"
+            f"{', '.join(runs) or 'none has models'}"
         )
     files = sorted((place / FOLDER).glob("*.safetensors"))
     cards = {file: card for file in files if keeps_model((card := read_card(file))["method"])}
-    alone = [method] if method else _methods(place)
+    recipe = _recipe(place)
+    alone = [method] if method else list(recipe.get("method", ()))
     if alone and not any(map(keeps_model, alone)):
         names = " and ".join(dict.fromkeys(card["method"] for card in cards.values()))
         raise ValueError(
             f"{place}: {alone[0]} trains one model per client and keeps none; "
             f"choose {names or 'another method, and run it'}"
+        )
+    if not cards and not recipe.get("output", {}).get("models", True):
+        raise ValueError(
+            f"{place}: has no trained models, because its config.toml has output.models = false; "
+            f"`fedaux run {place / 'config.toml'} --set output.models=true --out {place} --resume` "
+            "writes them"
         )
     if not cards:
         raise ValueError(
@@ -313,11 +320,10 @@ def find_model(
     raise ValueError("\n".join([f"{place} has {len(cards)} models; {how}", *lines]))
 
 
-def _methods(place: Path) -> list[str]:
-    """Return the methods of a run directory's recipe; none without a recipe."""
+def _recipe(place: Path) -> dict[str, Any]:
+    """Return the recipe of a run directory; empty if it has none."""
     recipe = place / "config.toml"
-    found = tomllib.loads(recipe.read_text(encoding="utf-8")) if recipe.is_file() else {}
-    return list(found.get("method", ()))
+    return tomllib.loads(recipe.read_text(encoding="utf-8")) if recipe.is_file() else {}
 
 
 def describe(card: Card) -> str:

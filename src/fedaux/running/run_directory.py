@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from fedaux.core.task import Preparation, State
 from fedaux.files import (
     UNFINISHED,
     load_checked,
+    replacing,
     save_checked,
     save_json,
     save_text,
@@ -213,8 +215,21 @@ class RunDirectory:
             try:
                 load_checked(file)
             except (FileNotFoundError, SafetensorError, ValueError):  # missing or damaged
-                save_checked(file, extractors[name])
+                if not self._link_frozen(file, digest):
+                    save_checked(file, extractors[name])
         return digests
+
+    def _link_frozen(self, file: Path, digest: str) -> bool:
+        """Make a hard link to the same h0 in a run directory beside this one, as a grid of runs
+        has; return whether there is one. Such files are replaced, never changed."""
+        for other in self.path.parent.glob(f"*/frozen/{file.name}"):
+            with suppress(OSError, SafetensorError, ValueError):  # no links here, gone, damaged
+                with replacing(file) as temporary:
+                    os.link(other, temporary)
+                    if weights_digest(load_checked(temporary)) != digest:
+                        raise ValueError("other weights")
+                return True
+        return False
 
     def headers(self) -> list[dict[str, Any]]:
         """Return the header (state.json) of every method and seed that has started, in order."""
