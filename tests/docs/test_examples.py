@@ -34,9 +34,32 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 def test_every_example_is_tested_and_shown() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
-    assert names == {"first_experiment.py", "own_data.py", "own_method.py", "federation.py"}
+    programs = {"first_experiment.py", "own_data.py", "own_method.py", "federation.py"}
+    assert names == programs | {"ablation.py"}
     page = (EXAMPLES.parent / "docs/index.md").read_text(encoding="utf-8")
     assert all(f"](../examples/{name})" in page for name in names)
+
+
+@pytest.mark.slow
+def test_ablation_rows_differ_in_one_part_and_run(tmp_path: Path) -> None:
+    plugin = ["--plugin", str(EXAMPLES / "ablation.py")]
+    fedaux = [sys.executable, "-m", "fedaux"]
+    listed = subprocess.run(
+        [*fedaux, "methods", "--json", *plugin], capture_output=True, text=True, check=True
+    )
+    rows = {row.pop("name"): row for row in json.loads(listed.stdout)}
+    without = [name for name in rows if name.startswith("fedaux2-")]
+    peers = [f"{peer}+head+reh" for peer in ("fedavg", "fedprox", "feddf")]
+    assert len(without) == 9
+    assert all(rows[name] != rows["fedaux2"] for name in without)
+    assert all(rows[name]["start"] == "private-head" for name in peers)
+    chosen = json.dumps(["fedaux2", *without, *peers])
+    settings = [f"method={chosen}", "seeds=[0]", "rounds=1", "mode=linear", "data.size=300"]
+    options = [word for one in settings for word in ("--set", one)]
+    command = [*fedaux, "run", "demo", "--out", str(tmp_path / "run"), *plugin, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert len(summary_of(tmp_path / "run")["rows"]) == 13
 
 
 @pytest.mark.slow
