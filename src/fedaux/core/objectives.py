@@ -173,14 +173,14 @@ def local_loss(names: Sequence[str], local: Local, *, rehearsed: int = 0) -> Loc
 
 
 def steered(local: Local, method: Method, *, normalised: bool) -> Local:
-    """Return the settings with the strength of logit adjustment of a method that starts from the
-    private head, unless it is set: 1 for models with batch normalisation, otherwise 0.
+    """Return the settings with the strength of logit adjustment of a method with class sums, unless
+    it is set: 1 for models with batch normalisation, otherwise 0.
 
     From few data sets (notes/successor.md): on CIFAR-10 a ResNet-8 with batch normalisation needs 1
     and heads need 0, as does a small network on digits; the other value costs five points or more.
     """
     name = "logit-adjusted"
-    if method.start != "private-head" or name not in method.objectives or name in local.strengths:
+    if method.mechanism != "classes" or name not in method.objectives or name in local.strengths:
         return local
     strengths = {**local.strengths, name: 1.0 if normalised else 0.0}
     return local.model_copy(update={"strengths": strengths})
