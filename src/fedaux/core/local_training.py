@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedaux.core.backend import ClientJob, TrainContext, TrainResult
 from fedaux.core.compute import inference_batch
@@ -19,7 +18,7 @@ from fedaux.core.steps import (
     optimizer_state,
     restore_optimizer,
 )
-from fedaux.data.vocabulary import PAD_ID
+from fedaux.data.texts import padded
 
 
 def train_locally(context: TrainContext, job: ClientJob) -> TrainResult:
@@ -105,10 +104,10 @@ def joined_inputs(parts: Sequence[Tensor]) -> Tensor:
     """Return private and public examples as one tensor; texts [N, L] are padded to the longest."""
     if len(parts) == 1:
         return parts[0]
-    width = max(part.shape[-1] for part in parts)
-    return torch.cat(
-        [functional.pad(part, (0, width - part.shape[-1]), value=PAD_ID) for part in parts]
-    )
+    widths = {part.shape[-1] for part in parts}
+    if len(widths) > 1:
+        parts = [padded(part, width=max(widths)) for part in parts]
+    return torch.cat([*parts])
 
 
 def rows_per_round(context: TrainContext, examples: int) -> int:

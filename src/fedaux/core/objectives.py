@@ -178,6 +178,7 @@ def steered(local: Local, method: Method, *, normalised: bool) -> Local:
 
     From few data sets (notes/successor.md): on CIFAR-10 a ResNet-8 with batch normalisation needs 1
     and heads need 0, as does a small network on digits; the other value costs five points or more.
+    Heads on MiniLM want 0.5 to 1, which this rule does not give them.
     """
     name = "logit-adjusted"
     if method.mechanism != "classes" or name not in method.objectives or name in local.strengths:

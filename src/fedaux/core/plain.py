@@ -665,7 +665,8 @@ def balanced(task: Task, preparation: Preparation, labels: Tensor) -> Tensor:
         class_estimate(task, preparation.releases, public, name).prior
         for name, public in preparation.public.items()
     ]
-    prior, shares = torch.stack(priors).mean(dim=0).to(labels), labels.mean(dim=0)
+    prior = torch.stack(priors).mean(dim=0).to(labels)
+    shares = labels.mean(dim=0).clamp_min(1e-12)
     entropy = torch.special.entr(labels).sum(dim=1).mean()
     information = torch.special.entr(shares).sum() - entropy
     strength = max(0.0, 1 - 4 * float(information) / math.log(labels.shape[1]))

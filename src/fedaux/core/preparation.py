@@ -206,9 +206,13 @@ def mechanism_of(task: Task) -> Mechanism:
     return MECHANISMS[section.mechanism](section)
 
 
+ClassEstimates = dict[str, tuple[list[int], ClassEstimate]]
+"""By prototype: clients that have released class sums, and what these tell."""
+
+
 def class_estimates(
     task: Task, releases: Mapping[int, ScoreRelease], public: Mapping[str, Public]
-) -> dict[str, tuple[list[int], ClassEstimate]]:
+) -> ClassEstimates:
     """Return the clients of each prototype that have released class sums, and what these tell."""
     mechanism = mechanism_of(task)
     if not isinstance(mechanism, ClassSums):
@@ -266,6 +270,7 @@ class Scorer:
         self._task = task
         self._public = preparation.public
         self._mechanism = mechanism_of(task)
+        self._estimated: tuple[Mapping[int, ScoreRelease], ClassEstimates] | None = None
         self._projected = {
             name: self.project(name, preparation.extractors[name], task.distill_images)
             for name in preparation.public
@@ -276,9 +281,15 @@ class Scorer:
         features = extract(self._task, prototype, extractor, images)
         return self._mechanism.project(features, self._public[prototype])
 
+    def _estimates(self, releases: Mapping[int, ScoreRelease]) -> ClassEstimates:
+        """Return what class sums tell; they are asked for several times with the same releases."""
+        if self._estimated is None or self._estimated[0] is not releases:
+            self._estimated = releases, class_estimates(self._task, releases, self._public)
+        return self._estimated[1]
+
     def class_counts(self, releases: Mapping[int, ScoreRelease], chosen: Sequence[int]) -> Tensor:
         """Return the estimated numbers of examples per class of clients [K, C]."""
-        estimates = class_estimates(self._task, releases, self._public)
+        estimates = self._estimates(releases)
         rows = {
             client: row
             for clients, estimate in estimates.values()
@@ -288,13 +299,13 @@ class Scorer:
 
     def class_prior(self, releases: Mapping[int, ScoreRelease]) -> Tensor:
         """Return the estimated class shares of all clients together [C]: mean over prototypes."""
-        estimates = class_estimates(self._task, releases, self._public).values()
+        estimates = self._estimates(releases).values()
         return torch.stack([estimate.prior for _, estimate in estimates]).mean(dim=0)
 
     def private_beliefs(self, releases: Mapping[int, ScoreRelease]) -> tuple[Tensor, float]:
         """Return the private head's probabilities on the distill set [N, C], and how reliable the
         releases are, in 0 .. 1: means over prototypes."""
-        estimates = class_estimates(self._task, releases, self._public)
+        estimates = self._estimates(releases)
         if not estimates:
             raise ValueError(f"method {self._task.method.name}: no client released class sums")
         logits = [one.logits(self._projected[name]) for name, (_, one) in estimates.items()]
