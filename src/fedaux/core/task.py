@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -56,6 +58,19 @@ class Task:
     def device(self) -> torch.device:
         """Where the work is done."""
         return self.distill_images.device
+
+    @cached_property
+    def initial_models(self) -> dict[str, SplitModel]:
+        """Each prototype's model with its initial random weights; to be copied, not changed."""
+        from fedaux.models import MODELS  # late: they are half of the package
+
+        models = {}
+        for prototype in self.experiment.prototypes:
+            build = MODELS[prototype.model]
+            with seeding.initialisation(self.seed, part=prototype.name):
+                model = build(self.input_shape, self.num_classes, **prototype.options)
+            models[prototype.name] = self.backend.place(model)
+        return models
 
     @property
     def mirrors(self) -> bool:
@@ -169,15 +184,8 @@ def population(experiment: Fields, method: Method) -> tuple[Fields, tuple[str, .
 
 
 def build_models(task: Task) -> dict[str, SplitModel]:
-    """Return each prototype's model with its initial random weights."""
-    from fedaux.models import MODELS  # late: they are half of the package
-
-    models = {}
-    for prototype in task.experiment.prototypes:
-        with seeding.initialisation(task.seed, part=prototype.name):
-            model = MODELS[prototype.model](task.input_shape, task.num_classes, **prototype.options)
-        models[prototype.name] = task.backend.place(model)
-    return models
+    """Return each prototype's model with its initial random weights, as a copy."""
+    return deepcopy(task.initial_models)
 
 
 def trainable_models(task: Task) -> dict[str, SplitModel]:
