@@ -25,6 +25,8 @@ from fedaux.core.objectives import (
     class_adjustment,
     joined_targets,
     local_loss,
+    steered,
+    strength_of,
     weighted_divergence,
 )
 
@@ -216,3 +218,18 @@ def test_batch_normalisation_sees_private_and_public_rows(name: str) -> None:
     counted = 6 if name == "rehearsal" else 4
     assert int(model[1].num_batches_tracked) == counted  # type: ignore[arg-type]
     assert not torch.allclose(model[1].running_mean, start["1.running_mean"])  # type: ignore[arg-type]
+
+
+def test_adjustment_does_what_rehearsal_leaves() -> None:
+    local, method = Local(), METHODS["fedaux2"]
+
+    def strength(given: Local = local, *, normalised: bool, reliability: float) -> float:
+        found = steered(given, method, normalised=normalised, reliability=reliability)
+        return strength_of("logit-adjusted", found)
+
+    assert strength(normalised=False, reliability=0.3) == pytest.approx(0.7)
+    assert strength(normalised=True, reliability=0.3) == 1.0
+    own = local.model_copy(update={"strengths": {"logit-adjusted": 0.5}})
+    assert strength(own, normalised=False, reliability=0.3) == 0.5
+    other = METHODS["fedlc+p"]
+    assert steered(local, other, normalised=False, reliability=0.3) is local

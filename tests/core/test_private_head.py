@@ -22,6 +22,7 @@ from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Upd
 from fedaux.core.methods import METHODS, Method
 from fedaux.core.preparation import class_estimates
 from fedaux.core.private_head import RIDGE, fit_head, of_prototype, set_head, start_share
+from fedaux.privacy.classes import ClassEstimate
 from fedaux.privacy.ledger import CLASS_SUMS
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -70,7 +71,16 @@ def test_heads_that_are_not_linear_are_refused() -> None:
 
 
 def test_a_start_goes_a_share_of_the_way_to_the_private_head() -> None:
-    assert [start_share(given) for given in (0.0, 0.2, 0.5, 0.9)] == [0.0, 0.4, 1.0, 1.0]
+    alone, alike = torch.eye(4), torch.ones(4, 4)
+    none = torch.zeros(4)
+    for counts, reliability, expected in (
+        (alone, 0.9, 1.0),
+        (alone, 0.2, 0.4),
+        (alone, 0.0, 0.0),
+        (alike, 0.9, 0.0),
+    ):
+        estimate = ClassEstimate(none, counts, torch.tensor(1.0), counts, none, reliability)
+        assert start_share(estimate) == pytest.approx(expected, abs=1e-4)
     generator = torch.Generator().manual_seed(0)
     features, targets = (torch.randn(50, size, generator=generator) for size in (6, 3))
     weight, bias = fit_head(features, targets)

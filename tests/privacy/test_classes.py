@@ -246,6 +246,16 @@ def test_concentration_is_seen_through_the_noise_or_hidden_by_it() -> None:
     assert unseen.concentration == pytest.approx(0.0, abs=1e-9)
 
 
+def test_counts_of_single_clients_are_trusted_as_far_as_releases_are_reliable() -> None:
+    found = clusters(clients=8, held=1, epsilon=0.5)
+    mean = found.counts.mean(dim=0)
+    for reliability, trust in ((0.0, 0.0), (0.2, 0.4), (0.5, 1.0), (0.9, 1.0)):
+        one = replace(found, reliability=reliability)
+        assert one.trust == pytest.approx(trust)
+        expected = trust * found.counts + (1 - trust) * mean
+        assert torch.allclose(one.trusted_counts, expected)
+
+
 def test_reliability_and_shifts_fall_with_noise() -> None:
     found = [clusters(clients=8, held=4, epsilon=epsilon) for epsilon in (1e3, 0.1, 1e-3)]
     assert found[0].reliability > 0.99 > found[1].reliability > found[2].reliability

@@ -172,18 +172,18 @@ def local_loss(names: Sequence[str], local: Local, *, rehearsed: int = 0) -> Loc
     )
 
 
-def steered(local: Local, method: Method, *, normalised: bool) -> Local:
+def steered(local: Local, method: Method, *, normalised: bool, reliability: float) -> Local:
     """Return the settings with the strength of logit adjustment of a method with class sums, unless
-    it is set: 1 for models with batch normalisation, otherwise 0.
+    it is set: 1 for models with batch normalisation, otherwise 1 - rho.
 
-    From few data sets (notes/successor.md): on CIFAR-10 a ResNet-8 with batch normalisation needs 1
-    and heads need 0, as does a small network on digits; the other value costs five points or more.
-    Heads on MiniLM want 0.5 to 1, which this rule does not give them.
+    Both rehearsal and adjustment keep what a client's own classes would overwrite. The strength of
+    rehearsal is rho, so adjustment does what is left. With batch normalisation, a batch tells a
+    network which rows are private, and rehearsal is not enough (notes/successor.md).
     """
     name = "logit-adjusted"
     if method.mechanism != "classes" or name not in method.objectives or name in local.strengths:
         return local
-    strengths = {**local.strengths, name: 1.0 if normalised else 0.0}
+    strengths = {**local.strengths, name: 1.0 if normalised else 1.0 - reliability}
     return local.model_copy(update={"strengths": strengths})
 
 

@@ -179,7 +179,8 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
     if task.method.start == "private-head":
         for name, own in features(task.distill_set).items():
             estimate = class_estimate(task, releases, public[name], name)
-            share = min(1.0, 2 * estimate.concentration) if task.method.trains else 1.0
+            trust = min(1.0, 2 * estimate.reliability)
+            share = min(1.0, 2 * estimate.concentration) * trust if task.method.trains else 1.0
             fit_head(models[name], own, estimate.logits(projected[name]), share=share)
     images, distill_set, test_images = (
         features(own) if task.experiment.mode == "linear" else dict.fromkeys(models, own)
@@ -294,12 +295,14 @@ def belief_scores(
     task: Task, preparation: Preparation, members: Sequence[Member], beliefs: Tensor
 ) -> Tensor:
     """Return sum_c q(c | x) P(i | c) [K, N]; P(i | c) = r_i n_ic / sum_j r_j n_jc over members, of
-    which the factor r_i is left to `teacher_weights`."""
+    which the factor r_i is left to `teacher_weights`. As far as releases are noise, n_ic is the
+    mean over clients."""
     counts: dict[int, Tensor] = {}
     for name, public in preparation.public.items():
         own = [client for client in preparation.releases if task.prototype_of[client] == name]
         estimate = class_estimate(task, preparation.releases, public, name)
-        counts |= dict(zip(own, estimate.counts, strict=True))
+        trust, mean = min(1.0, 2 * estimate.reliability), estimate.counts.mean(dim=0)
+        counts |= dict(zip(own, trust * estimate.counts + (1 - trust) * mean, strict=True))
     held = torch.stack([counts[member.client] for member in members])
     shares = torch.tensor([member.share for member in members]).to(held)[:, None]
     held = (shares * held).clamp_min(1e-9)
@@ -507,9 +510,10 @@ def train_member(
     name, rows, number = task.prototype_of[client], task.parts[client], state.round + 1
     alone = task.method.exchange == "nothing" and client in state.memory
     experiment, objectives = task.experiment, objectives_of(task)
-    normalised = any(map(is_normalised, preparation.models.values()))
-    local = steered(experiment.local, task.method, normalised=normalised)
-    inputs, rehearsed, soft = preparation.images[name][rows], 0, None
+    local, inputs, rehearsed, soft = experiment.local, preparation.images[name][rows], 0, None
+    if beliefs is not None:
+        normalised = any(map(is_normalised, preparation.models.values()))
+        local = steered(local, task.method, normalised=normalised, reliability=beliefs[1])
     if beliefs is not None and "rehearsal" in objectives:
         # Public examples with the server's soft labels, in half precision.
         probabilities, reliability = beliefs

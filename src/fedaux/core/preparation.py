@@ -237,7 +237,8 @@ def set_private_heads(
     public: Mapping[str, Public],
 ) -> None:
     """Fit the head of each prototype to the discriminant of its clients' class sums, on the distill
-    set. A method that trains starts from it as far as clients hold few classes."""
+    set. A method that trains starts from it as far as clients hold few classes and it is
+    reliable."""
     from fedaux.core.private_head import of_prototype, set_head, start_share  # late: seldom needed
 
     mechanism = mechanism_of(task)
@@ -247,7 +248,7 @@ def set_private_heads(
     logits, shares = {}, {}
     for name, (_, estimate) in class_estimates(task, releases, public).items():
         logits[name] = estimate.logits(mechanism.project(features[name], public[name]))
-        share = start_share(estimate.concentration) if task.method.trains else 1.0
+        share = start_share(estimate) if task.method.trains else 1.0
         shares[name] = torch.tensor(share)
     for name, model in trained.items():
         targets, share = of_prototype(logits, name), float(of_prototype(shares, name))
@@ -293,7 +294,7 @@ class Scorer:
         rows = {
             client: row
             for clients, estimate in estimates.values()
-            for client, row in zip(clients, estimate.counts, strict=True)
+            for client, row in zip(clients, estimate.trusted_counts, strict=True)
         }
         return torch.stack([rows[client] for client in chosen])
 

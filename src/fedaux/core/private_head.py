@@ -11,13 +11,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from fedaux.privacy.classes import ClassEstimate
+
 RIDGE = 1e-3
 """Penalty, in units of the mean variance of a feature."""
 CONCENTRATED = 0.5
 """Concentration of clients on few classes from which training starts from the private head alone.
 
-Where clients are alike, or noise hides who holds what, a weak head holds training back; elsewhere
-even a noisy one helps (notes/successor.md).
+Where clients are alike, a weak head holds training back (notes/successor.md).
 """
 
 
@@ -48,9 +49,9 @@ def set_head(
         head.bias.lerp_(bias.to(head.bias), share)
 
 
-def start_share(concentration: float) -> float:
+def start_share(estimate: ClassEstimate) -> float:
     """Return how far training starts from the private head, in 0 .. 1."""
-    return min(1.0, concentration / CONCENTRATED)
+    return min(1.0, estimate.concentration / CONCENTRATED) * estimate.trust
 
 
 def require_linear(head: nn.Module, *, prototype: str) -> nn.Linear:

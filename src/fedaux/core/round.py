@@ -218,11 +218,15 @@ class Server:
         They rehearse soft labels in half precision, scaled by the reliability of the releases.
         """
         task, experiment, objectives = self.task, self.task.experiment, objectives_of(self.task)
-        normalised = any(model.normalised for model in self.server_models.values())
-        local, soft_labels = steered(experiment.local, task.method, normalised=normalised), None
-        if current.beliefs is not None and "rehearsal" in objectives:
-            strength = strength_of("rehearsal", local) * current.beliefs.reliability
-            soft_labels = (strength * current.beliefs.probabilities[rehearsed_rows(task)]).half()
+        local, beliefs, soft_labels = experiment.local, current.beliefs, None
+        if beliefs is not None:
+            normalised = any(model.normalised for model in self.server_models.values())
+            local = steered(
+                local, task.method, normalised=normalised, reliability=beliefs.reliability
+            )
+        if beliefs is not None and "rehearsal" in objectives:
+            strength = strength_of("rehearsal", local) * beliefs.reliability
+            soft_labels = (strength * beliefs.probabilities[rehearsed_rows(task)]).half()
         corrections = {
             client: current.controls[task.prototype_of[client]].correction(client)
             for client in asked

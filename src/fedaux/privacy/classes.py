@@ -54,6 +54,8 @@ RELIABLE = 0.6
 """Number of components: as many as keep the expected reliability above this."""
 LEAST_COMPONENTS = 16
 """The number of components is at least this, or the number of classes if that is smaller."""
+TRUSTED = 0.5
+"""Reliability from which releases are used as they are (notes/successor.md)."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,16 @@ class ClassEstimate:
         own = counts / counts.sum(dim=1, keepdim=True)
         held = torch.exp(-torch.xlogy(own, own).sum(dim=1))
         return float(1 - (held.mean() - 1) / max(1, counts.shape[1] - 1))
+
+    @property
+    def trust(self) -> float:
+        """How far single clients' counts and the class means are worth using, in 0 .. 1."""
+        return min(1.0, self.reliability / TRUSTED)
+
+    @property
+    def trusted_counts(self) -> Tensor:
+        """Numbers of examples [K, C], moved to the mean over clients as far as there is noise."""
+        return torch.lerp(self.counts.mean(dim=0), self.counts, self.trust)
 
     def logits(self, projected: Tensor) -> Tensor:
         """Return f0(x) [N, C] of projected features u(x) [N, k]."""
