@@ -74,8 +74,8 @@ def test_a_start_goes_a_share_of_the_way_to_the_private_head() -> None:
     alone, alike = torch.eye(4), torch.ones(4, 4)
     none = torch.zeros(4)
     for counts, reliability, expected in (
-        (alone, 0.9, 1.0),
-        (alone, 0.2, 0.4),
+        (alone, 0.9, 0.5),
+        (alone, 0.2, 0.2),
         (alone, 0.0, 0.0),
         (alike, 0.9, 0.0),
     ):

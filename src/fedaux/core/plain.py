@@ -180,7 +180,7 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
         for name, own in features(task.distill_set).items():
             estimate = class_estimate(task, releases, public[name], name)
             trust = min(1.0, 2 * estimate.reliability)
-            share = min(1.0, 2 * estimate.concentration) * trust if task.method.trains else 1.0
+            share = estimate.concentration / 2 * trust if task.method.trains else 1.0
             fit_head(models[name], own, estimate.logits(projected[name]), share=share)
     images, distill_set, test_images = (
         features(own) if task.experiment.mode == "linear" else dict.fromkeys(models, own)

@@ -15,11 +15,10 @@ from fedaux.privacy.classes import ClassEstimate
 
 RIDGE = 1e-3
 """Penalty, in units of the mean variance of a feature."""
-CONCENTRATED = 0.5
-"""Concentration of clients on few classes from which training starts from the private head alone.
-
-Where clients are alike, a weak head holds training back (notes/successor.md).
-"""
+LARGEST_START = 0.5
+"""Share of the private head in the start of training where clients hold one class each and their
+releases are reliable. A smaller share is a less certain head, which training can still change; with
+clients that are alike or releases of noise, a random one is better (notes/successor.md)."""
 
 
 def fit_head(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +50,7 @@ def set_head(
 
 def start_share(estimate: ClassEstimate) -> float:
     """Return how far training starts from the private head, in 0 .. 1."""
-    return min(1.0, estimate.concentration / CONCENTRATED) * estimate.trust
+    return LARGEST_START * estimate.concentration * estimate.trust
 
 
 def require_linear(head: nn.Module, *, prototype: str) -> nn.Linear:
