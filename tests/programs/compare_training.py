@@ -143,30 +143,35 @@ if PART == "training":
             assert losses[0] < max(1e-4, 2 * losses[1]), losses
 
 if PART == "objectives":
-    names = ("logit-adjusted", "fedrs", "rehearsal")
     section = Local(batch_size=2)
-    place = TrainContext(
-        *(model, images, labels[:20], section, 0.0, Compute(clients_at_once=2), "resnet8"),
-        loss=local_loss(names, section, rehearsed=3),
-    )
     beliefs = 0.7 * torch.softmax(2 * torch.randn(10, 10), dim=1)
-    compared = []
-    for training in (BatchedTraining(place, capacity=3), one_by_one(place)):
-        jobs = [
-            ClientJob(
-                *(client, torch.arange(20)[part], np.random.default_rng(client), {}),
-                class_adjustment(names, section, labels[:20][part], num_classes=10),
-                beliefs,
-            )
-            for client, part in enumerate((slice(0, 1), slice(4, 6), slice(7, 10)))
-        ]
-        compared.append({job.client: (own, out) for job, own, out in training(jobs, weights)})
-    for client, (own, trained) in compared[1].items():
-        found, result = compared[0][client]
-        # The last client takes two steps: the first one's signs of tiny gradients show in the next.
-        wide = {"middle": 0.1, "largest": 0.3} if client == 2 else {"middle": 1e-4, "largest": 0.2}
-        near(found, own, weights, **wide)
-        assert abs(result.loss / trained.loss - 1) < (1e-3 if client == 2 else 1e-5)
+    parts = (slice(0, 1), slice(4, 6), slice(7, 10))
+    for names, chosen in (
+        (("logit-adjusted", "fedrs", "rehearsal"), parts),
+        (("rehearsal",), parts[:1]),  # whose kernels have no place for an adjustment
+    ):
+        place = TrainContext(
+            *(model, images, labels[:20], section, 0.0, Compute(clients_at_once=2), "resnet8"),
+            loss=local_loss(names, section, rehearsed=3),
+        )
+        compared = []
+        for training in (BatchedTraining(place, capacity=3), one_by_one(place)):
+            jobs = [
+                ClientJob(
+                    *(client, torch.arange(20)[part], np.random.default_rng(client), {}),
+                    class_adjustment(names, section, labels[:20][part], num_classes=10),
+                    beliefs,
+                )
+                for client, part in enumerate(chosen)
+            ]
+            compared.append({job.client: (own, out) for job, own, out in training(jobs, weights)})
+        for client, (own, trained) in compared[1].items():
+            found, result = compared[0][client]
+            # The last client takes two steps: the first one's signs of tiny gradients show in the
+            # next.
+            two = client == 2
+            near(found, own, weights, middle=0.1 if two else 1e-4, largest=0.3 if two else 0.2)
+            assert abs(result.loss / trained.loss - 1) < (1e-3 if two else 1e-5)
 
 if PART == "distillation":
     targets = torch.softmax(torch.randn(7, 10) * 2, 1)

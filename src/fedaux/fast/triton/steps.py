@@ -83,9 +83,10 @@ class BatchedSteps:
     def set_objective(self, adjustments: Sequence[Tensor | None], beliefs: Tensor | None) -> None:
         """Set what each client's class counts do to its logits [3, C], and the public soft
         labels."""
-        for place, adjustment in zip(self.network.adjustment, adjustments, strict=False):
-            if adjustment is not None:
-                place[:, : adjustment.shape[1]].copy_(adjustment[:2])
+        if self.network.loss.adjusted:  # else the kernels have no place for it
+            for place, adjustment in zip(self.network.adjustment, adjustments, strict=False):
+                if adjustment is not None:
+                    place[:, : adjustment.shape[1]].copy_(adjustment[:2])
         if beliefs is not None:
             self.network.beliefs.copy_(beliefs)
 
