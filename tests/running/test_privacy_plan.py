@@ -231,3 +231,20 @@ def test_class_sums_are_planned_with_what_they_can_be_worth() -> None:
     alone = plan(method="private-head", certainty={"epsilon": 0.01, "components": 4})
     assert "No model update leaves a client" in printed(alone)
     assert "too little for a useful private head" in printed(alone)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "verdict", "warned"),
+    [
+        (0.03, "too little for a useful private head (below 0.33); raise certainty.epsilon", True),
+        (0.05, "only if h0 separates the classes well", False),
+        (0.1, "only where clients hold few classes", False),
+        (0.5, "enough for a useful private head (above 0.6) in both cases", False),
+    ],
+)
+def test_class_sums_warn_where_no_features_could_help(
+    epsilon: float, verdict: str, warned: bool
+) -> None:
+    shown = plan(method="fedaux2", certainty={"epsilon": epsilon, "components": 12})
+    assert verdict in printed(shown)
+    assert any("class means" in line for line in shown.warnings()) == warned

@@ -52,6 +52,9 @@ SIGNAL = 0.07
 """Variance between class means per whitened component that is expected beforehand."""
 RELIABLE = 0.6
 """Number of components: as many as keep the expected reliability above this."""
+HOPELESS = 1 / 3
+"""An expected reliability below this is too little even if class means differ three times as much
+as SIGNAL says. So they do on the digits: 0.38 is expected of them, and 0.80 is found."""
 LEAST_COMPONENTS = 16
 """The number of components is at least this, or the number of classes if that is smaller."""
 TRUSTED = 0.5

@@ -105,7 +105,7 @@ class PrivacyPlan:
             for needed, members in by_need.items():
                 assert group.certainty is not None, "clients without a release have no scores"
                 lines.append(self._warning(group.certainty, needed, members))
-            if group.reliability is not None and max(group.reliability) < classes.RELIABLE:
+            if group.reliability is not None and max(group.reliability) < classes.HOPELESS:
                 lines.append(f"Warning: {', '.join(group.methods)}: {_outlook(group)}")
         return list(dict.fromkeys(lines))  # groups may share a release
 
@@ -307,18 +307,23 @@ def _outlook(group: MethodsPlan) -> str:
     if group.reliability is None or group.certainty is None:
         return ""
     worst, best = group.reliability
-    verdict = "enough for a useful private head in both cases"
-    if worst < classes.RELIABLE:
-        verdict = "enough for a useful private head only where clients hold few classes"
-    if best < classes.RELIABLE:
-        verdict = "too little for a useful private head"
-    components = group.certainty.components
-    advice = "raise certainty.epsilon, use more data or, if it is given, lower certainty.components"
+    enough, advice = f"enough for a useful private head (above {classes.RELIABLE:g})", ""
+    if worst >= classes.RELIABLE:
+        verdict = f"{enough} in both cases"
+    elif best >= classes.RELIABLE:
+        verdict = f"{enough} only where clients hold few classes"
+    elif best >= classes.HOPELESS:
+        verdict = f"{enough} only if h0 separates the classes well"
+    else:
+        verdict = f"too little for a useful private head (below {classes.HOPELESS:.2f})"
+        advice = (
+            "; raise certainty.epsilon, use more data or, if it is given, lower "
+            "certainty.components"
+        )
     return (
-        f"Class sums with {components} components: the expected share of signal in "
+        f"Class sums with {group.certainty.components} components: the expected share of signal in "
         f"the class means is {worst:.2f} if every client holds all classes and {best:.2f} if each "
-        f"holds one. That is {verdict} (above {classes.RELIABLE:g})"
-        f"{f'; {advice}' if best < classes.RELIABLE else ''}."
+        f"holds one. That is {verdict}{advice}."
     )
 
 
