@@ -177,8 +177,8 @@ def steered(local: Local, method: Method, *, normalised: bool, reliability: floa
     it is set: 1 for models with batch normalisation, otherwise 1 - rho.
 
     Both rehearsal and adjustment keep what a client's own classes would overwrite. The strength of
-    rehearsal is rho, so adjustment does what is left. The 1 was chosen for ResNet-8 on CIFAR-10; a
-    small network with batch normalisation wants less on digits (notes/successor.md, section 15).
+    rehearsal is rho, so adjustment does what is left. ResNet-8 on CIFAR-10 wants 0.75 to 1; a small
+    network with batch normalisation wants less on digits (notes/successor.md, sections 15 and 16).
     """
     name = "logit-adjusted"
     if method.mechanism != "classes" or name not in method.objectives or name in local.strengths:
