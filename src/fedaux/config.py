@@ -373,7 +373,8 @@ class Local(Section):
     """Objectives that every method gets besides its own: names in
     `fedaux.core.objectives.OBJECTIVES`, such as `logit-adjusted` or `rehearsal`."""
     strengths: dict[str, NonNegative] = {}
-    """Strengths of objectives by name. Default: those of `fedaux.core.objectives.OBJECTIVES`."""
+    """Strengths of objectives by name. Default: those of `fedaux.core.objectives.OBJECTIVES`;
+    methods with class sums, such as `fedaux2`, choose that of `logit-adjusted` by themselves."""
     privacy: LocalPrivacy | None = None
 
 
