@@ -9,7 +9,7 @@ import pytest
 from helpers.report_runs import make_run, read_metrics
 
 from fedaux.report import data_figures, figures, svg
-from fedaux.report.run import curve_points
+from fedaux.report.run import Point, curve_points
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,21 @@ def test_methods_keep_their_colour_and_never_share_a_look() -> None:
     assert len(set(styles.values())) == len(names)
     assert figures.method_styles(["fedaux"])["fedaux"] == styles["fedaux"]
     assert styles["feddf"].colour == styles["feddf+p"].colour != styles["fedaux"].colour
+
+
+def test_the_curve_that_ends_highest_is_bold() -> None:
+    ends = {"fedaux": 0.7, "fedaux2": 0.9, "fedavg": 0.5}
+    curves = {
+        name: [Point(1, 0.95 - end, 0.0, 1.0, 3), Point(2, end, 0.0, 1.0, 3)]
+        for name, end in ends.items()
+    }
+    axes = figures.labelled_lines(curves).axes[0]
+    bold = [text.get_text() for text in axes.texts if text.get_fontweight() == "bold"]
+    assert bold == ["fedaux2 90.0"]
+    widths = [line.get_linewidth() for line in axes.get_lines()]
+    assert widths.index(max(widths)) == 1
+    alone = figures.labelled_lines({"fedaux": curves["fedaux"]}).axes[0]
+    assert alone.texts[0].get_fontweight() == "normal"  # there is nothing to compare
 
 
 def test_labels_are_spread_without_leaving_the_figure() -> None:

@@ -27,6 +27,7 @@ METHOD_STYLES = {
     "feddf": ("#0072B2", "v"),
     "fedbe": ("#CC79A7", "^"),
     "fedaux": ("#D55E00", "o"),
+    "fedaux2": ("#E69F00", "P"),
 }
 OTHER_STYLES = (
     ("#E69F00", "P"),
@@ -76,7 +77,8 @@ def method_styles(methods: Iterable[str]) -> dict[str, Style]:
     for method in sorted(methods):
         base = method.partition("+")[0]
         preferred = METHOD_STYLES.get(base, OTHER_STYLES[crc32(base.encode()) % len(OTHER_STYLES)])
-        first = 0 if "+" in method or base not in METHOD_STYLES or base == "fedaux" else 1
+        solid = "+" in method or base not in METHOD_STYLES or base.startswith("fedaux")
+        first = 0 if solid else 1
         looks = [preferred, *(look for look in OTHER_STYLES if look != preferred)]
         dashes = [*DASHES[first:], *DASHES[:first]]
         choices = [Style(colour, marker, dash) for colour, marker in looks for dash in dashes]
@@ -132,8 +134,9 @@ def labelled_lines(
     left, right = 46, 26 + 5.9 * max(map(len, labels.values()), default=0)
     axes = figure.add_axes((left / WIDTH, 0.15, 1 - (left + right) / WIDTH, 0.82))
     styles = styles or method_styles(curves)
+    best = _best(curves)
     for name, points in curves.items():
-        draw_line(axes, points, styles[name], heavy=name == "fedaux")
+        draw_line(axes, points, styles[name], heavy=name == best)
     axes.set_xlabel("communication round")
     axes.set_ylabel("test accuracy, %")
     last = max((points[-1].round for points in curves.values()), default=1)
@@ -144,6 +147,13 @@ def labelled_lines(
         axes.set_xticks([first])
     _label_curves(axes, curves, labels, styles, 12.5 / (0.82 * height))
     return figure
+
+
+def _best(curves: Mapping[str, Sequence[Point]]) -> str | None:
+    """Return the name of the curve that ends highest; None if there is nothing to compare."""
+    if len(curves) < 2:
+        return None
+    return max(curves, key=lambda name: curves[name][-1].mean)
 
 
 def draw_line(axes: Axes, points: Sequence[Point], style: Style, *, heavy: bool = False) -> None:
@@ -175,8 +185,9 @@ def _label_curves(
     styles: Mapping[str, Style],
     gap: float,
 ) -> None:
-    """Write each method's name and last value beside the end of its line."""
+    """Write each method's name and last value beside the end of its line, the best in bold."""
     low, high = axes.get_ylim()
+    best = _best(curves)
     ends = [100 * points[-1].mean for points in curves.values()]
     placed = spread_labels([(value - low) / (high - low) for value in ends], gap=gap)
     for (method, points), value, position in zip(curves.items(), ends, placed, strict=True):
@@ -193,7 +204,7 @@ def _label_curves(
             textcoords="axes fraction",
             va="center",
             fontsize=9.5,
-            fontweight="bold" if method == "fedaux" else "normal",
+            fontweight="bold" if method == best else "normal",
             annotation_clip=False,
             arrowprops=leader | {"shrinkA": 2, "shrinkB": 4},
         )
@@ -208,8 +219,9 @@ def curve_panels(panels: Sequence[tuple[str, Mapping[str, Sequence[Point]]]]) ->
     figure = new_figure(WIDTH, 160 * lines + 24 + _legend_height(styles), layout="constrained")
     grid = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
     for place, (axes, (title, curves)) in enumerate(zip(grid.flat, panels, strict=False)):
+        best = _best(curves)
         for method, points in curves.items():
-            draw_line(axes, points, styles[method], heavy=method == "fedaux")
+            draw_line(axes, points, styles[method], heavy=method == best)
         axes.set_title(shorten(title, length=34), fontsize=9.5)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10]))
         if place + columns >= len(panels):
