@@ -237,12 +237,12 @@ def test_class_sums_are_planned_with_what_they_can_be_worth() -> None:
     ("epsilon", "verdict", "warned"),
     [
         (0.03, "too little for a useful private head (below 0.33); raise certainty.epsilon", True),
-        (0.05, "only if h0 separates the classes well", False),
+        (0.05, "only if h0 separates the classes well (0.33 to 0.6)", False),
         (0.1, "only where clients hold few classes", False),
-        (0.5, "enough for a useful private head (above 0.6) in both cases", False),
+        (0.5, "enough for a useful private head in both cases (above 0.6)", False),
     ],
 )
-def test_class_sums_warn_where_no_features_could_help(
+def test_class_sums_warn_where_even_good_features_would_not_help(
     epsilon: float, verdict: str, warned: bool
 ) -> None:
     shown = plan(method="fedaux2", certainty={"epsilon": epsilon, "components": 12})

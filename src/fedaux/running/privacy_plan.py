@@ -307,23 +307,24 @@ def _outlook(group: MethodsPlan) -> str:
     if group.reliability is None or group.certainty is None:
         return ""
     worst, best = group.reliability
-    enough, advice = f"enough for a useful private head (above {classes.RELIABLE:g})", ""
+    enough, limit = "enough for a useful private head", f"{classes.RELIABLE:g}"
     if worst >= classes.RELIABLE:
-        verdict = f"{enough} in both cases"
+        verdict = f"{enough} in both cases (above {limit})"
     elif best >= classes.RELIABLE:
-        verdict = f"{enough} only where clients hold few classes"
+        verdict = f"{enough} only where clients hold few classes (above {limit})"
     elif best >= classes.HOPELESS:
-        verdict = f"{enough} only if h0 separates the classes well"
+        verdict = (
+            f"{enough} only if h0 separates the classes well ({classes.HOPELESS:.2f} to {limit})"
+        )
     else:
-        verdict = f"too little for a useful private head (below {classes.HOPELESS:.2f})"
-        advice = (
-            "; raise certainty.epsilon, use more data or, if it is given, lower "
-            "certainty.components"
+        verdict = (
+            f"too little for a useful private head (below {classes.HOPELESS:.2f}); raise "
+            "certainty.epsilon, use more data or, if it is given, lower certainty.components"
         )
     return (
         f"Class sums with {group.certainty.components} components: the expected share of signal in "
         f"the class means is {worst:.2f} if every client holds all classes and {best:.2f} if each "
-        f"holds one. That is {verdict}{advice}."
+        f"holds one. That is {verdict}."
     )
 
 
