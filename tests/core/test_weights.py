@@ -6,7 +6,7 @@ import torch
 from helpers import oracles
 from sklearn import metrics
 
-from fedaux.core.weights import AVERAGES, average, clip_updates, evaluate, measure
+from fedaux.core.weights import AVERAGES, average, clip_updates, evaluate, measure, smoothed
 
 RNG = np.random.default_rng(0)
 
@@ -27,6 +27,23 @@ def test_average_of_one_is_that_one_and_counters_stay_whole() -> None:
     other = {"w": torch.rand(3), "count": torch.tensor(9)}
     assert average([weights, other], sizes=[3, 1])["count"].dtype == torch.int64
     assert int(average([weights, other], sizes=[3, 1])["count"]) == 9
+
+
+def test_the_average_over_rounds_is_that_of_a_loop_and_ignores_swings() -> None:
+    values = [0.0, *RNG.normal(size=40).tolist()]
+    swings = [0.0, *(3.0 + (-1.0) ** number for number in range(40))]
+    for series in (values, swings):
+        models = [{"w": torch.tensor([value]), "count": torch.tensor(7)} for value in series]
+        made, expected = None, series[1]
+        for number in range(1, len(series)):
+            made = smoothed(made, models[number - 1], models[number], decay=0.8, round=number)
+            if number > 1:
+                kept = 0.8 * min(1, number / 30)
+                middle = (series[number - 1] + series[number]) / 2
+                expected = kept * expected + (1 - kept) * middle
+            assert float(made["w"]) == pytest.approx(expected, abs=1e-6)
+            assert int(made["count"]) == 7
+    assert expected == pytest.approx(3.0, abs=1e-4)  # not 2 or 4, the models themselves
 
 
 @pytest.mark.parametrize("clients", [1, 2, 3, 4, 9, 10])

@@ -362,7 +362,7 @@ def play_round(
                     section=task.experiment.distillation,
                     generator=seeding.generator(task.seed, "distillation", round=number, part=name),
                 )
-    smoothed = smooth(method, state.smoothed, weights, number)
+    smoothed = smooth(method, state, weights, number)
     if method.calibrated and number == task.experiment.rounds:
         smoothed = {
             name: calibrate(task, preparation, weights[name], name) for name in preparation.models
@@ -431,15 +431,17 @@ def step(before: Weights, after: Weights, method: Method) -> Weights:
 
 
 def smooth(
-    method: Method, before: Mapping[str, Weights], weights: Mapping[str, Weights], number: int
+    method: Method, state: State, weights: Mapping[str, Weights], number: int
 ) -> Mapping[str, Weights]:
-    """Return the mean of the server models over rounds, with decay min(smoothing, t / (t + 9))."""
-    if method.smoothing == 0 or not before:
+    """Return the mean over rounds of the middle between two rounds' server models, with decay
+    smoothing * min(1, t / 30)."""
+    if method.smoothing == 0 or not state.smoothed:
         return weights if method.smoothing else {}
-    decay = min(method.smoothing, number / (number + 9))
+    decay = method.smoothing * min(1, number / 30)
     return {
         prototype: {
-            name: decay * before[prototype][name] + (1 - decay) * tensor
+            name: decay * state.smoothed[prototype][name]
+            + (1 - decay) * (state.weights[prototype][name] + tensor) / 2
             if tensor.is_floating_point()
             else tensor
             for name, tensor in own.items()

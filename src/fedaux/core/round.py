@@ -404,7 +404,7 @@ class Server:
         if decay == 0:
             return {}
         return {
-            name: smoothed(before.get(name), own, decay=decay, round=number)
+            name: smoothed(before.get(name), state.weights[name], own, decay=decay, round=number)
             for name, own in weights.items()
         }
 

@@ -25,6 +25,8 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of the names of batch normalisation's statistics."""
 TRIMMED_SHARE = 0.2
 """`trimmed-mean`: share of the values left out at each end, at least one of three or more."""
+SETTLED = 30
+"""Rounds over which the decay of the server models' average grows to its value."""
 
 
 def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
@@ -73,19 +75,24 @@ def parameter_names(weights: Weights) -> list[str]:
     ]
 
 
-def smoothed(average: Weights | None, weights: Weights, *, decay: float, round: int) -> Weights:
-    """Return d * average + (1 - d) * weights with d = min(decay, round / (round + 9)); counters
-    are the newest.
+def smoothed(
+    average: Weights | None, last: Weights, weights: Weights, *, decay: float, round: int
+) -> Weights:
+    """Return d * average + (1 - d) * (last + weights) / 2 with d = decay * min(1, round / 30);
+    counters are the newest.
 
-    The first rounds count less, so that the average does not lag behind.
+    With a server rate above 1 models swing from round to round, and the middle of two is better
+    than either (FedExP, Jhunjhunwala et al. 2023). The first rounds are forgotten sooner, so that
+    the average does not lag behind.
     """
     if average is None:
         return clones(weights)  # a checkpoint holds both
     names = [name for name, tensor in weights.items() if tensor.is_floating_point()]
-    share = 1.0 - min(decay, round / (round + 9.0))
-    mixed = torch._foreach_lerp(
-        [average[name] for name in names], [weights[name] for name in names], share
+    share = 1.0 - decay * min(1.0, round / SETTLED)
+    middle = torch._foreach_lerp(
+        [last[name] for name in names], [weights[name] for name in names], 0.5
     )
+    mixed = torch._foreach_lerp([average[name] for name in names], middle, share)
     others = {name: tensor.clone() for name, tensor in weights.items() if name not in names}
     return {**others, **dict(zip(names, mixed, strict=True))}
 
