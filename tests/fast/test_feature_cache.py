@@ -57,6 +57,23 @@ def plain(module: nn.Module, weights: Weights, images: Tensor) -> Tensor:
     return FastPredictor(module, Compute())(weights, images)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_long_work_reports_its_progress(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "REPORTED", PROCESSOR_BATCH)
+    module, reports = Counting([]), list[tuple[int, int]]()
+    features = FeatureCache(
+        Compute(workers=workers),
+        batch_size=7,
+        folder=None,
+        report=lambda done, total: reports.append((done, total)),
+    )
+    expected = plain(module, module.state_dict(), IMAGES)
+    assert torch.allclose(features(module, module.state_dict(), IMAGES), expected)
+    at_once = workers * PROCESSOR_BATCH
+    assert reports == [(done, len(IMAGES)) for done in range(at_once, len(IMAGES), at_once)]
+    assert features(module, module.state_dict(), IMAGES[:0]).shape == (0, *expected.shape[1:])
+
+
 def test_features_are_the_networks_and_are_computed_once_for_all_parts() -> None:
     seen: list[int] = []
     module = Counting(seen)

@@ -387,11 +387,18 @@ class ExperimentRunner:
         features = None
         if self._experiment.mode == "linear":
             batch_size, store = self._experiment.evaluation.batch_size, shared_store("features")
-            features = FeatureCache(self._compute, batch_size=batch_size, folder=store)
+            features = FeatureCache(
+                self._compute,
+                batch_size=batch_size,
+                folder=store,
+                report=lambda done, total: self._callback.phase(
+                    task, 0, f"features {done}/{total}"
+                ),
+            )
             for part, own in zip(parts, rows, strict=True):
                 features.tell(part, whole=self._auxiliary, rows=own)
         experiment, prototype_of = population(self._experiment, METHODS[method])
-        return Task(
+        task = Task(
             experiment=experiment,
             method=METHODS[method],
             seed=seed,
@@ -405,6 +412,7 @@ class ExperimentRunner:
             backend=best_backend(self._compute, features=features),
             validation=self._data.validation,
         )
+        return task
 
     def extractor(self, task: Task) -> Callable[[str, SplitModel], Weights]:
         """Return the function that trains or loads each prototype's h0, for `prepare`."""
