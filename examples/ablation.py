@@ -22,6 +22,7 @@ WITHOUT = {
     "memory": replace(WHOLE, memory=()),
     "anchor": replace(WHOLE, anchor=0.0),
     "rate": replace(WHOLE, server_rate=1.0),
+    "by-class": replace(WHOLE, head_by_class=False),
     "smoothing": replace(WHOLE, smoothing=0.0),
 }
 OBJECTIVES = {"adj": "logit-adjusted", "reh": "rehearsal"}

@@ -59,3 +59,23 @@ def test_clipped_models_teach_as_well(tmp_path: Path, monkeypatch: pytest.Monkey
     play(server, state, 1)
     assert len(norms) == 10
     assert min(norms) > 0.5 * max(norms), "the zeros should have been clipped"
+
+
+@pytest.mark.parametrize("rule", ["mean", "clipped", "trimmed-mean", "median"])
+def test_robust_averages_are_robust_for_heads_too(
+    tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Averaged by class, a client that claims to hold a whole class would own its row."""
+    server, state, _, _ = federation(
+        tmp_path, method=["fedaux2"], aggregation=rule, split={"num_clients": 10}
+    )
+    found: list[int] = []
+    honest = round.head_by_class  # type: ignore[attr-defined]
+
+    def watched(weights: Sequence[Any], shares: torch.Tensor) -> Any:
+        found.append(len(weights))
+        return honest(weights, shares)
+
+    monkeypatch.setattr(round, "head_by_class", watched)
+    play(server, state, 1)
+    assert found == ([10] if rule in ("mean", "clipped") else [])

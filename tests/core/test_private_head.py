@@ -80,7 +80,8 @@ def test_a_start_goes_a_share_of_the_way_to_the_private_head() -> None:
         (alike, 0.9, 0.0),
     ):
         estimate = ClassEstimate(none, counts, torch.tensor(1.0), counts, none, reliability)
-        assert start_share(estimate) == pytest.approx(expected, abs=1e-4)
+        assert start_share(estimate, linear=False) == pytest.approx(expected, abs=1e-4)
+        assert start_share(estimate, linear=True) == pytest.approx(expected / 2, abs=1e-4)
     generator = torch.Generator().manual_seed(0)
     features, targets = (torch.randn(50, size, generator=generator) for size in (6, 3))
     weight, bias = fit_head(features, targets)

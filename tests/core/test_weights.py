@@ -6,7 +6,17 @@ import torch
 from helpers import oracles
 from sklearn import metrics
 
-from fedaux.core.weights import AVERAGES, average, clip_updates, evaluate, measure, smoothed
+from fedaux.core.teachers import Member
+from fedaux.core.weights import (
+    AVERAGES,
+    average,
+    class_shares,
+    clip_updates,
+    evaluate,
+    head_by_class,
+    measure,
+    smoothed,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -27,6 +37,27 @@ def test_average_of_one_is_that_one_and_counters_stay_whole() -> None:
     other = {"w": torch.rand(3), "count": torch.tensor(9)}
     assert average([weights, other], sizes=[3, 1])["count"].dtype == torch.int64
     assert int(average([weights, other], sizes=[3, 1])["count"]) == 9
+
+
+def test_rows_of_a_head_are_averaged_by_who_holds_their_class() -> None:
+    counts = torch.tensor([[5.0, 0.0, 0.0], [3.0, 2.0, 0.0]], dtype=torch.float64)
+    discounts = (1.0, 0.5)
+    members = [
+        Member(client, "x", 8, {"head.weight": torch.rand(3, 4), "head.bias": torch.rand(3)}, share)
+        for client, share in enumerate(discounts)
+    ]
+    shares = class_shares(counts, members)
+    head = head_by_class([one.weights for one in members], shares)
+    for name, rows in head.items():
+        for row in range(3):
+            held = [
+                discount * float(counts[client, row]) for client, discount in enumerate(discounts)
+            ]
+            held = held if sum(held) > 0 else [1.0, 1.0]  # nobody's class
+            expected = sum(
+                own * one.weights[name][row] for own, one in zip(held, members, strict=True)
+            )
+            assert torch.allclose(rows[row], expected / sum(held))
 
 
 def test_the_average_over_rounds_is_that_of_a_loop_and_ignores_swings() -> None:

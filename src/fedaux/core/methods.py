@@ -39,6 +39,9 @@ class Method:
     releases, divided by the round's number."""
     server_rate: float = 1.0
     """The server's parameters become old + rate * (average - old)."""
+    head_by_class: bool = False
+    """Whether row c of the head is averaged over clients in proportion to their examples of class
+    c, which their private class sums tell."""
     smoothing: float = 0.0
     """Decay of the server model's average over rounds, which is evaluated; 0 evaluates the last."""
     correction: Literal["scaffold", "feddyn"] | None = None
@@ -78,10 +81,10 @@ class Method:
                 "should be True"
             )
         by_class = self.teacher in ("belief", "private-head") or self.anchor > 0
-        if by_class and self.mechanism != "classes":
+        if (by_class or self.head_by_class) and self.mechanism != "classes":
             raise ValueError(
                 f"method {self.name}: mechanism = {self.mechanism!r}; should be 'classes', which "
-                "its teacher or its anchor needs"
+                "its teacher, its anchor or head_by_class needs"
             )
         if self.calibrated and not (self.scores and self.mechanism == "classes"):
             raise ValueError(
@@ -220,6 +223,7 @@ METHODS: dict[str, Method] = {
         memory=("predictions",),
         anchor=0.5,
         server_rate=2.0,
+        head_by_class=True,
         smoothing=0.8,
         mechanism="classes",
     ),

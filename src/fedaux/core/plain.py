@@ -180,7 +180,8 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
         for name, own in features(task.distill_set).items():
             estimate = class_estimate(task, releases, public[name], name)
             trust = min(1.0, 2 * estimate.reliability)
-            share = estimate.concentration / 2 * trust if task.method.trains else 1.0
+            largest = 0.25 if task.experiment.mode == "linear" else 0.5
+            share = largest * estimate.concentration * trust if task.method.trains else 1.0
             fit_head(models[name], own, estimate.logits(projected[name]), share=share)
     images, distill_set, test_images = (
         features(own) if task.experiment.mode == "linear" else dict.fromkeys(models, own)
@@ -294,9 +295,15 @@ def log_scores(task: Task, preparation: Preparation, clients: Sequence[int]) -> 
 def belief_scores(
     task: Task, preparation: Preparation, members: Sequence[Member], beliefs: Tensor
 ) -> Tensor:
-    """Return sum_c q(c | x) P(i | c) [K, N]; P(i | c) = r_i n_ic / sum_j r_j n_jc over members, of
-    which the factor r_i is left to `teacher_weights`. As far as releases are noise, n_ic is the
-    mean over clients."""
+    """Return sum_c q(c | x) P(i | c) [K, N], without the factor r_i that `teacher_weights` adds."""
+    held = class_shares(task, preparation, members)
+    shares = torch.tensor([member.share for member in members]).to(held)[:, None]
+    return (held / shares) @ beliefs.to(held).T
+
+
+def class_shares(task: Task, preparation: Preparation, members: Sequence[Member]) -> Tensor:
+    """Return P(i | c) = r_i n_ic / sum_j r_j n_jc of members [K, C]. As far as releases are noise,
+    n_ic is the mean over clients."""
     counts: dict[int, Tensor] = {}
     for name, public in preparation.public.items():
         own = [client for client in preparation.releases if task.prototype_of[client] == name]
@@ -306,7 +313,7 @@ def belief_scores(
     held = torch.stack([counts[member.client] for member in members])
     shares = torch.tensor([member.share for member in members]).to(held)[:, None]
     held = (shares * held).clamp_min(1e-9)
-    return (held / held.sum(dim=0) / shares) @ beliefs.to(held).T
+    return held / held.sum(dim=0)
 
 
 # Algorithm 2: training.
@@ -343,6 +350,8 @@ def play_round(
         with phase("average"):
             averages = average_by_prototype([*present, *absent])
             for name, own in averages.items():
+                if method.head_by_class:
+                    own |= head_by_class(task, preparation, [*present, *absent], name)
                 weights[name] = step(state.weights[name], own, method)
                 if method.correction == "feddyn":  # theta = mean_i theta_i - g / alpha
                     mean = mean_control(task, {**state.memory, **by_client(present)}, name)
@@ -621,6 +630,22 @@ def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
         name: average([one.weights for one in own], sizes=[one.size for one in own])
         for name, own in by_prototype(members).items()
     }
+
+
+def head_by_class(
+    task: Task, preparation: Preparation, members: Sequence[Member], prototype: str
+) -> Weights:
+    """Return the head whose row c is sum_i P(i | c) theta_i[c] over a prototype's members."""
+    own = by_prototype(members)[prototype]
+    shares = class_shares(task, preparation, own)
+    head: Weights = {}
+    for name in ("head.weight", "head.bias"):
+        rows = zip(shares, (one.weights[name] for one in own), strict=True)
+        head[name] = sum(
+            (share.to(row)[:, None] if row.ndim == 2 else share.to(row)) * row
+            for share, row in rows
+        )
+    return head
 
 
 def teach(

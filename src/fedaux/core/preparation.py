@@ -245,10 +245,11 @@ def set_private_heads(
     features = {
         name: extract(task, name, extractors[name], task.distill_images) for name in trained
     }
+    linear = task.experiment.mode == "linear"
     logits, shares = {}, {}
     for name, (_, estimate) in class_estimates(task, releases, public).items():
         logits[name] = estimate.logits(mechanism.project(features[name], public[name]))
-        share = start_share(estimate) if task.method.trains else 1.0
+        share = start_share(estimate, linear=linear) if task.method.trains else 1.0
         shares[name] = torch.tensor(share)
     for name, model in trained.items():
         targets, share = of_prototype(logits, name), float(of_prototype(shares, name))

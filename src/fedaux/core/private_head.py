@@ -19,6 +19,8 @@ LARGEST_START = 0.5
 """Share of the private head in the start of training where clients hold one class each and their
 releases are reliable. A smaller share is a less certain head, which training can still change; with
 clients that are alike or releases of noise, a random one is better (notes/successor.md)."""
+LARGEST_START_OF_HEADS = 0.25
+"""The same where heads alone are trained: a poor start cannot spoil frozen features."""
 
 
 def fit_head(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,9 +50,11 @@ def set_head(
         head.bias.lerp_(bias.to(head.bias), share)
 
 
-def start_share(estimate: ClassEstimate) -> float:
-    """Return how far training starts from the private head, in 0 .. 1."""
-    return LARGEST_START * estimate.concentration * estimate.trust
+def start_share(estimate: ClassEstimate, *, linear: bool) -> float:
+    """Return how far training starts from the private head, in 0 .. 1; `linear` is for heads on
+    frozen features."""
+    largest = LARGEST_START_OF_HEADS if linear else LARGEST_START
+    return largest * estimate.concentration * estimate.trust
 
 
 def require_linear(head: nn.Module, *, prototype: str) -> nn.Linear:

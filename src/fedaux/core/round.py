@@ -40,8 +40,11 @@ from fedaux.core.task import (
 from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
 from fedaux.core.weights import (
     AVERAGES,
+    average,
     average_by_prototype,
+    class_shares,
     clipped,
+    head_by_class,
     measure_models,
     own_weights,
     server_step,
@@ -306,11 +309,28 @@ class Server:
         with current.log.phase("average"):
             rate, rule = self.task.method.server_rate, AVERAGES[self.task.experiment.aggregation]
             equal = [replace(one, num_examples=1) for one in members] if controls else members
-            after = {**before, **average_by_prototype([*equal, *absent], average=rule)}
-            after = {name: server_step(before[name], own, rate=rate) for name, own in after.items()}
+            after = average_by_prototype([*equal, *absent], average=rule)
+            if self.task.method.head_by_class and rule is average:
+                after = self._with_heads_by_class(after, [*members, *absent], current.state)
+            after = {
+                **before,
+                **{name: server_step(before[name], own, rate=rate) for name, own in after.items()},
+            }
             for name in {member.prototype for member in members if controls}:
                 after[name] = controls[name].shifted(after[name], members)
             return after
+
+    def _with_heads_by_class(
+        self, models: Mapping[str, Weights], members: Sequence[Member], state: State
+    ) -> dict[str, Weights]:
+        """Return the averages of prototypes with their heads averaged by class."""
+        found = {}
+        for name, model in models.items():
+            own = [member for member in members if member.prototype == name and member.weights]
+            counts = self.scorer.class_counts(state.releases, [one.client for one in own])
+            head = head_by_class([one.weights for one in own], class_shares(counts, own))
+            found[name] = {**model, **head}
+        return found
 
     def _teach(self, current: Round, members: Sequence[Member], absent: Sequence[Member]) -> Lesson:
         """Return the soft labels of the clients, or of the heads that they have released; those

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedaux.config import Bayesian, ExperimentFields
 from fedaux.core.messages import ClientState, Weights
 from fedaux.core.methods import Method
-from fedaux.core.weights import average
+from fedaux.core.weights import average, class_shares
 
 if TYPE_CHECKING:
     from fedaux.core.server_model import ServerModel
@@ -142,10 +142,7 @@ def belief_weights(ensemble: Ensemble) -> Tensor:
     assert ensemble.class_counts is not None
     assert ensemble.beliefs is not None
     counts = ensemble.class_counts([member.client for member in ensemble.members])
-    shares = torch.tensor([member.share for member in ensemble.members]).to(counts)
-    # A class that no member seems to hold is shared by all.
-    held = (shares[:, None] * counts).clamp_min(1e-9)
-    weights = (held / held.sum(dim=0)) @ ensemble.beliefs.to(counts).T
+    weights = class_shares(counts, ensemble.members) @ ensemble.beliefs.to(counts).T
     return (weights / weights.sum(dim=0)).to(torch.float32)
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of the names of batch normalisation's statistics."""
+HEAD = ("head.weight", "head.bias")
+"""A linear head: row c belongs to class c."""
 TRIMMED_SHARE = 0.2
 """`trimmed-mean`: share of the values left out at each end, at least one of three or more."""
 SETTLED = 30
@@ -95,6 +97,26 @@ def smoothed(
     mixed = torch._foreach_lerp([average[name] for name in names], middle, share)
     others = {name: tensor.clone() for name, tensor in weights.items() if name not in names}
     return {**others, **dict(zip(names, mixed, strict=True))}
+
+
+def head_by_class(weights: Sequence[Weights], shares: Tensor) -> Weights:
+    """Return the head whose row c is sum_i P(i | c) theta_i[c], from P(i | c) [K, C].
+
+    In a mean over all clients the few that hold a class count little, and the others hardly change
+    its row.
+    """
+    heads = {name: torch.stack([own[name] for own in weights]) for name in HEAD}
+    return {
+        name: torch.einsum("kc,kc...->c...", shares.to(rows), rows) for name, rows in heads.items()
+    }
+
+
+def class_shares(counts: Tensor, members: Sequence[Member]) -> Tensor:
+    """Return P(i | c) = r_i n_ic / sum_j r_j n_jc [K, C] of members i, from their numbers of
+    examples n_ic; a class that no member seems to hold is shared by all."""
+    shares = torch.tensor([member.share for member in members]).to(counts)
+    held = (shares[:, None] * counts).clamp_min(1e-9)
+    return held / held.sum(dim=0)
 
 
 def trimmed_mean(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
