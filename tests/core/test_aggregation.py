@@ -72,9 +72,9 @@ def test_robust_averages_are_robust_for_heads_too(
     found: list[int] = []
     honest = round.head_by_class  # type: ignore[attr-defined]
 
-    def watched(weights: Sequence[Any], shares: torch.Tensor) -> Any:
+    def watched(weights: Sequence[Any], shares: torch.Tensor, **rest: Any) -> Any:
         found.append(len(weights))
-        return honest(weights, shares)
+        return honest(weights, shares, **rest)
 
     monkeypatch.setattr(round, "head_by_class", watched)
     play(server, state, 1)

@@ -46,18 +46,27 @@ def test_rows_of_a_head_are_averaged_by_who_holds_their_class() -> None:
         Member(client, "x", 8, {"head.weight": torch.rand(3, 4), "head.bias": torch.rand(3)}, share)
         for client, share in enumerate(discounts)
     ]
-    shares = class_shares(counts, members)
-    head = head_by_class([one.weights for one in members], shares)
+    before = {"head.weight": torch.rand(3, 4), "head.bias": torch.rand(3)}
+    weights = [one.weights for one in members]
+    head = head_by_class(weights, class_shares(counts, members), before=before)
     for name, rows in head.items():
+        level = before[name].mean(dim=0)
         for row in range(3):
             held = [
                 discount * float(counts[client, row]) for client, discount in enumerate(discounts)
             ]
             held = held if sum(held) > 0 else [1.0, 1.0]  # nobody's class
-            expected = sum(
-                own * one.weights[name][row] for own, one in zip(held, members, strict=True)
+            expected = level + sum(
+                part * (own[name][row] - own[name].mean(dim=0)) / sum(held)
+                for part, own in zip(held, weights, strict=True)
             )
-            assert torch.allclose(rows[row], expected / sum(held))
+            assert torch.allclose(rows[row], expected, atol=1e-6)
+    shifted = [
+        {**weights[0], "head.bias": weights[0]["head.bias"] + 5.0},  # the same predictions
+        weights[1],
+    ]
+    again = head_by_class(shifted, class_shares(counts, members), before=before)
+    assert torch.allclose(again["head.bias"], head["head.bias"], atol=1e-5)
 
 
 def test_the_average_over_rounds_is_that_of_a_loop_and_ignores_swings() -> None:

@@ -351,7 +351,9 @@ def play_round(
             averages = average_by_prototype([*present, *absent])
             for name, own in averages.items():
                 if method.head_by_class:
-                    own |= head_by_class(task, preparation, [*present, *absent], name)
+                    members = by_prototype([*present, *absent])[name]
+                    shares = class_shares(task, preparation, members)
+                    own |= head_by_class(members, shares, before=state.weights[name])
                 weights[name] = step(state.weights[name], own, method)
                 if method.correction == "feddyn":  # theta = mean_i theta_i - g / alpha
                     mean = mean_control(task, {**state.memory, **by_client(present)}, name)
@@ -632,19 +634,16 @@ def average_by_prototype(members: Sequence[Member]) -> dict[str, Weights]:
     }
 
 
-def head_by_class(
-    task: Task, preparation: Preparation, members: Sequence[Member], prototype: str
-) -> Weights:
-    """Return the head whose row c is sum_i P(i | c) theta_i[c] over a prototype's members."""
-    own = by_prototype(members)[prototype]
-    shares = class_shares(task, preparation, own)
+def head_by_class(members: Sequence[Member], shares: Tensor, *, before: Weights) -> Weights:
+    """Return the head whose row c is sum_i P(i | c) theta_i[c], from P(i | c) [K, C]; each head is
+    moved to the mean row of the server's first, which changes no prediction."""
     head: Weights = {}
     for name in ("head.weight", "head.bias"):
-        rows = zip(shares, (one.weights[name] for one in own), strict=True)
-        head[name] = sum(
-            (share.to(row)[:, None] if row.ndim == 2 else share.to(row)) * row
-            for share, row in rows
-        )
+        head[name] = torch.zeros_like(before[name])
+        for member, own in zip(members, shares.to(before[name]), strict=True):
+            rows = member.weights[name]
+            rows = rows - rows.mean(dim=0) + before[name].mean(dim=0)
+            head[name] += (own[:, None] if rows.ndim == 2 else own) * rows
     return head
 
 

@@ -328,8 +328,8 @@ class Server:
         for name, model in models.items():
             own = [member for member in members if member.prototype == name and member.weights]
             counts = self.scorer.class_counts(state.releases, [one.client for one in own])
-            head = head_by_class([one.weights for one in own], class_shares(counts, own))
-            found[name] = {**model, **head}
+            heads, shares = [one.weights for one in own], class_shares(counts, own)
+            found[name] = {**model, **head_by_class(heads, shares, before=state.weights[name])}
         return found
 
     def _teach(self, current: Round, members: Sequence[Member], absent: Sequence[Member]) -> Lesson:

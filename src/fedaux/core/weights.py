@@ -99,16 +99,19 @@ def smoothed(
     return {**others, **dict(zip(names, mixed, strict=True))}
 
 
-def head_by_class(weights: Sequence[Weights], shares: Tensor) -> Weights:
+def head_by_class(weights: Sequence[Weights], shares: Tensor, *, before: Weights) -> Weights:
     """Return the head whose row c is sum_i P(i | c) theta_i[c], from P(i | c) [K, C].
 
     In a mean over all clients the few that hold a class count little, and the others hardly change
-    its row.
+    its row. The same vector added to all rows of a client changes none of its predictions, so each
+    head is moved to the mean row of the server's (`before`) first.
     """
-    heads = {name: torch.stack([own[name] for own in weights]) for name in HEAD}
-    return {
-        name: torch.einsum("kc,kc...->c...", shares.to(rows), rows) for name, rows in heads.items()
-    }
+    head: Weights = {}
+    for name in HEAD:
+        rows = torch.stack([own[name] for own in weights])
+        rows = rows - rows.mean(dim=1, keepdim=True) + before[name].mean(dim=0)
+        head[name] = torch.einsum("kc,kc...->c...", shares.to(rows), rows)
+    return head
 
 
 def class_shares(counts: Tensor, members: Sequence[Member]) -> Tensor:
