@@ -41,7 +41,8 @@ class Method:
     """The server's parameters become old + rate * (average - old)."""
     head_by_class: bool = False
     """Whether row c of the head is averaged over clients in proportion to their examples of class
-    c, which their private class sums tell."""
+    c, which their private class sums tell. Robust averages (`aggregation`) ignore it: a client
+    could claim a whole class."""
     smoothing: float = 0.0
     """Decay of the server model's average over rounds, which is evaluated; 0 evaluates the last."""
     correction: Literal["scaffold", "feddyn"] | None = None

@@ -40,7 +40,6 @@ from fedaux.core.task import (
 from fedaux.core.teachers import NONFINITE, Lesson, Member, teach
 from fedaux.core.weights import (
     AVERAGES,
-    average,
     average_by_prototype,
     class_shares,
     clipped,
@@ -307,10 +306,10 @@ class Server:
         if not members:
             return before
         with current.log.phase("average"):
-            rate, rule = self.task.method.server_rate, AVERAGES[self.task.experiment.aggregation]
+            rate, aggregation = self.task.method.server_rate, self.task.experiment.aggregation
             equal = [replace(one, num_examples=1) for one in members] if controls else members
-            after = average_by_prototype([*equal, *absent], average=rule)
-            if self.task.method.head_by_class and rule is average:
+            after = average_by_prototype([*equal, *absent], average=AVERAGES[aggregation])
+            if self.task.method.head_by_class and aggregation == "mean":
                 after = self._with_heads_by_class(after, [*members, *absent], current.state)
             after = {
                 **before,
