@@ -103,7 +103,7 @@ def prepare(
             set_private_heads(
                 task, trained, releases=releases, extractors=extractors, public=public
             )
-    if task.method.calibrated:
+    if task.method.calibrated or task.method.head_by_class:
         from fedaux.core.private_head import require_linear
 
         for name, model in trained.items():

@@ -62,7 +62,8 @@ def require_linear(head: nn.Module, *, prototype: str) -> nn.Linear:
     if not isinstance(head, nn.Linear) or head.bias is None:
         raise ValueError(
             f"prototypes.name = {prototype!r}: its head is {type(head).__name__}; a method that "
-            "makes the head from class sums needs a model whose head is a Linear layer with a bias"
+            "makes or averages heads by class needs a model whose head is a Linear layer with a "
+            "bias"
         )
     return head
 
