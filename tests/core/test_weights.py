@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,8 @@ from fedaux.core.weights import (
     class_shares,
     clip_updates,
     evaluate,
+    evened,
+    falling,
     head_by_class,
     measure,
     smoothed,
@@ -67,6 +71,33 @@ def test_rows_of_a_head_are_averaged_by_who_holds_their_class() -> None:
     ]
     again = head_by_class(shifted, class_shares(counts, members), before=before)
     assert torch.allclose(again["head.bias"], head["head.bias"], atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [1, 4])
+def test_evened_rows_are_those_of_a_loop_and_a_row_at_rest_stays(number: int) -> None:
+    before = {"head.weight": torch.rand(3, 4), "head.bias": torch.rand(3)}
+    head = {"head.weight": torch.rand(3, 4), "head.bias": torch.rand(3)}
+    head["head.weight"][2] = before["head.weight"][2]
+    made = evened(head, before=before, round=number)
+    lengths = [
+        math.dist(*pair)
+        for pair in zip(*(own["head.weight"].tolist() for own in (head, before)), strict=True)
+    ]
+    for row in (0, 1):
+        factor = (sum(lengths) / 3 / lengths[row]) ** (0.5 / number)
+        for name in head:
+            change = head[name][row] - before[name][row]
+            assert torch.allclose(made[name][row], before[name][row] + factor * change, atol=1e-6)
+    assert torch.equal(made["head.weight"][2], before["head.weight"][2])
+    still = evened(before, before=before, round=number)
+    assert all(torch.equal(still[name], before[name]) for name in before)
+
+
+def test_a_falling_rate_ends_at_a_tenth_and_is_whole_in_a_single_round() -> None:
+    assert [falling(2.0, round=number, rounds=3) for number in (1, 2, 3)] == pytest.approx(
+        [2, 1.1, 0.2]
+    )
+    assert falling(2.0, round=1, rounds=1) == 2.0
 
 
 def test_the_average_over_rounds_is_that_of_a_loop_and_ignores_swings() -> None:

@@ -353,8 +353,11 @@ def play_round(
                 if method.head_by_class:
                     members = by_prototype([*present, *absent])[name]
                     shares = class_shares(task, preparation, members)
-                    own |= head_by_class(members, shares, before=state.weights[name])
-                weights[name] = step(state.weights[name], own, method)
+                    before = state.weights[name]
+                    own |= head_by_class(members, shares, before=before)
+                    if task.experiment.mode == "linear":
+                        own |= evened(own, before=before, number=number)
+                weights[name] = step(state.weights[name], own, server_rate(task, number))
                 if method.correction == "feddyn":  # theta = mean_i theta_i - g / alpha
                     mean = mean_control(task, {**state.memory, **by_client(present)}, name)
                     for key, tensor in mean.items():
@@ -430,9 +433,17 @@ def server_beliefs(task: Task, preparation: Preparation, state: State) -> tuple[
     return (1 - share) * beliefs + share * private, reliability
 
 
-def step(before: Weights, after: Weights, method: Method) -> Weights:
-    """Return before + server_rate * (after - before); statistics and counters are `after`'s."""
-    rate = method.server_rate
+def server_rate(task: Task, number: int) -> float:
+    """Return the method's rate; above 1 and for heads alone, it falls to a tenth over the
+    rounds."""
+    rate, rounds = task.method.server_rate, task.experiment.rounds
+    if task.experiment.mode != "linear" or rate <= 1 or rounds == 1:
+        return rate
+    return rate - 0.9 * rate * (number - 1) / (rounds - 1)
+
+
+def step(before: Weights, after: Weights, rate: float) -> Weights:
+    """Return before + rate * (after - before); statistics and counters are `after`'s."""
     return {
         name: own
         if name.rpartition(".")[2] in STATISTICS or rate == 1
@@ -644,6 +655,18 @@ def head_by_class(members: Sequence[Member], shares: Tensor, *, before: Weights)
             rows = member.weights[name]
             rows = rows - rows.mean(dim=0) + before[name].mean(dim=0)
             head[name] += (own[:, None] if rows.ndim == 2 else own) * rows
+    return head
+
+
+def evened(after: Weights, *, before: Weights, number: int) -> Weights:
+    """Return the head with the change d_c of row c times (mean_k |d_k| / |d_c|)^(1 / (2 t))."""
+    head = {name: after[name].clone() for name in ("head.weight", "head.bias")}
+    changes = after["head.weight"] - before["head.weight"]
+    mean = float(changes.norm(dim=1).mean())
+    for row, change in enumerate(changes):
+        factor = (mean / max(float(change.norm()), 1e-12)) ** (0.5 / number)
+        for name, rows in head.items():
+            rows[row] = before[name][row] + factor * (after[name][row] - before[name][row])
     return head
 
 

@@ -43,6 +43,8 @@ from fedaux.core.weights import (
     average_by_prototype,
     class_shares,
     clipped,
+    evened,
+    falling,
     head_by_class,
     measure_models,
     own_weights,
@@ -301,16 +303,23 @@ class Server:
     def _average(
         self, current: Round, members: Sequence[Member], absent: Sequence[Member]
     ) -> Mapping[str, Weights]:
-        """Average each prototype's models; the server moves by `server_rate` times the change."""
+        """Average each prototype's models; the server moves by `server_rate` times the change.
+
+        Heads on frozen features are soon where they should be, and then swing and overfit; so a
+        rate above 1 falls there.
+        """
         before, controls = current.state.weights, current.controls
         if not members:
             return before
         with current.log.phase("average"):
-            rate, aggregation = self.task.method.server_rate, self.task.experiment.aggregation
+            experiment, rate = self.task.experiment, self.task.method.server_rate
+            aggregation = experiment.aggregation
+            if experiment.mode == "linear" and rate > 1:
+                rate = falling(rate, round=current.log.round, rounds=experiment.rounds)
             equal = [replace(one, num_examples=1) for one in members] if controls else members
             after = average_by_prototype([*equal, *absent], average=AVERAGES[aggregation])
             if self.task.method.head_by_class and aggregation == "mean":
-                after = self._with_heads_by_class(after, [*members, *absent], current.state)
+                after = self._with_heads_by_class(after, [*members, *absent], current)
             after = {
                 **before,
                 **{name: server_step(before[name], own, rate=rate) for name, own in after.items()},
@@ -320,15 +329,18 @@ class Server:
             return after
 
     def _with_heads_by_class(
-        self, models: Mapping[str, Weights], members: Sequence[Member], state: State
+        self, models: Mapping[str, Weights], members: Sequence[Member], current: Round
     ) -> dict[str, Weights]:
         """Return the averages of prototypes with their heads averaged by class."""
-        found = {}
+        found, state = {}, current.state
         for name, model in models.items():
             own = [member for member in members if member.prototype == name and member.weights]
             counts = self.scorer.class_counts(state.releases, [one.client for one in own])
             heads, shares = [one.weights for one in own], class_shares(counts, own)
-            found[name] = {**model, **head_by_class(heads, shares, before=state.weights[name])}
+            head = head_by_class(heads, shares, before=state.weights[name])
+            if self.task.experiment.mode == "linear":
+                head = evened(head, before=state.weights[name], round=current.log.round)
+            found[name] = {**model, **head}
         return found
 
     def _teach(self, current: Round, members: Sequence[Member], absent: Sequence[Member]) -> Lesson:

@@ -29,6 +29,10 @@ TRIMMED_SHARE = 0.2
 """`trimmed-mean`: share of the values left out at each end, at least one of three or more."""
 SETTLED = 30
 """Rounds over which the decay of the server models' average grows to its value."""
+LAST_RATE = 0.1
+"""Share of the server rate that is left in the last round (`falling`)."""
+EVENNESS = 0.5
+"""How far the rows of heads move alike in the first round (`evened`): 0 not at all, 1 fully."""
 
 
 def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
@@ -66,6 +70,11 @@ def server_step(before: Weights, after: Weights, *, rate: float) -> Weights:
         [before[name] for name in names], [after[name] for name in names], rate
     )
     return {**after, **dict(zip(names, moved, strict=True))}
+
+
+def falling(rate: float, *, round: int, rounds: int) -> float:
+    """Return a rate that falls linearly, from `rate` in the first round to a tenth in the last."""
+    return rate * (1.0 - (1.0 - LAST_RATE) * min(1.0, (round - 1) / max(1, rounds - 1)))
 
 
 def parameter_names(weights: Weights) -> list[str]:
@@ -112,6 +121,23 @@ def head_by_class(weights: Sequence[Weights], shares: Tensor, *, before: Weights
         rows = rows - rows.mean(dim=1, keepdim=True) + before[name].mean(dim=0)
         head[name] = torch.einsum("kc,kc...->c...", shares.to(rows), rows)
     return head
+
+
+def evened(head: Weights, *, before: Weights, round: int) -> Weights:
+    """Return the head with the change d_c of its row c times (m / |d_c|)^(EVENNESS / round), where
+    m is the mean of |d_c| over classes.
+
+    Different clients train different rows. Of two similar classes, the one whose row has moved
+    further takes the other's examples; later rounds correct that, a single one cannot.
+    """
+    lengths = (head["head.weight"] - before["head.weight"]).norm(dim=1).clamp_min(1e-12)
+    factors = (lengths.mean() / lengths).pow(EVENNESS / round)
+    return {
+        name: torch.addcmul(
+            before[name], factors.view(-1, *[1] * (rows.ndim - 1)), rows - before[name]
+        )
+        for name, rows in head.items()
+    }
 
 
 def class_shares(counts: Tensor, members: Sequence[Member]) -> Tensor:
