@@ -63,6 +63,19 @@ def test_a_round_is_the_algorithm_written_out(method: str, tmp_path: Path) -> No
     assert row["loss"] == pytest.approx(expected_row["loss"], rel=1e-4)
 
 
+def test_rounds_of_heads_are_the_algorithm_written_out(tmp_path: Path) -> None:
+    """The server rate falls over the rounds, and rows move alike in the first of them."""
+    server, state, _, _ = federation(
+        tmp_path, method="fedaux2", mode="linear", rounds=3, participation_rate=0.75
+    )
+    for _ in range(3):
+        before = state
+        state, row, expected, expected_row = same_round(server, before)
+        moved = distance(state.weights["cnn"], before.weights["cnn"])
+        assert distance(state.weights["cnn"], expected.weights["cnn"]) < 1e-3 * moved
+        assert row["loss"] == pytest.approx(expected_row["loss"], rel=1e-4)
+
+
 @pytest.mark.parametrize("mechanism", [name for name in MECHANISMS if name != "heads"])
 def test_preparation_is_the_algorithm_written_out(mechanism: str, tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path, method="fedaux", certainty={"mechanism": mechanism})
