@@ -38,7 +38,8 @@ class Method:
     """Share of the private head's soft labels in the server's beliefs, times the reliability of the
     releases, divided by the round's number."""
     server_rate: float = 1.0
-    """The server's parameters become old + rate * (average - old)."""
+    """The server's parameters become old + rate * (average - old). In linear mode a rate above 1
+    falls to a tenth of it over the rounds."""
     head_by_class: bool = False
     """Whether row c of the head is averaged over clients in proportion to their examples of class
     c, which their private class sums tell. Robust averages (`aggregation`) ignore it: a client
