@@ -93,11 +93,17 @@ def test_evened_rows_are_those_of_a_loop_and_a_row_at_rest_stays(number: int) ->
     assert all(torch.equal(still[name], before[name]) for name in before)
 
 
-def test_a_falling_rate_ends_at_a_tenth_and_is_whole_in_a_single_round() -> None:
-    assert [falling(2.0, round=number, rounds=3) for number in (1, 2, 3)] == pytest.approx(
-        [2, 1.1, 0.2]
-    )
-    assert falling(2.0, round=1, rounds=1) == 2.0
+@pytest.mark.parametrize(
+    ("concentration", "expected"), [(1.0, [2, 1.1, 0.2]), (0.5, [2, 1.55, 1.1]), (0.0, [2, 2, 2])]
+)
+def test_a_rate_falls_as_far_as_clients_hold_few_classes(
+    concentration: float, expected: list[float]
+) -> None:
+    rates = [
+        falling(2.0, round=number, rounds=3, concentration=concentration) for number in (1, 2, 3)
+    ]
+    assert rates == pytest.approx(expected)
+    assert falling(2.0, round=1, rounds=1, concentration=concentration) == 2.0
 
 
 def test_the_average_over_rounds_is_that_of_a_loop_and_ignores_swings() -> None:

@@ -19,7 +19,7 @@ from fedaux.fast import FastBackend
 from fedaux.fast import feature_cache as frozen
 from fedaux.fast.feature_cache import LOOKED_AT, PROCESSOR_BATCH, FeatureCache
 from fedaux.fast.inference import FastPredictor
-from fedaux.models import SplitModel
+from fedaux.models import MODELS, SplitModel
 
 pytestmark = pytest.mark.usefixtures("without_pages")
 
@@ -93,6 +93,19 @@ def test_features_are_the_networks_and_are_computed_once_for_all_parts() -> None
     assert sum(seen) == len(IMAGES)
     other = {name: tensor + 0.1 if "weight" in name else tensor for name, tensor in weights.items()}
     assert torch.allclose(features(module, other, IMAGES), plain(module, other, IMAGES))
+
+
+def test_the_same_weights_pooled_in_two_ways_are_two_entries() -> None:
+    mean, first = (
+        MODELS["bert"]((8, 20), 3, layers=1, width=8, heads=2, intermediate=8, pooling=pooling)
+        for pooling in ("mean", "cls")
+    )
+    weights, texts = mean.features.state_dict(), torch.randint(4, 20, (6, 8))
+    features = kept(None)
+    found = [features(module.features, weights, texts) for module in (mean, first, mean)]
+    assert torch.equal(found[0], found[2])
+    assert not torch.allclose(found[0], found[1], atol=1e-3)
+    assert torch.allclose(found[1], plain(first.features, weights, texts), atol=1e-5)
 
 
 @pytest.mark.usefixtures("bf16")

@@ -357,7 +357,9 @@ def play_round(
                     own |= head_by_class(members, shares, before=before)
                     if task.experiment.mode == "linear":
                         own |= evened(own, before=before, number=number)
-                weights[name] = step(state.weights[name], own, server_rate(task, number))
+                weights[name] = step(
+                    state.weights[name], own, server_rate(task, preparation, number)
+                )
                 if method.correction == "feddyn":  # theta = mean_i theta_i - g / alpha
                     mean = mean_control(task, {**state.memory, **by_client(present)}, name)
                     for key, tensor in mean.items():
@@ -433,13 +435,18 @@ def server_beliefs(task: Task, preparation: Preparation, state: State) -> tuple[
     return (1 - share) * beliefs + share * private, reliability
 
 
-def server_rate(task: Task, number: int) -> float:
-    """Return the method's rate; above 1 and for heads alone, it falls to a tenth over the
-    rounds."""
+def server_rate(task: Task, preparation: Preparation, number: int) -> float:
+    """Return the method's rate; above 1 and for heads alone, it falls over the rounds, to a tenth
+    where clients hold one class each."""
     rate, rounds = task.method.server_rate, task.experiment.rounds
-    if task.experiment.mode != "linear" or rate <= 1 or rounds == 1:
+    falls = task.experiment.mode == "linear" and task.method.mechanism == "classes"
+    if not falls or rate <= 1 or rounds == 1:
         return rate
-    return rate - 0.9 * rate * (number - 1) / (rounds - 1)
+    held = [
+        class_estimate(task, preparation.releases, public, name).concentration
+        for name, public in preparation.public.items()
+    ]
+    return rate - 0.9 * float(np.mean(held)) * rate * (number - 1) / (rounds - 1)
 
 
 def step(before: Weights, after: Weights, rate: float) -> Weights:

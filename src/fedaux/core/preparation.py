@@ -299,6 +299,11 @@ class Scorer:
         }
         return torch.stack([rows[client] for client in chosen])
 
+    def concentration(self, releases: Mapping[int, ScoreRelease]) -> float:
+        """Return how few classes a client holds, in 0 .. 1: mean over prototypes."""
+        found = [estimate.concentration for _, estimate in self._estimates(releases).values()]
+        return sum(found) / len(found)
+
     def class_prior(self, releases: Mapping[int, ScoreRelease]) -> Tensor:
         """Return the estimated class shares of all clients together [C]: mean over prototypes."""
         estimates = self._estimates(releases).values()

@@ -305,20 +305,25 @@ class Server:
     ) -> Mapping[str, Weights]:
         """Average each prototype's models; the server moves by `server_rate` times the change.
 
-        Heads on frozen features are soon where they should be, and then swing and overfit; so a
-        rate above 1 falls there.
+        Heads on frozen features are soon where they should be; then those of clients with few
+        classes overfit, and a rate above 1 falls.
         """
         before, controls = current.state.weights, current.controls
         if not members:
             return before
         with current.log.phase("average"):
-            experiment, rate = self.task.experiment, self.task.method.server_rate
-            aggregation = experiment.aggregation
-            if experiment.mode == "linear" and rate > 1:
-                rate = falling(rate, round=current.log.round, rounds=experiment.rounds)
+            experiment, method = self.task.experiment, self.task.method
+            aggregation, rate = experiment.aggregation, method.server_rate
+            if experiment.mode == "linear" and rate > 1 and method.mechanism == "classes":
+                rate = falling(
+                    rate,
+                    round=current.log.round,
+                    rounds=experiment.rounds,
+                    concentration=self.scorer.concentration(current.state.releases),
+                )
             equal = [replace(one, num_examples=1) for one in members] if controls else members
             after = average_by_prototype([*equal, *absent], average=AVERAGES[aggregation])
-            if self.task.method.head_by_class and aggregation == "mean":
+            if method.head_by_class and aggregation == "mean":
                 after = self._with_heads_by_class(after, [*members, *absent], current)
             after = {
                 **before,

@@ -30,7 +30,7 @@ TRIMMED_SHARE = 0.2
 SETTLED = 30
 """Rounds over which the decay of the server models' average grows to its value."""
 LAST_RATE = 0.1
-"""Share of the server rate that is left in the last round (`falling`)."""
+"""Share of the server rate that is left in the last round where every client holds one class."""
 EVENNESS = 0.5
 """How far the rows of heads move alike in the first round (`evened`): 0 not at all, 1 fully."""
 
@@ -72,9 +72,11 @@ def server_step(before: Weights, after: Weights, *, rate: float) -> Weights:
     return {**after, **dict(zip(names, moved, strict=True))}
 
 
-def falling(rate: float, *, round: int, rounds: int) -> float:
-    """Return a rate that falls linearly, from `rate` in the first round to a tenth in the last."""
-    return rate * (1.0 - (1.0 - LAST_RATE) * min(1.0, (round - 1) / max(1, rounds - 1)))
+def falling(rate: float, *, round: int, rounds: int, concentration: float) -> float:
+    """Return a rate that falls linearly over the rounds: to a tenth where every client holds one
+    class (a concentration of 1), not at all where clients are alike (0)."""
+    fall = concentration * (1.0 - LAST_RATE)
+    return rate * (1.0 - fall * min(1.0, (round - 1) / max(1, rounds - 1)))
 
 
 def parameter_names(weights: Weights) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -76,7 +77,7 @@ class FeatureCache:
         for part, whole, own in self._parts:
             if part is examples:
                 return self(module, weights, whole, rows=own if rows is None else own[rows])
-        key = self._key(weights, examples)
+        key = self._key(module, weights, examples)
         features = self._recent.features.pop(key, None)
         if features is None:
             with self._compute.sharing():
@@ -95,9 +96,9 @@ class FeatureCache:
         del recent[:-RECENT]
         return recent[-1][1]
 
-    def _key(self, weights: Weights, examples: Tensor) -> str:
+    def _key(self, module: nn.Module, weights: Weights, examples: Tensor) -> str:
         compute = self._compute
-        settings = {
+        settings: dict[str, Any] = {
             "weights": weights_digest(weights),
             "examples": self._digest(examples),
             "precision": str(compute.precision),
@@ -107,7 +108,11 @@ class FeatureCache:
             if compute.deviation is None
             else compute.deviation.flatten().tolist(),
             "torch": torch.__version__,
-        } | ({"compile": True} if compute.compile else {})  # perhaps by kernels of our own
+        }
+        if compute.compile:  # perhaps by kernels of our own
+            settings["compile"] = True
+        if module.extra_repr():  # the same weights can be pooled in several ways
+            settings["read"] = module.extra_repr()
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:40]
 
     def _found(self, key: str, module: nn.Module, weights: Weights, examples: Tensor) -> Tensor:

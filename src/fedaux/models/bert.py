@@ -149,6 +149,10 @@ class BertFeatures(nn.Module):
             hidden = layer(hidden, bias)
         return hidden
 
+    def extra_repr(self) -> str:
+        """Say how texts are read."""
+        return f"pooling={self._pooling}, causal={self.causal}"
+
     def forward(self, ids: Tensor) -> Tensor:
         """Map token ids [N, L] to features [N, H]."""
         hidden = self.tokens(ids)
