@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ class ClassEstimate:
         equal = torch.full_like(self.counts, 1.0 / len(self.counts))
         return torch.where(totals > 0, self.counts / totals.clamp_min(1e-30), equal)
 
-    @property
+    @cached_property
     def concentration(self) -> float:
         """How few classes a client holds, 1 - (e^H - 1) / (C - 1), mean over clients, in 0 .. 1.
 
