@@ -4,6 +4,8 @@ asked for."""
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 
@@ -128,7 +130,6 @@ def test_table2_has_columns_of_ours_where_they_are_named(root: Path, tmp_path: P
     prepared = planned(
         "table2",
         root,
-        auxiliary="tinyimagenet32",
         only=["alpha=0.01", OURS],
         overrides=["rounds=10"],
     )
@@ -307,6 +308,39 @@ def test_another_set_takes_the_place_of_stl10(root: Path) -> None:
     assert prepared.notes[0] == "Tiny-ImageNet stands in for STL-10"
     with pytest.raises(ValueError, match="--aux imagenet: should be one of"):
         planned("table1", root, auxiliary="imagenet")
+    with pytest.raises(ValueError, match="--aux noise: it replaces STL-10, which nothing here"):
+        planned("table2", root, auxiliary="noise", only=["auxiliary=Tiny-ImageNet"])
+
+
+def test_aux_replaces_the_public_data_of_an_experiment(tmp_path: Path, root: Path) -> None:
+    entry = EXPERIMENTS["robustness"]
+    request = Request(tmp_path, data_root=root, auxiliary="noise")
+    base, notes = command.base_of("robustness", entry, request, None)
+    assert base.auxiliary.source == "noise"
+    assert notes == ["noise stands in for Tiny-ImageNet"]
+    for unread, recipe in ((replace(request, quick=True), None), (request, "demo")):
+        with pytest.raises(ValueError, match="--aux noise: it replaces public data below"):
+            command.base_of("robustness", entry, unread, recipe)
+    with pytest.raises(ValueError, match="--aux noise: it replaces public data below"):
+        command.base_of("split", EXPERIMENTS["split"], request, None)
+
+
+def test_set_cannot_change_what_an_experiment_varies(tmp_path: Path) -> None:
+    for name, entry in EXPERIMENTS.items():
+        for key, option in entry.varies.items():
+            assert option in signature(entry.run).parameters
+            request = Request(tmp_path, quick=True, overrides=[f"{key}=1"])
+            with pytest.raises(ValueError, match=f"--set {key}=1: .* --with {option}="):
+                command.base_of(name, entry, request, None)
+
+
+@pytest.mark.parametrize("change", ["auxiliary.path=other", "data.source=tensors"])
+def test_set_cannot_change_the_data_below_the_root(tmp_path: Path, root: Path, change: str) -> None:
+    request = Request(tmp_path, data_root=root, overrides=[change])
+    with pytest.raises(ValueError, match=f"--set {change}: --data-root, or --quick, chooses"):
+        command.base_of("robustness", EXPERIMENTS["robustness"], request, None)
+    with pytest.raises(ValueError, match=f"--set {change}: --data-root, or --quick, chooses"):
+        plan(STUDIES["table1"], replace(request, auxiliary="tinyimagenet32"))
 
 
 def test_missing_data_is_named_with_its_place(tmp_path: Path, root: Path) -> None:

@@ -200,7 +200,11 @@ def reproduce(
     seeds: Seeds = None,
     auxiliary: Annotated[
         str | None,
-        typer.Option("--aux", help="A dataset that replaces STL-10.", metavar="tinyimagenet32"),
+        typer.Option(
+            "--aux",
+            help="A dataset that replaces STL-10; in `robustness`, Tiny-ImageNet.",
+            metavar="tinyimagenet32",
+        ),
     ] = None,
     only: Annotated[
         list[str] | None,

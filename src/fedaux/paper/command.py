@@ -21,6 +21,7 @@ from fedaux.paper.running import (
     plan,
     public_settings,
     read_base,
+    refuse_data,
     without_paths,
 )
 from fedaux.paper.studies import STUDIES
@@ -167,16 +168,31 @@ def base_of(
     --seeds applied.
     """
     overrides = [*request.overrides]
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key in entry.varies:
+            raise ValueError(
+                f"--set {override}: {name} varies {key}; choose values with --with "
+                f"{entry.varies[key]}=..."
+            )
     if request.seeds is not None:
         overrides.append(f"seeds={list(range(request.seeds))}")
+    if request.auxiliary is not None and (
+        recipe is not None or request.quick or request.data_root is None or len(entry.data) < 2
+    ):
+        raise ValueError(
+            f"--aux {request.auxiliary}: it replaces public data below --data-root, without "
+            "--quick and --recipe, in experiments that read some"
+        )
     if recipe is not None:
         return load_experiment(find_recipe(recipe), overrides=overrides), []
     if request.quick or request.data_root is None:
         return quick_base(name, overrides), []
-    found, notes = locate_all(entry.data, request)
+    found, notes = locate_all(entry.data, request, replaced=entry.data[-1])  # the public data
     raw = read_base(RECIPES / f"{name}.toml", overrides)
     private, *public = (found[key] for key in entry.data)
     unread = datasets.Found("noise", "noise", None)  # a valid experiment needs public data
     settings = private.settings("data") | public_settings(public[0] if public else unread, raw)
+    refuse_data(settings, overrides)
     (cell,) = cells_of(without_paths(raw), [settings])
     return cell.experiment, notes

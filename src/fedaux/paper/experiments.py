@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from fedaux.paper import (
     ensemble,
@@ -31,6 +31,8 @@ class Reproduction:
     only."""
     sweeps: bool = False
     """Whether it is a grid of runs, which a cluster can share."""
+    varies: Mapping[str, str] = field(default_factory=dict)
+    """The settings that it varies, and the options of `run` that choose their values."""
 
 
 EXPERIMENTS: dict[str, Reproduction] = {
@@ -40,12 +42,19 @@ EXPERIMENTS: dict[str, Reproduction] = {
         "2 minutes",
         ("cifar10", "stl10"),
         sweeps=True,
+        varies={
+            "method": "method",
+            "certainty.mechanism": "grids",
+            "certainty.epsilon": "grids",
+            "certainty.delta": "grids",
+        },
     ),
     "split": Reproduction(
         split.run,
         "which client holds which classes at four values of alpha",
         "5 seconds",
         ("cifar10",),
+        varies={"split.alpha": "alphas"},
     ),
     "toy-iris": Reproduction(
         toy_iris.run,
@@ -75,6 +84,7 @@ EXPERIMENTS: dict[str, Reproduction] = {
         "ours: accuracy of the teacher itself over heterogeneity, by kind of weights",
         "30 seconds",
         ("cifar10", "stl10"),
+        varies={"split.alpha": "alphas", "certainty.mechanism": "mechanisms"},
     ),
     "robustness": Reproduction(
         robustness.run,
@@ -82,5 +92,10 @@ EXPERIMENTS: dict[str, Reproduction] = {
         "10 minutes",
         ("cifar10", "tinyimagenet32"),
         sweeps=True,
+        varies={
+            "split.alpha": "alphas",
+            "participation_rate": "rates",
+            "certainty.epsilon": "epsilons",
+        },
     ),
 }

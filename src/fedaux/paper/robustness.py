@@ -144,7 +144,7 @@ def findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     is worst."""
     gaps = [(gap, row["settings"]) for row in rows if (gap := behind(row)) is not None]
     if not gaps:
-        return ["No setting is finished."]
+        return [f"No setting has both {METHOD} and a peer."]
     worst, where = max(gaps, key=lambda pair: pair[0])
     lost = sum(gap > TOLERATED for gap, _ in gaps)
     ahead = sum(gap < 0 for gap, _ in gaps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ def plan(study: Study, request: Request) -> Plan:
     data, notes = find_data(grid, request, raw)
     methods = chosen_methods(raw["method"], only, request.also)
     _refuse_axes(grid, request.overrides)
+    refuse_data({key for settings in data.values() for key in settings}, request.overrides)
     _refuse_same_columns(grid, data)
     seeds = raw.get("seeds", [0]) if request.seeds is None else list(range(request.seeds))
     if not seeds:
@@ -204,8 +205,11 @@ def find_data(
             | embedded.settings(public, "auxiliary", folder)
             for data, public in pairs
         }, []
+    names = [name for pair in pairs for name in pair]
+    if request.auxiliary is not None and "stl10" not in names:
+        raise ValueError(f"--aux {request.auxiliary}: it replaces STL-10, which nothing here reads")
     try:
-        found, notes = locate_all([name for pair in pairs for name in pair], request)
+        found, notes = locate_all(names, request)
     except datasets.Missing as error:
         raise ValueError(f"{error}{_what_is_left(grid, request)}") from None
     return {
@@ -227,14 +231,14 @@ def public_settings(found: datasets.Found, raw: Mapping[str, Any]) -> dict[str, 
 
 
 def locate_all(
-    names: Sequence[str], request: Request
+    names: Sequence[str], request: Request, *, replaced: str = "stl10"
 ) -> tuple[dict[str, datasets.Found], list[str]]:
-    """Find data sets below --data-root, with --aux in place of STL-10; return them and which
+    """Find data sets below --data-root, with --aux in place of one of them; return them and which
     replace others."""
-    replacement = request.auxiliary or "stl10"
+    replacement = request.auxiliary or replaced
     if replacement not in datasets.DATA_SETS:
         raise ValueError(f"--aux {replacement}: should be one of {', '.join(datasets.DATA_SETS)}")
-    wanted = {name: replacement if name == "stl10" else name for name in names}
+    wanted = {name: replacement if name == replaced else name for name in names}
     located = datasets.locate(request.data_root, wanted.values())
     found = {name: located[other] for name, other in wanted.items()}
     return found, datasets.replacements(found)
@@ -255,6 +259,17 @@ def _what_is_left(grid: Grid, request: Request) -> str:
         if there:
             return f"\nThe available data suffice for --only '{axis.name}=[{','.join(there)}]'"
     return ""
+
+
+def refuse_data(located: Collection[str], overrides: Sequence[str]) -> None:
+    """Raise ValueError if --set names a setting that reads the located data."""
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key in located and key != "auxiliary.size":  # see `public_settings`
+            raise ValueError(
+                f"--set {override}: --data-root, or --quick, chooses the data; --aux NAME takes "
+                "other public data below --data-root"
+            )
 
 
 def _refuse_axes(grid: Grid, overrides: Sequence[str]) -> None:
