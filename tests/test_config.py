@@ -319,3 +319,8 @@ def test_what_is_wrong_with_a_name_or_a_text(recipe: str, said: str) -> None:
 def test_a_key_below_the_wrong_table_is_told_where_it_belongs() -> None:
     _, found = inspect({"pretraining": {"mode": "linear"}})
     assert found == ["pretraining.mode: unknown key; mode belongs above the first table"]
+
+
+def test_the_strength_of_the_proximal_term_has_one_name() -> None:
+    (line,) = problems_of(tiny(local={"strengths": {"proximal": 5.0}}))
+    assert line.startswith("local.strengths.proximal: should be local.proximal")

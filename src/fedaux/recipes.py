@@ -163,6 +163,12 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def keys_of(override: str) -> set[str]:
+    """Return the settings that KEY=VALUE changes: of a table, those of its entries."""
+    key, _, text = override.partition("=")
+    return set(flatten({key.strip(): parse_value(text)}))
+
+
 def _split(text: str) -> list[str]:
     """Split at commas outside brackets."""
     parts, depth = [""], 0

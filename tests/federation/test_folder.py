@@ -58,6 +58,24 @@ def test_a_trial_has_everything_and_its_recipe_is_the_simulators(tmp_path: Path)
     assert set(project["tool"]["flwr"]["app"]["config"]) == {"recipe", "out", "resume", "set"}
 
 
+def test_a_trial_reads_as_much_as_the_simulator(tmp_path: Path) -> None:
+    recipe = tmp_path / "small.toml"
+    recipe.write_text('extends = "demo"\n[data]\nsize = 400\ntest_size = 100\n')
+    write_folder(tmp_path / "trial", recipe=str(recipe), clients=2, trial=True)
+    nodes = [load_node(tmp_path / f"trial/nodes/node-{client}.toml") for client in range(2)]
+    assert sum(own_data(node)[1] for node in nodes) == 400
+    recipe.write_text('extends = "demo"\n[data]\nserver_validation = 100\n')
+    with pytest.raises(ValueError, match=r"data\.server_validation is not supported there"):
+        write_folder(tmp_path / "other", recipe=str(recipe), clients=2, trial=True)
+
+
+def test_a_trial_does_not_ignore_a_refusal_of_plain_updates(tmp_path: Path) -> None:
+    done = federate_command("init", "trial", "--trial", "--no-plain-updates", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--no-plain-updates: a trial sends plain updates" in done.stderr
+    assert not (tmp_path / "trial").exists()
+
+
 def test_a_method_with_two_releases_gets_a_budget_for_both(tmp_path: Path) -> None:
     recipe = tmp_path / "private.toml"
     recipe.write_text(

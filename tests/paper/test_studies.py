@@ -3,6 +3,7 @@ asked for."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from inspect import signature
@@ -15,6 +16,7 @@ from helpers.study_data import planned, settings, write_images
 
 from fedaux.config import Local
 from fedaux.paper import command, datasets, privacy_grid, published, running
+from fedaux.paper.document import Context
 from fedaux.paper.experiments import EXPERIMENTS
 from fedaux.paper.running import CENTRAL, Request, plan
 from fedaux.paper.studies import STUDIES
@@ -318,9 +320,10 @@ def test_aux_replaces_the_public_data_of_an_experiment(tmp_path: Path, root: Pat
     base, notes = command.base_of("robustness", entry, request, None)
     assert base.auxiliary.source == "noise"
     assert notes == ["noise stands in for Tiny-ImageNet"]
-    for unread, recipe in ((replace(request, quick=True), None), (request, "demo")):
+    unread = replace(request, data_root=None, quick=True)
+    for other, recipe in ((unread, None), (replace(unread, quick=False), "demo")):
         with pytest.raises(ValueError, match="--aux noise: it replaces public data below"):
-            command.base_of("robustness", entry, unread, recipe)
+            command.base_of("robustness", entry, other, recipe)
     with pytest.raises(ValueError, match="--aux noise: it replaces public data below"):
         command.base_of("split", EXPERIMENTS["split"], request, None)
 
@@ -332,14 +335,70 @@ def test_set_cannot_change_what_an_experiment_varies(tmp_path: Path) -> None:
             request = Request(tmp_path, quick=True, overrides=[f"{key}=1"])
             with pytest.raises(ValueError, match=f"--set {key}=1: .* --with {option}="):
                 command.base_of(name, entry, request, None)
+        for key in entry.unused:
+            request = Request(tmp_path, quick=True, overrides=[f"{key}=1"])
+            with pytest.raises(ValueError, match=f"--set {key}=1: {name} does not use {key}"):
+                command.base_of(name, entry, request, None)
+    whole = Request(tmp_path, quick=True, overrides=["split={alpha=7.0,num_clients=4}"])
+    with pytest.raises(ValueError, match=r"robustness varies split\.alpha"):
+        command.base_of("robustness", EXPERIMENTS["robustness"], whole, None)
+    with pytest.raises(ValueError, match=r"the study varies split\.alpha"):
+        plan(STUDIES["table1"], whole)
 
 
-@pytest.mark.parametrize("change", ["auxiliary.path=other", "data.source=tensors"])
+def test_data_come_from_one_place(tmp_path: Path, root: Path) -> None:
+    split, both = EXPERIMENTS["split"], Request(tmp_path, data_root=root, quick=True)
+    for given, recipe in (
+        (replace(both, quick=False), "demo"),
+        (replace(both, data_root=None), "demo"),
+    ):
+        with pytest.raises(ValueError, match="--recipe demo: states the data itself"):
+            command.base_of("split", split, given, recipe)
+    with pytest.raises(ValueError, match="--quick has embedded data"):
+        command.base_of("split", split, both, None)
+    with pytest.raises(ValueError, match="--quick has embedded data"):
+        plan(STUDIES["table1"], both)
+    for change in ("data.path=x", "auxiliary.path=x"):
+        with pytest.raises(ValueError, match=f"--set {change}: --data-root, or --quick, chooses"):
+            plan(STUDIES["table1"], Request(tmp_path, quick=True, overrides=[change]))
+    sized = Request(tmp_path, quick=True, overrides=["auxiliary.size=500"])
+    with pytest.raises(ValueError, match=r"--set auxiliary\.size=500: .* chooses the data"):
+        plan(STUDIES["cifar100"], sized)
+
+
+def test_alpha_is_not_varied_where_clients_have_their_own_data(tmp_path: Path) -> None:
+    (recipe := tmp_path / "silos.toml").write_text(
+        'extends = "demo"\n[data]\nsource = "csv"\nclients = ["a.csv", "b.csv"]\ntest = "c.csv"\n'
+        "[split]\nnum_clients = 2\n"
+    )
+    with pytest.raises(ValueError, match=r"--with alphas: data\.clients states what each client"):
+        command.reproduce("robustness", Request(tmp_path / "out"), recipe=str(recipe))
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_names_an_axis_once(root: Path) -> None:
+    with pytest.raises(ValueError, match=r"method is given twice; several are method=\[A,B\]"):
+        planned("table1", root, only=["method=fedaux", "method=feddf"])
+
+
+def test_the_privacy_grid_varies_mechanisms_that_a_method_uses(tmp_path: Path) -> None:
+    context = Context(tmp_path, tiny(rounds=1))
+    with pytest.raises(ValueError, match="method=fedaux2: its mechanism is always classes"):
+        privacy_grid.run(context, method="fedaux2")
+    for name in ("fedavg", "fedaux3"):
+        with pytest.raises(ValueError, match=f"method={name}: should be a method with scores"):
+            privacy_grid.run(context, method=name)
+
+
+@pytest.mark.parametrize(
+    "change", ["auxiliary.path=other", "data.source=tensors", "data={path='x',source='tensors'}"]
+)
 def test_set_cannot_change_the_data_below_the_root(tmp_path: Path, root: Path, change: str) -> None:
     request = Request(tmp_path, data_root=root, overrides=[change])
-    with pytest.raises(ValueError, match=f"--set {change}: --data-root, or --quick, chooses"):
+    said = re.escape(f"--set {change}: --data-root, or --quick, chooses")
+    with pytest.raises(ValueError, match=said):
         command.base_of("robustness", EXPERIMENTS["robustness"], request, None)
-    with pytest.raises(ValueError, match=f"--set {change}: --data-root, or --quick, chooses"):
+    with pytest.raises(ValueError, match=said):
         plan(STUDIES["table1"], replace(request, auxiliary="tinyimagenet32"))
 
 

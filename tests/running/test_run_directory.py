@@ -199,6 +199,15 @@ def test_more_rounds_extend_a_finished_run(tmp_path: Path) -> None:
         assert (tmp_path / "extended" / file).read_text() == (tmp_path / "whole" / file).read_text()
 
 
+@pytest.mark.usefixtures("without_pages")
+def test_an_extended_run_keeps_no_model_of_an_earlier_round(tmp_path: Path) -> None:
+    fedaux.run(tiny(rounds=1, output={"models": True}), out=tmp_path / "run")
+    assert list(tmp_path.glob("run/models/*.safetensors"))
+    extended = tiny(rounds=2, output={"models": False})
+    fedaux.run(extended, out=tmp_path / "run", resume=True)
+    assert not list(tmp_path.glob("run/models/*"))
+
+
 def test_what_a_killed_process_left_behind_is_removed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/.config.toml.1234.part").write_text("name =")

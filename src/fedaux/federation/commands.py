@@ -74,6 +74,8 @@ def init(
     """Write a Flower app, its recipe, and a commented configuration for each node."""
     from fedaux.federation.folder import needs_plain_updates, write_folder
 
+    if trial and plain_updates is False:
+        raise ValueError("--no-plain-updates: a trial sends plain updates; leave out one of them")
     if plain_updates is None and not trial and needs_plain_updates(recipe):
         plain_updates = _ask_for_plain_updates()
     files = write_folder(

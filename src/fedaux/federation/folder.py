@@ -40,6 +40,8 @@ DATA_KEYS = (
     "skip_bad",
 )
 """Settings that a node's data takes from the recipe's."""
+NOT_IN_TRIALS = ("clients", "server_validation")
+"""Settings of data that the nodes of a trial cannot follow."""
 
 
 def write_folder(
@@ -75,6 +77,11 @@ def write_folder(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists already and is not overwritten; choose another name")
     raw, experiment = _recipe(recipe, name=folder.name, clients=clients)
+    if trial and (key := next(filter(experiment.data.model_dump().get, NOT_IN_TRIALS), None)):
+        raise ValueError(
+            f"--trial: each node takes its part of the recipe's data, and data.{key} is not "
+            "supported there; remove it from the recipe"
+        )
     count = experiment.split.num_clients
     common = {
         "name": folder.name,
@@ -187,6 +194,7 @@ def node_text(
     if trial:
         data |= {"path": experiment.data.path, "test": experiment.data.test}
         data |= {"test_fraction": experiment.data.test_fraction}
+        data |= {"size": experiment.data.size, "test_size": experiment.data.test_size}
     else:
         data |= {"path": path or "/path/to/your/images"}
         data |= {"image_size": declared.image_size, "channels": declared.channels}

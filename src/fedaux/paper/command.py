@@ -27,7 +27,7 @@ from fedaux.paper.running import (
 from fedaux.paper.studies import STUDIES
 from fedaux.paper.study import RECIPES, quick_base
 from fedaux.paper.study_page import run_study, scope
-from fedaux.recipes import find_recipe, load_experiment, parse_value
+from fedaux.recipes import find_recipe, keys_of, load_experiment, parse_value
 from fedaux.report.tables import Table
 from fedaux.running.run import out_of_memory
 from fedaux.sweep import cells_of
@@ -117,6 +117,13 @@ def reproduce(
             )
         return write(entry.run(**arguments), request.out, name)
     base, notes = base_of(name, entry, request, recipe)
+    known = signature(entry.run).parameters
+    alphas = arguments.get("alphas", known["alphas"].default if "alphas" in known else ())
+    if base.data.clients and len(alphas) > 1:
+        raise ValueError(
+            "--with alphas: data.clients states what each client holds, so alpha has no effect and "
+            "one value is enough, such as --with alphas=[1.0]"
+        )
     version: Version = (
         "own" if recipe else "quick" if request.quick or request.data_root is None else "paper"
     )
@@ -169,12 +176,18 @@ def base_of(
     """
     overrides = [*request.overrides]
     for override in overrides:
-        key = override.partition("=")[0].strip()
-        if key in entry.varies:
-            raise ValueError(
-                f"--set {override}: {name} varies {key}; choose values with --with "
-                f"{entry.varies[key]}=..."
-            )
+        for key in keys_of(override):
+            if key in entry.varies:
+                raise ValueError(
+                    f"--set {override}: {name} varies {key}; choose values with --with "
+                    f"{entry.varies[key]}=..."
+                )
+            if key in entry.unused:
+                raise ValueError(f"--set {override}: {name} does not use {key}")
+    if recipe is not None and (request.quick or request.data_root is not None):
+        raise ValueError(f"--recipe {recipe}: states the data itself, without --data-root, --quick")
+    if request.quick and request.data_root is not None:
+        raise ValueError(f"--data-root {request.data_root}: --quick has embedded data")
     if request.seeds is not None:
         overrides.append(f"seeds={list(range(request.seeds))}")
     if request.auxiliary is not None and (

@@ -33,6 +33,8 @@ class Reproduction:
     """Whether it is a grid of runs, which a cluster can share."""
     varies: Mapping[str, str] = field(default_factory=dict)
     """The settings that it varies, and the options of `run` that choose their values."""
+    unused: tuple[str, ...] = ()
+    """Settings of runs that have no effect on it."""
 
 
 EXPERIMENTS: dict[str, Reproduction] = {
@@ -47,6 +49,8 @@ EXPERIMENTS: dict[str, Reproduction] = {
             "certainty.mechanism": "grids",
             "certainty.epsilon": "grids",
             "certainty.delta": "grids",
+            "certainty.sharpness": "grids",
+            "certainty.regularisation": "grids",
         },
     ),
     "split": Reproduction(
@@ -55,6 +59,7 @@ EXPERIMENTS: dict[str, Reproduction] = {
         "5 seconds",
         ("cifar10",),
         varies={"split.alpha": "alphas"},
+        unused=("method", "rounds"),
     ),
     "toy-iris": Reproduction(
         toy_iris.run,
@@ -72,6 +77,7 @@ EXPERIMENTS: dict[str, Reproduction] = {
         "without noise",
         "20 seconds",
         ("cifar10", "imagenet32"),
+        unused=("method", "rounds"),
     ),
     "qualitative": Reproduction(
         qualitative.run,
@@ -85,6 +91,7 @@ EXPERIMENTS: dict[str, Reproduction] = {
         "30 seconds",
         ("cifar10", "stl10"),
         varies={"split.alpha": "alphas", "certainty.mechanism": "mechanisms"},
+        unused=("method", "rounds", "participation_rate", "local.objectives"),
     ),
     "robustness": Reproduction(
         robustness.run,

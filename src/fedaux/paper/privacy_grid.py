@@ -16,6 +16,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedaux.config import Certainty, Experiment
+from fedaux.core.methods import METHODS
 from fedaux.paper import datasets, published
 from fedaux.paper.comparison import CLOSE
 from fedaux.paper.document import (
@@ -83,6 +84,14 @@ def run(context: Context, *, grids: Grids | None = None, method: str = "fedaux")
     base = context.experiment
     if grids is None:
         grids = PAPER_GRIDS if context.version == "paper" else GRIDS
+    if method not in METHODS or not METHODS[method].scores:
+        raise ValueError(f"--with method={method}: should be a method with scores, such as fedaux")
+    fixed = METHODS[method].mechanism
+    if fixed is not None and set(grids) != {fixed}:
+        raise ValueError(
+            f"--with method={method}: its mechanism is always {fixed}; --with grids should have "
+            "that one alone"
+        )
     listed = list(settings_of(base, grids))
     points = {
         run_name(chosen, seed): {"method": [method if chosen else NO_SCORES], "seeds": [seed]}

@@ -12,7 +12,7 @@ from fedaux.config import ConfigError, Local
 from fedaux.paper import datasets, embedded, published
 from fedaux.paper.document import Context, spread
 from fedaux.paper.study import Grid, Study, Value, chosen_methods, narrowed, relevant
-from fedaux.recipes import find_recipe, read_recipe
+from fedaux.recipes import find_recipe, keys_of, read_recipe
 from fedaux.report.run import curve_points, read_run
 from fedaux.sweep import Cell, Outcome, cells_of, read_records, sweep
 
@@ -81,7 +81,11 @@ def plan(study: Study, request: Request) -> Plan:
     data, notes = find_data(grid, request, raw)
     methods = chosen_methods(raw["method"], only, request.also)
     _refuse_axes(grid, request.overrides)
-    refuse_data({key for settings in data.values() for key in settings}, request.overrides)
+    refuse_data(
+        {key for settings in data.values() for key in settings},
+        request.overrides,
+        sized=not request.quick,
+    )
     _refuse_same_columns(grid, data)
     seeds = raw.get("seeds", [0]) if request.seeds is None else list(range(request.seeds))
     if not seeds:
@@ -195,6 +199,8 @@ def find_data(
         if name in datasets.DATA_SETS
     )
     if request.quick and not texts:
+        if request.data_root is not None:
+            raise ValueError(f"--data-root {request.data_root}: --quick has embedded data")
         if request.auxiliary is not None:
             raise ValueError(
                 f"--aux {request.auxiliary}: quick versions have public data of their own"
@@ -261,11 +267,13 @@ def _what_is_left(grid: Grid, request: Request) -> str:
     return ""
 
 
-def refuse_data(located: Collection[str], overrides: Sequence[str]) -> None:
-    """Raise ValueError if --set names a setting that reads the located data."""
+def refuse_data(located: Collection[str], overrides: Sequence[str], *, sized: bool = True) -> None:
+    """Raise ValueError if --set names a setting that reads the located data; `sized`: generated
+    data may have another size (`public_settings`)."""
+    refused = {f"{name}.{key}" for name in ("data", "auxiliary") for key in ("source", "path")}
+    refused |= set(located) - ({"auxiliary.size"} if sized else set())
     for override in overrides:
-        key = override.partition("=")[0].strip()
-        if key in located and key != "auxiliary.size":  # see `public_settings`
+        if keys_of(override) & refused:
             raise ValueError(
                 f"--set {override}: --data-root, or --quick, chooses the data; --aux NAME takes "
                 "other public data below --data-root"
@@ -278,15 +286,15 @@ def _refuse_axes(grid: Grid, overrides: Sequence[str]) -> None:
         key: axis.name for axis in grid.axes() for value in axis.values for key in value.changes
     }
     for override in overrides:
-        key = override.partition("=")[0].strip()
-        if key in varied:
-            raise ValueError(
-                f"--set {override}: the study varies {key}; choose values with --only "
-                f"{varied[key]}=..."
-            )
-        if key in ("method", "seeds"):
-            option = "--only method=... or --also ..." if key == "method" else "--seeds N"
-            raise ValueError(f"--set {override}: should be {option}")
+        for key in keys_of(override):
+            if key in varied:
+                raise ValueError(
+                    f"--set {override}: the study varies {key}; choose values with --only "
+                    f"{varied[key]}=..."
+                )
+            if key in ("method", "seeds"):
+                option = "--only method=... or --also ..." if key == "method" else "--seeds N"
+                raise ValueError(f"--set {override}: should be {option}")
 
 
 def _refuse_same_columns(grid: Grid, data: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:

@@ -119,6 +119,7 @@ def narrowed(grid: Grid, only: Sequence[str]) -> tuple[Grid, tuple[str, ...] | N
     """Return the part of a grid, and the methods if named, of `--only alpha=0.01 --only
     method=[fedaux,feddf]`."""
     methods: tuple[str, ...] | None = None
+    seen: set[str] = set()
     for text in only:
         name, equals, values = text.partition("=")
         parsed = parse_value(values)
@@ -131,6 +132,9 @@ def narrowed(grid: Grid, only: Sequence[str]) -> tuple[Grid, tuple[str, ...] | N
             raise ValueError(
                 f"--only {text}: should be KEY=VALUE with one of {', '.join([*axes, 'method'])}"
             )
+        if name in seen:
+            raise ValueError(f"--only {text}: {name} is given twice; several are {name}=[A,B]")
+        seen.add(name)
         if name == "method":
             methods = _known_methods(wanted, option="--only method=")
         elif grid.blocks.name == name:

@@ -65,6 +65,8 @@ def problems_of(
     ):
         for name in names:
             known(key, name, list(OBJECTIVES))
+    if "proximal" in experiment.local.strengths:
+        problems.append("local.strengths.proximal: should be local.proximal, which is its strength")
     for prototype in experiment.prototypes:
         if known("prototypes.model", prototype.model, list(MODELS)):
             options = model_options(prototype.model)

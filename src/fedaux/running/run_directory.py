@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -84,6 +85,8 @@ class RunDirectory:
                     _remove_old(folder, read_header(folder))
         if experiment.rounds > stored.rounds:
             (path / "scores.safetensors").unlink(missing_ok=True)  # of what was the last round
+            if not experiment.output.models and (path / "models").exists():
+                shutil.rmtree(path / "models")
             stored = stored.model_copy(update={"rounds": experiment.rounds})
             save_text(recipe, tomli_w.dumps(stored.to_dict()))
         elif not recipe.exists():
