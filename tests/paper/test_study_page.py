@@ -4,8 +4,10 @@ numbers."""
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from fedaux.paper.experiments import EXPERIMENTS
 from fedaux.paper.latex import to_latex
 from fedaux.paper.running import CENTRAL, Request
 from fedaux.paper.study import quick_base
+from fedaux.recipes import load_experiment
 from fedaux.report.tables import to_markdown
 
 # From runs to tables
@@ -98,6 +101,24 @@ def test_finished_runs_are_not_run_again_and_more_can_be_added(
     assert row["best"]["values"][0] == before["best"]["values"][0]
     assert len(row["best"]["values"]) == 2
     assert "±" in outcome.markdown
+
+
+@pytest.mark.slow
+def test_qualitative_counts_every_pass(tmp_path: Path) -> None:
+    changes = ["rounds=1", "pretraining.epochs=1", "auxiliary.size=200", "engine.threads=1"]
+    changes += ["local.epochs=2", "distillation.steps=3", "method=['feddf', 'fedaux2']"]
+    request = Request(tmp_path / "out", quick=True, overrides=changes)
+    outcome = command.reproduce("qualitative", request)
+    feddf, _, fedaux2 = outcome.numbers["columns"]
+    section = load_experiment(tmp_path / "out/run/config.toml")
+    assert feddf["clients"]["examples trained"] == 2 * 1438
+    assert feddf["server"]["distillation examples"] == 3 * section.distillation.batch_size
+    table = json.loads((tmp_path / "out/run/split.json").read_text())["tables"]["0"]
+    steps = sum(2 * math.ceil(sum(held) / section.local.batch_size) for held in table)
+    rehearsed = steps * section.rehearsal.batch_size
+    assert fedaux2["clients"]["examples trained"] == 2 * 1438 + rehearsed
+    with pytest.raises(ValueError, match="mode = 'linear': qualitative counts"):
+        command.reproduce("qualitative", replace(request, overrides=["mode=linear"]))
 
 
 @pytest.mark.slow

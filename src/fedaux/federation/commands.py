@@ -72,7 +72,7 @@ def init(
     ] = None,
 ) -> None:
     """Write a Flower app, its recipe, and a commented configuration for each node."""
-    from fedaux.federation.folder import needs_plain_updates, write_folder
+    from fedaux.federation.folder import needs_plain_updates, ships, write_folder
 
     if trial and plain_updates is False:
         raise ValueError("--no-plain-updates: a trial sends plain updates; leave out one of them")
@@ -88,6 +88,8 @@ def init(
     )
     for file in files:
         typer.echo(folder / file.relative_to(folder.resolve()))
+    if ships(recipe):
+        typer.echo("app/recipe.toml: fedaux, seed 0, all clients in every round; change it there.")
     if "classes = []" in files[-1].read_text(encoding="utf-8"):
         typer.echo("data.test cannot be read here: fill in `classes` in nodes/*.toml.")
     typer.echo(f"Next: fedaux federate certificates {folder} --host NAME, the server's host name.")

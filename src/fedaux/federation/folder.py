@@ -254,7 +254,7 @@ def _recipe(
     if clients is not None and clients < 1:
         raise ValueError(f"--clients {clients}: should be at least 1")
     stated = (raw.get("split") or {}).get("num_clients")
-    if _ships(recipe):
+    if ships(recipe):
         raw = merged(raw, _changes(name=name, count=clients or stated or DEFAULT_CLIENTS))
     elif not named:
         raw = merged(raw, {"split": {"num_clients": clients or stated or DEFAULT_CLIENTS}})
@@ -265,7 +265,8 @@ def _recipe(
     return merged(raw, {"split": {"num_clients": fields.split.num_clients}}), fields
 
 
-def _ships(recipe: str) -> bool:
+def ships(recipe: str) -> bool:
+    """Return whether a recipe is the package's own; `init` changes those."""
     return not Path(recipe).is_file()
 
 
@@ -282,7 +283,7 @@ def _changes(*, name: str, count: int) -> dict[str, Any]:
 
 def _recipe_text(recipe: str, raw: Mapping[str, Any], *, name: str, count: int) -> str:
     """Return the text of the recipe: the changes to a shipped one, or all of a user's own."""
-    if _ships(recipe):
+    if ships(recipe):
         return tomli_w.dumps({"extends": recipe, **_changes(name=name, count=count)}).rstrip()
     data = {key: value for key, value in (raw.get("data") or {}).items() if key != "clients"}
     return tomli_w.dumps({**raw, "data": data}).rstrip()

@@ -8,6 +8,7 @@ training step counts as three passes.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -38,6 +39,11 @@ PRINTED = ("ResNet-8 in MB", "negatives' features in MB")
 def run(context: Context) -> Document:
     """Run every method of the experiment under OUT/run, and count its costs."""
     experiment, path = context.experiment, context.out / "run"
+    if experiment.mode != "full":
+        raise ValueError(
+            f"mode = {experiment.mode!r}: qualitative counts the operations of whole networks; "
+            "should be 'full'"
+        )
     run_experiment(experiment, out=path, resume=True, progress=False)
     shape = tuple(load_both(experiment)[1].shape)
     first = path / "cells" / f"{experiment.method[0]}-seed{experiment.seeds[0]}"
@@ -126,9 +132,23 @@ def count(
         )
     rounds = header["rows"]
     answered = [entry["clients_answered"] for entry in rounds]
-    trained = statistics.fmean(sum(sizes[client] for client in clients) for clients in answered)
+    local, distillation = experiment.local, experiment.distillation
+    rehearses = "rehearsal" in (*row.objectives, *local.objectives)
+    public_rows = experiment.rehearsal.batch_size if rehearses else 0  # in every step
+    trained = local.epochs * statistics.fmean(
+        sum(
+            sizes[client] + public_rows * math.ceil(sizes[client] / local.batch_size)
+            for client in clients
+        )
+        for clients in answered
+    )
     participants = statistics.fmean(map(len, answered))
-    epochs, distilled = experiment.distillation.epochs, row.teacher is not None
+    distilled = row.teacher is not None
+    seen = (
+        distillation.steps * distillation.batch_size
+        if distillation.steps
+        else distillation.epochs * distill
+    )
     columns.append(
         {
             "method": method,
@@ -137,8 +157,8 @@ def count(
             "server": {
                 "models averaged": participants,
                 "predictions of teachers": participants * distill if distilled else 0,
-                "distillation examples": distill * epochs if distilled else 0,
-                "flops": whole * distill * (participants + TRAINING_PASSES * epochs)
+                "distillation examples": seen if distilled else 0,
+                "flops": whole * (distill * participants + TRAINING_PASSES * seen)
                 if distilled
                 else 0,
             },
