@@ -236,3 +236,9 @@ def test_lists_on_the_command_line_may_hold_words_and_lists() -> None:
     assert parse_value("[fedaux, feddf+p]") == ["fedaux", "feddf+p"]
     assert parse_value("[[fedaux, feddf+p], [fedavg]]") == [["fedaux", "feddf+p"], ["fedavg"]]
     assert parse_value("[[0.2, 1.0], [0.5, 1.0]]") == [[0.2, 1.0], [0.5, 1.0]]
+
+
+def test_alpha_is_not_swept_where_clients_have_their_own_data() -> None:
+    table = raw(split__alpha=[0.1, 1.0], data__clients=["a.csv", "b.csv"])
+    with pytest.raises(ConfigError, match=r"split\.alpha: has no effect beside data\.clients"):
+        expand(table)

@@ -58,6 +58,11 @@ def expand(raw: Mapping[str, Any], *, apart: Sequence[str] = ()) -> list[Cell]:
             problems["apart"] = f"apart = {key!r}: should be {' or '.join(APART)}"
         elif key not in axes and key not in problems:
             axes[key] = _each(raw, key)
+    if "split.alpha" in axes and (raw.get("data") or {}).get("clients"):
+        del axes["split.alpha"]
+        problems["split.alpha"] = (
+            "split.alpha: has no effect beside data.clients, which states what each client holds"
+        )
     table = plain(raw)
     for key in problems:  # check the other keys too
         _remove(table, key)
