@@ -190,12 +190,10 @@ def base_of(
         raise ValueError(f"--data-root {request.data_root}: --quick has embedded data")
     if request.seeds is not None:
         overrides.append(f"seeds={list(range(request.seeds))}")
-    if request.auxiliary is not None and (
-        recipe is not None or request.quick or request.data_root is None or len(entry.data) < 2
-    ):
+    if request.auxiliary is not None and (request.data_root is None or len(entry.data) < 2):
         raise ValueError(
-            f"--aux {request.auxiliary}: it replaces public data below --data-root, without "
-            "--quick and --recipe, in experiments that read some"
+            f"--aux {request.auxiliary}: it replaces public data below --data-root, in experiments "
+            "that read some"
         )
     if recipe is not None:
         return load_experiment(find_recipe(recipe), overrides=overrides), []
