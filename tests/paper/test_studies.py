@@ -339,11 +339,23 @@ def test_set_cannot_change_what_an_experiment_varies(tmp_path: Path) -> None:
             request = Request(tmp_path, quick=True, overrides=[f"{key}=1"])
             with pytest.raises(ValueError, match=f"--set {key}=1: {name} does not use {key}"):
                 command.base_of(name, entry, request, None)
+    kept = Request(tmp_path, quick=True, overrides=["output.models=true"])
+    with pytest.raises(ValueError, match=r"robustness does not use output\.models"):
+        command.base_of("robustness", EXPERIMENTS["robustness"], kept, None)
     whole = Request(tmp_path, quick=True, overrides=["split={alpha=7.0,num_clients=4}"])
     with pytest.raises(ValueError, match=r"robustness varies split\.alpha"):
         command.base_of("robustness", EXPERIMENTS["robustness"], whole, None)
     with pytest.raises(ValueError, match=r"the study varies split\.alpha"):
         plan(STUDIES["table1"], whole)
+
+
+@pytest.mark.parametrize("option", [{"jobs": 2}, {"devices": ["cpu"]}, {"time_limit": 1.0}])
+def test_options_of_a_grid_are_refused_without_one(
+    option: dict[str, object], tmp_path: Path
+) -> None:
+    (name,) = option
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}: split is no grid of runs"):
+        command.reproduce("split", Request(tmp_path, quick=True, sweeping=option))
 
 
 def test_data_come_from_one_place(tmp_path: Path, root: Path) -> None:

@@ -513,6 +513,19 @@ def test_a_format_that_is_not_available_is_named(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_ending_of_an_exported_file_gives_its_format(finished: Result, tmp_path: Path) -> None:
+    file = str(finished.directory / "models" / "fedaux-seed0-flat.safetensors")
+    done = called("export", file, "--out", "model.pt", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.load(tmp_path / "model.pt")
+    done = called("export", file, "--format", "onnx", "--out", "other.pt", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--format onnx: --out other.pt ends like torchscript" in done.stderr
+    assert not (tmp_path / "other.pt").exists()
+
+
 @pytest.mark.parametrize("format", ["torchscript", pytest.param("onnx", marks=pytest.mark.slow)])
 def test_exported_networks_predict_alike(
     format: str, digits: Path, finished: Result, tmp_path: Path

@@ -38,8 +38,13 @@ def export(
         ),
     ] = None,
     format: Annotated[
-        str, typer.Option("--format", help="safetensors, torchscript or onnx (extra onnx).")
-    ] = "safetensors",
+        str | None,
+        typer.Option(
+            "--format",
+            help="safetensors, torchscript or onnx (extra onnx).",
+            show_default="by the ending of --out: .safetensors, .pt, .onnx",
+        ),
+    ] = None,
     method: Method = None,
     seed: Seed = None,
     prototype: Prototype = None,
@@ -54,11 +59,12 @@ def export(
     load_plugins(plugins)
     from fedaux.files import refuse_unwritable
     from fedaux.formatting import privacy_budget
-    from fedaux.running.model_export import SUFFIXES
+    from fedaux.running.model_export import SUFFIXES, format_of
     from fedaux.running.model_export import export as write
     from fedaux.running.model_files import describe, find_model, read_card
 
     file = find_model(model, method=method, seed=seed, prototype=prototype)
+    format = format_of(out, format)
     out = out or Path(file.stem + SUFFIXES.get(format, ""))
     refuse_unwritable(out, key="--out")
     write(file, out, format=format)

@@ -102,8 +102,9 @@ def reproduce(
     if request.only or request.also:
         raise ValueError(f"--only and --also: {name} is not a table of runs")
     entry = EXPERIMENTS[name]
-    if (cluster := request.sweeping.get("cluster")) is not None and not entry.sweeps:
-        raise ValueError(f"--cluster {cluster}: {name} is one run on this machine")
+    for option in () if entry.sweeps else ("devices", "jobs", "cluster", "time_limit"):
+        if request.sweeping.get(option):
+            raise ValueError(f"--{option.replace('_', '-')}: {name} is no grid of runs to share")
     arguments = read_options(name, entry, options)
     if not entry.data:
         if (
@@ -182,7 +183,7 @@ def base_of(
                     f"--set {override}: {name} varies {key}; choose values with --with "
                     f"{entry.varies[key]}=..."
                 )
-            if key in entry.unused:
+            if key in entry.unused or key.split(".")[0] in entry.unused:
                 raise ValueError(f"--set {override}: {name} does not use {key}")
     if recipe is not None and (request.quick or request.data_root is not None):
         raise ValueError(f"--recipe {recipe}: states the data itself, without --data-root, --quick")

@@ -30,11 +30,11 @@ class Reproduction:
     """The paper's data sets: the clients', then the server's. Without any, there is one version
     only."""
     sweeps: bool = False
-    """Whether it is a grid of runs, which a cluster can share."""
+    """Whether it is a grid of runs, which devices, processes or a cluster can share."""
     varies: Mapping[str, str] = field(default_factory=dict)
     """The settings that it varies, and the options of `run` that choose their values."""
     unused: tuple[str, ...] = ()
-    """Settings of runs that have no effect on it."""
+    """Settings of runs, or sections of them, that have no effect on it."""
 
 
 EXPERIMENTS: dict[str, Reproduction] = {
@@ -52,6 +52,7 @@ EXPERIMENTS: dict[str, Reproduction] = {
             "certainty.sharpness": "grids",
             "certainty.regularisation": "grids",
         },
+        unused=("output",),
     ),
     "split": Reproduction(
         split.run,
@@ -104,5 +105,6 @@ EXPERIMENTS: dict[str, Reproduction] = {
             "participation_rate": "rates",
             "certainty.epsilon": "epsilons",
         },
+        unused=("output",),
     ),
 }

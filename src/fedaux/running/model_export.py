@@ -45,6 +45,18 @@ class Deployed(nn.Module):
         return torch.softmax(self.network(inputs), dim=1)
 
 
+def format_of(out: Path | None, format: str | None) -> str:
+    """Return the format that is given, or else that of the file's ending.
+
+    Raises ValueError if the two contradict each other.
+    """
+    endings = {suffix: name for name, suffix in SUFFIXES.items()}
+    of_file = endings.get(out.suffix) if out else None
+    if format and of_file and format != of_file:
+        raise ValueError(f"--format {format}: --out {out} ends like {of_file}")
+    return format or of_file or "safetensors"
+
+
 def export(file: Path, out: Path, *, format: str) -> None:
     """Write a model's file in a format; the card is inside, the tokenizer of texts beside it.
 
