@@ -22,6 +22,7 @@ from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Upd
 from fedaux.core.methods import METHODS, Method
 from fedaux.core.preparation import class_estimates
 from fedaux.core.private_head import RIDGE, fit_head, of_prototype, set_head, start_share
+from fedaux.core.task import extract
 from fedaux.privacy.classes import ClassEstimate
 from fedaux.privacy.ledger import CLASS_SUMS
 
@@ -137,6 +138,35 @@ def test_the_head_is_the_discriminant_on_public_examples(tmp_path: Path) -> None
     agree = (logits.argmax(dim=1) == wanted.argmax(dim=1)).double().mean()
     assert float(agree) > 0.8
     assert float((logits - wanted).square().mean()) < 0.3 * float(wanted.var())
+
+
+def test_a_prototype_without_clients_is_a_student(tmp_path: Path) -> None:
+    """The clients release class sums of one network, and the server trains another."""
+    server, state, _, _ = federation(
+        tmp_path,
+        kind=NeverTrained,
+        method="private-student",
+        prototypes=[
+            {"name": "cnn", "model": "cnn", "options": {"width": 8}},
+            {"name": "student", "model": "cnn", "options": {"width": 4}, "clients": []},
+        ],
+        certainty={"epsilon": 100.0, "components": None},
+    )
+    ((name, (_, estimate)),) = class_estimates(
+        server.task, state.releases, server.preparation.public
+    ).items()
+    assert name == "cnn"
+    extractor, images = server.preparation.extractors["cnn"], server.task.distill_images
+    wanted = estimate.logits(server.scorer.project("cnn", extractor, images))
+    student = server.preparation.extractors["student"]
+    weight, bias = fit_head(extract(server.task, "student", student, images), wanted)
+    assert torch.allclose(state.weights["student"]["head.weight"], weight, atol=1e-5)
+    assert torch.allclose(state.weights["student"]["head.bias"], bias, atol=1e-5)
+    after, row = server.play_round(state)
+    assert row["accuracy_by_prototype"].keys() == {"cnn", "student"}
+    assert not torch.equal(
+        after.weights["student"]["head.weight"], state.weights["student"]["head.weight"]
+    )
 
 
 def test_without_any_release_there_is_no_head(tmp_path: Path) -> None:

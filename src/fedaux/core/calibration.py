@@ -18,7 +18,7 @@ from fedaux import seeding
 from fedaux.core.backend import ClientJob, TrainContext
 from fedaux.core.local_training import train_locally
 from fedaux.core.messages import Clients, ScoreRelease, Weights
-from fedaux.core.preparation import class_estimates, mechanism_of, release_scores
+from fedaux.core.preparation import class_estimates, mechanism_of, release_scores, users_of
 from fedaux.core.task import Preparation, Task, build_models, extract, head_alone
 from fedaux.core.weights import clones, load, snapshot
 from fedaux.privacy.classes import ClassEstimate
@@ -61,7 +61,7 @@ def calibrate(
     negatives = {name: extract(task, name, extractors[name], task.negatives) for name in weights}
     public: dict[str, Public] = {}
     for name, own in negatives.items():
-        sizes = clients.sizes([one for one in present if task.prototype_of[one] == name])
+        sizes = clients.sizes(users_of(task, name, present))
         public[name] = publish_map(
             mechanism_of(task), own, num_classes=task.num_classes, sizes=sizes
         )

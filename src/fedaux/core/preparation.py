@@ -87,9 +87,11 @@ def prepare(
             mechanism = mechanism_of(task)
             for name in models:
                 negatives = extract(task, name, extractors[name], task.negatives)
-                own = [client for client in present if task.prototype_of[client] == name]
                 public[name] = publish_map(
-                    mechanism, negatives, num_classes=task.num_classes, sizes=clients.sizes(own)
+                    mechanism,
+                    negatives,
+                    num_classes=task.num_classes,
+                    sizes=clients.sizes(users_of(task, name, present)),
                 )
             public = settle(public, task.method.mechanism)
             releases, wasted, bytes_down, bytes_up = release_scores(
@@ -125,6 +127,12 @@ def prepare(
         wasted += state.ledger
     preparation = Preparation(extractors, public, dict(clock.seconds), bytes_up, bytes_down)
     return replace(state, releases=releases, ledger=tuple(wasted)), preparation
+
+
+def users_of(task: Task, prototype: str, present: Sequence[int]) -> Sequence[int]:
+    """Return the clients of a prototype or, if none of them is present, all."""
+    own = [client for client in present if task.prototype_of[client] == prototype]
+    return own or present
 
 
 def rehearsed_bytes(task: Task) -> int:
