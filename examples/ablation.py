@@ -34,7 +34,7 @@ for peer in ("fedavg", "fedprox", "feddf"):
     plain = METHODS[f"{peer}+p"]
     from_head = replace(plain, start="private-head", scores=True, mechanism="classes")
     for start, method in (("p", plain), ("head", from_head)):
-        for given in ("", "adj", "reh"):
-            name = "+".join(filter(None, (peer, start, given)))
-            own = (OBJECTIVES[given],) if given else ()
+        for given in ((), ("adj",), ("reh",), ("adj", "reh")):
+            name = "+".join((peer, start, *given))
+            own = tuple(OBJECTIVES[one] for one in given)
             METHODS.setdefault(name, replace(method, name=name, objectives=method.objectives + own))

@@ -152,6 +152,11 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
             "certainty.mechanism = 'maen': not known; did you mean mean?",
         ),
         (
+            {"method": "private-head", "certainty": {"mechanism": "none"}},
+            "certainty.mechanism = 'none': has no effect, because the methods of this run always "
+            "use classes; should be left out. For hardly any noise set certainty.epsilon = 1000",
+        ),
+        (
             {"split": {"num_clients": 1439}},
             "split.num_clients = 1439: more clients than the 1438 training examples",
         ),

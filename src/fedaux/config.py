@@ -316,8 +316,8 @@ class Certainty(Section):
     """The private release from which certainty scores are computed."""
 
     mechanism: str = "mean"
-    """The mechanism: a name in `fedaux.privacy.mechanisms.MECHANISMS`. Methods that start from the
-    private head always use `classes`."""
+    """The mechanism: a name in `fedaux.privacy.mechanisms.MECHANISMS`. `fedaux2`, `private-head`,
+    `private-student` and `ccvr` always use `classes`."""
     epsilon: Positive = 0.1
     """Privacy loss ε of a client's release; neighbouring datasets differ by replacing one
     example."""
@@ -374,7 +374,7 @@ class Local(Section):
     `fedaux.core.objectives.OBJECTIVES`, such as `logit-adjusted` or `rehearsal`."""
     strengths: dict[str, NonNegative] = {}
     """Strengths of objectives by name. Default: those of `fedaux.core.objectives.OBJECTIVES`;
-    methods with class sums, such as `fedaux2`, choose that of `logit-adjusted` by themselves."""
+    methods with class sums and soft labels, such as `fedaux2`, choose that of `logit-adjusted`."""
     privacy: LocalPrivacy | None = None
 
 

@@ -134,15 +134,17 @@ def audit(
     from fedaux.federation.audit import audit_node
     from fedaux.privacy import audit as attacks
 
-    found = attacks.audit(
-        mechanism,
-        epsilon=epsilon,
-        delta=delta,
-        trials=trials,
-        seed=seed,
-        releases=releases,
-        node=audit_node if node else None,
-    )
+    with Console(stderr=True).status("") as status:
+        found = attacks.audit(
+            mechanism,
+            epsilon=epsilon,
+            delta=delta,
+            trials=trials,
+            seed=seed,
+            releases=releases,
+            node=audit_node if node else None,
+            callback=status.update,
+        )
     if as_json:
         typer.echo(json.dumps(attacks.to_json(found), indent=1))
         return

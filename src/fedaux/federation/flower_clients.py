@@ -57,7 +57,8 @@ class FlowerClients:
         return self._members.present()
 
     def sizes(self, clients: Sequence[int]) -> Sequence[int]:
-        """Return nothing: nodes do not report n_i before they release or train."""
+        """Return nothing: a node only claims its n_i, and a false one would choose the number of
+        components for all."""
         return ()
 
     def release_scores(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.config import ConfigError, Data, ExperimentFields, Prototype
+from fedaux.config import Certainty, ConfigError, Data, ExperimentFields, Prototype
 from fedaux.config_errors import nearest
 from fedaux.core.distillation import check_averaging, number_of_steps
 from fedaux.core.dpsgd import check_ready
@@ -98,8 +98,9 @@ def problems_of(
         asked = release_sections(known_methods, experiment.certainty)
         if "classes" in asked and experiment.certainty.components is None:
             problems.append(
-                "certainty.components: missing; the server of a federation does not know how many "
-                "examples clients hold, so mechanism classes needs a whole number such as 16"
+                "certainty.components: missing; mechanism classes needs a whole number such as 16 "
+                "in a federation, because one node that overstates its examples would choose too "
+                "many for all; `fedaux privacy` suggests one"
             )
         problems += [
             f"method = {name!r}: {NOT_FEDERATED[METHODS[name].exchange]}; run it in the simulator"
@@ -237,6 +238,16 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
     if experiment.data.given and experiment.data.clients and experiment.data.server_validation > 0:
         problems.append(
             "data.server_validation: should be 0, as each client has its own data (data.clients)"
+        )
+    mechanism = experiment.certainty.mechanism
+    asked = release_sections(
+        [name for name in experiment.method if name in METHODS], experiment.certainty
+    )
+    if asked and mechanism in MECHANISMS and mechanism not in {Certainty().mechanism, *asked}:
+        problems.append(
+            f"certainty.mechanism = {mechanism!r}: has no effect, because the methods of this run "
+            f"always use {' and '.join(asked)}; should be left out. For hardly any noise set "
+            "certainty.epsilon = 1000"
         )
     for name in experiment.method:
         if name in METHODS and METHODS[name].correction is not None:

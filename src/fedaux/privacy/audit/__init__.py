@@ -97,12 +97,13 @@ def audit(
     node: Callable[..., list[PValue]] | None = None,
     certainty: Certainty | None = None,
     shapes: Mapping[str, Scene] = SHAPES,
+    callback: Callable[[str], None] = lambda step: None,
 ) -> Audit:
     """Attack a mechanism, one of `auditable()`; its other settings are those of `certainty`.
 
     `noise` names the sources to test, "simulated" and "secure": by default both if OpenDP is
     installed. `node`, which is `fedaux.federation.audit.audit_node`, also audits the answers of a
-    node. `shapes` are client data and negatives by name.
+    node. `shapes` are client data and negatives by name. `callback` is told each step.
     """
     mechanisms = auditable()
     if mechanism_name not in mechanisms:
@@ -118,6 +119,7 @@ def audit(
     section = Certainty(**((certainty or Certainty()).model_dump() | claim))
     build = mechanisms[mechanism_name]
     with _one_thread():
+        callback(f"searching {pairs} pairs of neighbours")
         found = search(
             Unfolded if mechanism_name == "released-code" else build,
             section,
@@ -130,6 +132,7 @@ def audit(
         reachable = float(epsilon_bound(trials // 2, 0, trials=trials // 2, delta=delta))
         bound = reachable  # a non-finite vector reveals its data every time
         if math.isfinite(worst.ratio):
+            callback(f"telling {trials} noisy releases apart")
             generator = seeding.generator(seed, "audit noise")
             bound = distinguish(worst, delta=delta, trials=trials, generator=generator)
         stated = worst.release(0, noise=FixedNoise(0.0))
@@ -140,8 +143,9 @@ def audit(
             if stated.epsilon > epsilon or stated.delta > delta:
                 asked = f"({stated.epsilon:g}, {stated.delta:g}) for ({epsilon:g}, {delta:g})"
                 found.findings["a release states more than was asked for"] = asked
-            values = check_noise(found, noise, releases=releases, seed=seed)
+            values = check_noise(found, noise, releases=releases, seed=seed, callback=callback)
             if node is not None:
+                callback("testing a node")
                 values += node(section, releases=releases, seed=seed, findings=found.findings)
     findings = found.findings | alarms(values)
     return Audit(
@@ -166,7 +170,12 @@ def audit(
 
 
 def check_noise(
-    found: Search, sources: tuple[str, ...], *, releases: int, seed: int
+    found: Search,
+    sources: tuple[str, ...],
+    *,
+    releases: int,
+    seed: int,
+    callback: Callable[[str], None],
 ) -> list[PValue]:
     """Return p-values of the noise at each shape and for the worst neighbours; adds to the
     findings."""
@@ -182,6 +191,7 @@ def check_noise(
             if source == "secure":
                 noise, width = SecureNoise(), len(pair.noiseless(0).vector)
                 count = min(releases, max(LEAST_RELEASES, SECURE_VALUES // width))
+            callback(f"testing {source} noise: {count} releases, {scene}")
             values += draw(pair, noise, releases=count, findings=found.findings)
     return values
 
