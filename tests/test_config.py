@@ -152,6 +152,17 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
             "certainty.mechanism = 'maen': not known; did you mean mean?",
         ),
         (
+            {
+                "method": ["fedavg", "feddf"],
+                "prototypes": [
+                    {"name": "own", "model": "cnn"},
+                    {"name": "other", "model": "cnn", "clients": []},
+                ],
+            },
+            "prototypes.clients = []: nobody trains 'other', because fedavg has no teacher; should "
+            "list clients or be left out",
+        ),
+        (
             {"method": "private-head", "certainty": {"mechanism": "none"}},
             "certainty.mechanism = 'none': has no effect, because the methods of this run always "
             "use classes; should be left out. For hardly any noise set certainty.epsilon = 1000",

@@ -228,7 +228,8 @@ class Prototype(Section):
     normalisation for DP-SGD. Texts: `bert`, `tinybert`, `minilm`. Default, without any prototype:
     `cnn`."""
     clients: Annotated[tuple[Index, ...], BeforeValidator(_as_tuple)] | None = None
-    """The clients that use it. Default: a share of the clients that no prototype lists."""
+    """The clients that use it; with `[]` the server alone trains it, as a student of the others.
+    Default: a share of the clients that no prototype lists."""
     share: Positive = 1.0
     """Its share, relative to the other prototypes without `clients`."""
     options: dict[str, bool | int | float | str] = {}

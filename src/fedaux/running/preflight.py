@@ -239,6 +239,20 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
         problems.append(
             "data.server_validation: should be 0, as each client has its own data (data.clients)"
         )
+    untaught = [
+        name
+        for name in experiment.method
+        if name in METHODS
+        and METHODS[name].teacher is None
+        and METHODS[name].start != "private-head"
+        and METHODS[name].exchange != "data"
+    ]
+    for prototype in experiment.prototypes:
+        if prototype.clients == () and untaught:
+            problems.append(
+                f"prototypes.clients = []: nobody trains {prototype.name!r}, because "
+                f"{', '.join(untaught)} has no teacher; should list clients or be left out"
+            )
     mechanism = experiment.certainty.mechanism
     asked = release_sections(
         [name for name in experiment.method if name in METHODS], experiment.certainty
