@@ -354,7 +354,9 @@ def test_options_of_a_grid_are_refused_without_one(
     option: dict[str, object], tmp_path: Path
 ) -> None:
     (name,) = option
-    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}: split is no grid of runs"):
+    with pytest.raises(
+        ValueError, match=f"--{name.replace('_', '-')}: split is not a grid of runs"
+    ):
         command.reproduce("split", Request(tmp_path, quick=True, sweeping=option))
 
 

@@ -95,7 +95,7 @@ def test_addresses_and_devices_that_make_no_sense_are_refused(tmp_path: Path) ->
     cells = expand(merged(TINY, {"split": {"alpha": [1.0, 2.0]}}))
     with pytest.raises(ValueError, match="devices = cpu: Ray assigns the devices"):
         sweep(cells, tmp_path / "out", devices=["cpu"], cluster="auto")
-    with pytest.raises(ValueError, match="--cluster: split is no grid of runs"):
+    with pytest.raises(ValueError, match="--cluster: split is not a grid of runs"):
         command.reproduce("split", Request(tmp_path, quick=True, sweeping={"cluster": "auto"}))
     pytest.importorskip("ray")
     with pytest.raises(

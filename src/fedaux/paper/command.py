@@ -104,7 +104,7 @@ def reproduce(
     entry = EXPERIMENTS[name]
     for option in () if entry.sweeps else ("devices", "jobs", "cluster", "time_limit"):
         if request.sweeping.get(option):
-            raise ValueError(f"--{option.replace('_', '-')}: {name} is no grid of runs to share")
+            raise ValueError(f"--{option.replace('_', '-')}: {name} is not a grid of runs")
     arguments = read_options(name, entry, options)
     if not entry.data:
         if (
