@@ -349,6 +349,15 @@ def test_set_cannot_change_what_an_experiment_varies(tmp_path: Path) -> None:
         plan(STUDIES["table1"], whole)
 
 
+@pytest.mark.parametrize("name", ["split", "similar-images", "qualitative"])
+def test_several_seeds_are_refused_where_one_is_used(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"--seeds 2: {name} uses one seed; .*seeds=\\[1\\]"):
+        command.reproduce(name, Request(tmp_path, quick=True, seeds=2))
+    chosen = Request(tmp_path, quick=True, overrides=["seeds=[3,4]"])
+    with pytest.raises(ValueError, match=r"--set seeds=\[3,4\]: .*seeds=\[4\]"):
+        command.reproduce(name, chosen)
+
+
 @pytest.mark.parametrize("option", [{"jobs": 2}, {"devices": ["cpu"]}, {"time_limit": 1.0}])
 def test_options_of_a_grid_are_refused_without_one(
     option: dict[str, object], tmp_path: Path

@@ -118,6 +118,12 @@ def reproduce(
             )
         return write(entry.run(**arguments), request.out, name)
     base, notes = base_of(name, entry, request, recipe)
+    chosen = [f"--seeds {request.seeds}"] if request.seeds is not None else []
+    chosen += [f"--set {one}" for one in request.overrides if "seeds" in keys_of(one)]
+    if entry.one_seed and chosen and len(base.seeds) > 1:
+        raise ValueError(
+            f"{chosen[0]}: {name} uses one seed; choose it with --set 'seeds=[{base.seeds[-1]}]'"
+        )
     known = signature(entry.run).parameters
     alphas = arguments.get("alphas", known["alphas"].default if "alphas" in known else ())
     if base.data.clients and len(alphas) > 1:

@@ -33,6 +33,8 @@ class Reproduction:
     """Whether it is a grid of runs, which devices, processes or a cluster can share."""
     varies: Mapping[str, str] = field(default_factory=dict)
     """The settings that it varies, and the options of `run` that choose their values."""
+    one_seed: bool = False
+    """Whether it uses the first seed only."""
     unused: tuple[str, ...] = ()
     """Settings of runs, or sections of them, that have no effect on it."""
 
@@ -60,6 +62,7 @@ EXPERIMENTS: dict[str, Reproduction] = {
         "5 seconds",
         ("cifar10",),
         varies={"split.alpha": "alphas"},
+        one_seed=True,
         unused=("method", "rounds"),
     ),
     "toy-iris": Reproduction(
@@ -78,6 +81,7 @@ EXPERIMENTS: dict[str, Reproduction] = {
         "without noise",
         "20 seconds",
         ("cifar10", "imagenet32"),
+        one_seed=True,
         unused=("method", "rounds"),
     ),
     "qualitative": Reproduction(
@@ -85,6 +89,7 @@ EXPERIMENTS: dict[str, Reproduction] = {
         "operations, communication and privacy, counted in a run",
         "20 seconds",
         ("cifar10", "stl10"),
+        one_seed=True,
     ),
     "ensemble": Reproduction(
         ensemble.run,
@@ -104,6 +109,7 @@ EXPERIMENTS: dict[str, Reproduction] = {
             "split.alpha": "alphas",
             "participation_rate": "rates",
             "certainty.epsilon": "epsilons",
+            "data.size": "sizes",
         },
         unused=("output",),
     ),
