@@ -295,10 +295,30 @@ def test_shrinkage_brings_class_means_nearer_to_the_truth() -> None:
 
 def test_a_prior_that_differs_by_noise_alone_is_uniform() -> None:
     totals = torch.tensor([90.0, 110.0, 105.0, 95.0]).double()
-    assert class_prior(totals, variance=400.0).tolist() == pytest.approx([0.25] * 4)
+    assert class_prior(totals, variance=400.0).tolist() == pytest.approx([0.25] * 4, abs=0.003)
+    negative = torch.tensor([-90.0, 20.0, -30.0, 10.0]).double()
+    assert class_prior(negative, variance=400.0).tolist() == pytest.approx([0.25] * 4)
     far = class_prior(torch.tensor([1000.0, 0.0, 10.0, 990.0]).double(), variance=4.0)
     assert far.tolist() == pytest.approx([0.5, 0.0, 0.005, 0.495], abs=0.002)
     assert float(far.min()) > 0
+    exact = class_prior(torch.tensor([30.0, 10.0, 60.0]).double(), variance=0.0)
+    assert exact.tolist() == pytest.approx([0.3, 0.1, 0.6])
+
+
+@pytest.mark.parametrize(("spread", "noise"), [(0, 230), (0, 40), (8, 20), (20, 10), (30, 230)])
+def test_a_prior_is_nearly_as_good_as_with_a_known_spread(spread: float, noise: float) -> None:
+    generator = np.random.default_rng(0)
+    own, best = [], []
+    for _ in range(300):
+        true = np.clip(40 + spread * generator.standard_normal(10), 1, None)
+        seen = true + noise * generator.standard_normal(10)
+        shares = true / true.sum()
+        found = class_prior(torch.from_numpy(seen), variance=noise**2).numpy()
+        factor = spread**2 / (spread**2 + noise**2)
+        known = np.clip(40 + factor * (seen - seen.mean()), 0.5, None)
+        own.append(np.abs(found - shares).sum())
+        best.append(np.abs(known / known.sum() - shares).sum())
+    assert np.mean(own) < 1.1 * np.mean(best) + 0.08
 
 
 # Beforehand

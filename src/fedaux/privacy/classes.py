@@ -12,9 +12,9 @@ Estimate: the server sees T_i + noise of known sigma_i from K clients.
    noisy counts by maximum likelihood (Kiefer & Wolfowitz, 1956).
 2. Class means. m_c = sum_i n_ic T_i[c] / sum_i n_ic^2, of noise variance v_c per coordinate: the
    weights of least variance.
-3. Shrinkage. P(c) comes from the noisy totals, shrunk to equal shares. The shifts e_c = m_c - g
-   from the centre g = sum_c P(c) m_c have a prior variance of t_j = a j^-p in the j-th component. a
-   and p are fitted by maximum likelihood, and e_cj is multiplied by t_j / (t_j + v_c).
+3. Shrinkage. P(c) are the posterior means of the noisy totals. The shifts e_c = m_c - g from the
+   centre g = sum_c P(c) m_c have a prior variance of t_j = a j^-p in the j-th component. a and p
+   are fitted by maximum likelihood, and e_cj is multiplied by t_j / (t_j + v_c).
 4. Discriminant, with unit covariance before division by the clipping norm b:
    f0(x)_c = b^2 (<e_c, u(x) - g> - |e_c|^2 / 2) + log P(c).
 Everything after the release is post-processing.
@@ -47,6 +47,8 @@ GRID_POINTS = 512
 """Counts that would need more points are hardly noisy, and are used as they are."""
 FITTED_COUNTS = 4096
 """Noisy counts to which the prior is fitted."""
+SPREADS = (-3.0, 0.0)
+"""Powers of ten between which the relative spread of the classes' numbers of examples lies."""
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Candidates for p."""
 SIGNAL = 0.07
@@ -236,12 +238,24 @@ def denoised_counts(noisy: Tensor, sigmas: Tensor) -> Tensor:
 
 
 def class_prior(totals: Tensor, *, variance: float) -> Tensor:
-    """Return P(c) [C] from noisy numbers of examples [C], shrunk to their mean by the share of
-    noise in their variance; at least half an example per class, so that none is ruled out."""
-    mean = totals.mean()
-    spread = (totals - mean).square().sum() / max(1, len(totals) - 1)
-    signal = (1.0 - variance / spread.clamp_min(1e-30)).clamp_min(0.0)
-    counts = (mean + signal * (totals - mean)).clamp_min(0.5)
+    """Return P(c) [C] from noisy numbers of examples [C]; `variance` is that of the noise.
+
+    Each number is replaced by its posterior mean, which is not negative. Beforehand, the true
+    numbers spread around their mean m with a standard deviation that is log-uniform over SPREADS
+    times m sqrt(C - 1), its largest possible value. At least half an example per class, so that
+    none is ruled out.
+    """
+    degrees, mean = len(totals) - 1, totals.mean()
+    apart, widest = totals - mean, float(mean.clamp_min(0)) * degrees**0.5
+    signals = (torch.logspace(*SPREADS, 256).to(totals) * widest).square()
+    both = (signals + variance).clamp_min(1e-30)
+    log_likelihood = -(apart.square().sum() / both + degrees * both.log()) / 2
+    trusted = torch.softmax(log_likelihood, dim=0) @ (signals / both)
+    expected, deviation = mean + trusted * apart, (trusted * variance).sqrt().clamp_min(1e-9)
+    # The mean of a normal distribution that is cut off at zero.
+    z = (expected / deviation).clamp(-30, 30)
+    above = torch.exp(-z.square() / 2 - torch.special.log_ndtr(z)) / math.sqrt(2 * math.pi)
+    counts = (expected + deviation * above).clamp_min(0.5)
     return counts / counts.sum()
 
 
