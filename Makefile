@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --dur
 
 .PHONY: demo test test-all test-rest test-slow test-processes test-federation test-cluster test-gpu test-kernels benchmark docs wheel check format clean
 
-demo: $(READY)          ## the embedded demo: five methods, three seeds, 80 s on two ARM cores
+demo: $(READY)          ## the embedded demo: five methods, three seeds, a minute on two ARM cores
 	rm -rf runs/demo
 	$(BIN)/fedaux run recipes/demo.toml --out runs/demo
 

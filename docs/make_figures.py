@@ -51,6 +51,7 @@ def demo(lines: list[dict[str, Any]]) -> Figure:
     for line in lines:
         runs[line["method"]][line["round"]].append(100 * line["accuracy"])
     figure, plot = axes()
+    ends: dict[str, float] = {}
     for method, by_round in runs.items():
         rounds = sorted(by_round)
         mean = np.array([np.mean(by_round[number]) for number in rounds])
@@ -66,16 +67,12 @@ def demo(lines: list[dict[str, Any]]) -> Figure:
         plot.plot(
             rounds, mean, "o-", color=COLOURS[method], label=method, linewidth=2, markersize=4
         )
-        end = (rounds[-1], float(mean[-1]))
-        colour = COLOURS[method]
-        plot.annotate(
-            method,
-            end,
-            (7, 0),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            weight="bold",
+        ends[method] = float(mean[-1])
+    height = 100.0
+    for method, end in sorted(ends.items(), key=lambda one: -one[1]):
+        height = min(end, height - 6)  # names do not overlap
+        plot.text(
+            rounds[-1] + 0.08, height, method, color=COLOURS[method], va="center", weight="bold"
         )
     plot.set(
         xlabel="round", ylabel="test accuracy, %", xticks=rounds, xlim=(0.9, 5.9), ylim=(0, 100)
