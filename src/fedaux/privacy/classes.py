@@ -12,9 +12,9 @@ Estimate: the server sees T_i + noise of known sigma_i from K clients.
    noisy counts by maximum likelihood (Kiefer & Wolfowitz, 1956).
 2. Class means. m_c = sum_i n_ic T_i[c] / sum_i n_ic^2, of noise variance v_c per coordinate: the
    weights of least variance.
-3. Shrinkage. P(c) are the posterior means of the noisy totals. The shifts e_c = m_c - g from the
-   centre g = sum_c P(c) m_c have a prior variance of t_j = a j^-p in the j-th component. a and p
-   are fitted by maximum likelihood, and e_cj is multiplied by t_j / (t_j + v_c).
+3. Shrinkage. P(c) follows from the posterior means of the noisy totals. The shifts e_c = m_c - g
+   from the centre g = sum_c P(c) m_c have a prior variance of t_j = a j^-p in the j-th component. a
+   and p are fitted by maximum likelihood, and e_cj is multiplied by t_j / (t_j + v_c).
 4. Discriminant, with unit covariance before division by the clipping norm b:
    f0(x)_c = b^2 (<e_c, u(x) - g> - |e_c|^2 / 2) + log P(c).
 Everything after the release is post-processing.
@@ -246,7 +246,7 @@ def class_prior(totals: Tensor, *, variance: float) -> Tensor:
     none is ruled out.
     """
     degrees, mean = len(totals) - 1, totals.mean()
-    apart, widest = totals - mean, float(mean.clamp_min(0)) * degrees**0.5
+    apart, widest = totals - mean, float(mean.clamp_min(0)) * math.sqrt(degrees)
     signals = (torch.logspace(*SPREADS, 256).to(totals) * widest).square()
     both = (signals + variance).clamp_min(1e-30)
     log_likelihood = -(apart.square().sum() / both + degrees * both.log()) / 2
