@@ -47,8 +47,8 @@ GRID_POINTS = 512
 """Counts that would need more points are hardly noisy, and are used as they are."""
 FITTED_COUNTS = 4096
 """Noisy counts to which the prior is fitted."""
-SPREADS = (-3.0, 0.0)
-"""Powers of ten between which the relative spread of the classes' numbers of examples lies."""
+LEAST_SPREAD = 1e-3
+"""Smallest standard deviation of the classes' numbers of examples, relative to the largest."""
 EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Candidates for p."""
 SIGNAL = 0.07
@@ -240,14 +240,14 @@ def denoised_counts(noisy: Tensor, sigmas: Tensor) -> Tensor:
 def class_prior(totals: Tensor, *, variance: float) -> Tensor:
     """Return P(c) [C] from noisy numbers of examples [C]; `variance` is that of the noise.
 
-    Each number is replaced by its posterior mean, which is not negative. Beforehand, the true
-    numbers spread around their mean m with a standard deviation that is log-uniform over SPREADS
-    times m sqrt(C - 1), its largest possible value. At least half an example per class, so that
-    none is ruled out.
+    Each number is replaced by its posterior mean. The prior: true numbers are not negative, and
+    their standard deviation is log-uniform between LEAST_SPREAD and 1 times m sqrt(C - 1), its
+    largest possible value for the mean m. At least half an example per class, so that none is
+    ruled out.
     """
     degrees, mean = len(totals) - 1, totals.mean()
     apart, widest = totals - mean, float(mean.clamp_min(0)) * math.sqrt(degrees)
-    signals = (torch.logspace(*SPREADS, 256).to(totals) * widest).square()
+    signals = (torch.logspace(math.log10(LEAST_SPREAD), 0, 256).to(totals) * widest).square()
     both = (signals + variance).clamp_min(1e-30)
     log_likelihood = -(apart.square().sum() / both + degrees * both.log()) / 2
     trusted = torch.softmax(log_likelihood, dim=0) @ (signals / both)

@@ -103,7 +103,8 @@ def audit(
 
     `noise` names the sources to test, "simulated" and "secure": by default both if OpenDP is
     installed. `node`, which is `fedaux.federation.audit.audit_node`, also audits the answers of a
-    node. `shapes` are client data and negatives by name. `callback` is told each step.
+    node. `shapes` are client data and negatives by name. `callback` receives the name of
+    each step.
     """
     mechanisms = auditable()
     if mechanism_name not in mechanisms:
