@@ -189,6 +189,25 @@ def test_a_card_of_other_images_is_refused(commanded: tuple[Path, str], tmp_path
         extractor(tmp_path, checkpoint=str(tmp_path / "h0.safetensors"))
 
 
+def test_a_card_of_another_normalisation_is_refused(tmp_path: Path) -> None:
+    trained = {"channel_mean": [0.485]}
+    command(tmp_path, "--out", str(tmp_path / "h0.safetensors"), "--no-probe", data=trained)
+    checkpoint = {"checkpoint": str(tmp_path / "h0.safetensors")}
+    assert fedaux.run(
+        tiny(rounds=1, pretraining=checkpoint, data=trained), out=tmp_path / "run"
+    ).summary["complete"]
+    for data, found in (({}, r"\[\]"), ({"channel_mean": [0.5]}, r"\[0\.5\]")):
+        with pytest.raises(
+            ConfigError,
+            match=rf"data.channel_mean = {found}: pretraining.checkpoint = .*h0.safetensors was "
+            r"trained with \[0.485\]; should be the same",
+        ):
+            fedaux.run(tiny(pretraining=checkpoint, data=data), out=tmp_path / "refused")
+    deviation = trained | {"channel_deviation": [0.2]}
+    with pytest.raises(ConfigError, match=r"data.channel_deviation = \[0.2\]: .* with \[1\]"):
+        fedaux.run(tiny(pretraining=checkpoint, data=deviation), out=tmp_path / "refused")
+
+
 def test_several_prototypes_share_a_file(tmp_path: Path) -> None:
     two = [
         {"name": "small", "model": "cnn", "options": {"width": 4}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
 import warnings
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedaux.config import Pretraining, Prototype
+from fedaux.config import Data, Pretraining, Prototype
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
 from fedaux.data.vocabulary import METADATA, Vocabulary
@@ -247,11 +248,12 @@ def fitting_weights(
     prototype: Prototype | None = None,
     image_shape: tuple[int, ...] | None = None,
     vocabulary: Vocabulary | None = None,
+    data: Data | None = None,
 ) -> Weights:
     """Load weights for the model's features, in its precision.
 
-    Raises ValueError if they do not fit the model or, with a card, `prototype`, `image_shape` and
-    `vocabulary`.
+    Raises ValueError if they do not fit the model or, with a card, `prototype`, `image_shape`,
+    `vocabulary` and the normalisation of `data`.
     """
     try:
         loaded = load_file(path)
@@ -280,6 +282,7 @@ def fitting_weights(
             prototype=prototype,
             image_shape=image_shape,
             vocabulary=vocabulary,
+            data=data,
         )
     try:
         return fitted(loaded, model, where=f"{key} = {path}")
@@ -320,8 +323,10 @@ def _refuse_other_card(
     prototype: Prototype,
     image_shape: tuple[int, ...] | None,
     vocabulary: Vocabulary | None,
+    data: Data | None,
 ) -> None:
-    """Raise ValueError if a card has another model, options, image shape or vocabulary."""
+    """Raise ValueError if a card has another model, options, normalisation, image shape or
+    vocabulary."""
     model = card.get("model", prototype.model)
     if model != prototype.model:
         raise ValueError(
@@ -355,6 +360,19 @@ def _refuse_other_card(
             f"{where}: is for images of {list(shape)}, not {list(image_shape)}; "
             f"{CHECKPOINT_ADVICE}, or image_size and channels of data and auxiliary be the same"
         )
+    if data is None or image_shape is None:
+        return
+    for setting, default in (("channel_mean", 0.0), ("channel_deviation", 1.0)):
+        none = (default,) * image_shape[0]
+        trained, own = tuple(card.get(setting, ())) or none, getattr(data, setting) or none
+        # Cards hold numbers in single precision.
+        same = all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(trained, own, strict=False))
+        if setting in card and not same:
+            numbers = ", ".join(f"{number:.6g}" for number in trained)
+            raise ValueError(
+                f"data.{setting} = {list(getattr(data, setting))}: {where} was trained with "
+                f"[{numbers}]; should be the same"
+            )
 
 
 @contextmanager

@@ -411,6 +411,7 @@ def _model_problems(
                     prototype=prototype,
                     image_shape=shape if vocabulary is None else None,
                     vocabulary=vocabulary,
+                    data=experiment.data,
                 )
         except ValueError as error:
             problems.append(str(error))
