@@ -364,7 +364,7 @@ def _refuse_other_card(
         return
     for setting, default in (("channel_mean", 0.0), ("channel_deviation", 1.0)):
         none = (default,) * image_shape[0]
-        trained, wanted = tuple(card.get(setting, ())) or none, getattr(data, setting) or none
+        trained, wanted = tuple(card.get(setting) or none), getattr(data, setting) or none
         # Cards hold numbers in single precision.
         same = all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(trained, wanted, strict=False))
         if setting in card and not same:
