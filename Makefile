@@ -38,7 +38,7 @@ test-gpu: $(EXTRAS)     ## what needs a CUDA GPU: the fast ways equal the plain 
 	$(PYTEST) -m gpu
 
 test-kernels: $(TRITON)/.ready ## the kernels for GPUs without one, in Triton's interpreter; a quarter of an hour
-	$(TRITON)/bin/python -m pytest -m 'slow or not slow' tests/fast/test_kernels.py tests/fast/test_predictions.py tests/fast/test_depthwise.py
+	$(TRITON)/bin/python -m pytest -m 'slow or not slow' tests/fast/test_kernels.py tests/fast/test_depthwise.py
 
 benchmark: $(EXTRAS)    ## a round against a plain loop, and its growth; a minute or two on a CPU
 	$(BIN)/python benchmarks/round.py

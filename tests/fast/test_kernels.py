@@ -3,6 +3,7 @@ test_gpu_kernels.py."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,7 @@ from fedaux.core.steps import optimizer_state
 from fedaux.core.weights import snapshot
 from fedaux.fast import triton as kernels
 from fedaux.fast.triton.tiling import Shape, split_of, tile_of
-from fedaux.models import MODELS
+from fedaux.models import MODELS, SplitModel
 from fedaux.models.resnet import WIDTHS
 
 IMAGES = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
@@ -78,25 +79,68 @@ def test_kernels_are_for_resnet8_as_it_is_and_images_of_its_size() -> None:
     assert not kernels.fits(nn.Linear(3, 2), torch.zeros(4, 3))
 
 
-def test_a_changed_resnet8_is_trained_in_other_ways() -> None:
-    def fits_with(change: str) -> bool:
-        model = MODELS["resnet8"]((3, 32, 32), 10)
-        if change == "momentum":
-            layer = model.features.get_submodule("bn1")
-            assert isinstance(layer, nn.BatchNorm2d)
-            layer.momentum = 0.2
-        elif change == "frozen":
-            model.head.requires_grad_(False)
-        elif change == "part":
-            model.features.add_module("more", nn.Dropout())
-        return kernels.fits(model, IMAGES)
+def other_momentum(model: SplitModel) -> None:
+    layer = model.features.get_submodule("bn1")
+    assert isinstance(layer, nn.BatchNorm2d)
+    layer.momentum = 0.2
 
-    assert [fits_with(change) for change in ("", "momentum", "frozen", "part")] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+
+def frozen_head(model: SplitModel) -> None:
+    model.head.requires_grad_(False)
+
+
+def one_part_more(model: SplitModel) -> None:
+    model.features.add_module("more", nn.Dropout())
+
+
+def deeper_head(model: SplitModel) -> None:
+    model.head = nn.Sequential(model.head)
+
+
+def head_without_bias(model: SplitModel) -> None:
+    model.head = nn.Linear(model.feature_width, 10, bias=False)
+
+
+def hooked(model: SplitModel) -> None:
+    model.features.register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+
+
+def subclass(model: SplitModel) -> None:
+    layer = model.features.get_submodule("bn1")
+    layer.__class__ = type(
+        "BatchNorm2d", (nn.BatchNorm2d,), {"forward": lambda self, inputs: inputs}
+    )
+
+
+def own_forward(model: SplitModel) -> None:
+    model.head.forward = lambda inputs: inputs[:, :10]
+
+
+def unseen_setting(model: SplitModel) -> None:
+    layer = model.features.get_submodule("bn1")
+    layer.unseen = True  # type: ignore[assignment]
+    assert str(model) == str(MODELS["resnet8"]((3, 32, 32), 10))
+
+
+CHANGES = [
+    other_momentum,
+    frozen_head,
+    one_part_more,
+    deeper_head,
+    head_without_bias,
+    hooked,
+    subclass,
+    own_forward,
+    unseen_setting,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_resnet8_is_trained_in_other_ways(change: Callable[[SplitModel], None]) -> None:
+    model = MODELS["resnet8"]((3, 32, 32), 10)
+    assert kernels.fits(model, IMAGES)
+    change(model)
+    assert not kernels.fits(model, IMAGES)
 
 
 def test_without_a_gpu_no_kernel_is_asked_for() -> None:

@@ -1,14 +1,12 @@
 """Predictions of many models of one architecture on many examples: teachers, features, evaluation.
 
 On a GPU in half precision, batch normalisation is folded into the convolution before it, and
-operations are joined: by kernels of our own for some networks (`fedaux.fast.triton.predictions`),
-by cuDNN for others (`fedaux.fast.fusion`). No image ever sees its batch.
+operations are joined (`fedaux.fast.fusion`). No image ever sees its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,29 +15,12 @@ from fedaux.core.compute import Compute, inference_batch
 from fedaux.core.messages import Weights
 from fedaux.core.plain_backend import PlainPredictor
 from fedaux.data.texts import WIDTH_STEP, token_lengths
-from fedaux.fast import triton as kernels
-from fedaux.fast.fallback import attempt
 from fedaux.fast.fusion import FusedInference, Untraceable
-from fedaux.fast.triton import IMAGE_SIZE, predictions
-from fedaux.fast.triton.predictions.networks import StepInference
 from fedaux.models import SplitModel
 
 
-class Inference(Protocol):
-    """A network as few operations. Weights and batches are prepared once and used many times."""
-
-    def fold(self, weights: Weights, *, dtype: torch.dtype) -> Any:
-        """Return the weights as calls take them."""
-
-    def prepared(self, inputs: Tensor, *, dtype: torch.dtype) -> Tensor:
-        """Return inputs [N, ...] as calls take them."""
-
-    def __call__(self, folded: Any, inputs: Tensor) -> Tensor:
-        """Return outputs [N, ...]."""
-
-
 class FastPredictor(PlainPredictor):
-    """Predicts with joined operations or kernels of our own, if there are any for the module."""
+    """Predicts with joined operations where the module's can be listed."""
 
     def __init__(self, module: nn.Module, compute: Compute) -> None:
         super().__init__(module, compute)
@@ -47,10 +28,7 @@ class FastPredictor(PlainPredictor):
         self._trims = any(
             getattr(part, "ignores_padding", False) for part in self._module.modules()
         )
-        self._known = predictions.known(module) if kernels.available(compute) else None
-        """The network that there are kernels of our own for, until they fail to run here."""
-        self._by_kernels: Inference | None = None
-        self._fused: Inference | None = None
+        self._fused: FusedInference | None = None
         if compute.device.type == "cuda" and compute.precision is not torch.float32:
             try:
                 self._fused = FusedInference(module)
@@ -80,7 +58,7 @@ class FastPredictor(PlainPredictor):
         return self._by_length(forward, inputs, batch_size=batch_size, rows=rows)
 
     def _folded(self, models: Sequence[Weights], batches: Sequence[Tensor]) -> list[Tensor]:
-        inference, dtype = self._inference(batches[0]), self._compute.precision
+        inference, dtype = self._fused, self._compute.precision
         assert inference is not None
         folded = [inference.fold(weights, dtype=dtype) for weights in models]
         outputs: list[list[Tensor]] = [[] for _ in models]
@@ -90,40 +68,8 @@ class FastPredictor(PlainPredictor):
                 own.append(inference(weights, prepared).float())
         return [torch.cat(own) for own in outputs]
 
-    def _inference(self, inputs: Tensor) -> Inference | None:
-        """Return kernels of our own for such inputs, else joined operations, else None."""
-        if self._known is None or not self._known.takes(inputs):
-            return self._fused
-        if self._by_kernels is None:
-            self._by_kernels = self._compute.once(("predictions", self._known), self._tried)
-            self._known = self._known if self._by_kernels is not None else None
-        return self._fused if self._by_kernels is None else self._by_kernels
-
-    def _tried(self) -> Inference | None:
-        """Return kernels of our own after they have been compiled and have run once, or None."""
-        assert self._known is not None
-        network, dtype, shape = (
-            StepInference(self._module),
-            self._compute.precision,
-            (1, self._known.channels),
-        )
-
-        def run() -> Inference:
-            weights = self._module.state_dict()
-            image = next(iter(weights.values())).new_zeros(*shape, IMAGE_SIZE, IMAGE_SIZE)
-            folded = network.fold(weights, dtype=dtype)
-            network(folded, network.prepared(image, dtype=dtype)).cpu()  # which waits for them
-            return network
-
-        return attempt(
-            run,
-            device=self._compute.device,
-            otherwise=f"{self._known.name}: no kernels of our own here, predictions are slower",
-            errors=Exception,
-        )
-
     def _forward(self, weights: Weights, inputs: Tensor) -> Callable[[Tensor], Tensor]:
-        inference, floats = self._inference(inputs), self._compute.floats
+        inference, floats = self._fused, self._compute.floats
         if inference is None:
             return super()._forward(weights, inputs)
         dtype = self._compute.precision

@@ -7,8 +7,7 @@ once: 53 kernels a step, for one client (a distillation) or for several side by 
 about 200 for each.
 
 They are for bf16 on GPUs with bulk tensor copies (compute capability 9 and above), written in
-Triton. Sums are added in any order, so that two runs can differ in the last bits. Predictions of
-other networks: `predictions`.
+Triton. Sums are added in any order, so that two runs can differ in the last bits.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ of them."""
 
 
 def available(compute: Compute) -> bool:
-    """Say whether kernels of our own are to be used, for training or for predictions, and a GPU
-    has what they need."""
+    """Say whether these kernels may be used and the GPU has what they need."""
     return (
         INSTALLED
         and compute.compile
