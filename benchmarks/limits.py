@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedaux
-from fedaux.core.plain_parts import as_input
+from fedaux.core.compute import to_float
 from fedaux.fast.convolutions import make_plain
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch's profiler announces itself on the screen
@@ -59,9 +59,9 @@ def operations_of_image(model: nn.Module, images: Tensor) -> dict[str, float]:
     model = copy.deepcopy(model)
     make_plain(model)  # torch does not see what is in operations of our own
     with FlopCounterMode(display=False) as forward, torch.no_grad():
-        model.eval()(as_input(images))
+        model.eval()(to_float(images))
     with FlopCounterMode(display=False) as both:
-        model.train()(as_input(images)).sum().backward()
+        model.train()(to_float(images)).sum().backward()
     look, step = forward.get_total_flops() / len(images), both.get_total_flops() / len(images)
     return {"train": step, "teach": look, "distill": step, "evaluate": look}
 

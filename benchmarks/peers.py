@@ -31,7 +31,10 @@ from torch.nn import functional
 
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.core.plain_parts import as_input, train_client
+from fedaux.core.backend import ClientJob, TrainContext
+from fedaux.core.compute import Compute, to_float
+from fedaux.core.local_training import train_locally
+from fedaux.core.weights import load, snapshot
 from fedaux.models import MODELS
 
 
@@ -111,15 +114,13 @@ def answer_flower(path: str, device: str, message: Any, context: Any) -> Any:
         int(message.content["config"]["server-round"]),
     )
     examples = task.parts[client]
-    weights = train_client(
-        model,
-        message.content["arrays"].to_torch_state_dict(),
-        task.images[examples],
-        task.labels[examples],
-        section=task.local,
-        proximal=0.0,
-        generator=seeding.generator(task.seed, "local", round=number, client=client),
+    load(model, message.content["arrays"].to_torch_state_dict())
+    context = TrainContext(
+        model, task.images, task.labels, task.local, 0.0, Compute(task.images.device), key="peer"
     )
+    generator = seeding.generator(task.seed, "local", round=number, client=client)
+    train_locally(context, ClientJob(client, examples, generator, {}))
+    weights = snapshot(model)
     metrics = MetricRecord({"num-examples": len(examples)})
     return Message(
         content=RecordDict({"arrays": ArrayRecord(weights), "metrics": metrics}), reply_to=message
@@ -202,7 +203,7 @@ class PflModule(nn.Module):
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy of a batch."""
         self.model.train(len(labels) > 1)
-        return functional.cross_entropy(self.model(as_input(images)), labels)
+        return functional.cross_entropy(self.model(to_float(images)), labels)
 
     @torch.no_grad()
     def metrics(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -210,7 +211,7 @@ class PflModule(nn.Module):
         from pfl.metrics import Weighted
 
         self.model.eval()
-        loss = functional.cross_entropy(self.model(as_input(images)), labels, reduction="sum")
+        loss = functional.cross_entropy(self.model(to_float(images)), labels, reduction="sum")
         return {"loss": Weighted(float(loss), len(labels))}
 
 

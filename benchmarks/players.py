@@ -4,24 +4,23 @@ batches, same order."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from limits import full_single_precision, in_precision, wait
+from limits import full_single_precision, wait
 from numpy.typing import NDArray
 from setting import PROTOTYPE, Settings, experiment_of
 from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Experiment
-from fedaux.core import plain
-from fedaux.core.compute import compute_for
+from fedaux.core.compute import Compute, compute_for
 from fedaux.core.messages import Weights
+from fedaux.core.plain_backend import PlainBackend
 from fedaux.core.preparation import Scorer, prepare
 from fedaux.core.round import Server, clients_per_round, select
 from fedaux.core.simulation import SimulatedClients
@@ -117,82 +116,34 @@ def scoring_seconds(fast: Fast, *, times: int = 3) -> float | None:
     return min(took)
 
 
+def player_of(server: Server, state: State) -> Player:
+    """Play rounds in order, from this state."""
+
+    def play(number: int) -> tuple[Weights, Seconds]:
+        nonlocal state
+        assert state.round + 1 == number, "rounds are played in order"
+        wait(server.task.device)
+        began = time.perf_counter()
+        state, row = server.play_round(state)
+        wait(server.task.device)
+        took = time.perf_counter() - began
+        return dict(state.weights[PROTOTYPE]), {**row["seconds"], "all": took}
+
+    return play
+
+
 def fast_player(fast: Fast) -> Player:
     """Play rounds with fedaux's engine."""
-    state = fast.state
-
-    def play(number: int) -> tuple[Weights, Seconds]:
-        nonlocal state
-        assert state.round + 1 == number, "rounds are played in order"
-        device = fast.server.task.device
-        wait(device)
-        began = time.perf_counter()
-        state, row = fast.server.play_round(state)
-        wait(device)
-        return dict(state.weights[PROTOTYPE]), {
-            **row["seconds"],
-            "all": time.perf_counter() - began,
-        }
-
-    return play
+    return player_of(fast.server, fast.state)
 
 
-class Clock:
-    """Seconds by phase; the device is waited for where a phase begins and ends."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds: Seconds = {}
-        self._device = device
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a phase."""
-        wait(self._device)
-        began = time.perf_counter()
-        yield
-        wait(self._device)
-        self.seconds[name] = time.perf_counter() - began
-
-
-def plain_player(
-    fast: Fast, experiment: Experiment, data: LabelledData, *, precision: str
-) -> Player:
-    """Play the same rounds with `fedaux.core.plain`, in torch's usual layout, from the same initial
-    weights."""
-    own = fast.server.task
-    task = plain.Task(
-        experiment=experiment,
-        method=own.method,
-        seed=own.seed,
-        input_shape=own.input_shape,
-        num_classes=own.num_classes,
-        prototype_of=own.prototype_of,
-        images=data.images,
-        labels=data.labels,
-        parts=[torch.from_numpy(part).to(own.device) for part in fast.parts],
-        negatives=own.negatives.contiguous(),
-        distill_set=own.distill_images.contiguous(),
-        test_images=own.test_images.contiguous(),
-        test_labels=own.test_labels,
-    )
-    start, prefix = fast.state.weights[PROTOTYPE], "features."
-    h0 = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in start.items()
-        if name.startswith(prefix)
-    }
-    preparation, state = plain.prepare(task, extractors={PROTOTYPE: h0})
-    for model in preparation.models.values():
-        in_precision(model, precision, device=own.device)
-
-    def play(number: int) -> tuple[Weights, Seconds]:
-        nonlocal state
-        assert state.round + 1 == number, "rounds are played in order"
-        clock = Clock(own.device)
-        state, _ = plain.play_round(task, preparation, state, phase=clock.phase)
-        return state.weights[PROTOTYPE], {**clock.seconds, "all": sum(clock.seconds.values())}
-
-    return play
+def plain_player(fast: Fast, data: LabelledData, *, precision: str) -> Player:
+    """Play the same rounds with the plain backend, from the same initial weights."""
+    kind = torch.bfloat16 if precision == "bf16" else torch.float32
+    task = replace(fast.server.task, backend=PlainBackend(Compute(data.images.device, kind)))
+    clients = SimulatedClients(task, data.images, data.labels, fast.parts)
+    server = Server(task, fast.server.preparation, clients, callback=NullCallback())
+    return player_of(server, fast.state)
 
 
 def differences(
@@ -210,7 +161,7 @@ def differences(
     with full_single_precision():
         if on_gpu or fast.precision != "fp32":  # graphs of a GPU keep their precision
             fast = fast_federation(experiment, data, auxiliary)
-        expected, _ = plain_player(fast, experiment, data, precision="fp32")(1)
+        expected, _ = plain_player(fast, data, precision="fp32")(1)
         found, _ = fast_player(fast)(1)
     before = fast.state.weights[PROTOTYPE]
     names = [name for name, tensor in before.items() if tensor.is_floating_point()]

@@ -289,8 +289,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print("bf16 is left out: this device has none", file=sys.stderr)
     precisions = {f"plain_{precision}": precision for precision in plain} | {"fast": fast.precision}
     players = {
-        f"plain_{precision}": plain_player(fast, experiment, data, precision=precision)
-        for precision in plain
+        f"plain_{precision}": plain_player(fast, data, precision=precision) for precision in plain
     } | {"fast": fast_player(fast)}
     peaks = {
         kind: peak_operations(device, precision=kind) for kind in sorted(set(precisions.values()))

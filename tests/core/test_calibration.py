@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import written_out as plain
 from helpers.experiments import tiny
 from helpers.federations import federation, h0_of, same_weights, written_out
 
 import fedaux
 from fedaux.config import Certainty
-from fedaux.core import plain
 from fedaux.core.calibration import virtual_features
 from fedaux.core.methods import Method
 from fedaux.privacy.classes import ClassEstimate, ClassSums

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import written_out as plain
 from helpers.experiments import tiny
 from helpers.federations import federation, simulated, written_out
 from safetensors.torch import load_file
@@ -18,7 +19,6 @@ from torch.nn import functional
 
 import fedaux
 from fedaux import seeding
-from fedaux.core import plain
 from fedaux.core.methods import Method
 from fedaux.core.round import Server
 from fedaux.core.task import State

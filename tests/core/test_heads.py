@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+import written_out as plain
 from helpers.experiments import tiny
 from helpers.federations import Wrapped, federation, h0_of, written_out
 
 import fedaux
 from fedaux.config import ConfigError
-from fedaux.core import plain
 from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
 from fedaux.core.methods import METHODS, Method, release_sections
 from fedaux.privacy.accounting import ledger_lines, tight_composition, total_cost

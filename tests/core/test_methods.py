@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import written_out as plain
 from helpers.experiments import tiny
 from helpers.federations import Wrapped, federation, h0_of, play, same_weights, written_out
 from torch import Tensor
@@ -18,7 +19,6 @@ from torch.nn import functional
 import fedaux
 from fedaux import seeding
 from fedaux.config import ConfigError
-from fedaux.core import plain
 from fedaux.core.messages import TrainRequest, Update, num_bytes
 from fedaux.core.methods import METHODS, Method
 from fedaux.core.round import Server

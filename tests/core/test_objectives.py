@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import written_out as plain
 from helpers import oracles
 from helpers.federations import federation, written_out
 from torch import nn
+from written_out import parts as plain_parts
 
 from fedaux import seeding
 from fedaux.config import Local
-from fedaux.core import plain, plain_parts
 from fedaux.core.backend import ClientJob, TrainContext
 from fedaux.core.compute import Compute
 from fedaux.core.local_training import client_batches, train_locally

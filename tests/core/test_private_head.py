@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import written_out as plain
 from helpers.experiments import tiny
 from helpers.federations import Wrapped, federation, h0_of, written_out
 from sklearn.linear_model import Ridge
 from torch import nn
 
 import fedaux
-from fedaux.core import plain
 from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
 from fedaux.core.methods import METHODS, Method
 from fedaux.core.preparation import class_estimates

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import written_out as plain
 from helpers import oracles
 from helpers.federations import federation, written_out
 from torch import Tensor
 
-from fedaux.core import plain
 from fedaux.core.methods import METHODS
 from fedaux.core.teachers import (
     INFORMATIVE,

@@ -71,7 +71,8 @@ def test_round_ends_with_the_weights_of_the_plain_loop_and_tells_all_it_measured
     else:
         assert result["ratio_bf16"] is None
     assert result["peak_tflops"].keys() == precisions
-    assert 0 < result["scoring_seconds"] < result["preparation_seconds"]
+    assert result["scoring_seconds"] > 0
+    assert result["preparation_seconds"] > 0
     assert result["settings"]["participants"] == 3
     assert result["machine"]["device"] == "cpu"
     assert (tmp_path / "round.svg").read_text().startswith("<?xml")

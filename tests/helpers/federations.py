@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import written_out as plain
 from torch import Tensor
 
 from fedaux.config import Experiment
-from fedaux.core import plain
 from fedaux.core.compute import Compute
 from fedaux.core.corrections import stored_control
 from fedaux.core.messages import (

@@ -1,4 +1,4 @@
-"""The parts of `fedaux.core.plain`: functions of models, weights and tensors, in eager PyTorch.
+"""The parts of `written_out`: functions of models, weights and tensors, in eager PyTorch.
 
 Shapes: K models, N public examples, C classes, F features, n examples of one client.
 Functions that take a `model` load the given weights into it first, so it carries no state.

@@ -1,11 +1,10 @@
 """FedAUX and its peers in eager PyTorch: the whole algorithm, client by client, batch by batch.
 
-Read `prepare` (the paper's Algorithm 1) and `play_round` (Algorithm 2) first. Tests compare the
-faster code with this file, and benchmarks use it as their baseline. It covers every method in
-`METHODS`, but not every setting: see `LEFT_OUT`.
+The test oracle: `prepare` is the paper's Algorithm 1, `play_round` its Algorithm 2. It covers every
+method in `METHODS`, but not every setting: see `LEFT_OUT`.
 
 The split of the data, the initial models and h0 are its inputs; single steps, such as a client's
-training or an average, are in `fedaux.core.plain_parts`.
+training or an average, are in `written_out.parts`.
 
 Shapes: K models, N public examples, C classes, F features, n examples of one client.
 """
@@ -34,7 +33,18 @@ from fedaux.core.objectives import (
     steered,
     strength_of,
 )
-from fedaux.core.plain_parts import (
+from fedaux.models import MODELS, SplitModel
+from fedaux.privacy.heads import layer_of
+from fedaux.privacy.mechanisms import (
+    MECHANISMS,
+    Public,
+    Release,
+    SimulatedNoise,
+    publish_map,
+    release_of,
+    takes_labels,
+)
+from written_out.parts import (
     STATISTICS,
     Weights,
     average,
@@ -48,17 +58,6 @@ from fedaux.core.plain_parts import (
     soft_labels,
     teacher_weights,
     train_client,
-)
-from fedaux.models import MODELS, SplitModel
-from fedaux.privacy.heads import layer_of
-from fedaux.privacy.mechanisms import (
-    MECHANISMS,
-    Public,
-    Release,
-    SimulatedNoise,
-    publish_map,
-    release_of,
-    takes_labels,
 )
 
 HALF_MAX = torch.finfo(torch.float16).max
@@ -486,7 +485,9 @@ def calibrate(task: Task, preparation: Preparation, weights: Weights, prototype:
     N(mu_c, Sigma) with the covariance of the negatives, 1000 per class on average.
     """
     if task.experiment.mode == "linear":
-        raise ValueError("mode = 'linear': calibration is not part of fedaux.core.plain there")
+        raise ValueError(
+            "mode = 'linear': calibration is not part of the algorithm written out there"
+        )
     model, mechanism = preparation.models[prototype], mechanism_of(task)
     clients = [one for one in clients_with_data(task) if task.prototype_of[one] == prototype]
     trained = {
@@ -712,7 +713,9 @@ def teach(
     shares = torch.tensor([member.share for member in members], device=logits.device)
     of_probabilities = teacher in ("probabilities", "mixture", "bayesian", "belief")
     if not of_probabilities and teacher not in ("mean", "certainty"):
-        raise ValueError(f"teacher {teacher}: not part of fedaux.core.plain; use fedaux.run")
+        raise ValueError(
+            f"teacher {teacher}: not part of the algorithm written out; use fedaux.run"
+        )
     weights_KN = teacher_weights(shares, log_scores=scores)
     labels = soft_labels(logits, weights_KN, of_probabilities=of_probabilities)
     return balanced(task, preparation, labels) if teacher == "belief" else labels
@@ -757,4 +760,6 @@ def require_covered(experiment: ExperimentFields) -> None:
     values, defaults = attrgetter(*LEFT_OUT)(experiment), attrgetter(*LEFT_OUT)(ExperimentFields())
     triples = zip(LEFT_OUT, values, defaults, strict=True)
     if found := [name for name, value, default in triples if value != default]:
-        raise ValueError(f"{', '.join(found)}: not part of fedaux.core.plain; use fedaux.run")
+        raise ValueError(
+            f"{', '.join(found)}: not part of the algorithm written out; use fedaux.run"
+        )
