@@ -47,6 +47,16 @@ def exact_convolutions() -> Iterator[None]:
 
 
 @pytest.fixture
+def double_precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Train in double precision: many steps enlarge the last bits of single precision beyond any
+    tolerance."""
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def bf16() -> Iterator[None]:
     """Let a test compute in bf16 on a processor that has none, too.
 

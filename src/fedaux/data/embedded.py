@@ -117,7 +117,7 @@ def labelled_letters(
             torch.from_numpy(bends[rows]), size=BITMAP_SIDE, mode="bicubic", align_corners=True
         )
         ink = functional.grid_sample(
-            tiles[tile[rows]].float(), grid + bend.permute(0, 2, 3, 1), align_corners=False
+            tiles[tile[rows]].to(grid), grid + bend.permute(0, 2, 3, 1), align_corners=False
         )
         bitmap = ink > 127.5
         speck = (
