@@ -92,13 +92,11 @@ def test_the_dockerfile_copies_what_exists() -> None:
 
 
 @pytest.mark.federation
-@pytest.mark.skipif(
-    not (shutil.which("docker") or shutil.which("podman")), reason="needs Docker or Podman"
-)
 @pytest.mark.parametrize("target", ["server", "node"])
 def test_an_image_builds_and_runs(target: str) -> None:
     command = shutil.which("docker") or shutil.which("podman")
-    assert command is not None
+    if not command or subprocess.run([command, "info"], capture_output=True).returncode != 0:
+        pytest.skip("needs Docker with a daemon that answers, or Podman")
     tag = f"fedaux-{target}"
     build = ["build", "--file", "deploy/Dockerfile", "--target", target, "--tag", tag, "."]
     subprocess.run([command, *build], cwd=ROOT, check=True)
