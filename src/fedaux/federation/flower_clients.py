@@ -33,7 +33,7 @@ from fedaux.privacy.mechanisms import MECHANISMS
 
 POLL_SECONDS = (0.1, 1.0)
 """Shortest and longest pause between two polls for answers."""
-LOGGER = logging.getLogger("fedaux.core.weights")
+LOGGER = logging.getLogger("fedaux.server")
 Answer = TypeVar("Answer", ScoreRelease, Update)
 
 

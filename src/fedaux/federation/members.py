@@ -29,7 +29,7 @@ REGISTRY = "members.json"
 """In the federation's folder: the public key of each client."""
 FILE = "federation.json"
 """In the run directory: the run's name at the nodes, and the node of each client."""
-LOGGER = logging.getLogger("fedaux.core.weights")
+LOGGER = logging.getLogger("fedaux.server")
 HELLO_SECONDS = 3600.0
 """How long a node may take to answer a greeting."""
 WAIT_SECONDS = 0.5

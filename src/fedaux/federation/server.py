@@ -28,7 +28,7 @@ from fedaux.running.run import Inputs, Result, prepare_device, run_path, run_wit
 
 FOLDER_VARIABLE = "FEDAUX_FOLDER"
 """Environment variable with the federation's folder; `fedaux federate link` sets it."""
-LOGGER = logging.getLogger("fedaux.core.weights")
+LOGGER = logging.getLogger("fedaux.server")
 
 
 def server_app(folder: Path | None = None) -> ServerApp:
