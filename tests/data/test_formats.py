@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
 from helpers.experiments import tiny
 from helpers.image_files import image_folder, pixels, png, write_csv
@@ -163,7 +164,6 @@ def test_stl10_binary(tmp_path: Path) -> None:
 
 
 def test_svhn(tmp_path: Path) -> None:
-    scipy_io = pytest.importorskip("scipy.io", reason="needs scipy")
     images = pixels(7)
     for name, rows, labels in (
         ("train", [0, 1, 2], [10, 1, 9]),
@@ -172,7 +172,7 @@ def test_svhn(tmp_path: Path) -> None:
     ):
         matlab = images[rows].transpose(2, 3, 1, 0)
         content = {"X": matlab, "y": np.array(labels, dtype=np.uint8)[:, None]}
-        scipy_io.savemat(tmp_path / f"{name}_32x32.mat", content, do_compression=True)
+        scipy.io.savemat(tmp_path / f"{name}_32x32.mat", content, do_compression=True)
     section = Data(source="svhn", path=str(tmp_path))
     data = load_labelled(section)
     assert (data.images.numpy() == images[:3]).all()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
 from helpers.image_files import image_folder, pixels, png, write_csv
 from safetensors.torch import save_file
@@ -29,13 +30,12 @@ def encoded_rows(count: int) -> list[str]:
 
 
 def test_what_is_wrong_with_a_matlab_file_is_named(tmp_path: Path) -> None:
-    scipy_io = pytest.importorskip("scipy.io", reason="needs scipy")
     file = tmp_path / "train_32x32.mat"
     section = Data(source="svhn", path=str(file))
 
     def write(labels: list[float], images: np.ndarray) -> None:
         content = {"X": images.transpose(2, 3, 1, 0), "y": np.array(labels)[:, None]}
-        scipy_io.savemat(file, content, do_compression=True)
+        scipy.io.savemat(file, content, do_compression=True)
 
     write([1.0, 10.0, 3.0], pixels(3))  # whole numbers may be written as double
     data = load_labelled(section)

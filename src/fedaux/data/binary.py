@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Entry
 from fedaux.data.tables import Table
-from fedaux.formatting import install_hint
 
 CIFAR_PIXELS = 3 * 32 * 32
 STL_PIXELS = 3 * 96 * 96
@@ -215,10 +214,8 @@ def _idx_bytes(file: Path, size: int = -1) -> bytes:
 
 def _matlab(file: Path, function: str, **options: Any) -> Any:
     """Call a reader of scipy.io, which does not unpickle."""
-    try:
-        import scipy.io
-    except ImportError as error:
-        raise ValueError(f"source svhn needs the package scipy: {install_hint('data')}") from error
+    import scipy.io  # a slow import
+
     read: Callable[..., Any] = getattr(scipy.io, function)
     try:
         return read(str(file), **options)
