@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedaux import seeding
 from fedaux.config import ExperimentFields
 from fedaux.core.backend import Backend
-from fedaux.core.compute import Compute
+from fedaux.core.compute import Compute, inference_batch
 from fedaux.core.messages import ClientState, ScoreRelease, Weights
 from fedaux.core.methods import Method
 from fedaux.privacy.ledger import LedgerEntry
@@ -206,9 +206,18 @@ def head_alone(model: SplitModel) -> SplitModel:
 def extract(
     task: Task, prototype: str, weights: Weights, examples: Tensor, *, rows: Tensor | None = None
 ) -> Tensor:
-    """Return the features [n, F] of examples, or of some rows of them, under a prototype's h0."""
+    """Return the features [n, F] of examples, or of some rows of them, under a prototype's h0.
+
+    Raises ValueError if they do not fit into a GPU's memory.
+    """
     module, batch_size = (
         build_models(task)[prototype].features,
         task.experiment.evaluation.batch_size,
     )
-    return task.backend.features(module, weights, examples, batch_size=batch_size, rows=rows)
+    try:
+        return task.backend.features(module, weights, examples, batch_size=batch_size, rows=rows)
+    except torch.cuda.OutOfMemoryError as error:
+        raise ValueError(
+            f"features of {prototype}: out of GPU memory. Reduce evaluation.batch_size (now "
+            f"{batch_size or inference_batch(task.device)}), in a new run directory"
+        ) from error
