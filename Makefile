@@ -52,11 +52,12 @@ docs: $(SITE)           ## the site, offline: build/site/index.html; a warning o
 wheel: $(READY)          ## a wheel to install elsewhere: build/wheel/fedaux-*.whl
 	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir build/wheel .
 
-check: $(EXTRAS)        ## formatting, lint, strict types
+check: $(EXTRAS)        ## formatting, lint, strict types, size
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy examples
+	$(BIN)/python .ci/size.py
 
 format: $(EXTRAS)
 	$(BIN)/ruff format .
