@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedaux.recipes import load_experiment
     from fedaux.running.plugins import load_plugin
     from fedaux.running.run import Result, run
-    from fedaux.running.trained_model import Predictions, TrainedModel, load
+    from fedaux.running.trained_model import TrainedModel, load
 
 _HOMES = {
     "ConfigError": "fedaux.config",
@@ -27,7 +27,6 @@ _HOMES = {
     "load_plugin": "fedaux.running.plugins",
     "Result": "fedaux.running.run",
     "run": "fedaux.running.run",
-    "Predictions": "fedaux.running.trained_model",
     "TrainedModel": "fedaux.running.trained_model",
     "load": "fedaux.running.trained_model",
     "METHODS": "fedaux.core.methods",
@@ -43,7 +42,6 @@ __all__ = [
     "ConfigError",
     "Experiment",
     "Method",
-    "Predictions",
     "Result",
     "SplitModel",
     "TrainedModel",

@@ -55,7 +55,7 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         table = list(csv.reader(file))
     assert ",".join(table[0]) == example.splitlines()[0]
     assert len(table) == 62
-    assert (tmp_path / "model.pt").is_file()
+    assert (tmp_path / "model.onnx").is_file()
     assert "torch.Size([50, 2]) ('round', 'square')" in said[6]
     listed = (ROOT / "docs/use-the-model.md").read_text(encoding="utf-8").split("## What the card")
     keys = [

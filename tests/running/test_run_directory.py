@@ -443,8 +443,8 @@ def test_heads_share_one_copy_of_the_frozen_network(stopped: Path, tmp_path: Pat
     h0.unlink()  # neither models nor checkpoints need the file, nor models the rest of the run
     (tmp_path / "run/models/fedaux2-seed1.safetensors").rename(tmp_path / "moved.safetensors")
     pixels = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
-    assert len(fedaux.load(tmp_path / "moved.safetensors").predict(pixels)) == 2
-    assert len(result.model("fedavg+p", seed=0).predict(pixels)) == 2
+    assert len(fedaux.load(tmp_path / "moved.safetensors")(pixels)) == 2
+    assert len(result.model("fedavg+p", seed=0)(pixels)) == 2
 
 
 @pytest.mark.usefixtures("without_pages")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,8 +13,7 @@ from rich.console import Console
 from fedaux.cli.arguments import Plugins, load_plugins
 
 if TYPE_CHECKING:
-    from fedaux.running.model_inputs import Items
-    from fedaux.running.trained_model import TrainedModel
+    from fedaux.running.model_inputs import Inputs
 
 RunOrModel = Annotated[
     Path,
@@ -41,8 +41,8 @@ def export(
         str | None,
         typer.Option(
             "--format",
-            help="safetensors, torchscript or onnx (extra onnx).",
-            show_default="by the ending of --out: .safetensors, .pt, .onnx",
+            help="safetensors or onnx (extra onnx).",
+            show_default="by the ending of --out: .safetensors, .onnx",
         ),
     ] = None,
     method: Method = None,
@@ -52,9 +52,9 @@ def export(
 ) -> None:
     """Write a trained model to a file that stands alone.
 
-    A safetensors file is for `fedaux predict` and `fedaux.load`. TorchScript and ONNX map pixels
-    (uint8, batch x channels x height x width) or token ids (int64, batch x tokens) to
-    probabilities, in programs that do not have fedaux.
+    A safetensors file is for `fedaux predict` and `fedaux.load`. ONNX maps pixels (uint8, batch x
+    channels x height x width) or token ids (int64, batch x tokens) to probabilities, in programs
+    that do not have fedaux.
     """
     load_plugins(plugins)
     from fedaux.files import refuse_unwritable
@@ -117,21 +117,22 @@ def predict(
     load_plugins(plugins)
     from fedaux.files import refuse_unwritable
     from fedaux.running.model_files import describe
+    from fedaux.running.model_inputs import Inputs
     from fedaux.running.trained_model import load
 
     refuse_unwritable(out, key="--out")
     chosen = load(model, method=method, seed=seed, prototype=prototype, device=device)
     bad: dict[str, str] | None = {} if skip_bad else None
-    items = chosen.collect(paths, columns=column or [], encoding=encoding)
-    count = _write(chosen, items, out, bad=bad)
+    inputs = Inputs(paths, chosen, columns=column or (), encoding=encoding)
+    count = _write(inputs, chosen.classes, out, bad=bad)
     typer.echo(f"{out}: {count} predictions by {describe(chosen.card)}")
     if bad:
         where, why = next(iter(bad.items()))
         typer.echo(f"Skipped {len(bad)}, first: {where}: {why}", err=True)
 
 
-def _write(model: TrainedModel, items: Items, out: Path, *, bad: dict[str, str] | None) -> int:
-    """Write the table block by block; return the number of its rows."""
+def _write(inputs: Inputs, classes: Sequence[str], out: Path, *, bad: dict[str, str] | None) -> int:
+    """Write the table batch by batch; return the number of its rows."""
     from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
     from fedaux.files import replacing
@@ -144,21 +145,14 @@ def _write(model: TrainedModel, items: Items, out: Path, *, bad: dict[str, str] 
         live_bar(Console(stderr=True), MofNCompleteColumn(), TimeRemainingColumn()) as bar,
     ):
         table = csv.writer(stream)
-        names = [f"p_{name}" for name in model.classes]
+        names = [f"p_{name}" for name in classes]
         table.writerow(["path", "row", "class", "probability", *names])
-        shown = bar.add_task("predict", total=items.size)
-        for block in model.predict_blocks(items, bad=bad):
-            best = block.probabilities.max(dim=1)
-            for item, own, top, label in zip(
-                block.items,
-                block.probabilities.tolist(),
-                best.values.tolist(),
-                best.indices.tolist(),
-                strict=True,
-            ):
-                row = "" if item.row is None else item.row
+        shown = bar.add_task("predict", total=inputs.size)
+        for items, probabilities in inputs.predicted(bad=bad):
+            for item, own in zip(items, probabilities.tolist(), strict=True):
+                top, row = max(own), "" if item.row is None else item.row
                 numbers = [f"{number:.6g}" for number in (top, *own)]
-                table.writerow([item.path, row, model.classes[label], *numbers])
-            count += len(block.items)
+                table.writerow([item.path, row, classes[own.index(top)], *numbers])
+            count += len(items)
             bar.update(shown, completed=count + len(bad or ()))
     return count

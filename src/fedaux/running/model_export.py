@@ -1,4 +1,4 @@
-"""Export of trained models for programs that do not have fedaux: TorchScript and ONNX."""
+"""Export of trained models: a copy of the file, or ONNX for programs that do not have fedaux."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedaux.files import replacing
 from fedaux.formatting import install_hint
 from fedaux.running.trained_model import TrainedModel, load
 
-SUFFIXES = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
+SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx"}
 """The formats, and how the names of their files end."""
 TOLERANCE = 1e-4
 """Largest difference of probabilities between an exported network and the model."""
@@ -26,31 +26,12 @@ EXAMPLES = 2, 3
 """Batch sizes with which a network is exported and checked."""
 
 
-class Deployed(nn.Module):
-    """Maps pixels, uint8 [N, C, H, W], or token ids, int64 [N, L], to probabilities [N, C]."""
-
-    def __init__(self, model: TrainedModel) -> None:
-        super().__init__()
-        about = model.card["input"]
-        self.network = model.module
-        self.is_image = model.vocabulary is None
-        channels = model.card["input_shape"][0] if self.is_image else 1
-        self.mean = _a_channel(about.get("mean") or [0.0] * channels)
-        self.deviation = _a_channel(about.get("deviation") or [1.0] * channels)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Scale, predict, and normalise to probabilities."""
-        if self.is_image:
-            inputs = (inputs.float() / 255.0 - self.mean) / self.deviation
-        return torch.softmax(self.network(inputs), dim=1)
-
-
 def format_of(out: Path | None, format: str | None) -> str:
     """Return the format that is given, or else that of the file's ending.
 
     Raises ValueError if the two contradict each other.
     """
-    endings = {suffix: name for name, suffix in SUFFIXES.items()}
+    endings = {suffix: name for name, suffix in SUFFIXES.items()} | {".pt": "torchscript"}
     of_file = endings.get(out.suffix) if out else None
     if format and of_file and format != of_file:
         raise ValueError(f"--format {format}: --out {out} ends like {of_file}")
@@ -62,6 +43,11 @@ def export(file: Path, out: Path, *, format: str) -> None:
 
     Raises ValueError if the format is not available or the exported network predicts otherwise.
     """
+    if format == "torchscript":
+        raise ValueError(
+            "--format torchscript (.pt): fedaux 0.2.0 was the last version that writes it; should "
+            f"be {' or '.join(SUFFIXES)}"
+        )
     if format not in SUFFIXES:
         raise ValueError(f"--format {format}: should be {', '.join(SUFFIXES)}")
     if format == "safetensors":
@@ -69,20 +55,12 @@ def export(file: Path, out: Path, *, format: str) -> None:
             shutil.copyfile(file, temporary)
         return
     model = load(file, device="cpu")
-    if model.card["batch_normalisation"] == "batch":
-        raise ValueError(
-            f"--format {format}: {file} normalises by the statistics of each batch "
-            "(batch_normalisation.server = 'batch'), which this format cannot express; should be "
-            "safetensors"
-        )
-    deployed = Deployed(model).eval()
-    writer = _write_torchscript if format == "torchscript" else _write_onnx
     small, large = (_examples(model, count) for count in EXAMPLES)
     with replacing(out) as temporary:
-        run = writer(deployed, small, temporary, json.dumps(model.card))
+        run = _write_onnx(model, small, temporary, json.dumps(model.card))
         if run is not None:
             with torch.no_grad():
-                difference = float((run(large) - deployed(large)).abs().max())
+                difference = float((run(large) - model(large)).abs().max())
             if not difference <= TOLERANCE:
                 raise ValueError(
                     f"--format {format}: the exported {model.card['model']!r} predicts otherwise "
@@ -91,10 +69,6 @@ def export(file: Path, out: Path, *, format: str) -> None:
     if model.vocabulary is not None:
         with replacing(out.with_name("tokenizer.json")) as temporary:
             temporary.write_text(model.vocabulary.tokenizer, encoding="utf-8")
-
-
-def _a_channel(numbers: list[float]) -> nn.Buffer:
-    return nn.Buffer(torch.tensor(numbers)[:, None, None])
 
 
 def _examples(model: TrainedModel, count: int) -> Tensor:
@@ -106,19 +80,8 @@ def _examples(model: TrainedModel, count: int) -> Tensor:
     return 1 + torch.arange(count * width).reshape(count, width) % (shape[1] - 1)
 
 
-def _write_torchscript(
-    module: nn.Module, example: Tensor, path: Path, card: str
-) -> Callable[[Tensor], Tensor]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls TorchScript deprecated
-        traced = torch.jit.trace(module, example, check_trace=False)
-        torch.jit.save(traced, str(path), _extra_files={"card.json": card})
-        loaded: Callable[[Tensor], Tensor] = torch.jit.load(str(path))
-    return loaded
-
-
 def _write_onnx(
-    module: nn.Module, example: Tensor, path: Path, card: str
+    module: TrainedModel, example: Tensor, path: Path, card: str
 ) -> Callable[[Tensor], Tensor] | None:
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:

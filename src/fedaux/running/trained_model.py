@@ -1,174 +1,103 @@
-"""A trained model: loads a file of `models/` and predicts classes of images or texts."""
+"""A trained model: loads a file of `models/` as a network with its preprocessing."""
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
+import numpy as np
 import torch
-from torch import Tensor
+from PIL import Image, ImageOps
+from torch import Tensor, nn
 
 from fedaux import seeding
-from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, Data, Engine
+from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING
 from fedaux.config_errors import nearest
-from fedaux.core.compute import Compute, choose_device, compute_for, has_bf16, inference_batch
-from fedaux.core.messages import Weights
-from fedaux.core.task import head_alone
-from fedaux.data.texts import Texts
+from fedaux.core.compute import choose_device
+from fedaux.data.decoding import Content, decode, from_pixels
+from fedaux.data.texts import text_of
 from fedaux.data.vocabulary import Vocabulary
-from fedaux.fast import best_backend
 from fedaux.models import MODELS, SHIPPED, SplitModel
 from fedaux.running.model_files import Card, describe, find_model, read_model
-from fedaux.running.model_inputs import Converter, Item, Items, collect
-
-BLOCK = 1024
-"""Inputs that are in memory at a time, at least."""
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """The predicted classes of some inputs, with probabilities [N, C] in the order of `classes`."""
+class TrainedModel(nn.Module):
+    """Maps pixels, uint8 [N, C, H, W], or token ids [N, L], to probabilities [N, C].
 
-    inputs: tuple[str, ...]
-    """The file of each input, with its row in a table, or its position."""
-    classes: tuple[str, ...]
-    probabilities: Tensor
-    skipped: tuple[tuple[str, str], ...] = ()
-    """Inputs that could not be read, with the reason, if `skip_bad` asks to go on."""
-
-    @property
-    def labels(self) -> Tensor:
-        """The numbers of the predicted classes [N]."""
-        return self.probabilities.argmax(dim=1)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the predicted classes."""
-        return [self.classes[number] for number in self.labels.tolist()]
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-
-@dataclass(frozen=True)
-class PredictedBlock:
-    """Some inputs of a long list, and their probabilities [n, C]."""
-
-    items: list[Item]
-    probabilities: Tensor
-
-
-class TrainedModel:
-    """A network with its weights, and what it expects of its inputs.
-
-    `card` describes it: accuracy, privacy, classes, input; `module` is the plain `nn.Module`, whose
-    inputs are scaled by `compute.floats`.
+    `card` describes the model: accuracy, privacy, classes, input; `module` is the plain network,
+    which maps normalised images or token ids to logits.
     """
 
-    def __init__(
-        self, module: SplitModel, card: Card, *, vocabulary: Vocabulary | None, compute: Compute
-    ) -> None:
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, module: SplitModel, card: Card, *, vocabulary: Vocabulary | None) -> None:
+        super().__init__()
+        about = card["input"]
+        self.module = module
         self.card = card
         self.classes: tuple[str, ...] = tuple(card["classes"])
-        self.compute = compute
         self.vocabulary = vocabulary
-        self.module = compute.place(module).eval()
-        self._texts = (
-            None if vocabulary is None else Texts(vocabulary, int(card["input"]["length"]))
+        self.ignores_padding = any(
+            getattr(part, "ignores_padding", False) for part in module.modules()
         )
-        self._weights: Weights = self.module.state_dict()
-        self._by_batch = card["batch_normalisation"] == "batch"
-        measured_here = self._by_batch or card["device"] == compute.device.type
-        self._batch_size = (
-            int(card["batch_size"]) if measured_here else inference_batch(compute.device)
-        )
-        self._linear = card["mode"] == "linear"
-        if self._linear:  # heads are computed in single precision
-            single = replace(compute, precision=torch.float32)
-            self._head = best_backend(single).predictor(head_alone(self.module))
-            self._body = best_backend(compute).predictor(self.module.features)
-        else:
-            self._whole = best_backend(compute).predictor(self.module)
+        channels = 1 if vocabulary else card["input_shape"][0]
+        for name, usual in (("mean", 0.0), ("deviation", 1.0)):
+            numbers = torch.tensor(about.get(name) or [usual] * channels)
+            self.register_buffer(name, numbers[:, None, None], persistent=False)
+        self.eval()
 
     def __repr__(self) -> str:
         return f"<TrainedModel {describe(self.card)}>"
 
-    def predict(
-        self,
-        inputs: object,
-        *,
-        columns: Sequence[str] = (),
-        encoding: str | None = None,
-        skip_bad: bool = False,
-    ) -> Predictions:
-        """Return the classes of images or texts.
+    def forward(self, examples: Tensor) -> Tensor:
+        """Return the probabilities of the classes."""
+        examples = examples.to(self.mean.device)
+        if self.vocabulary is None:
+            examples = (examples.float() / 255.0 - self.mean) / self.deviation
+        return torch.softmax(self.module(examples), dim=1)
 
-        `inputs` are paths of files, folders and tables (CSV, JSON Lines, Parquet); images of
-        Pillow or pixels, uint8 [N, C, H, W]; or texts. A `str` is a path for a model of images.
-        For a model of texts, a single `str` is a path if such a file or folder exists, and else a
-        text; in a list, strings are texts and paths are `pathlib.Path`. `columns` and `encoding`
-        are those of tables and text files. Raises ValueError at an input that cannot be read,
-        unless `skip_bad`.
+    def preprocess(self, content: Content | Image.Image, *, encoding: str | None = None) -> Tensor:
+        """Return one input as the model takes it: pixels, uint8 [C, H, W], or token ids [L].
+
+        An image is a file, its bytes, pixels, or a picture of Pillow; one of another size or
+        colour than in training is converted. A text is a `str`, or a file in UTF-8 or `encoding`.
+        Raises ValueError if it cannot be read.
         """
-        bad: dict[str, str] | None = {} if skip_bad else None
-        items = self.collect(inputs, columns=columns, encoding=encoding)
-        blocks = list(self.predict_blocks(items, bad=bad))
-        parts = [block.probabilities for block in blocks]
-        none = torch.zeros(0, len(self.classes), dtype=torch.float64)
-        return Predictions(
-            tuple(str(item) for block in blocks for item in block.items),
-            self.classes,
-            torch.cat([none, *parts]),
-            tuple((bad or {}).items()),
+        if self.vocabulary is not None:
+            if isinstance(content, Image.Image):
+                raise ValueError("is a model of texts; should get a str or a path, not an image")
+            text = text_of(content, encoding=encoding)
+            (ids,) = self.vocabulary.encode([text], length=self.card["input"]["length"])
+            return torch.from_numpy(ids if self.ignores_padding else ids[: self._shape[0]])
+        if isinstance(content, Image.Image):
+            stream = io.BytesIO()
+            content.save(stream, "png")
+            content = stream.getvalue()
+        channels, height, width = self._shape
+        pixels = decode(
+            Path(content) if isinstance(content, str) else content,
+            channels=channels,
+            side=height if height == width else None,
         )
+        if pixels.shape[1:] != (height, width):
+            size, filter = (width, height), Image.Resampling.BILINEAR
+            fitted = np.asarray(ImageOps.fit(from_pixels(pixels), size, filter))
+            pixels = fitted[None] if channels == 1 else fitted.transpose(2, 0, 1)
+        return torch.tensor(pixels)
 
-    def collect(
-        self, inputs: object, *, columns: Sequence[str] = (), encoding: str | None = None
-    ) -> Items:
-        """Return the inputs that `predict` would read, one by one. Raises ValueError if one is
-        missing."""
-        usual = self.card["input"]["columns"]
-        texts = self._texts is not None
-        return collect(inputs, texts=texts, columns=columns, usual=usual, encoding=encoding)
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(self.card["input_shape"])
 
-    def predict_blocks(
-        self, items: Items, *, bad: dict[str, str] | None = None
-    ) -> Iterator[PredictedBlock]:
-        """Yield predictions block by block; `bad` collects what cannot be read, by input."""
-        about = self.card["input"]
-        size = -(-BLOCK // self._batch_size) * self._batch_size  # the batches of an evaluation
-        convert = Converter(
-            self.card["input_shape"],
-            texts=self._texts,
-            exact_width=not any(
-                getattr(part, "ignores_padding", False) for part in self.module.modules()
-            ),
-            resizes=about.get("resized", False),
-            recolours=about.get("channels_converted", False),
-            encoding=items.encoding,
+    def predict(self, *_: object, **__: object) -> NoReturn:
+        """Raise: fedaux 0.2.0 was the last version in which a model read files by itself."""
+        raise AttributeError(
+            "TrainedModel.predict was removed after fedaux 0.2.0: use "
+            "model(model.preprocess(image)[None]) for one input, `fedaux predict` for files"
         )
-        stream = iter(items)
-        while block := list(islice(stream, size)):
-            good, examples = convert(block, bad=bad)
-            logits = self.logits(examples).double().cpu()
-            yield PredictedBlock(good, logits.softmax(dim=1))
-        convert.warn()
-
-    def logits(self, examples: Tensor) -> Tensor:
-        """Return logits [N, C] of images, uint8 [N, C, H, W], or token ids, int32 [N, L]."""
-        inputs = self.compute.place_inputs(examples)
-        batch_size = self._batch_size
-        if not self._linear:
-            return self._whole(
-                self._weights, inputs, batch_size=batch_size, by_batch=self._by_batch
-            )
-        features = self._body(self.module.features.state_dict(), inputs, batch_size=batch_size)
-        head = {name: one for name, one in self._weights.items() if name.startswith("head.")}
-        return self._head(head, features)
 
 
 def load(
@@ -189,6 +118,12 @@ def load(
         raise ValueError(f"--device {device} (device=): {PATTERN_MEANING[DEVICE_PATTERN]}")
     file = find_model(Path(path), method=method, seed=seed, prototype=prototype)
     weights, card, tokenizer = read_model(file)
+    if card["batch_normalisation"] == "batch":
+        raise ValueError(
+            f"{file}: was evaluated with the statistics of each batch (batch_normalisation.server "
+            "= 'batch'), so that its prediction for an image depends on other images; fedaux "
+            "0.2.0 was the last version that predicts with such a model"
+        )
     network = _built(card, file) if module is None else module
     try:
         network.load_state_dict(weights)
@@ -199,8 +134,7 @@ def load(
             f"{card['versions']['fedaux']}"
         ) from error
     vocabulary = None if tokenizer is None else Vocabulary(tokenizer, str(file))
-    compute = _compute(card, choose_device(device))
-    return TrainedModel(network, card, vocabulary=vocabulary, compute=compute)
+    return TrainedModel(network, card, vocabulary=vocabulary).to(choose_device(device))
 
 
 def _built(card: Card, file: Path) -> SplitModel:
@@ -221,15 +155,3 @@ def _built(card: Card, file: Path) -> SplitModel:
         options.pop("checkpoint", None)  # never a file or a download that a card names
     with seeding.initialisation(0, part=name):
         return MODELS[name](tuple(card["input_shape"]), len(card["classes"]), **options)
-
-
-def _compute(card: Card, device: torch.device) -> Compute:
-    """Return how to compute: in the precision of the run if it used such a device, else fp32."""
-    about: dict[str, Any] = card["input"]
-    half = device.type == card["device"] and card["precision"] == "bfloat16" and has_bf16(device)
-    engine = Engine(precision="bf16" if half else "fp32", compile=False)
-    data = Data(
-        channel_mean=tuple(about.get("mean", ())),
-        channel_deviation=tuple(about.get("deviation", ())),
-    )
-    return compute_for(engine, device, data)
