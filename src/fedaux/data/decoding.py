@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import cast
+from threading import Lock
+from typing import BinaryIO, cast
 
 import numpy as np
 import torch
@@ -33,6 +36,20 @@ ORIENTATION = 0x0112
 """The EXIF tag of the camera's orientation."""
 TURNED = {5, 6, 7, 8}
 """Orientations that swap width and height."""
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What Pillow may open: of the others some run programs, and few are ever used for data."""
+MOST_BYTES = 100_000_000
+"""Largest encoded image."""
+MOST_PIXELS = 30_000_000
+"""Largest image, so that no file needs more than 250 MB; mammograms have 28 million."""
+MOST_WEBP_PIXELS = 2**23
+"""Its decoder holds four copies."""
+LONGEST_SIDE = 2**15
+LARGE_PIXELS = 2**22
+"""Size from which an image is converted strip by strip, and shrunk on the way."""
+STRIP_PIXELS = 2**20
+_ONE_LARGE = Lock()
+"""Held while a large image is decoded, so that threads do not add up their memory."""
 GREY_MODES = {"1", "L", "LA", "La", "I;16", "I;16B", "I;16L", "I"}
 
 
@@ -77,14 +94,50 @@ def decode(
             return content
         return _finish(from_pixels(content), channels=channels, side=side)
     try:
-        with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as picture:
-            if "exif" in picture.info:
-                ImageOps.exif_transpose(picture, in_place=True)
-            if lost is not None:
-                lost |= _losses(picture, channels=channels)
-            return _finish(picture, channels=channels, side=side)
+        with opened(content) as picture:
+            if side is not None and _pixels(picture) > LARGE_PIXELS:
+                picture.draft(None, (4 * side, 4 * side))  # a JPEG is decoded to no more
+            with _ONE_LARGE if _pixels(picture) > LARGE_PIXELS else nullcontext():
+                if "exif" in picture.info:
+                    ImageOps.exif_transpose(picture, in_place=True)
+                if lost is not None:
+                    lost |= _losses(picture, channels=channels)
+                return _finish(picture, channels=channels, side=side)
     except Exception as error:  # broken files cause errors of any type
         raise ValueError(f"cannot be decoded as an image ({error})") from error
+
+
+@contextmanager
+def opened(content: bytes | Path) -> Iterator[Image.Image]:
+    """Open an encoded image, without its pixels. Raises ValueError unless it is a regular file or
+    bytes of a size and of one of `FORMATS` that can be decoded safely, and what Pillow raises."""
+    if isinstance(content, bytes):
+        stream: BinaryIO = io.BytesIO(content)
+        size = len(content)
+    else:
+        number = os.open(content, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for ever
+        stream = os.fdopen(number, "rb")
+        about = os.fstat(number)
+        size = about.st_size
+        if not stat.S_ISREG(about.st_mode):
+            stream.close()
+            raise ValueError("is no regular file")
+    with stream:
+        if size > MOST_BYTES:
+            raise ValueError(f"{size} bytes; should be at most {MOST_BYTES}")
+        with Image.open(stream, formats=FORMATS) as picture:
+            most = MOST_WEBP_PIXELS if picture.format == "WEBP" else MOST_PIXELS
+            if _pixels(picture) > most or max(picture.size) > LONGEST_SIDE:
+                width, height = picture.size
+                raise ValueError(
+                    f"{width}x{height} pixels; should be at most {most} in all and {LONGEST_SIDE} "
+                    "on a side"
+                )
+            yield picture
+
+
+def _pixels(picture: Image.Image) -> int:
+    return picture.size[0] * picture.size[1]
 
 
 def picture_size(content: Content) -> tuple[int, int] | None:
@@ -94,7 +147,7 @@ def picture_size(content: Content) -> tuple[int, int] | None:
     if content is None or isinstance(content, str):
         return None
     try:
-        with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as picture:
+        with opened(content) as picture:
             width, height = picture.size
             turned = picture.getexif().get(ORIENTATION, 1) in TURNED
             return (width, height) if turned else (height, width)
@@ -109,12 +162,25 @@ def usual_size(entries: Iterator[Entry]) -> tuple[int, int] | None:
 
 
 def _losses(picture: Image.Image, *, channels: int | None) -> set[str]:
-    found = {"frames"} if getattr(picture, "n_frames", 1) > 1 else set()
+    found = {"frames"} if getattr(picture, "is_animated", False) else set()
     if channels == 1 and picture.mode not in GREY_MODES:
-        pixels = np.asarray(picture.convert("RGB"))
-        if (pixels != pixels[..., :1]).any():
-            found.add("colour")
+        for strip in _strips(picture):
+            pixels = np.asarray(strip.convert("RGB"))
+            if (pixels != pixels[..., :1]).any():
+                return found | {"colour"}
     return found
+
+
+def _strips(picture: Image.Image, *, multiple: int = 1) -> Iterator[Image.Image]:
+    """Yield a large image in strips, from top to bottom, of a multiple of that many rows but for
+    the last one; a small image as it is."""
+    if _pixels(picture) <= LARGE_PIXELS:
+        yield picture
+        return
+    width, height = picture.size
+    rows = multiple * max(1, STRIP_PIXELS // (width * multiple))
+    for top in range(0, height, rows):
+        yield picture.crop((0, top, width, min(height, top + rows)))
 
 
 def convert(images: Tensor, *, channels: int | None, side: int | None) -> Tensor:
@@ -138,13 +204,10 @@ def from_pixels(pixels: Pixels) -> Image.Image:
 
 def _finish(picture: Image.Image, *, channels: int | None, side: int | None) -> Pixels:
     mode = "L" if (channels or (1 if picture.mode in GREY_MODES else 3)) == 1 else "RGB"
-    if picture.mode in {"I", "F"} or picture.mode.startswith("I;16"):
-        picture = _to_eight_bits(picture)
-    if "transparency" in picture.info or picture.mode in {"LA", "La", "PA", "RGBA", "RGBa"}:
-        above = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), above)
-    if picture.mode != mode:
-        picture = picture.convert(mode)
+    if _pixels(picture) <= LARGE_PIXELS:
+        picture = _flattened(picture, mode=mode)
+    else:
+        picture = _shrunk(picture, mode=mode, side=side)
     width, height = picture.size
     if side is not None and (width, height) != (side, side):
         short = min(width, height)
@@ -156,6 +219,30 @@ def _finish(picture: Image.Image, *, channels: int | None, side: int | None) -> 
         picture = middle.resize((side, side), Image.Resampling.BILINEAR)
     pixels = np.asarray(picture)
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+
+
+def _shrunk(picture: Image.Image, *, mode: str, side: int | None) -> Image.Image:
+    """Return a large image in `mode`, at a fraction of its size that leaves at least four pixels
+    for one of `side`."""
+    width, height = picture.size
+    factor = max(1, min(width, height) // (4 * side)) if side else 1
+    small = Image.new(mode, (-(-width // factor), -(-height // factor)))
+    top = 0
+    for strip in _strips(picture, multiple=factor):
+        part = _flattened(strip, mode=mode).reduce(factor)
+        small.paste(part, (0, top))
+        top += part.size[1]
+    return small
+
+
+def _flattened(picture: Image.Image, *, mode: str) -> Image.Image:
+    """Return an image in the mode L or RGB: 8 bits, and white where it is transparent."""
+    if picture.mode in {"I", "F"} or picture.mode.startswith("I;16"):
+        picture = _to_eight_bits(picture)
+    if "transparency" in picture.info or picture.mode in {"LA", "La", "PA", "RGBA", "RGBa"}:
+        above = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), above)
+    return picture if picture.mode == mode else picture.convert(mode)
 
 
 def _to_eight_bits(picture: Image.Image) -> Image.Image:
