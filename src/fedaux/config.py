@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 NO_DATA = "none"
 """The value of `data.source` without labelled data."""
+FEATURES = "features"
+"""The source of feature vectors."""
 NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
 PATTERN_MEANING = {
@@ -102,6 +104,10 @@ class _Dataset(Section):
     text_column: Names = ()
     """Column of a table that contains the texts; several columns are joined by a space. Default:
     found by name."""
+    feature_column: Names = ()
+    """`features`: name of the array or column of the features, or columns of numbers that are the
+    features. Default: found by name; of a Parquet file without such a column, all numbers except
+    the labels."""
     image_size: Count | None = None
     channels: Literal[1, 3] | None = None
     """1 converts all images to greyscale, 3 to RGB. Default: as the first image."""
@@ -225,8 +231,8 @@ class Prototype(Section):
     model: str
     """The architecture: a name in `fedaux.models.MODELS`. Images: `cnn` (three small convolutions),
     `mlp`, `resnet8`, `mobilenetv2`, `shufflenet`; the last three also with `-gn` at the end, group
-    normalisation for DP-SGD. Texts: `bert`, `tinybert`, `minilm`. Default, without any prototype:
-    `cnn`."""
+    normalisation for DP-SGD. Texts: `bert`, `tinybert`, `minilm`. Features: `linear`. Default,
+    without any prototype: `cnn`; of features `linear`."""
     clients: Annotated[tuple[Index, ...], BeforeValidator(_as_tuple)] | None = None
     """The clients that use it; with `[]` the server alone trains it, as a student of the others.
     Default: a share of the clients that no prototype lists."""
@@ -559,6 +565,8 @@ class Output(Section):
     export`."""
 
 
+LINEAR = {"name": "linear", "model": "linear"}
+"""The prototype of feature vectors."""
 LINEAR_RATES = {"local": 0.01, "distillation": 0.001}
 """Default learning rates of Adam in linear mode."""
 
@@ -608,8 +616,8 @@ class ExperimentFields(Section):
     @model_validator(mode="before")
     @classmethod
     def _dependent_defaults(cls, values: Any) -> Any:
-        """Set the number of clients by `data.clients`, no labelled data for public data alone, and
-        the learning rates of heads."""
+        """Set the number of clients by `data.clients`, no labelled data for public data alone,
+        linear heads for features, and the learning rates of heads."""
         if not isinstance(values, dict):
             return values
         data, public, split = (values.get(key, {}) for key in ("data", "auxiliary", "split"))
@@ -621,6 +629,11 @@ class ExperimentFields(Section):
         named = data.keys() & {"source", "path", "clients", "test"}
         if isinstance(public, dict) and public.get("path") is not None and not named:
             values = {**values, "data": {**data, "source": NO_DATA}}
+        if FEATURES in (data.get("source"), isinstance(public, dict) and public.get("source")):
+            values = {"mode": "linear", "prototypes": [LINEAR], **values}
+            pretraining = values.get("pretraining", {})
+            if isinstance(pretraining, dict):
+                values = {**values, "pretraining": {"kind": "none", **pretraining}}
         if values.get("mode") == "linear":
             for key, rate in LINEAR_RATES.items():
                 section = values.get(key, {})

@@ -536,7 +536,7 @@ def test_a_data_set_in_the_hubs_layout_is_read_by_its_library(tmp_path: Path) ->
 
 
 def test_every_source_of_files_reads_labelled_and_public_images() -> None:
-    others = ("tensors", "lines")  # lines has texts without labels
+    others = ("tensors", "lines", "features")  # lines has texts without labels
     files = [name for name, one in SOURCES.items() if one.needs_path and name not in others]
     assert len(files) == 10
     assert all(SOURCES[name].load_labelled and SOURCES[name].load_auxiliary for name in files)

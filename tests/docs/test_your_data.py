@@ -52,6 +52,8 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         "make_texts.py",
         "desks.toml",
         "minilm.toml",
+        "make_measurements.py",
+        "patients.toml",
     ]
     assert list(files) == made
     for name, content in files.items():
@@ -74,6 +76,8 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         ["fedaux", "pretrain"],
         ["fedaux", "run"],
         ["fedaux", "tokenise"],
+        ["fedaux", "run"],
+        ["python", "make_measurements.py"],
         ["fedaux", "run"],
     ]
     environment = {
@@ -103,3 +107,5 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
     assert "shipping" in (tmp_path / "runs/desks/report.html").read_text(encoding="utf-8")
     tokens = json.loads((tmp_path / "runs/tokens/summary.json").read_text(encoding="utf-8"))
     assert tokens["complete"]
+    patients = json.loads((tmp_path / "runs/patients/split.json").read_text(encoding="utf-8"))
+    assert [sum(row) for row in patients["tables"]["0"]] == [60, 70, 80, 89]

@@ -21,7 +21,7 @@ def open_parquet(path: str, part: str, section: Data | Auxiliary, texts: bool) -
     files = part_files(path, part, section, suffix=".parquet")
     if not files:
         return None
-    opened = [_open(file) for file in files]
+    opened = [parquet_file(file) for file in files]
     schema = opened[0].schema_arrow
     features = _features(schema.metadata or {})
     content = find_content(
@@ -69,7 +69,7 @@ def _texts(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Entry]:
 
 def read_schema(file: Path) -> Any:
     """Return the schema of a file."""
-    return _open(file).schema_arrow
+    return parquet_file(file).schema_arrow
 
 
 def read_column(files: Sequence[Path], name: str) -> list[Any]:
@@ -82,7 +82,7 @@ def _rows(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[str, 
     errors = _errors()
     for file in files:
         row = 0
-        batches = _open(file).iter_batches(batch_size=BATCH, columns=list(columns))
+        batches = parquet_file(file).iter_batches(batch_size=BATCH, columns=list(columns))
         while True:
             try:
                 if (batch := next(batches, None)) is None:
@@ -121,7 +121,8 @@ def _pyarrow_parquet() -> Any:
     return pyarrow.parquet
 
 
-def _open(file: Path) -> Any:
+def parquet_file(file: Path) -> Any:
+    """Return an opened Parquet file. Raises ValueError if it is unreadable."""
     parquet = _pyarrow_parquet()
     try:
         return parquet.ParquetFile(file)

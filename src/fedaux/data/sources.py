@@ -18,6 +18,12 @@ from fedaux.config import Auxiliary, Data, ExperimentFields
 from fedaux.data import embedded, notes, wordnet
 from fedaux.data.binary import open_cifar10, open_cifar100, open_idx, open_stl10, open_svhn
 from fedaux.data.decoding import convert
+from fedaux.data.features import (
+    count_features,
+    load_feature_rows,
+    load_features,
+    load_public_features,
+)
 from fedaux.data.folders import open_folder
 from fedaux.data.hub import open_hub
 from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
@@ -45,7 +51,8 @@ class Source:
     With `path_on_disk`, the path must exist; `takes_test` and `takes_split` are sources that use
     `data.test` and `split`. With `holds_texts`, the functions take a second argument for texts:
     `count_labelled` True, the others the `Texts` that make token ids; `open_public` opens the texts
-    to learn a vocabulary from. With `is_made`, `load_auxiliary` generates `auxiliary.size` images
+    to learn a vocabulary from. With `holds_features`, examples are
+    float32 [N, F]. With `is_made`, `load_auxiliary` generates `auxiliary.size` images
     and takes the shape of the clients' images, or None, as second argument.
     """
 
@@ -54,6 +61,7 @@ class Source:
     takes_test: bool = False
     takes_split: bool = False
     holds_texts: bool = False
+    holds_features: bool = False
     is_made: bool = False
     count_labelled: Callable[..., int] | None = None
     load_labelled: Callable[..., LabelledData] | None = None
@@ -422,6 +430,16 @@ SOURCES: dict[str, Source] = {
         load_labelled=load_tensors,
         load_rows=load_tensor_rows,
         load_auxiliary=_load_public_tensors,
+    ),
+    "features": Source(
+        needs_path=True,
+        takes_test=True,
+        takes_split=True,
+        holds_features=True,
+        count_labelled=count_features,
+        load_labelled=load_features,
+        load_rows=load_feature_rows,
+        load_auxiliary=load_public_features,
     ),
     "folder": _from_files(open_folder),
     "parquet": _from_files(open_parquet),

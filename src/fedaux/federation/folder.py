@@ -35,6 +35,7 @@ DATA_KEYS = (
     "image_size",
     "channels",
     "image_column",
+    "feature_column",
     "label_column",
     "subset",
     "skip_bad",
@@ -169,6 +170,8 @@ def declaration(experiment: ExperimentFields) -> Declaration:
         data = load_test(section)
     except (OSError, ValueError, AssertionError):
         return Declaration((), section.image_size, section.channels)
+    if data.images.ndim == 2:
+        return Declaration(data.classes, None, None)
     channels, height, width = data.images.shape[1:]
     return Declaration(
         data.classes, section.image_size or (height if height == width else None), channels

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr
 
 from fedaux.config import (
     DEVICE_PATTERN,
+    FEATURES,
     ConfigError,
     Count,
     Data,
@@ -203,7 +204,7 @@ def _parsed(content: bytes, path: Path, *, partition: int | None) -> NodeConfig:
     elif len(set(config.classes)) < len(config.classes):
         problems.append(f"classes = {list(config.classes)}: should be different names")
     if (
-        config.data.path is not None and config.split is None
+        config.data.path is not None and config.split is None and config.data.source != FEATURES
     ):  # others are not private, and have a shape of their own
         problems += [
             f"data.{key}: missing; should be {right}, so that no answer depends on the first image"

@@ -51,7 +51,8 @@ class Terms(Section):
     seed: Annotated[int, Field(ge=0)]
     prototype: Prototype
     mode: Literal["full", "linear"]
-    image_shape: tuple[Count, Count, Count]
+    image_shape: tuple[Count, Count, Count] | tuple[Count]
+    """(channels, height, width), or (width,) of feature vectors."""
     classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=100_000)]
     channel_mean: tuple[float, ...] = ()
     channel_deviation: tuple[Positive, ...] = ()

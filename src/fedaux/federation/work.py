@@ -24,6 +24,7 @@ from fedaux.data import (
     load_rows,
     split_dirichlet,
 )
+from fedaux.data.features import feature_width
 from fedaux.federation.node import NodeConfig
 from fedaux.federation.plan import check_plan
 from fedaux.federation.policy import Guard, Refusal, digest_of
@@ -79,7 +80,7 @@ def prepare(
         "channel_deviation",
     }
     key = digest_of(terms.model_dump_json(include=about) + config.privacy.noise, extractor, public)
-    if terms.mode == "linear":
+    if terms.mode == "linear" and extractor:
         guard.keep_received("extractor", extractor)
     if (stored := guard.stored_release(key)) is not None:
         return Released(ScoreRelease(config.number, *stored), key, repeated=True)
@@ -117,7 +118,9 @@ def train(
     check_declared(config, terms)
     public = public_images(guard, terms, rehearsal)
     if terms.mode == "linear":
-        if extractor is not None:
+        if terms.extractor == digest_of("extractor", {}):  # examples are features themselves
+            extractor = {}
+        elif extractor is not None:
             guard.keep_received("extractor", extractor)
         else:
             extractor = guard.received("extractor", terms.extractor or "")
@@ -239,17 +242,19 @@ def check_declared(config: NodeConfig, terms: Terms) -> None:
         raise Refusal("the server's classes are not those that this node declares in its `classes`")
     shape = declared_shape(config)
     if shape != terms.image_shape:
-        raise Refusal(f"images here are {list(shape)} and the server's {list(terms.image_shape)}")
-    for key in ("channel_mean", "channel_deviation"):
+        raise Refusal(f"examples here are {list(shape)} and the server's {list(terms.image_shape)}")
+    for key in ("channel_mean", "channel_deviation") if len(shape) == 3 else ():
         if len(numbers := getattr(terms, key)) not in (0, shape[0]):
             raise Refusal(f"{key} has {len(numbers)} numbers for {shape[0]} channels")
 
 
-def declared_shape(config: NodeConfig) -> tuple[int, int, int]:
-    """Return (channels, height, width) as declared in node.toml, or of embedded data and trials."""
+def declared_shape(config: NodeConfig) -> tuple[int, ...]:
+    """Return (channels, height, width) as declared in node.toml, or of embedded data and trials;
+    (width,) of features, which their file states."""
     if config.data.path is None or config.split is not None:
-        shape = own_data(config)[0].images.shape  # not private
-        return shape[1], shape[2], shape[3]
+        return tuple(own_data(config)[0].images.shape[1:])  # not private
+    if SOURCES[config.data.source].holds_features:
+        return (feature_width(config.data),)
     side, channels = config.data.image_size, config.data.channels
     assert side is not None, "load_node requires it"
     assert channels is not None, "load_node requires it"
@@ -261,7 +266,7 @@ class OwnExamples:
     """All examples of this node, the unusable ones blank."""
 
     images: Tensor
-    """uint8 [n, C, H, W]."""
+    """uint8 [n, C, H, W], or features [n, F]."""
     labels: Tensor
     """[n], BLANK or the server's number of the class."""
 
@@ -384,7 +389,7 @@ def blank_model(terms: Terms, *, most_bytes: int) -> SplitModel:
     try:
         with torch.device("meta"):
             model = MODELS[section.model](terms.image_shape, len(terms.classes), **section.options)
-    except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError) as error:
         raise Refusal(
             f"prototypes.model = {section.model}: cannot be built with these options"
         ) from error

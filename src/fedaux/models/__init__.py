@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from fedaux.models.bert import bert, minilm, tinybert
 from fedaux.models.cnn import cnn
+from fedaux.models.linear import linear
 from fedaux.models.mlp import mlp
 from fedaux.models.mobilenet import mobilenetv2, mobilenetv2_gn
 from fedaux.models.resnet import resnet8, resnet8_gn
@@ -16,6 +17,7 @@ from fedaux.models.split import SplitModel, split_model
 MODELS: dict[str, Callable[..., SplitModel]] = {
     "bert": bert,
     "cnn": cnn,
+    "linear": linear,
     "minilm": minilm,
     "mlp": mlp,
     "mobilenetv2": mobilenetv2,
@@ -27,7 +29,8 @@ MODELS: dict[str, Callable[..., SplitModel]] = {
     "tinybert": tinybert,
 }
 """Called as model(shape, num_classes, **options). The first parameter is named image_shape for
-images, (channels, height, width), and text_shape for texts, (tokens, vocabulary)."""
+images, (channels, height, width), text_shape for texts, (tokens, vocabulary), and feature_shape for
+feature vectors, (width,)."""
 
 SHIPPED = frozenset(MODELS)
 """The models of fedaux, without those of plugins."""
@@ -36,9 +39,10 @@ __all__ = ["MODELS", "SHIPPED", "SplitModel", "model_input", "model_options", "s
 
 
 def model_input(name: str) -> str | None:
-    """Return `image` or `text`, by the name of a model's first parameter, or None."""
+    """Return `image`, `text` or `feature`, by the name of a model's first parameter, or None."""
     first = next(iter(inspect.signature(MODELS[name]).parameters))
-    return first.removesuffix("_shape") if first in ("image_shape", "text_shape") else None
+    kinds = ("image_shape", "text_shape", "feature_shape")
+    return first.removesuffix("_shape") if first in kinds else None
 
 
 def model_options(name: str) -> dict[str, object]:

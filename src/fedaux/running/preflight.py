@@ -168,9 +168,19 @@ def _option_problem(default: object, value: object) -> str | None:
 
 
 def _text_problems(experiment: ExperimentFields) -> list[str]:
-    """Return a line for each image model or source with texts, and vice versa."""
+    """Return a line for each model or source of another kind of data: images, texts, features."""
     problems: list[str] = []
     texts = experiment.text is not None
+    both = (("data", experiment.data.source), ("auxiliary", experiment.auxiliary.source))
+    held = [name in SOURCES and SOURCES[name].holds_features for _, name in both]
+    features = any(held)
+    if features and experiment.data.given and not all(held):
+        key, name = both[held.index(False)]
+        problems.append(
+            f"{key}.source = {name!r}: should be features, like {both[held.index(True)][0]}.source"
+        )
+    if features:
+        problems += _settings_of_images(experiment)
     for prototype in experiment.prototypes:
         wanted = model_input(prototype.model) if prototype.model in MODELS else None
         if wanted == "image" and texts:
@@ -180,13 +190,13 @@ def _text_problems(experiment: ExperimentFields) -> list[str]:
             problems.append(
                 f"prototypes.model = {prototype.model!r}: is for texts; add the table [text]"
             )
+        elif (wanted == "feature") != features and wanted is not None:
+            right = "linear, for features" if features else "another; this one is for features"
+            problems.append(f"prototypes.model = {prototype.model!r}: should be {right}")
     if experiment.auxiliary.source == "lines" and not texts:
         problems.append("auxiliary.source = 'lines': has texts; add the table [text]")
     if texts:
-        for key, name in (
-            ("data", experiment.data.source),
-            ("auxiliary", experiment.auxiliary.source),
-        ):
+        for key, name in both:
             if name in SOURCES and not SOURCES[name].holds_texts:
                 able = ", ".join(
                     source
@@ -195,6 +205,21 @@ def _text_problems(experiment: ExperimentFields) -> list[str]:
                 )
                 problems.append(f"{key}.source = {name!r}: has no texts; should be {able}")
     return problems
+
+
+def _settings_of_images(experiment: ExperimentFields) -> list[str]:
+    """Return a line for each setting that features do not have."""
+    found = [
+        f"{key}.{name}: features are no images; should be left out"
+        for key, section in (("data", experiment.data), ("auxiliary", experiment.auxiliary))
+        for name in ("image_size", "channels", "channel_mean", "channel_deviation", "mirror")
+        if getattr(section, name, None)
+    ]
+    if experiment.pretraining.kind != "none":
+        found.append(
+            f"pretraining.kind = {experiment.pretraining.kind!r}: should be 'none' for features"
+        )
+    return found
 
 
 def _split_problems(experiment: ExperimentFields) -> list[str]:
@@ -358,6 +383,8 @@ def check_public(
 
 
 def _channel_problems(section: Data, images: Tensor) -> list[str]:
+    if images.ndim == 2:
+        return []  # of features
     channels = images.shape[1]
     return [
         f"data.{key} = {list(numbers)}: should be {channels} numbers, one per channel"

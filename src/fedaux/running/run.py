@@ -537,6 +537,8 @@ def describe_scores(
     top = scores.topk(min(TOP_IMAGES, scores.shape[1]), dim=1).indices
     words = {"method": task.method.name, "seed": str(task.seed), "clients": json.dumps(chosen)}
     shown = task.distill_images[top]
+    if shown.ndim == 3 and vocabulary is None:  # features, which nobody can look at
+        return {"weights_by_class": by_class.float()}, words
     if vocabulary is None:
         return {"weights_by_class": by_class.float(), "top_images": shown}, words
     texts = [[vocabulary.words(ids) for ids in own] for own in shown.tolist()]
