@@ -132,7 +132,7 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
         (
             {"data": {"source": "letters"}},
             "data.source = 'letters': has no labels, so it can only be auxiliary.source; should "
-            "be digits, tensors, folder, parquet, csv, jsonl, huggingface, "
+            "be digits, tensors, features, folder, parquet, csv, jsonl, huggingface, "
             "cifar10-binary, cifar100-binary, stl10-binary, idx, svhn",
         ),
         (
