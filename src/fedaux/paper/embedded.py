@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from fedaux import seeding
@@ -38,6 +37,8 @@ def settings(name: str, section: str, folder: Path) -> dict[str, Any]:
 def photographs() -> NDArray[np.uint8]:
     """Return grey pieces [N, 1, 8, 8] of the two photographs that come with scikit-learn, at
     random places."""
+    from sklearn.datasets import load_sample_images  # late: runs on data of files do without
+
     generator = seeding.generator(0, "photographs")
     pieces = []
     for picture in load_sample_images().images:
