@@ -12,13 +12,15 @@ import pytest
 import torch
 from helpers.experiments import IMAGE_MODELS
 from helpers.gpu_jobs import CLASSES, difference, jobs
+from helpers.recorded_draws import Recorded
 from torch import nn
 
 from fedaux import seeding
-from fedaux.config import Local, Pretraining
+from fedaux.config import Local, LocalPrivacy, Pretraining
+from fedaux.core import dpsgd
 from fedaux.core.backend import TrainContext
 from fedaux.core.compute import Compute, to_float
-from fedaux.core.plain_backend import one_by_one
+from fedaux.core.plain_backend import PlainPredictor, one_by_one
 from fedaux.core.weights import snapshot
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.fast import FastBackend, depthwise
@@ -27,6 +29,8 @@ from fedaux.fast.inference import FastPredictor
 from fedaux.fast.streams import StreamTraining
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain.training import Training, pretrain
+from fedaux.privacy.accounting import Query
+from fedaux.privacy.mechanism import products, within_unit_ball
 
 pytestmark = [
     pytest.mark.gpu,
@@ -291,3 +295,56 @@ class _Words(Vocabulary):
         marks = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
         tokens = marks | {f"w{number}": number for number in range(len(marks), size)}
         super().__init__(json.dumps({"model": {"vocab": tokens}, "added_tokens": []}), "a test")
+
+
+@pytest.mark.parametrize("name", IMAGE_MODELS)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_features_of_one_image_at_a_time_do_not_depend_on_the_others(
+    name: str, precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a node needs of a GPU, with the settings that a node chooses."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    compute = Compute(torch.device("cuda"), precision)
+    module = compute.place(MODELS[name]((3, 32, 32), 10)).features
+    predict, extractor = PlainPredictor(module, compute), snapshot(module)
+    images = compute.place_inputs(torch.randint(0, 256, (40, 3, 32, 32), dtype=torch.uint8))
+    whole = predict.alone(extractor, images)
+    order = torch.randperm(40, device="cuda")
+    assert torch.equal(predict.alone(extractor, images[order]), whole[order])
+    replaced = torch.cat([255 - images[:1], images[1:]])
+    assert torch.equal(predict.alone(extractor, replaced)[1:], whole[1:])
+    assert torch.equal(predict.alone(extractor, images[7:8]), whole[7:8])
+    rows, matrix = whole.double(), torch.randn(whole.shape[1], 9, device="cuda").double()
+    projected = within_unit_ball(products(rows, matrix))
+    assert torch.equal(within_unit_ball(products(rows[order], matrix)), projected[order])
+    assert torch.equal(within_unit_ball(products(rows[7:8], matrix)), projected[7:8])
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet8-gn", "mobilenetv2-gn", "shufflenet-gn"])
+def test_private_gradients_of_a_node_do_not_depend_on_who_else_is_sampled(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opacus")
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    device = torch.device("cuda")
+    steps = [[0], [1], [2], [0, 1, 2], [2, 1], []]
+    query = Query(100.0, 0.2)
+    monkeypatch.setattr(dpsgd, "schedule", lambda *_, **__: (query, len(steps)))
+    drawn = Recorded(steps)
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, device=device)
+    section = Local(learning_rate=1e-30, privacy=LocalPrivacy(noise_multiplier=100.0, clip=0.5))
+    dpsgd.train_privately(
+        MODELS[name]((3, 32, 32), 10).to(device),
+        images,
+        torch.arange(3, device=device),
+        section=section,
+        proximal=0.0,
+        draws=drawn,  # type: ignore[arg-type]
+        client=0,
+        compute=Compute(device),
+    )
+    one, two, three, all_, last, none = (drawn.step(number) for number in range(len(steps)))
+    assert torch.equal(all_, one + two + three)
+    assert torch.equal(last, two + three)
+    assert not bool(none.any())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Certainty
-from fedaux.core.plain_backend import PlainBackend
+from fedaux.core.plain_backend import PlainPredictor
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanisms import Noise, SimulatedNoise
 from fedaux.privacy.secure import SecureNoise
@@ -104,13 +104,13 @@ def test_an_answer_that_is_made_twice_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_a_node_that_uses_other_features_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features that look at other examples: one of them moves all, which the proof excludes."""
 
-    honest = PlainBackend.features
+    honest = PlainPredictor.alone
 
     def centred(*arguments: Any, **keywords: Any) -> Tensor:
         features = honest(*arguments, **keywords)
         return features - 4 * features.mean(dim=0)
 
-    monkeypatch.setattr(PlainBackend, "features", centred)
+    monkeypatch.setattr(PlainPredictor, "alone", centred)
     assert "noise: mean" in found(RELEASES)
 
 

@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from fedaux import seeding
-from fedaux.core.dpsgd import LATTICE, noisy_sum
+from fedaux.core.dpsgd import LATTICE, lattice_sum, with_noise
 from fedaux.privacy import exact_gaussian
 from fedaux.privacy.exact_gaussian import (
     RELATIVE_ERROR,
@@ -122,6 +122,11 @@ class NoNoise:
         return torch.zeros_like(like)
 
 
+def noisy_sum(samples: list[Tensor], clip: float, multiplier: float, draws: Any) -> list[Tensor]:
+    points = lattice_sum(samples, clip=clip)
+    return with_noise(points, clip=clip, noise_multiplier=multiplier, draws=draws)
+
+
 @pytest.mark.parametrize("clip", [1e-6, 4e-3, 1.0, 1e6])
 @pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 1e30])
 def test_replacing_a_gradient_moves_the_sum_by_at_most_what_the_noise_covers(
@@ -142,9 +147,8 @@ def test_replacing_a_gradient_moves_the_sum_by_at_most_what_the_noise_covers(
                 else 1e30 * torch.randn(sample[2].shape)
             )
         source: Any = NoNoise()
-        settings = {"clip": clip, "noise_multiplier": 1.5}
         sums = [
-            torch.cat([part.flatten() for part in noisy_sum(one, draws=source, **settings)])
+            torch.cat([part.flatten() for part in noisy_sum(one, clip, 1.5, source)])
             for one in (samples, other)
         ]
         worst = max(worst, float((sums[0] - sums[1]).norm()) / (clip / LATTICE))
@@ -158,7 +162,7 @@ def test_clipped_sums_equal_a_plain_loop() -> None:
     samples = [torch.randn(5, 4, generator=generator), torch.randn(5, 2, 3, generator=generator)]
     flat = torch.cat([sample.flatten(1) for sample in samples], dim=1).double()
     expected = sum(row * min(1.0, 0.7 / float(row.norm())) for row in flat)
-    noisy = noisy_sum(samples, clip=0.7, noise_multiplier=1.0, draws=NoNoise())  # type: ignore[arg-type]
+    noisy = noisy_sum(samples, 0.7, 1.0, NoNoise())
     assert torch.allclose(
         torch.cat([part.flatten() for part in noisy]), torch.as_tensor(expected), atol=1e-5
     )
@@ -170,6 +174,6 @@ def test_sums_lie_on_the_lattice_whatever_the_gradients() -> None:
         SecureDraws(),
         SimulatedDraws(seeding.generator(0, "local"), device=torch.device("cpu")),
     ):
-        (noisy,) = noisy_sum(samples, clip=0.1, noise_multiplier=1.0, draws=draws)
+        (noisy,) = noisy_sum(samples, 0.1, 1.0, draws)
         steps = noisy / (0.1 / LATTICE)
         assert torch.allclose(steps, steps.round(), rtol=0, atol=1e-6)

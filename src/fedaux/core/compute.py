@@ -3,6 +3,7 @@ models."""
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -85,6 +86,17 @@ class Compute:
         # Threads inherit the number that is set when they first compute.
         with self.one_thread():
             return list(threads.map(work, items))
+
+    def spread_alone(
+        self, work: Callable[[Sequence[int]], Result], rows: Sequence[int]
+    ) -> list[Result]:
+        """Return work(part) for parts of the rows, one for each worker, in order.
+
+        Every part is computed on one thread, however many there are.
+        """
+        with self.one_thread():
+            size = max(1, math.ceil(len(rows) / self.workers))
+            return self.spread(work, [rows[at : at + size] for at in range(0, len(rows), size)])
 
     @contextmanager
     def one_thread(self) -> Iterator[None]:

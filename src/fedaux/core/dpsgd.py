@@ -4,14 +4,16 @@ A step samples each of the n_i examples with probability q = batch_size / n_i, c
 to norm C, adds N(0, (noise_multiplier C)^2 I) to their sum and divides by the expected batch size.
 Replacing an example moves the sum by at most 2C. n_i is public, and so are q and the number of
 steps. The proximal term depends on no example and needs no noise. Per-example gradients come from
-Opacus; clipping, sums and noise are exact on a lattice (`noisy_sum`).
+Opacus; with secure draws each example has a pass of its own, so that its gradient does not depend
+on which others were sampled. Clipping, sums and noise are exact on a lattice.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux.config import Local
-from fedaux.core.compute import Compute, to_float
+from fedaux.core.compute import Compute
 from fedaux.core.steps import OPTIMIZERS
 from fedaux.formatting import install_hint
 from fedaux.privacy.accounting import Query, composed_epsilon
@@ -58,66 +60,67 @@ def train_privately(
     query, steps = schedule(section, num_examples=len(labels))
     assert query.sampling_probability is not None
     entry = update_entry(section, num_examples=len(labels), client=client, noise=draws.kind)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = _trained(model)
     anchors = [parameter.detach().clone() for parameter in parameters]
-    wrapped = _grad_sample_module()(model, loss_reduction="sum")
+    gradients_of = _alone if draws.kind == "secure" else _together
+    compute = Compute(labels.device) if compute is None else compute
     optimizer = OPTIMIZERS[section.optimizer](parameters, section)
     expected = query.sampling_probability * len(labels)
-    floats = to_float if compute is None else compute.floats
     total, seen = torch.zeros((), device=labels.device), 0
     model.train()
-    try:
+    with gradients_of(model, images, labels, clip=privacy.clip, compute=compute) as gradients:
         for _ in range(steps):
             taken = draws.sample(len(labels), probability=query.sampling_probability)
-            batch = torch.from_numpy(taken).to(labels.device)
-            total += _per_example_gradients(
-                wrapped, parameters, floats(images[batch]), labels[batch]
-            )
-            seen += len(batch)
-            noisy = noisy_sum(
-                [parameter.grad_sample for parameter in parameters],  # type: ignore[attr-defined]
-                clip=privacy.clip,
-                noise_multiplier=privacy.noise_multiplier,
-                draws=draws,
+            points, loss = gradients(torch.from_numpy(taken).to(labels.device))
+            total += loss
+            seen += len(taken)
+            noisy = with_noise(
+                points, clip=privacy.clip, noise_multiplier=privacy.noise_multiplier, draws=draws
             )
             for parameter, gradient, anchor in zip(parameters, noisy, anchors, strict=True):
-                parameter.grad_sample = None  # type: ignore[attr-defined]
                 parameter.grad = (gradient / expected).to(parameter.dtype)
                 if proximal > 0:
                     parameter.grad.add_(parameter.detach() - anchor, alpha=proximal)
             optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    finally:
-        wrapped.to_standard_module()
+    optimizer.zero_grad(set_to_none=True)
     return float(total) / max(1, seen), entry
 
 
-def noisy_sum(
-    samples: Sequence[Tensor], *, clip: float, noise_multiplier: float, draws: Draws
-) -> list[Tensor]:
-    """Return the noisy sum of clipped gradients, in doubles, from [b, ...] of each parameter.
+def lattice_sum(samples: Sequence[Tensor], *, clip: float) -> list[Tensor]:
+    """Return the sums of clipped gradients [b, ...] of each parameter, in points of the lattice.
 
-    Each example's gradient is clipped to norm C and rounded to a lattice of spacing g = C /
-    LATTICE; integers are summed exactly. Rounding moves a gradient of d numbers by at most g
-    sqrt(d) / 2, so its norm is at most C' = C + g sqrt(d) / 2, and the noise is that of round(N(0,
+    Each example's gradient is clipped to norm C and rounded to a lattice of spacing C / LATTICE;
+    integers are summed exactly, in doubles. A gradient with a number that is NaN or infinite counts
+    as zero: hostile weights could otherwise let one example turn the whole update into NaN, which
+    reveals it without noise.
+    """
+    flat = [sample.detach().flatten(1).double() for sample in samples]
+    finite = torch.stack([one.isfinite().all(dim=1) for one in flat]).all(dim=0)
+    flat = [one.masked_fill(~finite[:, None], 0.0) for one in flat]
+    squares = torch.stack([one.square().sum(dim=1) for one in flat]).sum(dim=0)
+    factors = (clip * SHRINK / squares.sqrt().clamp_min(1e-300)).clamp_max(1.0) * LATTICE / clip
+    return [
+        (one * factors[:, None]).round().sum(dim=0).reshape(sample.shape[1:])
+        for one, sample in zip(flat, samples, strict=True)
+    ]
+
+
+def with_noise(
+    points: Sequence[Tensor], *, clip: float, noise_multiplier: float, draws: Draws
+) -> list[Tensor]:
+    """Return sums of `lattice_sum` with noise, in doubles.
+
+    With the spacing g = C / LATTICE, rounding moves a gradient of d numbers by at most g sqrt(d) /
+    2, so its norm is at most C' = C + g sqrt(d) / 2, and the noise is that of round(N(0,
     (noise_multiplier C' / g)^2)), on the same lattice.
     """
-    spacing = clip / LATTICE
-    size = sum(
-        sample[0].numel() if len(sample) else math.prod(sample.shape[1:]) for sample in samples
-    )
+    size = sum(own.numel() for own in points)
     if size > MOST_PARAMETERS:
         raise ValueError(
             f"local.privacy: a model of {size} parameters; should be at most {MOST_PARAMETERS}"
         )
-    squares = torch.stack([sample.flatten(1).double().square().sum(dim=1) for sample in samples])
-    factors = (clip * SHRINK / squares.sum(dim=0).sqrt().clamp_min(1e-300)).clamp_max(1.0) / spacing
     scale = noise_multiplier * (LATTICE + math.sqrt(size) / 2)
-    noisy = []
-    for sample in samples:
-        points = (sample.double() * factors.view(-1, *[1] * (sample.ndim - 1))).round().sum(dim=0)
-        noisy.append((points + draws.integers(points, scale=scale)) * spacing)
-    return noisy
+    return [(own + draws.integers(own, scale=scale)) * (clip / LATTICE) for own in points]
 
 
 def update_entry(section: Local, *, num_examples: int, client: int, noise: str) -> LedgerEntry:
@@ -172,34 +175,81 @@ def refusal_of(model: nn.Module) -> str | None:
     return None
 
 
-def _per_example_gradients(
-    wrapped: Any, parameters: list[nn.Parameter], inputs: Tensor, labels: Tensor
-) -> Tensor:
-    """Leave per-example gradients in `grad_sample` of each parameter; return the summed loss."""
-    if len(labels) == 0:  # a step without examples is a step of noise
+Gradients = Callable[[Tensor], tuple[list[Tensor], Tensor]]
+"""Returns the `lattice_sum` of some rows, of each parameter, and their summed loss."""
+
+
+@contextmanager
+def _together(
+    model: nn.Module, inputs: Tensor, labels: Tensor, *, clip: float, compute: Compute
+) -> Iterator[Gradients]:
+    """Give the gradients of a batch at once, by Opacus."""
+    parameters = _trained(model)
+    wrapped = _grad_sample_module()(model, loss_reduction="sum")
+
+    def gradients(rows: Tensor) -> tuple[list[Tensor], Tensor]:
+        if len(rows) == 0:  # a step without examples is a step of noise
+            return _zeros(parameters), torch.zeros((), device=labels.device)
+        batch = compute.floats(inputs[rows])
+        # Opacus uses backward hooks, and torch warns of hooks whose inputs need no gradient.
+        batch = batch.requires_grad_() if batch.is_floating_point() else batch
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+            loss = _summed_loss(wrapped(batch), labels[rows])
+            loss.backward()
+        points = lattice_sum([own.grad_sample for own in parameters], clip=clip)  # type: ignore[attr-defined]
         for parameter in parameters:
-            parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))  # type: ignore[attr-defined]
-        return torch.zeros((), device=labels.device)
-    # Opacus uses backward hooks, and torch warns of hooks whose inputs need no gradient.
-    inputs = inputs.requires_grad_() if inputs.is_floating_point() else inputs
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
-        loss = functional.cross_entropy(wrapped(inputs), labels, ignore_index=-1, reduction="sum")
-        loss.backward()
-    drop_nonfinite_gradients(parameters)
-    return loss.detach()
+            parameter.grad_sample = None  # type: ignore[attr-defined]
+        return points, loss.detach()
+
+    try:
+        yield gradients
+    finally:
+        wrapped.to_standard_module()
 
 
-def drop_nonfinite_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Set the gradients of an example to zero if one of its numbers is NaN or infinite.
+@contextmanager
+def _alone(
+    model: nn.Module, inputs: Tensor, labels: Tensor, *, clip: float, compute: Compute
+) -> Iterator[Gradients]:
+    """Give the gradients of a batch, each example's from a pass of its own on one thread.
 
-    Clipping could not bound them. With hostile weights from the server, one example could otherwise
-    turn the whole update into NaN, which reveals it without noise.
+    So each is a function of its example and the weights alone, to the last bit, whichever others
+    were sampled. The server chooses weights, and some amplify that bit to any size.
     """
-    samples: list[Tensor] = [parameter.grad_sample for parameter in parameters]  # type: ignore[attr-defined]
-    finite = torch.stack([sample.flatten(1).isfinite().all(dim=1) for sample in samples]).all(dim=0)
-    for sample in samples:
-        sample.masked_fill_(~finite.view(-1, *[1] * (sample.ndim - 1)), 0.0)
+    parameters = _trained(model)
+
+    def part(rows: Sequence[int]) -> tuple[list[Tensor], Tensor]:
+        total, whole = _zeros(parameters), torch.zeros((), device=labels.device)
+        for row in rows:
+            one = compute.floats(inputs[row : row + 1].clone())
+            loss = _summed_loss(model(one), labels[row : row + 1])
+            samples = [own[None] for own in torch.autograd.grad(loss, parameters)]
+            whole += loss.detach()
+            for so_far, own in zip(total, lattice_sum(samples, clip=clip), strict=True):
+                so_far += own
+        return total, whole
+
+    def gradients(rows: Tensor) -> tuple[list[Tensor], Tensor]:
+        parts = compute.spread_alone(part, rows.tolist()) or [part(())]
+        total = [
+            torch.stack(own).sum(dim=0) for own in zip(*(own for own, _ in parts), strict=True)
+        ]
+        return total, torch.stack([loss for _, loss in parts]).sum()
+
+    yield gradients
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _zeros(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    return [torch.zeros_like(own, dtype=torch.float64, requires_grad=False) for own in parameters]
+
+
+def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits, labels, ignore_index=-1, reduction="sum")
 
 
 def _grad_sample_module() -> Any:

@@ -115,6 +115,22 @@ class PlainPredictor:
         """Return the outputs [N, ...] of several models on the same inputs."""
         return [self(weights, inputs, batch_size=batch_size) for weights in models]
 
+    def alone(self, weights: Weights, inputs: Tensor) -> Tensor:
+        """Return outputs [N, ...], each from a pass of its own on one thread.
+
+        Each is a function of its input alone, to the last bit: in a batch, the size of the batch
+        and the place in it decide how an input is rounded.
+        """
+        if len(inputs) == 0:
+            return self(weights, inputs)
+        forward = self._forward(weights, inputs)
+
+        @torch.no_grad()  # of each thread
+        def work(rows: Sequence[int]) -> Tensor:
+            return torch.cat([forward(inputs[row : row + 1].clone()).float() for row in rows])
+
+        return torch.cat(self._compute.spread_alone(work, range(len(inputs))))
+
     def _outputs(
         self, weights: Weights, inputs: Tensor, batch_size: int, rows: Tensor | None
     ) -> Tensor:

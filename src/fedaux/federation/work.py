@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from fedaux.core.client import BLANK, Client, release_stream
 from fedaux.core.compute import Compute, compute_for
 from fedaux.core.dpsgd import check_ready, refusal_of, update_entry
 from fedaux.core.messages import ScoreRelease, Update, Weights
-from fedaux.core.plain_backend import PlainBackend
+from fedaux.core.plain_backend import PlainBackend, PlainPredictor
 from fedaux.core.task import head_alone
 from fedaux.data import (
     SOURCES,
@@ -84,13 +84,17 @@ def prepare(
         guard.keep_received("extractor", extractor)
     if (stored := guard.stored_release(key)) is not None:
         return Released(ScoreRelease(config.number, *stored), key, repeated=True)
-    compute = compute_of(config, terms)
+    alone = config.privacy.noise == "secure"
+    compute = compute_of(config, terms, alone=alone)
     if terms.certainty.mechanism in UNPROTECTED_MECHANISMS:
         examples = examples.without_blanks()
     model = built(terms, compute)
     inputs = compute.place_inputs(examples.images)
     backend, h0 = PlainBackend(compute), placed(extractor, compute)
-    features = backend.features(model.features, h0, inputs, batch_size=terms.batch_size)
+    if alone:
+        features = PlainPredictor(model.features, compute).alone(h0, inputs)
+    else:  # a trial computes as the simulator does
+        features = backend.features(model.features, h0, inputs, batch_size=terms.batch_size)
     client = Client(config.number, inputs, examples.labels.to(compute.device), model, backend)
     released = client.release(
         terms.certainty, features, placed(public, compute), noise=release_noise(config, terms)
@@ -145,10 +149,11 @@ def train(
             key,
             repeated=True,
         )
-    compute = compute_of(config, terms)
+    private = terms.local.privacy is not None
+    alone = private and config.privacy.noise == "secure"
+    compute = compute_of(config, terms, alone=alone)
     examples = own_examples(config, terms.classes)
     num_examples = len(examples.labels)
-    private = terms.local.privacy is not None
     check_batches(config, terms, num_examples=num_examples)
     check_whole(config, guard, terms, num_examples=num_examples)
     if private:
@@ -160,9 +165,13 @@ def train(
         images = compute.place_inputs(images)
         if terms.mode == "full":
             return images
+        if alone:
+            return PlainPredictor(features, compute).alone(h0, images)
         return backend.features(features, h0, images, batch_size=terms.batch_size)
 
-    mirrored = inputs_of(examples.images.flip(-1)) if terms.mirror else None
+    mirrored = None
+    if terms.mirror and not private:
+        mirrored = inputs_of(examples.images.flip(-1))
     if public is not None:
         public = inputs_of(torch.cat([public, public.flip(-1)]) if terms.mirror else public)
     model = model if terms.mode == "full" else head_alone(model)
@@ -335,15 +344,21 @@ def count_examples(config: NodeConfig) -> int:
     return count_labelled(config.data.model_copy(update=whole))
 
 
-def compute_of(config: NodeConfig, terms: Terms) -> Compute:
-    """Return plain computation on this node's device."""
+def compute_of(config: NodeConfig, terms: Terms, *, alone: bool = False) -> Compute:
+    """Return plain computation on this node's device; `alone` for one example at a time."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     engine = Engine(
         device=config.device, precision=terms.precision, compile=False, clients_at_once=1
     )
     data = Data(channel_mean=terms.channel_mean, channel_deviation=terms.channel_deviation)
-    return compute_for(engine, choose(config.device), data)
+    compute = compute_for(engine, choose(config.device), data)
+    if not alone:
+        return compute
+    # Equal examples should have equal results, whatever a GPU finds fastest today.
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    on_cpu = compute.device.type == "cpu"
+    return replace(compute, workers=torch.get_num_threads() if on_cpu else 1)
 
 
 def built(terms: Terms, compute: Compute) -> SplitModel:

@@ -45,6 +45,7 @@ from fedaux.privacy.mechanism import (
     Public,
     Release,
     integer_mean,
+    products,
     require_shapes,
     within_unit_ball,
 )
@@ -121,10 +122,8 @@ class PrivateMean:
         """Return u(x) [N, k], each of norm at most 1, for any features."""
         width = features.shape[1]
         require_shapes(public, {"centre": (width,), "whitening": (width, None), "bound": ()})
-        whitened = (
-            (features.double() - public["centre"]) @ public["whitening"].double() / public["bound"]
-        )
-        return within_unit_ball(whitened)
+        centred = features.double() - public["centre"].double()
+        return within_unit_ball(products(centred, public["whitening"].double()) / public["bound"])
 
     def log_scores(
         self,

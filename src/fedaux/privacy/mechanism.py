@@ -10,6 +10,7 @@ from typing import Protocol, TypeGuard, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedaux.privacy.bounds import require_size
 
@@ -199,6 +200,28 @@ def require_shapes(public: Public, expected: Mapping[str, tuple[int | None, ...]
             raise ValueError(f"the public map's tensor {name} is missing or has the wrong shape")
 
 
+def products(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return rows [n, F] times a matrix [F, k], each row rounded as if it were alone.
+
+    A matrix product chooses the order of its sums by n and by the place of a row. Here every entry
+    is the same sequence of multiplications and additions, each of them rounded correctly.
+    """
+    total = rows.new_zeros(len(rows), matrix.shape[1])
+    for column, weights in zip(rows.T, matrix, strict=True):
+        total += column[:, None] * weights
+    return total
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """Return the norms [n, 1] of rows [n, k], each rounded as if its row were alone."""
+    squares = rows.square()
+    while (width := squares.shape[1]) > 1:
+        squares = functional.pad(squares, (0, width % 2))
+        left, right = squares.tensor_split(2, dim=1)
+        squares = left + right
+    return squares.sqrt()
+
+
 def within_unit_ball(rows: Tensor) -> Tensor:
     """Return rows [N, k] clipped to norm 1; non-finite rows, and rows whose norm overflows, become
     0.
@@ -207,8 +230,7 @@ def within_unit_ball(rows: Tensor) -> Tensor:
     failure would reveal them without noise.
     """
     numbers = torch.where(rows.isfinite().all(dim=1, keepdim=True), rows, 0.0)
-    cut: Tensor = numbers / numbers.norm(dim=1, keepdim=True).clamp_min(1.0)
-    return cut
+    return numbers / _norms(numbers).clamp_min(1.0)
 
 
 def integer_mean(rows: Tensor) -> Tensor:
