@@ -484,6 +484,56 @@ def test_a_refusal_tells_neither_the_budget_nor_what_was_spent(
     assert not log.exc_info
 
 
+@pytest.mark.parametrize("attack", ["shape", "missing", "integers"])
+def test_a_map_that_fails_tells_nothing_of_the_budget(tmp_path: Path, attack: str) -> None:
+    """A release that fails costs nothing: asked for at many prices, it would tell the budget by
+    whether it fails or does not fit."""
+    public = dict(WHOLE_MAP)
+    if attack == "shape":
+        public["whitening"] = torch.ones(WIDTH)
+    elif attack == "missing":
+        del public["bound"]
+    else:
+        public["whitening"] = torch.ones(WIDTH, 2**16 + 1, dtype=torch.uint8)
+    answers = set()
+    for budget, paid in ((0.3, 0), (0.7, 1), (0.7, 0)):
+        place = tmp_path / f"{budget}-{paid}"
+        file = node(place, images(place / "data", ["cat", "dog"] * 4), epsilon=budget)
+        assert paid == 0 or refusal(ask_for_release(file, epsilon=0.5)) is None
+        answers |= {refusal(ask_with_map(file, public, epsilon=one)) for one in (0.1, 0.6, 90.0)}
+        assert len(spent(file)) == paid
+    (words,) = answers
+    assert str(words).startswith("refused: ")
+
+
+EDITS: dict[str, Any] = {
+    "a price": lambda ledger, _: ledger["spent"][0]["entry"].update(epsilon=0.01),
+    "its noise": lambda ledger, _: ledger["spent"][0]["entry"].update(sigma=99.0),
+    "a row": lambda ledger, _: ledger["spent"].clear(),
+    "a line of the record": lambda _, lines: lines.__delitem__(0),
+    "the price in a line": lambda _, lines: lines.__setitem__(
+        0, lines[0].replace('"epsilon": 0.1', '"epsilon": 0.01')
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_node_whose_books_were_edited_releases_nothing(tmp_path: Path, edit: str) -> None:
+    file = node(tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4))
+    for components in (4, 5):
+        answer = ask_for_release(file, epsilon=0.1, components=components)
+        assert refusal(answer) is None
+    folder = file.parent / "state/client-00000"
+    ledger = json.loads((folder / "ledger.json").read_text())
+    lines = (folder / "sent.jsonl").read_text().splitlines()
+    EDITS[edit](ledger, lines)
+    (folder / "ledger.json").write_text(json.dumps(ledger))
+    (folder / "sent.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    words = refusal(ask_for_release(file, epsilon=0.1, components=6))
+    assert words == "the node failed; see its log"
+    assert json.loads((folder / "ledger.json").read_text()) == ledger
+
+
 def test_both_versions_are_named_where_they_differ(tmp_path: Path) -> None:
     file = node(tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4))
     plan = Plan(run="r", certainty=(Certainty(),), releases=1)

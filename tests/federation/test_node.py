@@ -453,7 +453,6 @@ def test_what_is_out_of_the_question_is_refused_before_any_work(tmp_path: Path) 
     for section, words in (
         (Certainty(mechanism="released-code", epsilon=0.5), "not allowed by this node"),
         (Certainty(mechanism="none", epsilon=0.5), "not allowed by this node"),
-        (Certainty(mechanism="mean", epsilon=0.7), "does not fit this node's privacy budget"),
         (
             Certainty(mechanism="paper", epsilon=0.5, regularisation=1e-9),
             "certainty.regularisation = 1e-09",
@@ -473,3 +472,5 @@ def test_what_is_out_of_the_question_is_refused_before_any_work(tmp_path: Path) 
     ):
         with pytest.raises(Refusal, match=re.escape(words)):
             own.check_release(section)
+    with pytest.raises(Refusal, match="does not fit this node's privacy budget"):
+        own.check_price(Certainty(epsilon=0.7))

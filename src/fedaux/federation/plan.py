@@ -58,6 +58,8 @@ def check_plan(
         steps = schedule(private, num_examples=num_examples)[1]
         if (problem := update_problem(private, steps=steps)) is not None:
             raise Refusal(problem)
+    for section in plan.certainty:
+        guard.check_price(section)
     counted = guard.counted()
     if guard.knows(plan.run):
         return guard.spent(counted)

@@ -65,12 +65,14 @@ class Guard:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock the ledger for one message at a time. Raises ValueError if the ledger and the record
-        of what left do not fit together."""
+        """Lock the ledger for one message at a time. Raises ValueError if the ledger and the whole
+        record of what left do not fit together."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             sent.complete(self._folder, self._ledger().get("sent"))
+            if problems := self.problems():
+                raise ValueError("; ".join([*problems, sent.HOW_TO_GO_ON]))
             yield
 
     def entries(self) -> list[LedgerEntry]:
@@ -139,24 +141,29 @@ class Guard:
         return FILTERS[terms.accountant](entries, epsilon=terms.epsilon, delta=terms.delta)
 
     def check_release(self, section: Certainty) -> None:
-        """Raise Refusal for a release that is not allowed, before any work is done for it."""
+        """Raise Refusal for a release that is not allowed whatever the budget, before any work."""
         if section.mechanism not in self._terms.mechanisms:
             allowed = ", ".join(self._terms.mechanisms) or "nothing"
             raise Refusal(
                 f"certainty.mechanism = {section.mechanism}: not allowed by this node",
                 detail=f"privacy.mechanisms allows {allowed}",
             )
-        if (
-            section.mechanism not in UNPROTECTED_MECHANISMS
-            and section.epsilon > self._terms.epsilon
-        ):
+        if (problem := release_problem(section)) is not None:
+            raise Refusal(problem)
+
+    def check_price(self, section: Certainty) -> None:
+        """Raise Refusal for a release that alone costs more than the budget.
+
+        Nothing may be refused for another reason after this: what a server then learns of the
+        budget it has to pay for.
+        """
+        protected = section.mechanism not in UNPROTECTED_MECHANISMS
+        if protected and section.epsilon > self._terms.epsilon:
             raise Refusal(
                 BEYOND_BUDGET,
                 detail=f"certainty.epsilon = {section.epsilon:g}, and privacy.epsilon = "
                 f"{self._terms.epsilon:g}",
             )
-        if (problem := release_problem(section)) is not None:
-            raise Refusal(problem)
 
     def check_update(self, section: Local, objectives: Sequence[str] = ()) -> None:
         """Raise Refusal for updates that must not leave or cannot be trained here, before any

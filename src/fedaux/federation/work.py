@@ -34,7 +34,7 @@ from fedaux.models import MODELS, SplitModel, model_input, model_options
 from fedaux.privacy.exact_gaussian import Draws, SecureDraws, SimulatedDraws
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Noise, Public
-from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
+from fedaux.privacy.mechanisms import MECHANISMS, UNPROTECTED_MECHANISMS, release_of
 from fedaux.privacy.secure import noise_for
 
 
@@ -70,6 +70,7 @@ def prepare(
     guard.check_release(terms.certainty)  # before any work is done for it
     check_declared(config, terms)
     examples = own_examples(config, terms.classes)
+    check_map(config, terms, public, num_examples=len(examples.labels))
     check_whole(config, guard, terms, num_examples=len(examples.labels))
     about = {
         "certainty",
@@ -217,15 +218,37 @@ def train(
 def check_whole(config: NodeConfig, guard: Guard, terms: Terms, *, num_examples: int) -> None:
     """Raise Refusal if this node would refuse any part of the run; ValueError if it could not do
     it."""
-    check_plan(config, guard, terms.plan, num_examples=num_examples)
     if terms.plan.local is not None and terms.plan.local.privacy is not None:
-        with torch.device("meta"):
-            model = MODELS[terms.prototype.model](
-                terms.image_shape, len(terms.classes), **terms.prototype.options
-            )
-        if (problem := refusal_of(model)) is not None:
+        if (problem := refusal_of(_on_meta(terms))) is not None:
             raise Refusal(problem)
         check_ready([])
+    check_plan(config, guard, terms.plan, num_examples=num_examples)
+
+
+def check_map(
+    config: NodeConfig, terms: PrepareTerms, public: Public, *, num_examples: int
+) -> None:
+    """Raise Refusal for a public map with which no release is possible, whatever the data.
+
+    As many blank examples are released and thrown away. A map that failed after a look at the
+    budget would tell, at no cost, whether a release fits it.
+    """
+    nothing = torch.zeros(num_examples, _on_meta(terms).feature_width)
+    labels = torch.full((num_examples,), BLANK)
+    mechanism = MECHANISMS[terms.certainty.mechanism](terms.certainty)
+    try:
+        release_of(mechanism, nothing, labels, public, noise=release_noise(config, terms))
+    except ValueError as error:
+        raise Refusal(str(error)) from error
+    except (RuntimeError, TypeError, LookupError, ArithmeticError) as error:
+        raise Refusal("the public map cannot be used", detail=str(error)) from error
+
+
+def _on_meta(terms: Terms) -> SplitModel:
+    with torch.device("meta"):
+        return MODELS[terms.prototype.model](
+            terms.image_shape, len(terms.classes), **terms.prototype.options
+        )
 
 
 def release_noise(config: NodeConfig, terms: PrepareTerms) -> Noise:
@@ -402,8 +425,7 @@ def blank_model(terms: Terms, *, most_bytes: int) -> SplitModel:
             f"prototypes.options.{wrong[0]}: {section.model} has no such option of this type"
         )
     try:
-        with torch.device("meta"):
-            model = MODELS[section.model](terms.image_shape, len(terms.classes), **section.options)
+        model = _on_meta(terms)
     except (TypeError, ValueError, RuntimeError, ArithmeticError, LookupError) as error:
         raise Refusal(
             f"prototypes.model = {section.model}: cannot be built with these options"

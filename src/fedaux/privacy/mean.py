@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from fedaux.config import MEAN_COMPONENTS, Certainty
+from fedaux.privacy.bounds import COMPONENTS
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.mechanism import (
     Limits,
@@ -122,6 +123,9 @@ class PrivateMean:
         """Return u(x) [N, k], each of norm at most 1, for any features."""
         width = features.shape[1]
         require_shapes(public, {"centre": (width,), "whitening": (width, None), "bound": ()})
+        components = public["whitening"].shape[1]
+        if (problem := COMPONENTS.problem("the public map's components", components)) is not None:
+            raise ValueError(problem)
         centred = features.double() - public["centre"].double()
         return within_unit_ball(products(centred, public["whitening"].double()) / public["bound"])
 
