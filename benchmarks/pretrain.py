@@ -92,13 +92,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "projection_batch_norm": True,
         "temperature": 0.1,
     },
-    "barlow": {
-        "kind": "barlow",
-        "schedule": "cosine",
-        "warmup_epochs": 5,
-        "projection_batch_norm": True,
-        "projection_widths": (1024, 1024),
-    },
 }
 """What a recipe's pretraining is changed to, for the probes."""
 

@@ -60,6 +60,15 @@ def problems(**values: object) -> list[str]:
             {"distillation": {"negligible_weight": 0.1}},
             "distillation.negligible_weight: removed in fedaux 0.2.0; leave it out",
         ),
+        (
+            {"pretraining": {"redundancy": 0.1}},
+            "pretraining.redundancy: removed in fedaux 0.3.0; leave it out",
+        ),
+        (
+            {"pretraining": {"kind": "barlow"}},
+            'pretraining.kind = "barlow": removed in fedaux 0.3.0; '
+            "should be 'auto', 'contrastive', 'masked' or 'none'",
+        ),
         ({"zzz": 3}, "zzz: unknown key"),
         ({"seeds": [1, 1]}, "seeds = [1, 1]: 1 appears more than once"),
         ({"seeds": []}, "seeds = []: should have at least 1 item"),
@@ -340,3 +349,7 @@ def test_a_key_below_the_wrong_table_is_told_where_it_belongs() -> None:
 def test_the_strength_of_the_proximal_term_has_one_name() -> None:
     (line,) = problems_of(tiny(local={"strengths": {"proximal": 5.0}}))
     assert line.startswith("local.strengths.proximal: should be local.proximal")
+
+
+def test_recipes_of_old_run_directories_may_state_removed_keys_that_changed_nothing() -> None:
+    assert Experiment(pretraining={"redundancy": 0.005}) == Experiment()

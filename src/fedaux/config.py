@@ -274,11 +274,10 @@ class Augmentation(Section):
 class Pretraining(Section):
     """Self-supervised training of h0 on the auxiliary data, for methods that start from it."""
 
-    kind: Literal["auto", "contrastive", "barlow", "masked", "next-token", "none"] = "auto"
-    """Images: `contrastive` is SimCLR, `barlow` is Barlow Twins. Texts: `masked` is BERT's masked
-    language modelling, `next-token` is for causal models. `none` uses the initial features as h0:
-    random, or from the prototype's own checkpoint. `auto` is `none` with such a checkpoint,
-    otherwise `contrastive`, `masked` or `next-token`."""
+    kind: Literal["auto", "contrastive", "masked", "none"] = "auto"
+    """Images: `contrastive` is SimCLR. Texts: `masked` is BERT's masked language modelling.
+    `none` uses the initial features as h0: random, or from the prototype's own checkpoint. `auto`
+    is `none` with such a checkpoint, otherwise `contrastive` or `masked`."""
     checkpoint: Place | None = None
     """A safetensors file with h0, as written by `fedaux pretrain --out`; nothing is trained
     then."""
@@ -298,8 +297,6 @@ class Pretraining(Section):
     """Epochs of linear warm-up from 0."""
     temperature: Positive = 0.5
     """`contrastive`: temperature of the NT-Xent loss."""
-    redundancy: Positive = 0.005
-    """`barlow`: weight of the off-diagonal correlations."""
     projection_widths: Annotated[tuple[Count, Count], BeforeValidator(_as_tuple)] = (512, 128)
     """Widths of the projection head, which is discarded after pretraining."""
     projection_batch_norm: bool = False
@@ -571,6 +568,10 @@ LINEAR_RATES = {"local": 0.01, "distillation": 0.001}
 """Default learning rates of Adam in linear mode."""
 
 
+FORMER_DEFAULTS = {"pretraining": {"redundancy": 0.005}}
+"""Removed keys with their defaults, which the recipes in older run directories state."""
+
+
 class ExperimentFields(Section):
     """The fields of an experiment, each validated independently."""
 
@@ -620,6 +621,10 @@ class ExperimentFields(Section):
         linear heads for features, and the learning rates of heads."""
         if not isinstance(values, dict):
             return values
+        for table, former in FORMER_DEFAULTS.items():
+            if isinstance(given := values.get(table), dict):
+                left = [key for key in given if key not in former or given[key] != former[key]]
+                values = values | {table: {key: given[key] for key in left}}
         data, public, split = (values.get(key, {}) for key in ("data", "auxiliary", "split"))
         if not isinstance(data, dict):
             return values  # the section's own validation reports the problem

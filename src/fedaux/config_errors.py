@@ -11,8 +11,10 @@ from pydantic import BaseModel, ValidationError
 
 from fedaux.config import PATTERN_MEANING, ExperimentFields, without_none
 
-DROPPED = {"distillation.negligible_weight": "0.2.0"}
+DROPPED = {"distillation.negligible_weight": "0.2.0", "pretraining.redundancy": "0.3.0"}
 """Keys of earlier versions, and the version that removed each."""
+DROPPED_VALUES = {"pretraining.kind": {"barlow": "0.3.0", "next-token": "0.3.0"}}
+"""Values of earlier versions, and the version that removed each."""
 
 
 def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
@@ -176,6 +178,8 @@ def _explain(
         message = "is empty; should be a name or a path, or left out"
     if kind == "string_pattern_mismatch":
         message = PATTERN_MEANING[item["ctx"]["pattern"]]
+    if kind == "literal_error" and (version := DROPPED_VALUES.get(key, {}).get(str(value))):
+        message = f"removed in fedaux {version}; {message}"
     return f"{key} = {shortened(value)}: {message}", location
 
 

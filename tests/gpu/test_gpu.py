@@ -264,21 +264,18 @@ def test_text_predictions_in_half_precision_are_near() -> None:
     assert float((exact - half).norm() / exact.norm()) < 0.03
 
 
-@pytest.mark.parametrize("kind", ["masked", "next-token"])
-def test_language_modelling_can_be_captured(kind: Any) -> None:
+def test_language_modelling_can_be_captured() -> None:
     words = _Words(300)
     losses = []
     for at_once in (1, 8):
         with seeding.initialisation(0, part="bert"):
-            made = MODELS["bert"](
-                (64, 300), 2, layers=2, width=32, heads=4, intermediate=64, causal=kind != "masked"
-            )
+            made = MODELS["bert"]((64, 300), 2, layers=2, width=32, heads=4, intermediate=64)
         compute = Compute(torch.device("cuda"), torch.float32, clients_at_once=at_once)
         training = Training(
             FastBackend(compute).place(made).features,
             text_place(compile=False).inputs[:, :64].contiguous(),
             feature_width=32,
-            section=Pretraining(kind=kind, epochs=3, batch_size=50),
+            section=Pretraining(kind="masked", epochs=3, batch_size=50),
             generator=torch.Generator("cuda").manual_seed(0),
             compute=compute,
             vocabulary=words,

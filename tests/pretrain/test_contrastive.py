@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedaux.core.compute import Compute
 from fedaux.core.weights import snapshot
 from fedaux.fast import FastBackend
 from fedaux.pretrain import training as module
-from fedaux.pretrain.contrastive import ProjectionHead, barlow_twins, nt_xent
+from fedaux.pretrain.contrastive import ProjectionHead, nt_xent
 from fedaux.pretrain.training import DeviceRates, EpochProgress, Training, learning_rate
 
 GENTLE = Augmentation(crop_scale=(0.6, 1.0), flip=0.0)
@@ -83,65 +83,11 @@ def test_nt_xent_ignores_length_and_prefers_true_pairs() -> None:
 def test_losses_refuse_what_is_not_two_views(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="two views"):
         nt_xent(torch.ones(shape), temperature=0.5)
-    with pytest.raises(ValueError, match="two views"):
-        barlow_twins(torch.ones(shape), redundancy=0.005)
 
 
-def test_losses_refuse_what_is_not_positive() -> None:
+def test_the_temperature_has_to_be_positive() -> None:
     with pytest.raises(ValueError, match="temperature"):
         nt_xent(torch.ones(2, 4), temperature=0.0)
-    with pytest.raises(ValueError, match="redundancy"):
-        barlow_twins(torch.ones(2, 4), redundancy=0.0)
-
-
-def barlow_loop(projections: Sequence[Sequence[float]], *, redundancy: float) -> float:
-    """Eq. 1 and 2 of Barlow Twins, correlation by correlation; rows i and i + N are two views of
-    one image."""
-    pairs, width = len(projections) // 2, len(projections[0])
-
-    def column(view: int, output: int) -> list[float]:
-        values = [projections[view * pairs + row][output] for row in range(pairs)]
-        mean = sum(values) / pairs
-        deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / pairs + 1e-5)
-        return [(value - mean) / deviation for value in values]
-
-    total = 0.0
-    for first in range(width):
-        for second in range(width):
-            products = [a * b for a, b in zip(column(0, first), column(1, second), strict=True)]
-            correlation = sum(products) / pairs
-            total += (1 - correlation) ** 2 if first == second else redundancy * correlation**2
-    return total
-
-
-@pytest.mark.parametrize("redundancy", [0.005, 1.0])
-@pytest.mark.parametrize(("pairs", "width"), [(2, 3), (7, 4), (5, 1)])
-def test_barlow_twins_equals_the_loop(pairs: int, width: int, redundancy: float) -> None:
-    projections = torch.randn(2 * pairs, width, generator=seeded(), dtype=torch.float64)
-    expected = barlow_loop(projections.tolist(), redundancy=redundancy)
-    assert float(barlow_twins(projections, redundancy=redundancy)) == pytest.approx(
-        expected, abs=1e-12
-    )
-
-
-def test_barlow_twins_gradient_equals_finite_differences() -> None:
-    projections = torch.randn(8, 3, generator=seeded(), dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda rows: barlow_twins(rows, redundancy=0.1), (projections,))
-
-
-def test_barlow_twins_wants_equal_views_and_different_outputs() -> None:
-    outputs = torch.randn(4000, 3, generator=seeded(), dtype=torch.float64)
-    twins = barlow_twins(torch.cat([outputs, outputs]), redundancy=1.0)
-    assert float(twins) < 0.01
-    same = outputs[:, :1].expand(-1, 3)
-    assert float(barlow_twins(torch.cat([same, same]), redundancy=1.0)) == pytest.approx(
-        6, abs=0.01
-    )
-    strangers = torch.cat([outputs, outputs.roll(1, 0)])
-    assert float(barlow_twins(strangers, redundancy=1.0)) == pytest.approx(3, abs=0.3)
-    assert (
-        float(barlow_twins(torch.ones(8, 3), redundancy=1.0)) == 3
-    )  # what does not vary correlates with nothing
 
 
 def test_projection_head_has_its_widths_and_its_generator() -> None:
@@ -177,7 +123,7 @@ def test_projection_head_has_its_widths_and_its_generator() -> None:
     "changes",
     [
         {},
-        {"kind": "barlow", "projection_batch_norm": True},
+        {"projection_batch_norm": True},
         {
             "optimizer": "adamw",
             "weight_decay": 1e-2,
@@ -313,9 +259,7 @@ class Powercut(Exception):
     pass
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"kind": "barlow", "projection_batch_norm": True, "schedule": "cosine"}]
-)
+@pytest.mark.parametrize("changes", [{}, {"projection_batch_norm": True, "schedule": "cosine"}])
 def test_an_interrupted_training_ends_with_the_same_weights(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
@@ -420,9 +364,8 @@ def test_what_cannot_be_captured_is_trained_plainly(monkeypatch: pytest.MonkeyPa
         assert pretrain(fast, blobs(), compute=Capturing()) == losses
 
 
-@pytest.mark.parametrize("kind", ["contrastive", "barlow"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(kind: str, channels: int) -> None:
+def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(channels: int) -> None:
     """A CUDA graph cannot: where with a Python number copies it to the device, item waits for
     one."""
     called: set[str] = set()
@@ -436,9 +379,7 @@ def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(kind: str, cha
 
     images = blobs(32).expand(-1, channels, -1, -1)
     features = nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 16))
-    made = Training(
-        features, images, feature_width=16, section=section(kind=kind), generator=seeded()
-    )
+    made = Training(features, images, feature_width=16, section=section(), generator=seeded())
     numbers = made._objective.draw(32, generator=seeded())
     with Listening():  # type: ignore[no-untyped-call]
         made._loss(images, numbers)  # backward makes its zeros on the device
@@ -475,9 +416,8 @@ def test_the_loss_is_compiled_once_for_all_seeds_and_is_the_same(compilations: l
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:TensorFloat32"
 )  # of the compiler
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("kind", ["contrastive", "barlow"])
 @pytest.mark.parametrize("compile", [False, True])
-def test_captured_steps_equal_plain_ones_on_a_gpu(kind: str, compile: bool) -> None:
+def test_captured_steps_equal_plain_ones_on_a_gpu(compile: bool) -> None:
     device = torch.device("cuda")
     tf32, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     results = []
@@ -488,7 +428,6 @@ def test_captured_steps_equal_plain_ones_on_a_gpu(kind: str, compile: bool) -> N
             features,
             blobs().to(device),
             epochs=4,
-            kind=kind,
             schedule="cosine",
             projection_batch_norm=True,
             compute=compute,

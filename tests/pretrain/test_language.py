@@ -29,7 +29,7 @@ from fedaux.data import vocabulary
 from fedaux.data.vocabulary import BEGIN, END, MASK, Vocabulary
 from fedaux.models import MODELS, SplitModel
 from fedaux.pretrain import H0Request, content_digest, pretrained, pretrained_extractor
-from fedaux.pretrain.language import LanguageObjective, MaskedTokens, NextToken
+from fedaux.pretrain.language import MaskedTokens
 from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.training import Training, pretrain
 
@@ -58,12 +58,9 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def asked(
-    kind: type[LanguageObjective], words: Vocabulary, inputs: Tensor, **settings: Any
-) -> LanguageObjective:
-    causal = kind is NextToken
-    return kind(
-        model(words, causal=causal).features,
+def asked(words: Vocabulary, inputs: Tensor, **settings: Any) -> MaskedTokens:
+    return MaskedTokens(
+        model(words).features,
         inputs,
         section=Pretraining(batch_size=len(inputs), **settings),
         generator=generator(),
@@ -73,7 +70,7 @@ def asked(
 
 
 def test_masks_hide_eight_of_ten_swap_one_and_leave_one(words: Vocabulary, ids: Tensor) -> None:
-    masked = asked(MaskedTokens, words, ids)
+    masked = asked(words, ids)
     marks = [0, words.mark(BEGIN), words.mark(END)]
     hidden = swapped = left = total = 0
     for seed in range(40):
@@ -105,7 +102,7 @@ def test_masks_hide_eight_of_ten_swap_one_and_leave_one(words: Vocabulary, ids: 
 
 def test_every_token_is_asked_for_equally_often(words: Vocabulary, ids: Tensor) -> None:
     few = ids[:8]
-    masked = asked(MaskedTokens, words, few)
+    masked = asked(words, few)
     times = torch.zeros(few.numel())
     for seed in range(1000):
         _, places, _, _ = masked.question(few, masked.draw(8, generator=generator(seed)))
@@ -116,11 +113,8 @@ def test_every_token_is_asked_for_equally_often(words: Vocabulary, ids: Tensor) 
     assert float((times[free] - expected).abs().max()) < 5 * math.sqrt(expected)
 
 
-@pytest.mark.parametrize("kind", [MaskedTokens, NextToken])
-def test_the_loss_is_the_mean_over_the_places_asked_for(
-    kind: type[LanguageObjective], words: Vocabulary, ids: Tensor
-) -> None:
-    objective = asked(kind, words, ids[:20])
+def test_the_loss_is_the_mean_over_the_places_asked_for(words: Vocabulary, ids: Tensor) -> None:
+    objective = asked(words, ids[:20])
     numbers = objective.draw(20, generator=generator(3))
     seen, places, targets, counts = objective.question(ids[:20], numbers)
     language: Any = objective.model
@@ -146,44 +140,8 @@ def test_the_loss_is_the_mean_over_the_places_asked_for(
     assert float(found) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
-def test_next_tokens_are_those_behind(words: Vocabulary, ids: Tensor) -> None:
-    following = asked(NextToken, words, ids)
-    seen, places, targets, counts = following.question(
-        ids, following.draw(len(ids), generator=generator())
-    )
-    assert seen is ids
-    expected = {
-        (row * 16 + place, int(text[place + 1]))
-        for row, text in enumerate(ids)
-        for place in range(15)
-        if int(text[place + 1]) != 0
-    }
-    found = {
-        pair
-        for *pair_list, counted in zip(
-            places.tolist(), targets.tolist(), counts.tolist(), strict=True
-        )
-        for pair in [tuple(pair_list)]
-        if counted
-    }
-    assert found == expected  # the whole data set is one batch, so none is left out
-
-
-def test_no_earlier_logit_knows_a_later_token(words: Vocabulary, ids: Tensor) -> None:
-    language: Any = asked(NextToken, words, ids).model
-    changed = ids[:4].clone()
-    changed[:, 4] = 60
-    places = torch.arange(4 * 16)
-    with torch.no_grad():
-        moved = (
-            (language(ids[:4], places) - language(changed, places)).abs().amax(dim=1).view(4, 16)
-        )
-    assert float(moved[:, :4].max()) == 0.0
-    assert float(moved[:, 4].min()) > 0
-
-
 def test_places_that_do_not_exist_count_for_nothing(words: Vocabulary, ids: Tensor) -> None:
-    objective = asked(MaskedTokens, words, ids, masked_share=0.9)
+    objective = asked(words, ids, masked_share=0.9)
     short = torch.from_numpy(words.encode(["oil"] * len(ids), length=16))
     seen, places, _, counts = objective.question(
         short, objective.draw(len(ids), generator=generator())
@@ -193,9 +151,8 @@ def test_places_that_do_not_exist_count_for_nothing(words: Vocabulary, ids: Tens
     assert torch.equal(seen[short <= 4], short[short <= 4])
 
 
-@pytest.mark.parametrize("kind", ["masked", "next-token"])
 def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(
-    kind: str, words: Vocabulary, ids: Tensor
+    words: Vocabulary, ids: Tensor
 ) -> None:
     called: set[str] = set()
 
@@ -206,9 +163,9 @@ def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(
             called.update(str(operation).split("."))
             return operation(*arguments, **(options or {}))
 
-    section = Pretraining(kind=kind, batch_size=32)  # type: ignore[arg-type]
+    section = Pretraining(kind="masked", batch_size=32)
     made = Training(
-        model(words, causal=kind == "next-token").features,
+        model(words).features,
         ids,
         feature_width=16,
         section=section,
@@ -228,10 +185,9 @@ def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(
     }
 
 
-@pytest.mark.parametrize("kind", ["masked", "next-token"])
-def test_the_language_is_learned(kind: str, words: Vocabulary, ids: Tensor) -> None:
-    made = model(words, causal=kind == "next-token")
-    section = Pretraining(kind=kind, epochs=12, batch_size=50, learning_rate=1e-2)  # type: ignore[arg-type]
+def test_the_language_is_learned(words: Vocabulary, ids: Tensor) -> None:
+    made = model(words)
+    section = Pretraining(kind="masked", epochs=12, batch_size=50, learning_rate=1e-2)
     training = Training(
         made.features,
         ids,
@@ -325,11 +281,12 @@ def test_auto_means_what_fits(words: Vocabulary) -> None:
     plain, causal = model(words).features, model(words, causal=True).features
     cnn = MODELS["cnn"]((1, 8, 8), 3).features
     assert resolved(section, plain, texts=True, given=False).kind == "masked"
-    assert resolved(section, causal, texts=True, given=False).kind == "next-token"
     assert resolved(section, plain, texts=True, given=True).kind == "none"
     assert resolved(section, cnn, texts=False, given=False).kind == "contrastive"
-    with pytest.raises(ValueError, match=r"causal should be false"):
-        resolved(Pretraining(kind="masked"), causal, texts=True, given=False)
+    with pytest.raises(
+        ValueError, match=r"causal should be false; 'next-token', .* fedaux 0\.3\.0"
+    ):
+        resolved(section, causal, texts=True, given=False)
     with pytest.raises(ValueError, match=r"is for texts, and there is no table"):
         resolved(Pretraining(kind="masked"), cnn, texts=False, given=False)
     with pytest.raises(ValueError, match=r"needs a model of the BERT family"):
@@ -413,7 +370,7 @@ def test_the_command_pretrains_probes_and_writes(
 def test_several_text_prototypes_share_a_file(corpus: Path, tmp_path: Path) -> None:
     prototypes = [
         {"name": "one", "model": "bert", "options": BERT},
-        {"name": "two", "model": "bert", "options": BERT | {"causal": True}},
+        {"name": "two", "model": "bert", "options": BERT | {"pooling": "cls"}},
     ]
     experiment = texts_of(corpus, prototypes=prototypes, rounds=1)
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(experiment.to_dict()))
@@ -421,9 +378,9 @@ def test_several_text_prototypes_share_a_file(corpus: Path, tmp_path: Path) -> N
     done = invoked("pretrain", str(tmp_path / "recipe.toml"), "--out", str(out), "--no-probe")
     assert done.exit_code == 0, done.output
     cards = json.loads(out.with_suffix(".json").read_text())["prototypes"]
-    assert {name: card["pretraining"]["kind"] for name, card in cards.items()} == {
-        "one": "masked",
-        "two": "next-token",
+    assert {name: card["options"].get("pooling") for name, card in cards.items()} == {
+        "one": None,
+        "two": "cls",
     }
     again = texts_of(corpus, prototypes=prototypes, rounds=1, pretraining={"checkpoint": str(out)})
     fedaux.run(again, out=tmp_path / "run")

@@ -33,7 +33,13 @@ def test_h0_is_trained_once_and_then_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"seed": 1}, {"epochs": 2}, {"images": IMAGES[:50]}, {"temperature": 0.1}, {"kind": "barlow"}],
+    [
+        {"seed": 1},
+        {"epochs": 2},
+        {"images": IMAGES[:50]},
+        {"temperature": 0.1},
+        {"optimizer": "adamw", "weight_decay": 0.1},
+    ],
 )
 def test_whatever_h0_depends_on_makes_another(tmp_path: Path, change: dict[str, object]) -> None:
     first = extractor(tmp_path)

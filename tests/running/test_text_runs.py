@@ -144,7 +144,10 @@ def test_a_run_begins_with_the_checkpoints_weights(
             {"pretraining": {"kind": "contrastive"}},
             "pretraining.kind = 'contrastive': is for images",
         ),
-        ({"pretraining": {"kind": "next-token"}}, "prototypes.options.causal should be true"),
+        (
+            {"pretraining": {"kind": "next-token"}},
+            '"next-token": removed in fedaux 0.3.0; should be',
+        ),
         ({"text": {"length": 64}}, "at most positions = 32"),
         (
             {"text": {"vocabulary": "./nowhere"}},

@@ -1,4 +1,4 @@
-"""Language modelling: masked tokens (BERT, Devlin et al. 2019) or the next token.
+"""Language modelling: masked tokens (BERT, Devlin et al. 2019).
 
 The number of predicted positions per batch is fixed, so that steps can be captured: the average
 number, sampled from the eligible positions of the batch. Surplus positions have weight 0.
@@ -6,7 +6,6 @@ number, sampled from the eligible positions of the batch. Surplus positions have
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import Any
 
@@ -62,8 +61,8 @@ class LanguageModel(nn.Module):
         return logits
 
 
-class LanguageObjective(ABC):
-    """Cross-entropy of a language model at sampled positions of a batch."""
+class MaskedTokens:
+    """Cross-entropy of a language model at masked positions of a batch."""
 
     least = 1
 
@@ -84,10 +83,12 @@ class LanguageObjective(ABC):
         self.model: nn.Module = LanguageModel(features, generator=generator)
         self._compute = compute
         self._vocabulary = vocabulary
+        self._marks = vocabulary.mark(BEGIN), vocabulary.mark(END)
+        self._mask = vocabulary.mark(MASK)
         self._length = inputs.shape[1]
         size = min(section.batch_size, len(inputs))
         eligible = float(self._eligible(inputs).sum()) / max(1, len(inputs))
-        self._count = max(1, round(self._share(section) * eligible * size))
+        self._count = max(1, round(section.masked_share * eligible * size))
         self.key: Hashable = self._count
 
     def draw(self, size: int, *, generator: torch.Generator) -> Tensor:
@@ -108,34 +109,6 @@ class LanguageObjective(ABC):
         losses = functional.cross_entropy(logits.float(), targets, reduction="none")
         return (losses * counts).sum() / counts.sum().clamp_min(1)
 
-    @abstractmethod
-    def question(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return inputs [B, L], and positions, targets and weights (0 or 1) to predict [K]."""
-
-    @abstractmethod
-    def _eligible(self, ids: Tensor) -> Tensor:
-        """Return which positions of ids [B, L] are eligible."""
-
-    @abstractmethod
-    def _share(self, section: Pretraining) -> float:
-        """Return the share of eligible positions to predict."""
-
-    def _drawn(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return random eligible positions [K], and weights that are 0 for surplus ones [K]."""
-        scores = numbers.masked_fill(~self._eligible(ids), -1.0).flatten()
-        highest = scores.topk(min(self._count, len(scores)))
-        return highest.indices, (highest.values >= 0).float()
-
-
-class MaskedTokens(LanguageObjective):
-    """Predict masked tokens."""
-
-    def __init__(self, features: nn.Module, inputs: Tensor, **settings: Any) -> None:
-        vocabulary: Vocabulary = settings["vocabulary"]
-        self._marks = vocabulary.mark(BEGIN), vocabulary.mark(END)
-        self._mask = vocabulary.mark(MASK)
-        super().__init__(features, inputs, **settings)
-
     def question(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Mask tokens of ids [B, L] by random numbers [3, B, L]: where, how, which random token."""
         places, counts = self._drawn(ids, numbers[0])
@@ -150,23 +123,11 @@ class MaskedTokens(LanguageObjective):
         return tokens.scatter(0, places, shown).view_as(ids), places, targets.long(), counts
 
     def _eligible(self, ids: Tensor) -> Tensor:
+        """Return which positions of ids [B, L] may be masked."""
         return (ids != PAD_ID) & (ids != self._marks[0]) & (ids != self._marks[1])
 
-    def _share(self, section: Pretraining) -> float:
-        return section.masked_share
-
-
-class NextToken(LanguageObjective):
-    """Predict the next token with a causal model."""
-
-    def question(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return ids [B, L] unchanged; the target of a position is the next token."""
-        places, counts = self._drawn(ids, numbers[0])
-        following = ids.roll(-1, dims=1).flatten()
-        return ids, places, following.index_select(0, places).long(), counts
-
-    def _eligible(self, ids: Tensor) -> Tensor:
-        return functional.pad(ids[:, 1:] != PAD_ID, (0, 1), value=False)
-
-    def _share(self, section: Pretraining) -> float:
-        return 1.0
+    def _drawn(self, ids: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return random eligible positions [K], and weights that are 0 for surplus ones [K]."""
+        scores = numbers.masked_fill(~self._eligible(ids), -1.0).flatten()
+        highest = scores.topk(min(self._count, len(scores)))
+        return highest.indices, (highest.values >= 0).float()

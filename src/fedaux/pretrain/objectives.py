@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Protocol
 
 import torch
@@ -13,8 +13,8 @@ from fedaux.config import Pretraining
 from fedaux.core.compute import Compute
 from fedaux.data.augment import Views
 from fedaux.data.vocabulary import Vocabulary
-from fedaux.pretrain.contrastive import LOSSES, ProjectionHead
-from fedaux.pretrain.language import MaskedTokens, NextToken
+from fedaux.pretrain.contrastive import ProjectionHead, nt_xent
+from fedaux.pretrain.language import MaskedTokens
 
 Named = dict[str, Tensor]
 
@@ -59,7 +59,7 @@ class Projected(nn.Module):
 
 
 class TwoViews:
-    """Loss of two random views of each image (SimCLR and Barlow Twins).
+    """SimCLR's loss of two random views of each image.
 
     Raises ValueError for images that are not uint8 [N, C, H, W] with one or three channels.
     """
@@ -105,7 +105,7 @@ class TwoViews:
         seen = self._compute.normalised(seen).contiguous(memory_format=layout)
         with self._compute.autocast():
             projections = functional_call(self.model, (parameters, buffers), (seen,))
-        return LOSSES[self._section.kind](projections.float(), self._section)
+        return nt_xent(projections.float(), temperature=self._section.temperature)
 
 
 def objective_of(
@@ -119,7 +119,7 @@ def objective_of(
     vocabulary: Vocabulary | None,
 ) -> Objective:
     """Return the objective of a resolved `section.kind`; its head is drawn from `generator`."""
-    if section.kind in LOSSES:
+    if section.kind == "contrastive":
         return TwoViews(
             features,
             inputs,
@@ -132,11 +132,7 @@ def objective_of(
         raise ValueError(
             f"pretraining.kind = {section.kind!r}: is for texts, and there is no table [text]"
         )
-    language: dict[str, Callable[..., Objective]] = {
-        "masked": MaskedTokens,
-        "next-token": NextToken,
-    }
-    return language[section.kind](
+    return MaskedTokens(
         features,
         inputs,
         section=section,
@@ -148,25 +144,21 @@ def objective_of(
 
 def resolved(section: Pretraining, features: nn.Module, *, texts: bool, given: bool) -> Pretraining:
     """Return the section with `auto` resolved. Raises ValueError for an incompatible kind."""
-    causal = bool(getattr(features, "causal", False))
     kind: str = section.kind
     if kind == "auto":
-        language = "next-token" if causal else "masked"
-        kind = "none" if given else language if texts else "contrastive"
-    if kind in LOSSES and texts:
-        raise ValueError(
-            f"pretraining.kind = {kind!r}: is for images; for texts use masked or next-token"
-        )
-    if kind in ("masked", "next-token"):
+        kind = "none" if given else "masked" if texts else "contrastive"
+    if kind == "contrastive" and texts:
+        raise ValueError(f"pretraining.kind = {kind!r}: is for images; for texts use masked")
+    if kind == "masked":
         if not texts:
             raise ValueError(
                 f"pretraining.kind = {kind!r}: is for texts, and there is no table [text]"
             )
         if not hasattr(features, "tokens"):
             raise ValueError(f"pretraining.kind = {kind!r}: needs a model of the BERT family")
-        if causal != (kind == "next-token"):
-            right = "false" if causal else "true"
+        if getattr(features, "causal", False):
             raise ValueError(
-                f"pretraining.kind = {kind!r}: prototypes.options.causal should be {right}"
+                f"pretraining.kind = {kind!r}: prototypes.options.causal should be false; "
+                "'next-token', for causal models, was removed in fedaux 0.3.0"
             )
     return section.model_copy(update={"kind": kind})

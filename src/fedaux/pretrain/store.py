@@ -99,7 +99,9 @@ def h0_settings(request: H0Request) -> dict[str, Any]:
             "model": prototype.model,
             "options": prototype.options,
             "start": weights_digest(request.model.features.state_dict()),
-            "pretraining": request.section.model_dump(mode="json", exclude={"checkpoint"}),
+            # `redundancy` is a setting of 0.2.0, whose h0 are to be found.
+            "pretraining": request.section.model_dump(mode="json", exclude={"checkpoint"})
+            | {"redundancy": 0.005},
             "seed": request.seed,
             "prototype": prototype.name,
             "device": request.images.device.type,
