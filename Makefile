@@ -72,7 +72,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 $(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,hdf5,text,privacy,dpsgd,tensorboard,onnx,pandas,wandb,mlflow,flower,simulation,cluster]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,hdf5,text,privacy,dpsgd,tensorboard,onnx,pandas,flower,simulation,cluster]'
 	touch $@
 
 $(SITE): $(READY)

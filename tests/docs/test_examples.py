@@ -35,7 +35,8 @@ def summary_of(run: Path) -> dict[str, Any]:
 def test_every_example_is_tested_and_shown() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     programs = {"first_experiment.py", "own_data.py", "own_method.py", "federation.py"}
-    assert names == programs | {"ablation.py"}
+    others = {"ablation.py", "to_wandb.py", "to_mlflow.py"}
+    assert names == programs | others
     page = (EXAMPLES.parent / "docs/index.md").read_text(encoding="utf-8")
     assert all(f"](../examples/{name})" in page for name in names)
 

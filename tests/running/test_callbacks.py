@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,7 @@ from helpers.experiments import tiny
 from rich.console import Console
 
 import fedaux
-from fedaux.running.callbacks import MLflowCallback, NotebookBar, TerminalBar, WandbCallback
-from fedaux.running.tensorboard import round_points
+from fedaux.running.callbacks import NotebookBar, TerminalBar
 
 pytestmark = pytest.mark.usefixtures("without_pages")
 
@@ -87,14 +84,10 @@ def test_a_result_as_a_data_frame(result: fedaux.Result) -> None:
         assert means[row["method"]] == pytest.approx(row["accuracy_mean"])
 
 
-@pytest.mark.parametrize("module", ["pandas", "wandb", "mlflow"])
-def test_a_missing_extra_is_named(
-    result: fedaux.Result, module: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)  # import fails, as without the package
-    need = {"pandas": result.to_pandas, "wandb": WandbCallback, "mlflow": MLflowCallback}[module]
-    with pytest.raises(ValueError, match=f"{module} is not installed; .* extra {module}"):
-        need()
+def test_a_missing_extra_is_named(result: fedaux.Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)  # import fails, as without the package
+    with pytest.raises(ValueError, match=r"pandas is not installed; .* extra pandas"):
+        result.to_pandas()
 
 
 def test_a_terminal_gets_a_bar(result: fedaux.Result) -> None:
@@ -107,80 +100,6 @@ def test_a_terminal_gets_a_bar(result: fedaux.Result) -> None:
     assert (task.completed, task.total) == (8, 8)
     last = result.metrics()[-1]
     assert task.description == f"feddf seed 1 round 2/2 {100 * last['accuracy']:.1f} %"
-
-
-def wandb_records(file: Path) -> Iterator[Any]:
-    """Yield the records of a .wandb file: LevelDB's log of protocol buffers."""
-    record: Any = import_module("wandb.proto.wandb_internal_pb2").Record
-    content, at, whole = file.read_bytes(), 7, b""
-    while at + 7 <= len(content):
-        if (left := 32768 - at % 32768) < 7:
-            at += left
-            continue
-        size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
-        whole += content[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # the last piece of a record
-            yield record.FromString(whole)
-            whole = b""
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    callback = WandbCallback(project="digits", dir=str(tmp_path))
-    experiment = tiny(method=["fedavg"], rounds=2, seeds=[0, 1])
-    done = fedaux.run(experiment, out=tmp_path / "run", callback=callback)
-    wandb.teardown()  # its process writes its files
-    found: dict[str, list[dict[str, Any]]] = {}
-    for file in tmp_path.glob("wandb/offline-run-*/run-*.wandb"):
-        records = list(wandb_records(file))
-        (run,) = {
-            (record.run.project, record.run.run_group, record.run.display_name)
-            for record in records
-            if record.WhichOneof("record_type") == "run"
-        }
-        assert run[:2] == ("digits", "tiny")
-        found[run[2]] = [
-            {
-                item.key or ".".join(item.nested_key): json.loads(item.value_json)
-                for item in record.history.item
-            }
-            for record in records
-            if record.WhichOneof("record_type") == "history"
-        ]
-    assert set(found) == {"fedavg-seed0", "fedavg-seed1"}
-    for row in done.metrics():
-        logged = found[f"fedavg-seed{row['seed']}"][row["round"] - 1]
-        assert logged["_step"] == row["round"]
-        assert {key: logged[key] for key in round_points(row)} == round_points(row)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    store = (tmp_path / "mlruns").as_uri()
-    experiment = tiny(method=["fedavg"], rounds=2, seeds=[0, 1])
-    done = fedaux.run(experiment, out=tmp_path / "run", callback=MLflowCallback(store))
-    client = mlflow.MlflowClient(tracking_uri=store)
-    runs = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
-    assert {run.info.run_name for run in runs} == {"fedavg-seed0", "fedavg-seed1"}
-    for run in runs:
-        assert run.info.status == "FINISHED"
-        assert run.data.params["certainty.epsilon"] == "1.0"
-        rows = [row for row in done.metrics() if str(row["seed"]) == run.data.params["seed"]]
-        assert len(rows) == 2
-        for name in round_points(rows[0]):
-            history = client.get_metric_history(run.info.run_id, name)
-            assert {point.step: point.value for point in history} == {
-                row["round"]: round_points(row)[name] for row in rows
-            }
 
 
 def test_a_notebook_gets_a_bar(result: fedaux.Result) -> None:

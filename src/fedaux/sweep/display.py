@@ -108,11 +108,9 @@ class ProgressDisplay(SweepCallback):
     def progressed(self, cell: Cell, event: Mapping[str, Any]) -> None:
         """Display the progress of a cell."""
         rounds = cell.experiment.rounds
-        place = (cell.name, event["method"], event["seed"], event["round"])
         where = f"{event['method']} seed {event['seed']} round {event['round']}/{rounds}"
         last = False
         if event["event"] == "round":
-            self._remaining.round(*place)
             last = self._single and event["round"] == rounds
             self._done[cell.name] += 1
             if event["accuracy"] is not None:
@@ -126,7 +124,6 @@ class ProgressDisplay(SweepCallback):
             if event.get("model_kept"):
                 where += ", no usable update, the model is unchanged"
         else:
-            self._remaining.phase(*place)
             where += f" {event['phase']}"
         if self._single:
             self._live.update(self._bars[""], description=escape(where))
@@ -169,13 +166,7 @@ class ProgressDisplay(SweepCallback):
         done, total = sum(self._done.values()), sum(cell.rounds for cell in self._cells)
         text = "" if self._single else f"{len(self._over)}/{len(self._cells)} cells, "
         text += f"{done}/{total} rounds"
-        left = {
-            cell.name: (cell.experiment, self._done[cell.name])
-            for cell in self._cells
-            if cell.name not in self._over
-        }
-        at_once = max(1, len(self._bars) - 1)  # one bar is that of all cells
-        return text + self._remaining.text(left, at_once=at_once)
+        return text + self._remaining.text(done, total)
 
 
 def plan_lines(
