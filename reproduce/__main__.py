@@ -64,7 +64,7 @@ def _run(given: argparse.Namespace) -> int:
     cells = [cell for cell in all_cells() if not given.only or given.only in cell.name]
     if not cells:
         raise ValueError(f"--only {given.only}: no cell has this in its name; see --status")
-    found = results.read_all(*{results.FOLDER, given.out or results.FOLDER})
+    found = results.read_all(*dict.fromkeys([results.FOLDER, given.out or results.FOLDER]))
     if given.status:
         report_status(cells, found)
         return 0

@@ -15,12 +15,12 @@ from reproduce.results import FOLDER, is_current, read_all
 PAGE = FOLDER / "README.md"
 INTRODUCTION = """# Results
 
-Test accuracy in %: last round / maximum over rounds, mean ± standard deviation over seeds
-where there are several.
-"printed": the paper's maximum.
+Test accuracy in %: last round / maximum over rounds.
+Where there are several seeds: mean ± standard deviation.
+"printed" is the paper's figure.
 Tiny-ImageNet at 32x32 is the public data where the paper has STL-10 or parts of ImageNet.
-Written by `python -m reproduce --write` from the files in this folder. Each holds its
-command, settings, commit and curve.
+Every number comes from the files in this folder, which hold command, settings, commit and curve.
+Written by `python -m reproduce --write`.
 """
 OLD = "†"
 
