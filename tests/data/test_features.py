@@ -138,8 +138,8 @@ def test_unusable_files_are_named(
 def test_no_row_of_a_node_decides_about_another(tmp_path: Path) -> None:
     bad = DRAWN.copy()
     bad[3] = np.inf
-    data = load_rows(section(write(tmp_path / "own.npz", bad), skip_bad=True))
-    assert len(data.labels) == ROWS - 1
+    data, total = load_rows(section(write(tmp_path / "own.npz", bad), skip_bad=True))
+    assert (len(data.labels), total) == (ROWS - 1, ROWS)
     ragged = [row[: 4 + (place == 7)] for place, row in enumerate(DRAWN)]
     pytest.importorskip("pyarrow")
     lists = write(tmp_path / "lists.parquet", ragged)

@@ -403,6 +403,22 @@ def test_one_label_of_tensors_decides_about_itself_alone(tmp_path: Path, stray: 
     assert own_examples(load_node(file), ("0", "1", "2")).labels.tolist() == [0, 1, 2, 1, BLANK]
 
 
+def test_an_opening_quote_does_not_swallow_the_rows_after_it(tmp_path: Path) -> None:
+    """It would tell by the number of examples, which costs nothing, what one row holds."""
+    answers = []
+    for name, third in (("one", b"hello"), ("two", b'"hello')):
+        rows = [",".join(map(str, row.values())).encode() for row in rows_of(["cat"] * 30)]
+        place = tmp_path / name
+        place.mkdir()
+        rows[3] = third
+        (place / "train.csv").write_bytes(b"".join(row + b"\n" for row in [b"image,label", *rows]))
+        file = node(tmp_path / f"node-{name}", place, epsilon=50.0)
+        file.write_text(file.read_text().replace('"folder"', '"csv"'))
+        answers.append(shown(ask_for_release(file)))
+    assert answers[0] == answers[1]
+    assert not isinstance(answers[0], str)
+
+
 def test_jsonl_needs_its_columns_declared(tmp_path: Path) -> None:
     """Otherwise one row with a field of another usual name would decide where the images of all
     are."""

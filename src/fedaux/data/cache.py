@@ -47,12 +47,15 @@ def folder() -> Path | None:
 
 def content_key(files: Sequence[Path], *, settings: Mapping[str, Any]) -> str:
     """Return a digest of the files' relative names, sizes and content, and of the settings."""
-    common = os.path.commonpath([file.absolute().parent for file in files])
+    common = os.path.commonpath([str(file.absolute().parent) for file in files] or [""])
     digest = hashlib.sha256(json.dumps({"version": VERSION, **settings}, sort_keys=True).encode())
     for file in files:
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        name = Path(file.absolute()).relative_to(common).as_posix()
+        try:
+            with file.open("rb") as stream:
+                content = hashlib.file_digest(stream, "sha256").hexdigest()
+        except PermissionError:  # decoding says so, row by row
+            content = "not readable"
+        name = os.path.relpath(file, common)
         digest.update(
             f"\0{name}\0{file.stat().st_size}\0{content}".encode(errors="surrogateescape")
         )

@@ -107,6 +107,15 @@ def decode(
         raise ValueError(f"cannot be decoded as an image ({error})") from error
 
 
+def is_decodable(file: Path) -> bool:
+    """Return whether a path names a regular file of a size that `opened` accepts."""
+    try:
+        about = file.stat()
+    except (OSError, ValueError):  # no name of a file, or not allowed
+        return False
+    return stat.S_ISREG(about.st_mode) and 0 < about.st_size <= MOST_BYTES
+
+
 @contextmanager
 def opened(content: bytes | Path) -> Iterator[Image.Image]:
     """Open an encoded image, without its pixels. Raises ValueError unless it is a regular file or
@@ -123,8 +132,8 @@ def opened(content: bytes | Path) -> Iterator[Image.Image]:
             stream.close()
             raise ValueError("is no regular file")
     with stream:
-        if size > MOST_BYTES:
-            raise ValueError(f"{size} bytes; should be at most {MOST_BYTES}")
+        if not 0 < size <= MOST_BYTES:
+            raise ValueError(f"{size} bytes; should be at most {MOST_BYTES}, and not empty")
         with Image.open(stream, formats=FORMATS) as picture:
             most = MOST_WEBP_PIXELS if picture.format == "WEBP" else MOST_PIXELS
             if _pixels(picture) > most or max(picture.size) > LONGEST_SIDE:

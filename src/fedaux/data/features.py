@@ -79,12 +79,21 @@ def load_features(section: Data) -> LabelledData:
     )
 
 
-def load_feature_rows(section: Data) -> LabelledData:
-    """Read features for a node's training: no row has a say in what becomes of another."""
+def count_feature_rows(section: Data) -> int:
+    """Return the number of a node's rows."""
     with found_by("data.path", str(section.path)):
-        features, labels, classes = _joined(_of_node(section), section, row_by_row=True)
+        return sum(len(columns.features) for _, columns in _of_node(section))
+
+
+def load_feature_rows(section: Data) -> tuple[LabelledData, int]:
+    """Read features for a node's training, and the number of all rows: no row has a say in what
+    becomes of another."""
+    with found_by("data.path", str(section.path)):
+        files = _of_node(section)
+        features, labels, classes = _joined(files, section, row_by_row=True)
     images, none = torch.from_numpy(features), torch.zeros(0, dtype=torch.int64)
-    return LabelledData(images, torch.from_numpy(labels), images[:0], none, classes)
+    data = LabelledData(images, torch.from_numpy(labels), images[:0], none, classes)
+    return data, sum(len(columns.features) for _, columns in files)
 
 
 def load_public_features(section: Auxiliary) -> Tensor:
@@ -258,7 +267,10 @@ def _numbers(values: NDArray[Any], what: str) -> NDArray[np.float32]:
             f"{what} is {values.dtype} {list(values.shape)}; should be numbers [examples, features]"
         )
     with np.errstate(over="ignore"):  # what overflows is infinite, and a bad row
-        return values.astype(np.float32)
+        # A missing number makes doubles of a column of integers: all have to be rounded alike.
+        return values.astype(np.float64 if values.dtype.kind in "iu" else values.dtype).astype(
+            np.float32
+        )
 
 
 def _safetensors(file: Path, part: Part, section: Data | Auxiliary) -> Columns | None:
@@ -347,7 +359,7 @@ def _parquet(file: Path, part: Part, section: Data | Auxiliary) -> Columns | Non
     for name in chosen or [""]:
         find_column(schema.names, given=name, names=(), setting=f"{key}.feature_column", where=file)
     table = opened.read(columns=[*chosen, *([label] if label else [])])
-    labels = table.column(label).to_pylist() if isinstance(section, Data) else None
+    labels = _labels(table.column(label), file) if isinstance(section, Data) else None
     kind = schema.field(chosen[0]).type
     if len(chosen) > 1 or not (types.is_list(kind) or types.is_fixed_size_list(kind)):
         columns = [
@@ -363,6 +375,20 @@ def _parquet(file: Path, part: Part, section: Data | Auxiliary) -> Columns | Non
     numbers = _numbers(flat.to_numpy(zero_copy_only=False).reshape(-1, max(1, width)), str(file))
     rows[good] = numbers
     return Columns(rows, labels, None, fixed_width=types.is_fixed_size_list(kind))
+
+
+def _labels(column: Any, file: Path) -> list[object]:
+    """Return a column of labels, whose texts need not be UTF-8. Raises ValueError for its type."""
+    from pyarrow import binary, types
+
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind = column.type
+    if types.is_string(kind) or types.is_large_string(kind):
+        column = column.cast(binary())
+    elif not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        raise ValueError(f"{file}: its labels are {kind}; should be numbers or texts")
+    return [_text(value) for value in column.to_pylist()]
 
 
 READERS: dict[str, Callable[[Path, Part, Data | Auxiliary], Columns | None]] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaux.config import Auxiliary, Data
-from fedaux.data.decoding import Content, Entry
+from fedaux.data.decoding import Content, Entry, is_decodable
 from fedaux.data.folders import part_files
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
 from fedaux.data.texts import NOT_UNICODE, encoding_of
@@ -90,7 +90,7 @@ def _jsonl_rows(files: Sequence[Path], *, encoding: str | None) -> Iterator[Row]
     for file in files:
         named = encoding_of(file, declared=encoding)
         for number, line in enumerate(_lines(file, encoding=named)):
-            yield _of_line(line, where=f"{file}, row {number}", file=file)
+            yield row_of_json(line, where=f"{file}, row {number}", file=file)
 
 
 def open_lines(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
@@ -137,7 +137,8 @@ def enough_rows(section: Data | Auxiliary) -> int | None:
     return section.size
 
 
-def _of_line(line: bytes, *, where: str, file: Path) -> Row:
+def row_of_json(line: bytes, *, where: str, file: Path) -> Row:
+    """Return a line of JSON as a row."""
     try:
         values = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -195,10 +196,10 @@ def _open_rows(
         ]
     else:
         entries = [
-            (row.where, _content(row.values.get(content[0]), folder=row.file.parent))
+            (row.where, content_of(row.values.get(content[0]), folder=row.file.parent))
             for row in rows
         ]
-    pictures = {held: None for _, held in entries if isinstance(held, Path) and held.is_file()}
+    pictures = {held: None for _, held in entries if isinstance(held, Path) and is_decodable(held)}
     return Table(
         files=(*files, *pictures),
         size=len(entries),
@@ -209,14 +210,14 @@ def _open_rows(
     )
 
 
-def _content(value: Any, *, folder: Path) -> Content:
+def content_of(value: Any, *, folder: Path) -> Content:
     """Return the image of a field: base64, or a path relative to the table."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     if not isinstance(value, str) or not value:
         return None
     text = value.partition("base64,")[2] if value.startswith("data:") else value
-    if text is value and len(value) <= MAX_PATH_LENGTH and (folder / value).is_file():
+    if text is value and len(value) <= MAX_PATH_LENGTH and is_decodable(folder / value):
         return folder / value
     try:
         return base64.b64decode(text, validate=True)

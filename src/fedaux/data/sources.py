@@ -19,6 +19,7 @@ from fedaux.data import embedded, notes, wordnet
 from fedaux.data.binary import open_cifar10, open_cifar100, open_idx, open_stl10, open_svhn
 from fedaux.data.decoding import convert
 from fedaux.data.features import (
+    count_feature_rows,
     count_features,
     load_feature_rows,
     load_features,
@@ -29,9 +30,11 @@ from fedaux.data.hub import open_hub
 from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
 from fedaux.data.lines import open_csv, open_jsonl, open_lines
 from fedaux.data.parquet import open_parquet
+from fedaux.data.rows import open_csv_rows, open_folder_rows, open_jsonl_rows
 from fedaux.data.silos import client_sections, joined
 from fedaux.data.tables import BadRows, Examples, Opener, Table, found_by, read, reworded
 from fedaux.data.tensors import (
+    count_tensor_rows,
     count_tensors,
     count_training,
     hold_out,
@@ -65,8 +68,11 @@ class Source:
     is_made: bool = False
     count_labelled: Callable[..., int] | None = None
     load_labelled: Callable[..., LabelledData] | None = None
-    load_rows: Callable[[Data], LabelledData] | None = None
-    """Loads the good rows of a node's images; no row has a say in what becomes of another."""
+    load_rows: Callable[[Data], tuple[LabelledData, int]] | None = None
+    """Loads the good rows of a node's images, and the number of all; no row has a say in what
+    becomes of another."""
+    count_rows: Callable[[Data], int] | None = None
+    """That number alone."""
     load_auxiliary: Callable[..., Tensor] | None = None
     open_public: Callable[[Auxiliary], Table] | None = None
 
@@ -169,11 +175,21 @@ def load_own(section: Data) -> LabelledData:
     return _converted(load(section.model_copy(update=whole)), section)
 
 
-def load_rows(section: Data) -> LabelledData:
-    """Load a node's own images for training: a row is read, left out and named by what it holds
-    itself."""
+def load_rows(section: Data) -> tuple[LabelledData, int]:
+    """Load a node's own images for training, and the number of all its rows: each is read, left out
+    and named by what it holds itself."""
     load = SOURCES[section.source].load_rows
-    return load_own(section) if load is None else _converted(load(section), section)
+    if load is None:  # embedded data, which is not private
+        data = load_own(section)
+        return data, len(data.labels)
+    data, total = load(section)
+    return _converted(data, section), total
+
+
+def count_rows(section: Data) -> int:
+    """Return the number of a node's rows, whatever they hold."""
+    count = SOURCES[section.source].count_rows
+    return load_rows(section)[1] if count is None else count(section)
 
 
 def load_test(section: Data) -> LabelledData:
@@ -304,8 +320,15 @@ WORDNET_ROWS: dict[str, Callable[..., NDArray[np.int64]]] = {
 """Return the rows of a noun, for sources with WordNet ids."""
 
 
-def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool = True) -> Source:
-    """Return the source of a file format; a general one supports texts and named splits."""
+def _from_files(
+    open_part: Opener,
+    *,
+    path_on_disk: bool = True,
+    general: bool = True,
+    open_rows: Callable[[Data], Table] | None = None,
+) -> Source:
+    """Return the source of a file format; a general one supports texts and named splits, one with
+    `open_rows` nodes."""
 
     def pair(section: Data, texts: bool) -> tuple[Table, Table | None]:
         """Open training and test data; the latter is None if there is none."""
@@ -347,14 +370,14 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
             Examples(images[chosen], labels[chosen], classes),
         )
 
-    def load_rows(section: Data) -> LabelledData:
-        assert section.path is not None, "checked before a run"
-        with found_by("data.path", section.path):
-            train = open_part(section.path, "train", section, False)
-            assert train is not None, "openers raise where there is no training data"
-            examples = read(train, section, name=f"data.path = {section.path}", row_by_row=True)
+    def load_rows(section: Data) -> tuple[LabelledData, int]:
+        assert open_rows is not None, "a node reads no other sources"
+        with found_by("data.path", str(section.path)):
+            table = open_rows(section)
+            examples = read(table, section, name=f"data.path = {section.path}", row_by_row=True)
         images, labels = torch.from_numpy(examples.images), torch.from_numpy(examples.labels)
-        return LabelledData(images, labels, images[:0], labels[:0], examples.classes)
+        data = LabelledData(images, labels, images[:0], labels[:0], examples.classes)
+        return data, table.size
 
     def open_public(section: Auxiliary, texts: bool = True) -> Table:
         assert section.path is not None, "checked before a run"
@@ -386,7 +409,8 @@ def _from_files(open_part: Opener, *, path_on_disk: bool = True, general: bool =
         holds_texts=general,
         count_labelled=count,
         load_labelled=load,
-        load_rows=load_rows,
+        load_rows=load_rows if open_rows else None,
+        count_rows=(lambda section: open_rows(section).size) if open_rows else None,
         load_auxiliary=load_unlabelled,
         open_public=open_public if general else None,
     )
@@ -429,6 +453,7 @@ SOURCES: dict[str, Source] = {
         count_labelled=count_tensors,
         load_labelled=load_tensors,
         load_rows=load_tensor_rows,
+        count_rows=count_tensor_rows,
         load_auxiliary=_load_public_tensors,
     ),
     "features": Source(
@@ -439,15 +464,14 @@ SOURCES: dict[str, Source] = {
         count_labelled=count_features,
         load_labelled=load_features,
         load_rows=load_feature_rows,
+        count_rows=count_feature_rows,
         load_auxiliary=load_public_features,
     ),
-    "folder": _from_files(open_folder),
+    "folder": _from_files(open_folder, open_rows=open_folder_rows),
     "parquet": _from_files(open_parquet),
-    "csv": _from_files(open_csv),
-    "jsonl": _from_files(open_jsonl),
-    "lines": replace(
-        _from_files(open_lines), count_labelled=None, load_labelled=None, load_rows=None
-    ),
+    "csv": _from_files(open_csv, open_rows=open_csv_rows),
+    "jsonl": _from_files(open_jsonl, open_rows=open_jsonl_rows),
+    "lines": replace(_from_files(open_lines), count_labelled=None, load_labelled=None),
     "huggingface": _from_files(open_hub, path_on_disk=False),
     "cifar10-binary": _from_files(open_cifar10, general=False),
     "cifar100-binary": _from_files(open_cifar100, general=False),

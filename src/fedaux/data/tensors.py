@@ -99,8 +99,14 @@ def load_tensors(section: Data, texts: Texts | None = None) -> LabelledData:
     )
 
 
-def load_tensor_rows(section: Data) -> LabelledData:
-    """Read images for a node's training; each row is named by its own label alone."""
+def count_tensor_rows(section: Data) -> int:
+    """Return the number of a node's images."""
+    return load_tensor_rows(section)[1]
+
+
+def load_tensor_rows(section: Data) -> tuple[LabelledData, int]:
+    """Read images for a node's training, and their number; each row is named by its own label
+    alone."""
     key = f"data.path = {section.path}"
     tensors, _ = _open(section.path, key="data.path", names=("images", "labels"))
     images = _checked(tensors["images"], None, key=key, name="images")
@@ -109,9 +115,10 @@ def load_tensor_rows(section: Data) -> LabelledData:
     labels, classes, bad = name_labels(tensors["labels"].tolist(), classes=None)
     good = [row for row in range(len(labels)) if row not in bad]
     no_labels = torch.zeros(0, dtype=torch.int64)
-    return LabelledData(
+    data = LabelledData(
         images[good], torch.from_numpy(labels)[good], images[:0], no_labels, classes
     )
+    return data, len(labels)
 
 
 def load_public_tensors(section: Auxiliary, texts: Texts | None = None) -> Tensor:

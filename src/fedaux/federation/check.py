@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from fedaux.config import ConfigError, Experiment
 from fedaux.core.methods import METHODS
@@ -23,6 +24,9 @@ from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
 from fedaux.privacy.secure import noise_for
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.preflight import problems_of
+
+MOST_SHOWN = 100
+"""Characters of the name of a class: a label can be anything."""
 
 
 def check_server(folder: Path) -> list[str]:
@@ -115,7 +119,8 @@ def class_table(data: LabelledData, config: NodeConfig) -> Table:
     for label, count in zip(data.classes, counts, strict=True):
         if count:
             declared = "" if label in config.classes else " (not in `classes`: contributes nothing)"
-            table.add_row(f"{label}{declared}", str(count))
+            name = label if label.isprintable() else ascii(label)
+            table.add_row(Text(f"{name[:MOST_SHOWN]}{declared}"), str(count))
     return table
 
 

@@ -19,6 +19,7 @@ from fedaux.config import ConfigError, ExperimentFields
 from fedaux.config_errors import inspect
 from fedaux.core.methods import release_sections
 from fedaux.data import load_test
+from fedaux.federation.node import NODE_SOURCES
 from fedaux.federation.plan import plan_of
 from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
 from fedaux.recipes import find_recipe, merged, read_recipe
@@ -199,6 +200,8 @@ def node_text(
         data |= {"test_fraction": experiment.data.test_fraction}
         data |= {"size": experiment.data.size, "test_size": experiment.data.test_size}
     else:
+        if experiment.data.source not in NODE_SOURCES:
+            data = {"source": "folder"}
         data |= {"path": path or "/path/to/your/images"}
         data |= {"image_size": declared.image_size, "channels": declared.channels}
     protected = experiment.local.privacy is not None
@@ -207,7 +210,7 @@ def node_text(
         "client": str(client),
         "classes": json.dumps(list(declared.classes), ensure_ascii=False),
         "data": tomli_w.dumps(
-            {key: value for key, value in data.items() if value not in (None, False)}
+            {key: value for key, value in data.items() if value not in (None, False, ())}
         ).rstrip(),
         "epsilon": f"{float(spent or section.epsilon):g}",
         "delta": f"{max(1, releases) * section.delta:.3g}",

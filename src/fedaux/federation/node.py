@@ -36,6 +36,10 @@ STARTED_VARIABLE = "FEDAUX_POLICY"
 """Environment variable of a running node: the copy of node.toml that it was started with."""
 
 
+NODE_SOURCES = ("folder", "csv", "jsonl", "tensors", "features", "digits")
+"""Values of `data.source`: fewer than in a recipe."""
+
+
 class NodePrivacy(Section):
     """What may leave this node, and what it takes, whatever a server requests."""
 
@@ -211,6 +215,11 @@ def _parsed(content: bytes, path: Path, *, partition: int | None) -> NodeConfig:
             for key, right in (("image_size", "a number of pixels"), ("channels", "1 or 3"))
             if getattr(config.data, key) is None
         ]
+    if config.data.source not in NODE_SOURCES and config.split is None:
+        problems.append(
+            f"data.source = {config.data.source!r}: a node reads {', '.join(NODE_SOURCES)}, where "
+            "no row decides how another is read; convert the data"
+        )
     if config.data.encoding is not None:
         problems.append(
             "data.encoding: a node reads UTF-8 only; convert the file, and leave it out"

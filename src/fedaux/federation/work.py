@@ -19,7 +19,7 @@ from fedaux.core.task import head_alone
 from fedaux.data import (
     SOURCES,
     LabelledData,
-    count_labelled,
+    count_rows,
     load_labelled,
     load_rows,
     split_dirichlet,
@@ -333,11 +333,10 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
     # UTF-8 as declared: the first bytes must not decide how all rows are read.
     section = config.data.model_copy(update={"skip_bad": True, "encoding": "utf-8"})
     split = config.split
+    if split is None:
+        return load_rows(section)
     if section.source not in SOURCES or SOURCES[section.source].load_labelled is None:
         raise ValueError(f"data.source = {section.source!r}: unknown, or without labels")
-    if split is None:
-        data = load_rows(section)
-        return data, max(len(data.labels), count_examples(config))
     data = load_labelled(section)
     parts = split_dirichlet(
         data.labels.numpy(),
@@ -362,9 +361,7 @@ def count_examples(config: NodeConfig) -> int:
     part."""
     if config.split is not None:
         return own_data(config)[1]
-    whole = {"skip_bad": True, "encoding": "utf-8", "test_fraction": 0.0}
-    whole |= {"size": None, "test_size": None}
-    return count_labelled(config.data.model_copy(update=whole))
+    return count_rows(config.data.model_copy(update={"skip_bad": True}))
 
 
 def compute_of(config: NodeConfig, terms: Terms, *, alone: bool = False) -> Compute:
