@@ -13,7 +13,8 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fedaux.config import ConfigError, Experiment
-    from fedaux.core.methods import METHODS, Method
+    from fedaux.core.algorithms import METHODS
+    from fedaux.core.server import Method
     from fedaux.models import MODELS, SplitModel, split_model
     from fedaux.recipes import load_experiment
     from fedaux.running.plugins import load_plugin
@@ -29,8 +30,8 @@ _HOMES = {
     "run": "fedaux.running.run",
     "TrainedModel": "fedaux.running.trained_model",
     "load": "fedaux.running.trained_model",
-    "METHODS": "fedaux.core.methods",
-    "Method": "fedaux.core.methods",
+    "METHODS": "fedaux.core.algorithms",
+    "Method": "fedaux.core.server",
     "MODELS": "fedaux.models",
     "SplitModel": "fedaux.models",
     "split_model": "fedaux.models",

@@ -38,27 +38,36 @@ def methods(
 ) -> None:
     """List the methods and what distinguishes them."""
     load_plugins(plugins)
-    from fedaux.core.methods import METHODS
+    from fedaux.core.algorithms import METHODS, asks_of
 
     if as_json:
-        typer.echo(json.dumps([asdict(method) for method in METHODS.values()], indent=1))
+        rows = [
+            asdict(method)
+            | {
+                key: value
+                for key, value in asdict(asks_of(name)).items()
+                if not key.endswith("releases")
+            }
+            | {"releases": [section.mechanism for section in asks_of(name).all_releases]}
+            for name, method in METHODS.items()
+        ]
+        typer.echo(json.dumps(rows, indent=1))
         return
     from fedaux.report.tables import Table, TerminalTable
 
-    starts = {"scratch": "random", "pretrained": "h0", "private-head": "h0, head"}
-    headers = ("method", "start", "objectives", "teacher", "scores", "memory")
-    rows = [
+    headers = ("method", "start", "objectives", "distills", "releases", "remembers")
+    lines = [
         (
-            method.name,
-            starts[method.start],
-            ", ".join((*method.objectives, *filter(None, [method.correction]))) or "–",
-            method.teacher or "–",
-            "yes" if method.scores else "–",
-            ", ".join(method.memory) or "–",
+            name,
+            "h0" if asks.pretrained else "random",
+            ", ".join(asks.objectives) or "–",
+            "yes" if asks.distills else "–",
+            ", ".join(section.mechanism for section in asks.all_releases) or "–",
+            "yes" if asks.remembers else "–",
         )
-        for method in METHODS.values()
+        for name, asks in ((name, asks_of(name)) for name in METHODS)
     ]
-    Console().print(TerminalTable(Table(headers, rows, "l" * len(headers))))
+    Console().print(TerminalTable(Table(headers, lines, "l" * len(headers))))
 
 
 def recipes() -> None:

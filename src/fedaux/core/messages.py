@@ -103,6 +103,21 @@ class Update:
         return num_bytes(self.weights, wire=wire)
 
 
+@dataclass(frozen=True)
+class Member:
+    """A model that takes part in a round: a client's answer, or what is remembered of one."""
+
+    client: int
+    prototype: str
+    num_examples: int
+    weights: Weights
+    """Empty for a client of which only predictions are remembered."""
+    share: float = 1.0
+    """Its weight relative to other members; below 1 for a remembered one with a discount."""
+    logits: Tensor | None = None
+    """Its predictions f_i(x) on the distill set [N, C], where the server has them."""
+
+
 class Clients(Protocol):
     """The clients of a federation. Iterators may yield fewer answers than clients, in any order."""
 

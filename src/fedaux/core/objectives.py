@@ -1,4 +1,4 @@
-"""OBJECTIVES: what local training minimises. A method names its own in `Method.objectives`.
+"""OBJECTIVES: what local training minimises. A method names its own in `Asks.objectives`.
 
 For a batch of private rows (x, y) and rehearsed public rows with the server's soft labels q,
 
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux.config import Local
-from fedaux.core.methods import Method
 
 Adjust = Callable[[Tensor, float], tuple[Tensor, Tensor]]
 """adjust(counts, strength) returns the scale and the offset of a client's logits, [C] each."""
@@ -170,21 +169,6 @@ def local_loss(names: Sequence[str], local: Local, *, rehearsed: int = 0) -> Loc
         terms=tuple((part.term, strength) for part, strength in parts if part.term),
         rehearsed=rehearsed if "rehearsal" in names else 0,
     )
-
-
-def steered(local: Local, method: Method, *, normalised: bool, reliability: float) -> Local:
-    """Return the settings with the strength of logit adjustment of a method with class sums, unless
-    it is set: 1 for models with batch normalisation, otherwise 1 - rho.
-
-    Both rehearsal and adjustment keep what a client's own classes would overwrite. The strength of
-    rehearsal is rho, so adjustment does what is left. ResNet-8 on CIFAR-10 wants 0.75 to 1; a small
-    network with batch normalisation wants less on digits (notes/successor.md, sections 15 and 16).
-    """
-    name = "logit-adjusted"
-    if method.mechanism != "classes" or name not in method.objectives or name in local.strengths:
-        return local
-    strengths = {**local.strengths, name: 1.0 if normalised else 1.0 - reliability}
-    return local.model_copy(update={"strengths": strengths})
 
 
 def is_normalised(model: nn.Module) -> bool:

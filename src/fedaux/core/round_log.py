@@ -12,7 +12,6 @@ import torch
 
 from fedaux.core.messages import ClientState
 from fedaux.core.task import Callback, Task
-from fedaux.core.teachers import Lesson, Member
 from fedaux.privacy.ledger import LedgerEntry
 
 
@@ -27,13 +26,17 @@ class RoundLog:
         """Why clients that were asked do not count, by client."""
         self.losses: dict[int, float] = {}
         """Mean training loss, by client."""
-        self.lesson: Lesson | None = None
-        """What the clients taught."""
+        self.answered: list[int] = []
+        """Clients whose updates were usable."""
+        self.weights: dict[int, float] = {}
+        """Each client's mean weight on the distill set."""
+        self.weight_by_class: list[float] = []
+        """Each class's share of the soft labels [C]."""
         self.ledger: list[LedgerEntry] = []
         self._task = task
         self._callback = callback
         self._clock = Clock(task, number, callback)
-        self._bytes_up = self._bytes_down = 0
+        self.bytes_up = self.bytes_down = 0
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a phase, and announce it."""
@@ -41,22 +44,18 @@ class RoundLog:
 
     def count(self, *, down: int, up: int) -> None:
         """Add bytes that went to clients and came from them."""
-        self._bytes_down += down
-        self._bytes_up += up
+        self.bytes_down += down
+        self.bytes_up += up
 
-    def without_dropped(self, members: Sequence[Member]) -> list[Member]:
-        """Return the members that still count."""
-        return [member for member in members if member.client not in self.dropped]
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds by phase."""
+        return self._clock.seconds
 
-    def row(
-        self,
-        members: Sequence[Member],
-        memory: Mapping[int, ClientState],
-        measured: Mapping[str, Any],
-    ) -> dict[str, Any]:
+    def row(self, memory: Mapping[int, ClientState], measured: Mapping[str, Any]) -> dict[str, Any]:
         """Return the metrics of the finished round, and announce them."""
         task = self._task
-        answered = [member.client for member in members]
+        answered = [client for client in self.answered if client not in self.dropped]
         losses = [self.losses[client] for client in answered if client in self.losses]
         everybody = set(range(task.experiment.split.num_clients))
         row: dict[str, Any] = {
@@ -76,26 +75,26 @@ class RoundLog:
             "clients_dropped": {str(client): why for client, why in sorted(self.dropped.items())},
             "clients_absent": sorted(everybody - set(self.present)),
             "clients_remembered": sorted(set(memory) - set(answered)) if answered else [],
-            "model_kept": task.method.trains and not answered,
-            **_public_weight(self.lesson),
-            "bytes_up": self._bytes_up,
-            "bytes_down": self._bytes_down,
+            "model_kept": task.asks.trains and not answered,
+            **self._public_weight(),
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
             **measured,
             "seconds": dict(self._clock.seconds),
         }
         self._callback.round(row)
         return row
 
-
-def _public_weight(lesson: Lesson | None) -> dict[str, Any]:
-    """Return how the weight on public data is spread over clients and classes."""
-    if lesson is None:
-        return {}
-    by_client = {
-        str(client): round(weight, 6) for client, weight in lesson.weight_by_client.items()
-    }
-    by_class = [round(weight, 6) for weight in lesson.weight_by_class]
-    return {"public_weight_by_client": by_client, "public_weight_by_class": by_class}
+    def _public_weight(self) -> dict[str, Any]:
+        """Return how the weight on public data is spread over clients and classes."""
+        if not self.weight_by_class:
+            return {}
+        return {
+            "public_weight_by_client": {
+                str(client): round(weight, 6) for client, weight in self.weights.items()
+            },
+            "public_weight_by_class": [round(weight, 6) for weight in self.weight_by_class],
+        }
 
 
 class Clock:

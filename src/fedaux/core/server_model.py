@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from fedaux.config import ExperimentFields
 from fedaux.core.backend import Backend
 from fedaux.core.messages import Weights
+from fedaux.core.metrics import evaluate
 from fedaux.core.objectives import is_normalised
 from fedaux.core.task import Task, extract, trainable_models
-from fedaux.core.weights import evaluate, load, recompute_statistics, snapshot
+from fedaux.core.weights import load, recompute_statistics, snapshot
 
 STATISTICS_BATCH = 512
 LOOKED_AT = 16
@@ -79,17 +80,14 @@ class ServerModel:
         by_batch = self._experiment.batch_normalisation.teachers == "batch"
         return torch.isfinite(self._predict(weights, few, by_batch=by_batch)).all()
 
-    @property
-    def shares_work(self) -> bool:
-        """Whether several clients' logits are computed at the same time."""
-        return (
-            self._predictor.takes_many and self._experiment.batch_normalisation.teachers == "client"
-        )
-
     def all_logits(self, clients: Sequence[Weights]) -> list[Tensor]:
-        """Return the logits [N, C] of several clients on the distill set."""
-        batch_size = self._experiment.evaluation.batch_size
-        return self._predictor.many(clients, self._distill_inputs, batch_size=batch_size)
+        """Return the logits [N, C] of several clients on the distill set, together if that is
+        faster."""
+        together = self._experiment.batch_normalisation.teachers == "client"
+        if together and self._predictor.takes_many and len(clients) > 1:
+            batch_size = self._experiment.evaluation.batch_size
+            return self._predictor.many(clients, self._distill_inputs, batch_size=batch_size)
+        return [self.logits(weights) for weights in clients]
 
     def test_logits(self, weights: Weights) -> Tensor:
         """Return the logits of a server model on the test data [M, C]."""

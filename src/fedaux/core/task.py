@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fedaux import seeding
 from fedaux.config import ExperimentFields
+from fedaux.core.asks import Asking, Asks
 from fedaux.core.backend import Backend
 from fedaux.core.compute import Compute, inference_batch
 from fedaux.core.messages import ClientState, ScoreRelease, Weights
-from fedaux.core.methods import Method
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Public
 
@@ -32,7 +32,7 @@ class Task:
     """One method and one seed of an experiment, with everything public that the server works on."""
 
     experiment: ExperimentFields
-    method: Method
+    method: Asking
     seed: int
     input_shape: tuple[int, ...]
     """(channels, height, width) of images, (tokens, vocabulary) of texts."""
@@ -48,6 +48,16 @@ class Task:
     """Computes what clients and server ask for."""
     validation: tuple[Tensor, Tensor] | None = None
     """Images and labels at the server, for methods that stop distillation early."""
+
+    @cached_property
+    def asks(self) -> Asks:
+        """What the method asks of clients."""
+        return self.method.asks(self.experiment)
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """What clients minimise besides cross-entropy: for this method, and for all of the run."""
+        return tuple(dict.fromkeys((*self.asks.objectives, *self.experiment.local.objectives)))
 
     @property
     def compute(self) -> Compute:
@@ -89,36 +99,66 @@ class Task:
 
 @dataclass(frozen=True)
 class State:
-    """All that the server carries from round to round."""
+    """All that the server carries from round to round. A checkpoint is a state."""
 
     round: int
-    weights: Mapping[str, Weights]
+    models: Mapping[str, Weights]
     """The server model of each prototype."""
     releases: Mapping[int, ScoreRelease] = field(default_factory=dict)
     """What clients have released; no client is asked twice."""
     ledger: tuple[LedgerEntry, ...] = ()
     """What private updates have cost the clients."""
     memory: Mapping[int, ClientState] = field(default_factory=dict)
-    """What is kept of each client's last answer: "logits", "weights/NAME", "control/NAME"."""
-    smoothed: Mapping[str, Weights] = field(default_factory=dict)
-    """The server models' average over rounds, if the method asks for it (`Method.smoothing`)."""
+    """What the server keeps of each client's last answer: "logits", "weights/NAME", ..."""
+    own: Mapping[str, Tensor] = field(default_factory=dict)
+    """What else a method carries, as KIND/PROTOTYPE/NAME: see `carry`."""
+
+    def next(self, models: Mapping[str, Weights]) -> State:
+        """Return the state with the models of this round."""
+        return replace(self, models=models)
+
+    def remember(self, kept: Mapping[int, Mapping[str, Tensor]]) -> State:
+        """Return the state with tensors of clients that have answered in this round."""
+        stamped = {client: ClientState(self.round + 1, tensors) for client, tensors in kept.items()}
+        return replace(self, memory={**self.memory, **stamped})
+
+    def carry(self, kind: str, groups: Mapping[str, Weights]) -> State:
+        """Return the state with tensors of the method's own, by prototype."""
+        flat = {
+            f"{kind}/{prototype}/{name}": tensor
+            for prototype, own in groups.items()
+            for name, tensor in own.items()
+        }
+        others = {key: own for key, own in self.own.items() if not key.startswith(f"{kind}/")}
+        return replace(self, own={**others, **flat})
+
+    def carried(self, kind: str) -> dict[str, Weights]:
+        """Return what `carry` has kept, by prototype; empty before the first time."""
+        groups: dict[str, Weights] = {}
+        for key, tensor in self.own.items():
+            own_kind, prototype, name = key.split("/", 2)
+            if own_kind == kind:
+                groups.setdefault(prototype, {})[name] = tensor
+        return groups
 
     @property
     def final(self) -> Mapping[str, Weights]:
-        """The models that are evaluated: the averages over rounds or, without, the last ones."""
-        return self.smoothed or self.weights
+        """The models that are evaluated and kept: what a method carries as "final", or the server
+        models."""
+        return self.carried("final") or self.models
 
 
 @dataclass(frozen=True)
 class Preparation:
     """What the preparation phase leaves behind."""
 
-    extractors: Mapping[str, Weights]
-    """h0 of each prototype, if the method uses scores or trains heads on features."""
-    public: Mapping[str, Public]
-    seconds: Mapping[str, float]
-    bytes_up: int
-    bytes_down: int
+    extractors: Mapping[str, Weights] = field(default_factory=dict)
+    """h0 of each prototype, if clients release something or train heads on features."""
+    public: Mapping[str, Public] = field(default_factory=dict)
+    """What clients need for their release, by prototype."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
 
 
 class Callback(Protocol):
@@ -131,12 +171,6 @@ class Callback(Protocol):
     def round(self, row: Mapping[str, Any]) -> None:
         """Called with the metrics of a finished round."""
         ...
-
-
-def objectives_of(task: Task) -> tuple[str, ...]:
-    """Return what clients minimise besides cross-entropy: the method's objectives and further
-    ones."""
-    return tuple(dict.fromkeys((*task.method.objectives, *task.experiment.local.objectives)))
 
 
 def rehearsed_rows(task: Task) -> Tensor:
@@ -167,16 +201,17 @@ def assign_prototypes(experiment: ExperimentFields) -> tuple[str, ...]:
     return tuple(names[client] for client in range(experiment.split.num_clients))
 
 
-def population(experiment: Fields, method: Method) -> tuple[Fields, tuple[str, ...]]:
+def population(experiment: Fields, method: Asking) -> tuple[Fields, tuple[str, ...]]:
     """Return the experiment as a method's clients see it, and the prototype of each client.
 
     Clients that share no models train in every round. Of pooled data, each prototype has one
     client, which holds all of it.
     """
-    if method.exchange == "models":
+    shares = method.asks(experiment).shares
+    if shares == "models":
         return experiment, assign_prototypes(experiment)
     changes: dict[str, Any] = {"participation_rate": 1.0}
-    if method.exchange == "nothing":
+    if shares == "nothing":
         return experiment.model_copy(update=changes), assign_prototypes(experiment)
     prototypes = tuple(prototype.name for prototype in experiment.prototypes)
     changes["split"] = experiment.split.model_copy(update={"num_clients": len(prototypes)})

@@ -1,38 +1,24 @@
-"""Pure functions of weights: average, copy, load, evaluate.
+"""Pure functions of weights: average, copy, load.
 
 Operations take all tensors of a model at once: a few launches on a GPU instead of one per tensor.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedaux.core.compute import Compute
-from fedaux.core.messages import ClientState, Weights
-
-if TYPE_CHECKING:
-    from fedaux.core.teachers import Member
+from fedaux.core.messages import ClientState, Member, Weights
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of the names of batch normalisation's statistics."""
-HEAD = ("head.weight", "head.bias")
-"""A linear head: row c belongs to class c."""
 TRIMMED_SHARE = 0.2
 """`trimmed-mean`: share of the values left out at each end, at least one of three or more."""
-SETTLED = 30
-"""Rounds over which the decay of the server models' average grows to its value."""
-LAST_RATE = 0.1
-"""Share of the server rate that is left in the last round where every client holds one class."""
-EVENNESS = 0.5
-"""How far the rows of heads move alike in the first round (`evened`): 0 not at all, 1 fully."""
 
 
 def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
@@ -72,13 +58,6 @@ def server_step(before: Weights, after: Weights, *, rate: float) -> Weights:
     return {**after, **dict(zip(names, moved, strict=True))}
 
 
-def falling(rate: float, *, round: int, rounds: int, concentration: float) -> float:
-    """Return a rate that falls linearly over the rounds: to a tenth where every client holds one
-    class (a concentration of 1), not at all where clients are alike (0)."""
-    fall = concentration * (1.0 - LAST_RATE)
-    return rate * (1.0 - fall * min(1.0, (round - 1) / max(1, rounds - 1)))
-
-
 def parameter_names(weights: Weights) -> list[str]:
     """Return the names of all tensors but statistics and counters."""
     return [
@@ -86,68 +65,6 @@ def parameter_names(weights: Weights) -> list[str]:
         for name, tensor in weights.items()
         if tensor.is_floating_point() and name.rpartition(".")[2] not in STATISTICS
     ]
-
-
-def smoothed(
-    average: Weights | None, last: Weights, weights: Weights, *, decay: float, round: int
-) -> Weights:
-    """Return d * average + (1 - d) * (last + weights) / 2 with d = decay * min(1, round / 30);
-    counters are the newest.
-
-    With a server rate above 1 models swing from round to round, and the middle of two is better
-    than either (FedExP, Jhunjhunwala et al. 2023). The first rounds are forgotten sooner, so that
-    the average does not lag behind.
-    """
-    if average is None:
-        return clones(weights)  # a checkpoint holds both
-    names = [name for name, tensor in weights.items() if tensor.is_floating_point()]
-    share = 1.0 - decay * min(1.0, round / SETTLED)
-    middle = torch._foreach_lerp(
-        [last[name] for name in names], [weights[name] for name in names], 0.5
-    )
-    mixed = torch._foreach_lerp([average[name] for name in names], middle, share)
-    others = {name: tensor.clone() for name, tensor in weights.items() if name not in names}
-    return {**others, **dict(zip(names, mixed, strict=True))}
-
-
-def head_by_class(weights: Sequence[Weights], shares: Tensor, *, before: Weights) -> Weights:
-    """Return the head whose row c is sum_i P(i | c) theta_i[c], from P(i | c) [K, C].
-
-    In a mean over all clients the few that hold a class count little, and the others hardly change
-    its row. The same vector added to all rows of a client changes none of its predictions, so each
-    head is moved to the mean row of the server's (`before`) first.
-    """
-    head: Weights = {}
-    for name in HEAD:
-        rows = torch.stack([own[name] for own in weights])
-        rows = rows - rows.mean(dim=1, keepdim=True) + before[name].mean(dim=0)
-        head[name] = torch.einsum("kc,kc...->c...", shares.to(rows), rows)
-    return head
-
-
-def evened(head: Weights, *, before: Weights, round: int) -> Weights:
-    """Return the head with the change d_c of its row c times (m / |d_c|)^(EVENNESS / round), where
-    m is the mean of |d_c| over classes.
-
-    Different clients train different rows. Of two similar classes, the one whose row has moved
-    further takes the other's examples; later rounds correct that, a single one cannot.
-    """
-    lengths = (head["head.weight"] - before["head.weight"]).norm(dim=1).clamp_min(1e-12)
-    factors = (lengths.mean() / lengths).pow(EVENNESS / round)
-    return {
-        name: torch.addcmul(
-            before[name], factors.view(-1, *[1] * (rows.ndim - 1)), rows - before[name]
-        )
-        for name, rows in head.items()
-    }
-
-
-def class_shares(counts: Tensor, members: Sequence[Member]) -> Tensor:
-    """Return P(i | c) = r_i n_ic / sum_j r_j n_jc [K, C] of members i, from their numbers of
-    examples n_ic; a class that no member seems to hold is shared by all."""
-    shares = torch.tensor([member.share for member in members]).to(counts)
-    held = (shares[:, None] * counts).clamp_min(1e-9)
-    return held / held.sum(dim=0)
 
 
 def trimmed_mean(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
@@ -256,89 +173,6 @@ def own_weights(state: ClientState) -> Weights:
         for key, tensor in state.tensors.items()
         if key.startswith("weights/")
     }
-
-
-def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return accuracy and mean cross-entropy of logits [N, C] against labels [N]."""
-    accuracy = (logits.argmax(dim=1) == labels).double().mean()
-    return float(accuracy), float(functional.cross_entropy(logits, labels))
-
-
-def measure(logits: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Return all figures of logits [N, C] against labels [N]; None for those that do not exist.
-
-    Balanced accuracy and macro F1 are means over the classes that have test examples, the AUC
-    (one class against the rest) over those that have examples and counterexamples.
-    """
-    accuracy, loss = evaluate(logits, labels)
-    confusion = confusion_matrix(logits, labels)
-    hits, actual, predicted = confusion.diagonal(), confusion.sum(dim=1), confusion.sum(dim=0)
-    there = actual > 0
-    return {
-        "accuracy": accuracy,
-        "loss": loss if math.isfinite(loss) else None,
-        "balanced_accuracy": float((hits / actual)[there].mean()),
-        "macro_f1": float((2 * hits / (actual + predicted))[there].mean()),
-        "auc": mean_auc(logits, labels),
-        "confusion": confusion,
-    }
-
-
-def measure_models(models: Iterable[tuple[str, Tensor]], labels: Tensor) -> dict[str, Any]:
-    """Return the figures of several models, as pairs of prototype and logits [N, C].
-
-    Figures are means over models; counts of the confusion matrix are sums. The ensemble averages
-    their logits.
-    """
-    measured: dict[str, list[dict[str, Any]]] = {}
-    total: Tensor | None = None
-    for name, logits in models:
-        measured.setdefault(name, []).append(measure(logits, labels))
-        total = logits if total is None else total + logits
-    assert total is not None, "there is at least one model"
-    every = [one for own in measured.values() for one in own]
-    figures = {
-        key: None if any(one[key] is None for one in every) else _mean(every, key)
-        for key in ("accuracy", "loss", "balanced_accuracy", "macro_f1", "auc")
-    }
-    return {
-        **figures,
-        "accuracy_by_prototype": {name: _mean(own, "accuracy") for name, own in measured.items()},
-        "accuracy_ensemble": evaluate(total / len(every), labels)[0],
-        "confusion": sum(one["confusion"] for one in every).tolist(),
-    }
-
-
-def _mean(measured: Sequence[Mapping[str, Any]], key: str) -> float:
-    return float(np.mean([one[key] for one in measured]))
-
-
-def confusion_matrix(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many examples of a class (row) are predicted as each class (column) [C, C]."""
-    classes = logits.shape[1]
-    cells = labels * classes + logits.argmax(dim=1)
-    return torch.bincount(cells, minlength=classes**2).view(classes, classes).cpu()
-
-
-def mean_auc(logits: Tensor, labels: Tensor) -> float | None:
-    """Return the mean over classes of P(p_c(x) > p_c(x')) for x of class c and x' of another.
-
-    Ties count half: of n_c examples with midranks r, the area is
-    (sum r - n_c (n_c + 1) / 2) / (n_c (N - n_c)). None if a prediction is not finite.
-    """
-    scores_CN = torch.softmax(logits.double(), dim=1).T.contiguous()
-    own = torch.nn.functional.one_hot(labels, logits.shape[1]).T
-    sizes = own.sum(dim=1).double()
-    rest = len(labels) - sizes
-    there = (sizes > 0) & (rest > 0)
-    if not bool(torch.isfinite(scores_CN).all()) or not bool(there.any()):
-        return None
-    ordered = scores_CN.sort(dim=1).values
-    below = torch.searchsorted(ordered, scores_CN)
-    up_to = torch.searchsorted(ordered, scores_CN, right=True)
-    ranks = ((below + up_to + 1) / 2 * own).sum(dim=1, dtype=torch.float64)
-    areas = (ranks - sizes * (sizes + 1) / 2) / (sizes * rest)
-    return float(areas[there].mean())
 
 
 def snapshot(model: nn.Module) -> Weights:

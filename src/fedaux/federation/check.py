@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedaux.config import ConfigError, Experiment
-from fedaux.core.methods import METHODS
+from fedaux.core.algorithms import METHODS, all_asks
 from fedaux.data import LabelledData
 from fedaux.federation import sent
 from fedaux.federation.folder import port_of
@@ -174,7 +174,7 @@ def recipe_lines(
             "labels;"
         )
     protected = experiment.local.privacy is not None
-    cells = seeds * sum(METHODS[name].trains for name in experiment.method)
+    cells = seeds * sum(asks.trains for asks in all_asks(experiment).values())
     if cells == 0:
         lines.append("- no updates.")
     else:

@@ -20,7 +20,7 @@ from fedaux.core.messages import (
     Update,
     Weights,
 )
-from fedaux.core.preparation import release_limits, release_width
+from fedaux.core.releases import release_limits, release_width
 from fedaux.core.task import Task, rehearsed_rows
 from fedaux.federation import answers, records
 from fedaux.federation.members import Members, pulled

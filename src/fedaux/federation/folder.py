@@ -17,7 +17,8 @@ import tomli_w
 
 from fedaux.config import ConfigError, ExperimentFields
 from fedaux.config_errors import inspect
-from fedaux.core.methods import release_sections
+from fedaux.core.algorithms import all_asks
+from fedaux.core.asks import release_sections
 from fedaux.data import load_test
 from fedaux.federation.node import NODE_SOURCES
 from fedaux.federation.plan import plan_of
@@ -191,7 +192,7 @@ def node_text(
     """Return the configuration of one node; its budget is the cost of the recipe."""
     section = experiment.certainty
     # All methods of a seed that use the same mechanism share one release.
-    asked = release_sections(experiment.method, section)
+    asked = release_sections(all_asks(experiment).values())
     releases = len(experiment.seeds) * len(asked)
     spent = len(experiment.seeds) * sum(own.epsilon for own in asked.values())
     data: dict[str, Any] = {key: getattr(experiment.data, key) for key in DATA_KEYS}

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedaux.config import Certainty, ExperimentFields
+from fedaux.core.algorithms import all_asks
+from fedaux.core.asks import release_sections
 from fedaux.core.dpsgd import schedule, update_entry
-from fedaux.core.methods import METHODS, release_sections
-from fedaux.core.round import clients_per_round
+from fedaux.core.server import clients_per_round
 from fedaux.federation.node import NodeConfig
 from fedaux.federation.policy import BEYOND_BUDGET, Guard, Refusal
 from fedaux.federation.terms import Plan
@@ -22,9 +23,10 @@ from fedaux.privacy.mechanisms import MECHANISMS, UNPROTECTED_MECHANISMS
 
 def plan_of(experiment: ExperimentFields, *, run: str) -> Plan:
     """Return the plan of an experiment; with random participation, of the expected rounds."""
-    asked = tuple(release_sections(experiment.method, experiment.certainty).values())
-    trained = [METHODS[name] for name in experiment.method if METHODS[name].trains]
-    named = [one for method in trained for one in method.objectives]
+    methods = all_asks(experiment).values()
+    asked = tuple(release_sections(methods).values())
+    trained = [asks for asks in methods if asks.trains]
+    named = [one for asks in trained for one in asks.objectives]
     share = clients_per_round(experiment) / experiment.split.num_clients
     rounds = math.ceil(min(1.0, share) * experiment.rounds - 1e-9)
     return Plan(

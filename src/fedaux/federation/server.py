@@ -13,9 +13,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedaux.config import Experiment
+from fedaux.core.algorithms import asks_of
 from fedaux.core.compute import compute_for
 from fedaux.core.messages import Clients
-from fedaux.core.methods import METHODS
 from fedaux.core.task import Task
 from fedaux.data import load_auxiliary, load_test, notes
 from fedaux.federation.flower_clients import FlowerClients
@@ -148,7 +148,7 @@ class ServerCallback:
     def _follow(self, row: Mapping[str, Any]) -> None:
         """Note who answered. Raises ValueError, before the round is stored, if all refuse."""
         task = (row["method"], row["seed"])
-        if row["clients_answered"] or not METHODS[row["method"]].trains:
+        if row["clients_answered"] or not asks_of(row["method"]).trains:
             self._answered.add(task)
             self._unanswered.pop(task, None)
         elif task not in self._answered:

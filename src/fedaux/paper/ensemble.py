@@ -9,7 +9,7 @@ figures are about the teacher itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from torch import Tensor
 
 from fedaux.config import Experiment
 from fedaux.core.compute import choose_device
-from fedaux.core.messages import TrainRequest
-from fedaux.core.preparation import Scorer, prepare
+from fedaux.core.messages import Member, TrainRequest
+from fedaux.core.releases import Scorer
+from fedaux.core.server import prepare
 from fedaux.core.simulation import SimulatedClients
+from fedaux.core.soft_labels import Mix, mixture, score_weights
 from fedaux.core.task import State, Task, build_models
-from fedaux.core.teachers import Ensemble, Member, certainty_teacher, mean_teacher, mixture_teacher
 from fedaux.data import LabelledData, load_both
 from fedaux.paper import datasets
 from fedaux.paper.document import Context, Document, seeds_text, spread, spread_text
@@ -32,6 +33,7 @@ from fedaux.running.run import ExperimentRunner, NullCallback, split_for
 from fedaux.running.run_directory import RunDirectory
 
 MECHANISMS = ("mean", "released-code", "paper", "none")
+MIXES: tuple[Mix, ...] = ("logits", "probabilities")
 ALPHAS = (0.01, 0.04, 0.1, 0.16, 0.64, 2.56, 10.24)
 
 
@@ -110,28 +112,20 @@ def _ensemble_rows(
         )
         if not logits:
             logits = _local_logits(task, clients, state)
-            equal = _ensemble(
-                logits,
-                {client: torch.zeros_like(output[:, 0]) for client, output in logits.items()},
-            )
-            for name, teacher in (("logits", mean_teacher), ("probabilities", mixture_teacher)):
-                rows.append(
-                    {"weights": f"plain {name}", "accuracy": _accuracy(teacher(equal), task)}
-                )
+            members = [Member(one, "", 1, {}, logits=logits[one]) for one in sorted(logits)]
+            equal = torch.full((len(members), 1), 1.0 / len(members))
+            for name in MIXES:
+                labels = mixture(members, equal, of=name)
+                rows.append({"weights": f"plain {name}", "accuracy": _accuracy(labels, task)})
         scorer = Scorer(task, preparation)
-        projected = {
-            name: scorer.project(name, preparation.extractors[name], task.test_images)
-            for name in preparation.public
-        }
-        chosen = sorted(logits)
-        scores = dict(
-            zip(chosen, scorer.log_scores(state.releases, chosen, projected), strict=True)
-        )
-        for name, teacher in (("logits", certainty_teacher), ("probabilities", mixture_teacher)):
+        projected = {name: scorer.project(name, task.test_images) for name in preparation.public}
+        scores = scorer.log_scores(state.releases, sorted(logits), projected)
+        weights = score_weights(members, scores)
+        for name in MIXES:
             rows.append(
                 {
                     "weights": f"{mechanism} {name}",
-                    "accuracy": _accuracy(teacher(_ensemble(logits, scores)), task),
+                    "accuracy": _accuracy(mixture(members, weights, of=name), task),
                     "certify_seconds": preparation.seconds["certify"],
                     "all_seconds": time.perf_counter() - began,
                 }
@@ -142,7 +136,7 @@ def _ensemble_rows(
 def _local_logits(task: Task, clients: SimulatedClients, state: State) -> dict[int, Tensor]:
     """Train every client once from the starting model; return its logits on the test images."""
     predictors = {name: task.backend.predictor(model) for name, model in build_models(task).items()}
-    request = TrainRequest(1, state.weights, task.experiment.local, 0.0, task.seed)
+    request = TrainRequest(1, state.models, task.experiment.local, 0.0, task.seed)
     batch_size = task.experiment.evaluation.batch_size
     return {
         update.client: predictors[task.prototype_of[update.client]](
@@ -150,14 +144,6 @@ def _local_logits(task: Task, clients: SimulatedClients, state: State) -> dict[i
         )
         for update in clients.train(clients.present(), request)
     }
-
-
-def _ensemble(logits: Mapping[int, Tensor], scores: Mapping[int, Tensor]) -> Ensemble:
-    return Ensemble(
-        [Member(client, "", 1, {}) for client in sorted(logits)],
-        predict=lambda member: logits[member.client],
-        log_scores=lambda chosen: torch.stack([scores[client] for client in chosen]),
-    )
 
 
 def _accuracy(labels: Tensor, task: Task) -> float:

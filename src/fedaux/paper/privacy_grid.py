@@ -16,7 +16,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fedaux.config import Certainty, Experiment
-from fedaux.core.methods import METHODS
+from fedaux.core.algorithms import METHODS, asks_of
 from fedaux.paper import datasets, published
 from fedaux.paper.comparison import CLOSE
 from fedaux.paper.document import (
@@ -84,9 +84,15 @@ def run(context: Context, *, grids: Grids | None = None, method: str = "fedaux")
     base = context.experiment
     if grids is None:
         grids = PAPER_GRIDS if context.version == "paper" else GRIDS
-    if method not in METHODS or not METHODS[method].scores:
+    if method not in METHODS or not asks_of(method).releases:
         raise ValueError(f"--with method={method}: should be a method with scores, such as fedaux")
-    fixed = METHODS[method].mechanism
+    asked = [
+        asks_of(method, base.model_copy(update={"certainty": section})).releases[0].mechanism
+        for section in (
+            base.certainty.model_copy(update={"mechanism": own}) for own in ("mean", "paper")
+        )
+    ]
+    fixed = asked[0] if asked[0] == asked[1] else None
     if fixed is not None and set(grids) != {fixed}:
         raise ValueError(
             f"--with method={method}: its mechanism is always {fixed}; --with grids should have "

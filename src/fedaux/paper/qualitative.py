@@ -20,7 +20,7 @@ from safetensors import safe_open
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedaux.config import Experiment
-from fedaux.core.methods import METHODS
+from fedaux.core.algorithms import asks_of
 from fedaux.data import load_both
 from fedaux.files import read_json
 from fedaux.models import MODELS
@@ -83,7 +83,7 @@ def count(
 
     `shape` is that of the public images [N, C, H, W].
     """
-    seed, row = experiment.seeds[0], METHODS[method]
+    seed, asks = experiment.seeds[0], asks_of(method, experiment)
     cell = path / "cells" / f"{method}-seed{seed}"
     header = read_json(cell / "state.json")
     table = read_json(path / "split.json")["tables"][str(seed)]
@@ -93,7 +93,7 @@ def count(
     distill = public - negatives
     whole, features = forward_flops(experiment, shape=shape[1:], num_classes=len(table[0]))
     columns = []
-    if row.scores_first:
+    if asks.releases:
         entries = [entry for entry in header["ledger"] if entry["purpose"] != UPDATE]
         views = (
             0
@@ -133,7 +133,7 @@ def count(
     rounds = header["rows"]
     answered = [entry["clients_answered"] for entry in rounds]
     local, distillation = experiment.local, experiment.distillation
-    rehearses = "rehearsal" in (*row.objectives, *local.objectives)
+    rehearses = "rehearsal" in (*asks.objectives, *local.objectives)
     public_rows = experiment.rehearsal.batch_size if rehearses else 0  # in every step
     trained = local.epochs * statistics.fmean(
         sum(
@@ -143,7 +143,7 @@ def count(
         for clients in answered
     )
     participants = statistics.fmean(map(len, answered))
-    distilled = row.teacher is not None
+    distilled = asks.distills
     seen = (
         distillation.steps * distillation.batch_size
         if distillation.steps
@@ -168,7 +168,7 @@ def count(
                 for key in ("bytes_up", "bytes_down")
             },
             "updates_protected": experiment.local.privacy is not None,
-            "assumes": "public data" if distilled or row.from_h0 else "nothing",
+            "assumes": "public data" if distilled or asks.pretrained else "nothing",
         }
     )
     return columns

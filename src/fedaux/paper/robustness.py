@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from fedaux.core.methods import METHODS
+from fedaux.core.algorithms import asks_of
 from fedaux.paper import datasets
 from fedaux.paper.document import Context, Document, Items, seeds_text, spread, unfinished
 from fedaux.paper.running import run_points
@@ -85,8 +85,8 @@ def settings_of(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 def read_by(method: str, setting: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a setting that a method reads: budgets are for releases, and rounds
     without training ask nobody."""
-    ignored = {"ε"} if not METHODS[method].scores else set[str]()
-    if not METHODS[method].trains:
+    ignored = {"ε"} if not asks_of(method).all_releases else set[str]()
+    if not asks_of(method).trains:
         ignored.add("C")
     return {key: value for key, value in setting.items() if key not in ignored}
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fedaux.config import Experiment
 from fedaux.config_errors import nearest
-from fedaux.core.methods import METHODS
+from fedaux.core.algorithms import METHODS, asks_of
 from fedaux.recipes import load_experiment, parse_value
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -161,7 +161,7 @@ def chosen_methods(
 
 def relevant(method: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changed settings that a method reads."""
-    return {key: value for key, value in changes.items() if METHODS[method].looks_at(key)}
+    return {key: value for key, value in changes.items() if not asks_of(method).ignores(key)}
 
 
 def _known_methods(names: Sequence[str], *, option: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from fedaux.core.methods import METHODS
+from fedaux.core.algorithms import asks_of
 from fedaux.paper.document import Drawing
 from fedaux.paper.running import CENTRAL
 from fedaux.report.figures import BLUE, FADE, Style, method_styles, shorten
@@ -271,10 +271,10 @@ def heat(numbers: Numbers) -> Figure:
 def other_setting(method: str) -> tuple[str, str]:
     """Return the setting besides the local learning rate that the paper tunes for a method, and
     its label."""
-    row = METHODS[method]
-    if row.teacher:
+    asks = asks_of(method)
+    if asks.distills:
         return "distillation.learning_rate", "distillation"
-    return ("local.proximal", "μ") if row.proximal else ("", "")
+    return ("local.proximal", "μ") if "proximal" in asks.objectives else ("", "")
 
 
 FIGURES = {"dots": dots, "lines": lines, "curves": curves, "heat": heat}

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedaux.core.methods import METHODS
+from fedaux.core.algorithms import METHODS, asks_of
 from fedaux.formatting import (
     as_number,
     decimal,
@@ -297,7 +297,7 @@ def tuned_keys(
             if key not in settings:
                 continue
             text = json.dumps(settings[key], default=str)
-            if method in METHODS and not METHODS[method].looks_at(key):
+            if method in METHODS and asks_of(method).ignores(key):
                 idle.add(text)
                 continue
             rest = [settings.get(other) for other in keys if other != key and other not in tuned]
@@ -356,12 +356,12 @@ def results_table(
 
 def distils_with_releases(method: str) -> bool:
     """Return whether a method distils with what clients release, as FedAUX does."""
-    return method in METHODS and METHODS[method].scores and METHODS[method].teacher is not None
+    return method in METHODS and bool(asks_of(method).releases) and asks_of(method).distills
 
 
 def is_bound(method: str) -> bool:
     """Return whether a method is no federated one, but a bound: training alone, or pooled data."""
-    return method in METHODS and METHODS[method].is_bound
+    return method in METHODS and asks_of(method).is_bound
 
 
 def spread(row: Mapping[str, Any], measure: str = "accuracy") -> str:

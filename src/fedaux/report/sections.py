@@ -9,7 +9,7 @@ from html import escape
 
 import numpy as np
 
-from fedaux.core.methods import SHARED_PHASES
+from fedaux.core.asks import SHARED_PHASES
 from fedaux.formatting import as_number, interval, mean_and_deviation, megabytes, over_seeds, short
 from fedaux.report import data_figures, html
 from fedaux.report.comparison import against_bytes, against_privacy

@@ -9,16 +9,17 @@ from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
-from fedaux.core.methods import METHODS, Method
+from fedaux.core.algorithms import METHODS, asks_of
+from fedaux.core.asks import Asks
 
 LEAST_POINTS = 0.05
 """Differences that round to 0.0 points are ties, whatever the seeds say."""
 ONE_SEED_POINTS = 1.0
 """With one seed there is no standard error; smaller differences are called ties."""
-SCORING = ("name", "teacher", "scores")
-"""Fields in which a method with scores may differ from its twin with equal weights."""
-DISTILLING = (*SCORING, "memory")
-"""Fields in which a method with a teacher may differ from one that only averages, if the difference
+SCORING = ("releases",)
+"""Fields of `Asks` in which a method with scores may differ from its twin with equal weights."""
+DISTILLING = (*SCORING, "distills", "remembers")
+"""Fields in which a method that distills may differ from one that only averages, if the difference
 is to be the merit of distillation."""
 
 Accuracies = Mapping[str, Mapping[int, float]]
@@ -57,17 +58,17 @@ def verdict(accuracies: Accuracies, *, test_examples: int | None = None) -> list
     left out.
     """
     compared = partial(_difference, accuracies, test_examples=test_examples)
-    run = {name: METHODS[name] for name, own in accuracies.items() if own and name in METHODS}
-    scored = _best(accuracies, run, lambda method: bool(method.teacher) and method.scores)
+    run = {name: asks_of(name) for name, own in accuracies.items() if own and name in METHODS}
+    scored = _best(accuracies, run, lambda asks: asks.distills and bool(asks.releases))
     equal = _nearest(
-        accuracies, run, scored, SCORING, lambda one: bool(one.teacher) and not one.scores
-    ) or _best(accuracies, run, lambda method: bool(method.teacher) and not method.scores)
+        accuracies, run, scored, SCORING, lambda one: one.distills and not one.releases
+    ) or _best(accuracies, run, lambda asks: asks.distills and not asks.releases)
     distilled = scored or equal
     averaged = _best(
-        accuracies, run, lambda one: one.trains and not one.teacher and not one.is_bound
+        accuracies, run, lambda one: one.trains and not one.distills and not one.is_bound
     )
     sentences = []
-    if scored and equal and run[scored].start == run[equal].start:
+    if scored and equal and run[scored].pretrained == run[equal].pretrained:
         exact = _differ(run[scored], run[equal], SCORING) == 0
         what = "Weighting clients by their scores", "equal weights"
         near = "the nearest method with equal weights"
@@ -78,11 +79,11 @@ def verdict(accuracies: Accuracies, *, test_examples: int | None = None) -> list
         best = "the best method that only averages"
         effect = _effect(compared, distilled, averaged, *what, "" if exact else best)
         also = ""
-        if scored and equal and run[equal].start == run[averaged].start:
+        if scored and equal and run[equal].pretrained == run[averaged].pretrained:
             found = compared(equal, averaged)
             also = f"; {equal} {_compared(found, averaged)}" if found else ""
         sentences.append(f"{effect}{also}.")
-    hero = scored or _best(accuracies, run, lambda method: not method.is_bound)
+    hero = scored or _best(accuracies, run, lambda asks: not asks.is_bound)
     if hero:
         sentences.append(_against_bounds(accuracies, compared, run, hero))
     return [sentence for sentence in sentences if sentence.strip(".")]
@@ -164,7 +165,7 @@ def _effect(compared: Compared, first: str, second: str, what: str, over: str, r
 
 
 def _against_bounds(
-    accuracies: Accuracies, compared: Compared, run: Mapping[str, Method], hero: str
+    accuracies: Accuracies, compared: Compared, run: Mapping[str, Asks], hero: str
 ) -> str:
     parts, shown = [], 0.0
     for exchange, bound in (("nothing", "training alone"), ("data", "training on pooled data")):
@@ -177,8 +178,8 @@ def _against_bounds(
     return f"{hero} ({shown:.1f} %) {' and '.join(parts)}." if parts else ""
 
 
-def _exchanges(kind: str) -> Callable[[Method], bool]:
-    return lambda method: method.exchange == kind
+def _exchanges(kind: str) -> Callable[[Asks], bool]:
+    return lambda asks: asks.shares == kind
 
 
 def _compared(found: _Difference, rival: str) -> str:
@@ -188,7 +189,7 @@ def _compared(found: _Difference, rival: str) -> str:
 
 
 def _best(
-    accuracies: Accuracies, run: Mapping[str, Method], fits: Callable[[Method], bool]
+    accuracies: Accuracies, run: Mapping[str, Asks], fits: Callable[[Asks], bool]
 ) -> str | None:
     """Return the most accurate method of a kind."""
     names = [name for name, method in run.items() if fits(method)]
@@ -197,15 +198,15 @@ def _best(
 
 def _nearest(
     accuracies: Accuracies,
-    run: Mapping[str, Method],
+    run: Mapping[str, Asks],
     name: str | None,
     free: tuple[str, ...],
-    fits: Callable[[Method], bool],
+    fits: Callable[[Asks], bool],
 ) -> str | None:
     """Return the method of a kind with the same start that differs least besides `free` fields."""
     if name is None:
         return None
-    same = [one for one in run if run[one].start == run[name].start and fits(run[one])]
+    same = [one for one in run if run[one].pretrained == run[name].pretrained and fits(run[one])]
     return min(
         same,
         key=lambda one: (
@@ -216,7 +217,7 @@ def _nearest(
     )
 
 
-def _differ(first: Method, second: Method, free: tuple[str, ...]) -> int:
+def _differ(first: Asks, second: Asks, free: tuple[str, ...]) -> int:
     """Return in how many fields, besides the free ones, two methods differ."""
     ones, others = asdict(first), asdict(second)
     return sum(ones[key] != others[key] for key in ones if key not in free)

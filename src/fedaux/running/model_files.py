@@ -19,9 +19,10 @@ from torch import Tensor
 import fedaux
 from fedaux.config import Experiment, Prototype
 from fedaux.config_errors import nearest
+from fedaux.core.algorithms import METHODS, asks_of
+from fedaux.core.asks import unprotected_by
 from fedaux.core.compute import Compute, inference_batch
 from fedaux.core.messages import Weights
-from fedaux.core.methods import METHODS, unprotected_by
 from fedaux.data.labelled import LabelledData
 from fedaux.data.vocabulary import METADATA
 from fedaux.files import save_tensors
@@ -90,7 +91,7 @@ def write_models(
 
 def keeps_model(method: str) -> bool:
     """Return whether a method ends with one model, not with one per client."""
-    return method not in METHODS or METHODS[method].exchange != "nothing"
+    return method not in METHODS or asks_of(method).shares != "nothing"
 
 
 def lacks_models(directory: RunDirectory, method: str, seed: int) -> bool:
@@ -199,16 +200,16 @@ def _privacy(experiment: Experiment, method: str, progress: Progress) -> Card:
     entries = [*(released.entry for released in state.releases.values()), *state.ledger]
     spent = worst_client(entries, compose=total_cost)
     epsilon, delta = spent or (None, None)
-    row, alone = METHODS[method], experiment.model_copy(update={"method": (method,)})
+    asks = asks_of(method, experiment)
     protected = experiment.local.privacy is not None
     return {
         "epsilon": "inf" if epsilon is not None and math.isinf(epsilon) else epsilon,
         "delta": delta,
-        "mechanism": row.certainty(experiment.certainty).mechanism if row.scores else None,
-        "updates_protected": protected if row.trains else None,
+        "mechanism": asks.all_releases[0].mechanism if asks.all_releases else None,
+        "updates_protected": protected if asks.trains else None,
         "neighbours": NEIGHBOURS,
-        "not_protected": unprotected_by(alone)
-        + (MODEL_UNPROTECTED if row.trains and not protected else ""),
+        "not_protected": unprotected_by([asks], experiment)
+        + (MODEL_UNPROTECTED if asks.trains and not protected else ""),
     }
 
 

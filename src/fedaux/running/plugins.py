@@ -13,9 +13,10 @@ from typing import Any
 
 from fedaux.config import NO_DATA
 from fedaux.config_errors import nearest
-from fedaux.core.methods import METHODS, Method
+from fedaux.core.algorithms import METHODS, asks_of
+from fedaux.core.asks import Asks
 from fedaux.core.objectives import OBJECTIVES, Objective
-from fedaux.core.teachers import TEACHERS
+from fedaux.core.server import Method
 from fedaux.data.sources import SOURCES, Source
 from fedaux.files import read_json
 from fedaux.models import MODELS
@@ -24,7 +25,6 @@ from fedaux.privacy.mechanisms import MECHANISMS
 Rows = dict[str, dict[str, Any]]
 
 REGISTRIES: Mapping[str, dict[str, Any]] = {
-    "TEACHERS": TEACHERS,
     "OBJECTIVES": OBJECTIVES,
     "METHODS": METHODS,
     "MODELS": MODELS,
@@ -157,16 +157,19 @@ def _owner(registry: str, name: str) -> str:
 
 def _method_problems(name: str, row: object) -> list[str]:
     if not isinstance(row, Method):
-        return [f" = {row!r}: should be a fedaux.core.methods.Method"]
+        return [f" = {row!r}: should be a fedaux.Method"]
     problems = []
     if row.name != name:
         problems.append(f".name = {row.name!r}: should be {name!r}, the name of its row")
     if "/" in name:
         problems.append(": is the name of a directory; should not contain a slash")
-    if row.teacher is not None and row.teacher not in TEACHERS:
-        guess = nearest(row.teacher, TEACHERS) or f"; there are {', '.join(TEACHERS)}"
-        problems.append(f".teacher = {row.teacher!r}: not known{guess}")
-    for one in row.objectives:
+    try:
+        asks = asks_of(name)
+    except Exception as error:
+        return [*problems, f".asks fails with {type(error).__name__}: {error}"]
+    if not isinstance(asks, Asks):
+        return [*problems, f".asks returns {asks!r}: should be a fedaux.core.asks.Asks"]
+    for one in asks.objectives:
         if one not in OBJECTIVES:
             guess = nearest(one, OBJECTIVES) or f"; there are {', '.join(OBJECTIVES)}"
             problems.append(f".objectives = {one!r}: not known{guess}")
@@ -198,7 +201,6 @@ def _function_problems(name: str, row: object) -> list[str]:
 
 
 CHECKS: Mapping[str, Callable[[str, object], list[str]]] = {
-    "TEACHERS": _function_problems,
     "OBJECTIVES": _objective_problems,
     "METHODS": _method_problems,
     "MODELS": _function_problems,

@@ -12,9 +12,10 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.config import Certainty, ConfigError, Data, ExperimentFields, Prototype
 from fedaux.config_errors import nearest
+from fedaux.core.algorithms import METHODS, all_asks
+from fedaux.core.asks import release_sections
 from fedaux.core.distillation import check_averaging, number_of_steps
 from fedaux.core.dpsgd import check_ready
-from fedaux.core.methods import METHODS, release_sections
 from fedaux.core.objectives import OBJECTIVES
 from fedaux.data import SOURCES, LabelledData, count_labelled, notes, wordnet
 from fedaux.data.checkpoints import checkpoint_of, locate, read_tokenizer
@@ -94,30 +95,32 @@ def problems_of(
         problems += _missing_test(experiment.data)
         if experiment.text is not None:
             problems.append("text: not supported in a federation; use the simulator")
-        known_methods = [name for name in experiment.method if name in METHODS]
-        asked = release_sections(known_methods, experiment.certainty)
-        if "classes" in asked and experiment.certainty.components is None:
+        asked = all_asks(experiment)
+        if (
+            "classes" in release_sections(asked.values())
+            and experiment.certainty.components is None
+        ):
             problems.append(
                 "certainty.components: missing; mechanism classes needs a whole number such as 16 "
                 "in a federation, because one node that overstates its examples would choose too "
                 "many for all; `fedaux privacy` suggests one"
             )
         problems += [
-            f"method = {name!r}: {NOT_FEDERATED[METHODS[name].exchange]}; run it in the simulator"
-            for name in experiment.method
-            if name in METHODS and METHODS[name].is_bound
+            f"method = {name!r}: {NOT_FEDERATED[asks.shares]}; run it in the simulator"
+            for name, asks in asked.items()
+            if asks.is_bound
         ]
         problems += [
             f"method = {name!r}: its release after the last round is not supported in a "
             "federation; run it in the simulator"
-            for name in known_methods
-            if METHODS[name].calibrated
+            for name, asks in asked.items()
+            if asks.last_releases
         ]
         problems += [
             f"method = {name!r}: its gradient corrections are not sent over the network; run it in "
             "the simulator"
-            for name in known_methods
-            if METHODS[name].correction is not None
+            for name, asks in asked.items()
+            if asks.corrects
         ]
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
@@ -250,7 +253,8 @@ def _wordnet_problems(experiment: ExperimentFields) -> list[str]:
 def _contradictions(experiment: ExperimentFields) -> list[str]:
     """Return a line for each pair of settings that exclude each other."""
     problems: list[str] = []
-    scratch = [name for name in experiment.method if name in METHODS and not METHODS[name].from_h0]
+    asked = all_asks(experiment)
+    scratch = [name for name, asks in asked.items() if not asks.pretrained]
     if experiment.mode == "linear" and scratch:
         problems.append(
             f"mode = 'linear': {', '.join(scratch)} should be a method that starts from h0; heads "
@@ -266,11 +270,8 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
         )
     untaught = [
         name
-        for name in experiment.method
-        if name in METHODS
-        and METHODS[name].teacher is None
-        and METHODS[name].start != "private-head"
-        and METHODS[name].exchange != "data"
+        for name, asks in asked.items()
+        if asks.trains and not asks.distills and asks.shares != "data"
     ]
     for prototype in experiment.prototypes:
         if prototype.clients == () and untaught:
@@ -279,23 +280,19 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
                 f"{', '.join(untaught)} has no teacher; should list clients or be left out"
             )
     mechanism = experiment.certainty.mechanism
-    asked = release_sections(
-        [name for name in experiment.method if name in METHODS], experiment.certainty
-    )
-    if asked and mechanism in MECHANISMS and mechanism not in {Certainty().mechanism, *asked}:
+    releases = release_sections(asked.values())
+    if releases and mechanism in MECHANISMS and mechanism not in {Certainty().mechanism, *releases}:
         problems.append(
             f"certainty.mechanism = {mechanism!r}: has no effect, because the methods of this run "
-            f"always use {' and '.join(asked)}; should be left out. For hardly any noise set "
+            f"always use {' and '.join(releases)}; should be left out. For hardly any noise set "
             "certainty.epsilon = 1000"
         )
-    for name in experiment.method:
-        if name in METHODS and METHODS[name].correction is not None:
-            problems += _correction_problems(name, experiment)
+    for name in asked:
+        problems += METHODS[name].problems(experiment)
     used = {
         one: name
-        for name in experiment.method
-        if name in METHODS
-        for one in (*METHODS[name].objectives, *experiment.local.objectives)
+        for name, asks in asked.items()
+        for one in (*asks.objectives, *experiment.local.objectives)
         if one != "proximal"
     }
     if experiment.local.privacy is not None and used:
@@ -308,23 +305,6 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
         problems.append("local.optimizer_state = 'kept': should be 'reset' with local.privacy")
     if experiment.local.privacy is not None and experiment.data.mirror:
         problems.append("data.mirror = true: should be false with local.privacy")
-    return problems
-
-
-def _correction_problems(name: str, experiment: ExperimentFields) -> list[str]:
-    """Return a line for each setting of local training that excludes a method's correction."""
-    local, kind = experiment.local, METHODS[name].correction
-    problems: list[str] = []
-    if kind == "scaffold" and (local.optimizer != "sgd" or local.momentum > 0):
-        found = "adam" if local.optimizer != "sgd" else f"sgd with a momentum of {local.momentum}"
-        problems.append(
-            f"local.optimizer: {found}; {name} needs local.optimizer = 'sgd' and local.momentum = "
-            "0, because its control variates are the mean gradients of the local steps"
-        )
-    if kind == "feddyn" and local.proximal == 0:
-        problems.append(f"local.proximal = 0: should be above 0, it is the alpha of {name}")
-    if local.privacy is not None:
-        problems.append(f"local.privacy: not supported by {name}, which corrects gradients")
     return problems
 
 
@@ -353,7 +333,7 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
             generator=seeding.generator(0, "check"),
         )
         if experiment.distillation.averaging is not None and any(
-            METHODS[name].teacher for name in experiment.method
+            asks.distills for asks in all_asks(experiment).values()
         ):
             total = number_of_steps(len(public), section=experiment.distillation)
             check_averaging(experiment.distillation.averaging, total=total)
@@ -404,7 +384,7 @@ def _model_problems(
     """Return a line for each prototype that does not fit the examples or its checkpoint."""
     problems: list[str] = []
     shape = input_shape(examples, vocabulary)
-    pretrained = any(METHODS[name].from_h0 for name in experiment.method)
+    pretrained = any(asks.pretrained for asks in all_asks(experiment).values())
     for prototype in experiment.prototypes:
         try:
             with seeding.initialisation(0, part=prototype.name):

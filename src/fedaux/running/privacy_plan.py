@@ -14,9 +14,10 @@ from rich.console import RenderableType
 
 from fedaux import seeding
 from fedaux.config import MEAN_COMPONENTS, Certainty, ExperimentFields
+from fedaux.core.algorithms import all_asks
+from fedaux.core.asks import unprotected_by
 from fedaux.core.dpsgd import schedule
-from fedaux.core.methods import METHODS, head_section, unprotected_by
-from fedaux.core.round import clients_per_round
+from fedaux.core.server import clients_per_round
 from fedaux.core.task import assign_prototypes
 from fedaux.formatting import UNKNOWN, interval, privacy_budget
 from fedaux.models import MODELS
@@ -235,17 +236,16 @@ def privacy_plan(
     widths = _feature_widths(experiment, input_shape)
     known = [sizes[client] for client in present]
     # Methods with a release first; those that share a release, or none, form a group.
-    alike: dict[tuple[str, bool, bool], list[str]] = {}
-    for name in sorted(experiment.method, key=lambda name: not METHODS[name].scores):
-        row = METHODS[name]
-        mechanism = row.certainty(experiment.certainty).mechanism if row.scores else ""
-        alike.setdefault((mechanism, row.trains, row.heads), []).append(name)
+    asked = all_asks(experiment)
+    alike: dict[tuple[str, bool], list[str]] = {}
+    for name in sorted(asked, key=lambda name: not asked[name].all_releases):
+        mechanisms = "+".join(section.mechanism for section in asked[name].all_releases)
+        alike.setdefault((mechanisms, asked[name].trains), []).append(name)
     groups = []
-    for (mechanism, trains, heads), methods in alike.items():
-        section, reliability = None, None
-        if mechanism:
-            section = experiment.certainty.model_copy(update={"mechanism": mechanism})
-        if section is not None and mechanism == "classes":
+    for (_, trains), methods in alike.items():
+        section, *further = asked[methods[0]].all_releases or (None,)
+        reliability = None
+        if section is not None and section.mechanism == "classes":
             budget = {"epsilon": section.epsilon, "delta": section.delta}
             components = min(
                 max(widths),
@@ -273,7 +273,7 @@ def privacy_plan(
             )
             for client in present
         )
-        priced = _head_costs(experiment.certainty, clients) if heads else None
+        priced = _head_costs(section, further[0], clients) if section and further else None
         groups.append(MethodsPlan(tuple(methods), section, clients, trains, reliability, priced))
     empty = tuple(client for client, size in enumerate(sizes) if size == 0)
     protected = experiment.local.privacy is not None
@@ -284,14 +284,16 @@ def privacy_plan(
         empty,
         tuple(groups),
         max(widths),
-        unprotected_by(experiment),
+        unprotected_by(asked.values(), experiment),
         experiment.data.client_names,
     )
 
 
-def _head_costs(section: Certainty, clients: Sequence[ClientPlan]) -> tuple[Cost, Cost]:
+def _head_costs(
+    section: Certainty, head: Certainty, clients: Sequence[ClientPlan]
+) -> tuple[Cost, Cost]:
     """Return the price of a client's head, and of head and scores together."""
-    head, delta = head_section(section), section.delta
+    delta = section.delta
     cost = head.epsilon, head.delta
     if any(one.scores is not None and math.isinf(one.scores.cost[0]) for one in clients):
         return cost, (math.inf, delta)
@@ -337,7 +339,7 @@ def noise_warnings(
     num_classes: int,
 ) -> list[str]:
     """Return the warnings of the privacy plan, without the costs of private updates."""
-    if not any(METHODS[name].scores for name in experiment.method):
+    if not any(asks.all_releases for asks in all_asks(experiment).values()):
         return []
     local = experiment.local.model_copy(update={"privacy": None})
     plan = privacy_plan(

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 import fedaux
 from fedaux import seeding
-from fedaux.config import Experiment, ExperimentFields
+from fedaux.config import Certainty, Experiment, ExperimentFields
+from fedaux.core.algorithms import METHODS, asks_of
 from fedaux.core.compute import (
     CLIENTS_AT_ONCE,
     Compute,
@@ -32,9 +33,7 @@ from fedaux.core.compute import (
     inference_batch,
 )
 from fedaux.core.messages import Clients, Weights
-from fedaux.core.methods import METHODS
-from fedaux.core.preparation import prepare
-from fedaux.core.round import Server
+from fedaux.core.server import Server, prepare
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import Callback, State, Task, population
 from fedaux.data import LabelledData, load_both, notes, split_auxiliary, split_dirichlet
@@ -340,7 +339,7 @@ class ExperimentRunner:
                 clients,
                 extractor=self.extractor(task),
                 callback=self._callback,
-                settle=lambda public, mechanism: self._shared_public(public, mechanism, seed),
+                settle=lambda public, section: self._shared_public(public, section, seed),
             )
             progress = Progress(state, preparation, [])
             directory.save(method, seed, progress)
@@ -440,11 +439,12 @@ class ExperimentRunner:
         return extract
 
     def _shared_public(
-        self, public: dict[str, Public], mechanism: str | None, seed: int
+        self, public: dict[str, Public], section: Certainty, seed: int
     ) -> dict[str, Public]:
         """Return the first public map of a seed in this run, which all methods with the same
         mechanism share."""
-        own = "" if mechanism is None else f"-{mechanism}"
+        recipe = self._experiment.certainty.mechanism
+        own = "" if section.mechanism == recipe else f"-{section.mechanism}"
         file = self._directory.path / "public" / f"seed{seed}{own}.safetensors"
         if not file.exists():
             save_tensors(
@@ -465,7 +465,7 @@ class ExperimentRunner:
 
     def _lacks_scores(self, method: str, seed: int) -> bool:
         """Return whether scores.safetensors is missing and comes from this method and seed."""
-        scoring = [name for name in self._experiment.method if METHODS[name].scores_first]
+        scoring = [name for name in self._experiment.method if asks_of(name).releases]
         first = (scoring[:1], self._experiment.seeds[0]) == ([method], seed)
         return first and not (self._directory.path / "scores.safetensors").exists()
 
@@ -473,7 +473,7 @@ class ExperimentRunner:
 def client_parts(task: Task, data: LabelledData) -> list[NDArray[np.int64]]:
     """Return the examples of each client of a task; those of pooled data hold all of them."""
     parts = split_for(task.experiment, data, task.seed)
-    if task.method.exchange == "data":
+    if task.asks.shares == "data":
         return [np.sort(np.concatenate(parts))] * len(task.prototype_of)
     return parts
 
@@ -527,8 +527,7 @@ def describe_scores(
     task, scorer = federation.task, federation.scorer
     chosen = sorted(state.releases)
     projected = {
-        name: scorer.project(name, federation.preparation.extractors[name], task.test_images)
-        for name in federation.preparation.public
+        name: scorer.project(name, task.test_images) for name in federation.preparation.public
     }
     weights = torch.softmax(scorer.log_scores(state.releases, chosen, projected), dim=0)
     members = torch.nn.functional.one_hot(task.test_labels, task.num_classes).to(weights)

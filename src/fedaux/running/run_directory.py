@@ -29,8 +29,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedaux.config import ConfigError, Experiment
+from fedaux.core.algorithms import all_asks
+from fedaux.core.asks import unprotected_by
 from fedaux.core.messages import ClientState, ScoreRelease, Weights
-from fedaux.core.methods import unprotected_by
 from fedaux.core.task import Preparation, State
 from fedaux.files import (
     UNFINISHED,
@@ -154,8 +155,11 @@ class RunDirectory:
                 with _reading(file, folder=folder):
                     states[int(client)] = ClientState(number, load_checked(file, device=device))
         spent = tuple(entries[len(vectors) :])
-        memory, smoothed = stamped["memory"], tensors.get("smoothed", {})
-        state = State(header["round"], weights, releases, spent, memory, smoothed)
+        own = _flat("final", tensors.get("smoothed", {}))  # of runs of version 0.2
+        for kind, group in tensors.get("own", {}).items():
+            own |= {f"{kind}/{name}": tensor for name, tensor in group.items()}
+        memory = stamped["memory"]
+        state = State(header["round"], weights, releases, spent, memory, own)
         public = prepared.get("public", {})
         preparation = Preparation(extractors, public, **header["preparation"])
         return Progress(state, preparation, header["rows"], stamped["kept"])
@@ -172,8 +176,8 @@ class RunDirectory:
         vectors = {str(client): released.vector for client, released in state.releases.items()}
         save_checked(
             folder / checkpoint,
-            _flat("weights", state.weights)
-            | _flat("smoothed", state.smoothed)
+            _flat("weights", state.models)
+            | {f"own/{key}": tensor for key, tensor in state.own.items()}
             | _flat("vector", {"client": vectors}),
         )
         stamped = dict(zip(STAMPED, (state.memory, progress.kept), strict=True))
@@ -259,7 +263,7 @@ class RunDirectory:
         ]
         ledger = {
             "neighbours": NEIGHBOURS,
-            "unprotected": unprotected_by(self.experiment),
+            "unprotected": unprotected_by(all_asks(self.experiment).values(), self.experiment),
             "entries": entries,
         }
         save_json(self.path / "ledger.json", ledger)

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedaux.config import Experiment
-from fedaux.core.methods import SHARED_PHASES, sends_plain_updates
+from fedaux.core.algorithms import all_asks
+from fedaux.core.asks import SHARED_PHASES, sends_plain_updates
 from fedaux.formatting import over_seeds
 from fedaux.privacy.accounting import total_cost
 from fedaux.privacy.ledger import UPDATE, LedgerEntry, worst_client
@@ -23,12 +24,11 @@ def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> d
     method are without those of h0 and features, which methods share: `shared_seconds` of the run.
     """
     rows = []
+    protected = not sends_plain_updates(all_asks(experiment).values(), experiment)
     for method in experiment.method:
         cells = [header for header in headers if header["method"] == method and header["rows"]]
         if cells:
-            rows.append(
-                {"method": method} | _row(cells, protected=not sends_plain_updates(experiment))
-            )
+            rows.append({"method": method} | _row(cells, protected=protected))
     finished = sum(header["round"] >= experiment.rounds for header in headers)
     return {
         "name": experiment.name,

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import TaskID, TextColumn
 
 from fedaux.config import Experiment
-from fedaux.core.methods import METHODS
+from fedaux.core.algorithms import asks_of
 from fedaux.formatting import client_label, plural, setting_text
 from fedaux.report.results import ranked, results_table, settings_of
 from fedaux.report.tables import TerminalTable
@@ -117,7 +117,7 @@ class ProgressDisplay(SweepCallback):
                 where += f" {100 * event['accuracy']:.1f} %"
             if event.get("clients_dropped"):
                 names = cell.experiment.data.client_names
-                if METHODS[event["method"]].exchange == "data":
+                if asks_of(event["method"]).shares == "data":
                     names = ()  # its one client is none of them
                 labels = [client_label(int(one), names) for one in event["clients_dropped"]]
                 where += f", dropped {', '.join(labels)}"

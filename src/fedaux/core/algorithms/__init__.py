@@ -1,0 +1,76 @@
+"""METHODS: the methods by name. Each is a program over the verbs of `core/server.py`; start with
+`fedaux.py`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedaux.config import ExperimentFields
+from fedaux.core.algorithms.bounds import LocalOnly, Pooled
+from fedaux.core.algorithms.ccvr import Ccvr
+from fedaux.core.algorithms.fedaux import FedAux
+from fedaux.core.algorithms.fedaux2 import FedAux2
+from fedaux.core.algorithms.fedauxfdp import FedAuxFdp
+from fedaux.core.algorithms.fedavg import FedAvg
+from fedaux.core.algorithms.fedbe import FedBE
+from fedaux.core.algorithms.feddf import FedDF
+from fedaux.core.algorithms.private_head import PrivateHead, PrivateStudent
+from fedaux.core.algorithms.scaffold import FedDyn, Scaffold
+from fedaux.core.asks import Asks
+from fedaux.core.server import Method
+
+
+def _and_from_h0(*methods: FedAvg) -> list[FedAvg]:
+    """Return methods that start from scratch, each followed by the same from h0, `+p`."""
+    return [
+        own
+        for method in methods
+        for own in (method, replace(method, name=f"{method.name}+p", pretrained=True))
+    ]
+
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        *_and_from_h0(FedAvg("fedavg")),
+        FedAvg("fedavg+m", memory=True),
+        FedAvg("fedavg+p+m", pretrained=True, memory=True),
+        *_and_from_h0(
+            FedAvg("fedprox", objectives=("proximal",)),
+            FedAvg("fedlc", objectives=("fedlc",)),
+            FedAvg("fedrs", objectives=("fedrs",)),
+            FedAvg("fedntd", objectives=("not-true",)),
+            FedAvg("fedvls", objectives=("balanced-softmax", "vacant-class", "suppression")),
+            Scaffold("scaffold"),
+            FedDyn("feddyn"),
+            Ccvr("ccvr"),
+            FedDF("feddf"),
+        ),
+        FedDF("feddf+m", memory=True),
+        FedDF("feddf+p+m", pretrained=True, memory=True),
+        *_and_from_h0(FedBE("fedbe")),
+        FedAux("fedaux"),
+        FedAux("fedaux+m", memory=True),
+        FedAux("fedaux+logits", mix="logits"),
+        FedAux("fedaux+logits+m", mix="logits", memory=True),
+        FedAux2("fedaux2"),
+        PrivateHead("private-head"),
+        PrivateStudent("private-student"),
+        FedAuxFdp("fedauxfdp"),
+        *_and_from_h0(LocalOnly("local-only"), Pooled("pooled")),
+    )
+}
+"""`fedaux` averages probabilities, as the paper's theory does; `fedaux+logits` is its Eq. 3."""
+
+
+DEFAULTS = ExperimentFields()
+
+
+def asks_of(name: str, experiment: ExperimentFields = DEFAULTS) -> Asks:
+    """Return what a method asks of clients in an experiment."""
+    return METHODS[name].asks(experiment)
+
+
+def all_asks(experiment: ExperimentFields) -> dict[str, Asks]:
+    """Return what the methods of an experiment ask of clients; unknown methods are left out."""
+    return {name: METHODS[name].asks(experiment) for name in experiment.method if name in METHODS}

@@ -1,0 +1,44 @@
+"""FedAUX (Sattler et al. 2021): start from h0, weight the ensemble by private certainty scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fedaux.config import Certainty, ExperimentFields
+from fedaux.core.algorithms.feddf import FedDF
+from fedaux.core.asks import Asks
+from fedaux.core.messages import Member
+from fedaux.core.server import Server
+from fedaux.core.soft_labels import Mix, score_weights
+from fedaux.core.task import State
+
+
+@dataclass(frozen=True)
+class FedAux(FedDF):
+    """FedAUX: Algorithm 1 is `prepare`, Algorithm 2 is `round`, which it shares with FedDF."""
+
+    mix: Mix = "probabilities"
+    """The paper's Eq. 3 averages "logits"; its theory is about probabilities."""
+
+    def asks(self, settings: ExperimentFields) -> Asks:
+        """Ask each client for one certainty release, and for a model in every round."""
+        asked = super().asks(settings)
+        return replace(asked, pretrained=True, releases=(self.certainty(settings),))
+
+    def certainty(self, settings: ExperimentFields) -> Certainty:
+        """Return the settings of the certainty release."""
+        return settings.certainty
+
+    def prepare(self, server: Server) -> State:
+        """Start from h0; let each client release how certain it is of public examples."""
+        state = server.start()
+        collected = server.collect(self.certainty(server.task.experiment))
+        return replace(state, releases=collected.releases)
+
+    def soft_labels(self, server: Server, state: State, members: Sequence[Member]) -> Tensor:
+        """Return the certainty-weighted mean of the clients' predictions (Eq. 3)."""
+        weights = score_weights(members, server.log_scores(state, members))
+        return server.mix(members, weights, of=self.mix)
