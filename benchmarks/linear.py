@@ -43,7 +43,7 @@ class FrozenNetwork:
         self._model: SplitModel = build_models(self._task)[PROTOTYPE].eval()
         self._model.features.load_state_dict(fast.server.preparation.extractors[PROTOTYPE])
         self._head = {
-            name.removeprefix("head."): t for name, t in fast.state.weights[PROTOTYPE].items()
+            name.removeprefix("head."): t for name, t in fast.state.models[PROTOTYPE].items()
         }
 
     def play(self, number: int) -> dict[str, Tensor]:
@@ -151,7 +151,7 @@ def main() -> None:
         state, _ = fast.server.play_round(state)
         seconds["linear mode"].append(time.perf_counter() - began)
         difference = max(
-            float((state.weights[PROTOTYPE][name] - t).abs().max()) for name, t in expected.items()
+            float((state.models[PROTOTYPE][name] - t).abs().max()) for name, t in expected.items()
         )
         print(
             f"round {number}: largest difference between the two heads {difference:.1e}", flush=True

@@ -21,8 +21,8 @@ from fedaux.config import Experiment
 from fedaux.core.compute import Compute, compute_for
 from fedaux.core.messages import Weights
 from fedaux.core.plain_backend import PlainBackend
-from fedaux.core.preparation import Scorer, prepare
-from fedaux.core.round import Server, clients_per_round, select
+from fedaux.core.releases import Scorer
+from fedaux.core.server import Server, clients_per_round, prepare, select
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State
 from fedaux.data import LabelledData
@@ -104,7 +104,7 @@ def scoring_seconds(fast: Fast, *, times: int = 3) -> float | None:
     """Return what it takes to score all clients when all is warm, the least of several; None where
     nobody scores."""
     task = fast.server.task
-    if not task.method.scores:
+    if not task.asks.releases:
         return None
     took = []
     for _ in range(times):
@@ -127,7 +127,7 @@ def player_of(server: Server, state: State) -> Player:
         state, row = server.play_round(state)
         wait(server.task.device)
         took = time.perf_counter() - began
-        return dict(state.weights[PROTOTYPE]), {**row["seconds"], "all": took}
+        return dict(state.models[PROTOTYPE]), {**row["seconds"], "all": took}
 
     return play
 
@@ -163,7 +163,7 @@ def differences(
             fast = fast_federation(experiment, data, auxiliary)
         expected, _ = plain_player(fast, data, precision="fp32")(1)
         found, _ = fast_player(fast)(1)
-    before = fast.state.weights[PROTOTYPE]
+    before = fast.state.models[PROTOTYPE]
     names = [name for name, tensor in before.items() if tensor.is_floating_point()]
     apart = torch.cat([(expected[name] - found[name]).double().flatten() for name in names])
     moved = torch.cat([(expected[name] - before[name]).double().flatten() for name in names])

@@ -45,9 +45,9 @@ from setting import (
 from showing import check_plot, draw_round, print_round
 
 from fedaux.config import Experiment
+from fedaux.core.algorithms import METHODS
 from fedaux.core.compute import has_bf16
-from fedaux.core.methods import METHODS
-from fedaux.core.round import clients_per_round
+from fedaux.core.server import clients_per_round
 from fedaux.core.task import build_models
 from fedaux.data import LabelledData
 from fedaux.files import save_json
@@ -87,7 +87,7 @@ def images_of_round(fast: Fast, experiment: Experiment, number: int) -> dict[str
         "train": experiment.local.epochs * sum(len(fast.parts[client]) for client in chosen),
         "evaluate": len(task.test_images),
     }
-    if task.method.teacher is not None:
+    if task.asks.distills:
         images["teach"] = len(chosen) * len(task.distill_images)
         images["distill"] = experiment.distillation.epochs * len(task.distill_images)
     return images
@@ -192,7 +192,7 @@ def time_peer(
     task = PeerTask(
         model=prototype.model,
         options=dict(prototype.options),
-        weights=dict(fast.state.weights[PROTOTYPE]),
+        weights=dict(fast.state.models[PROTOTYPE]),
         images=data.images,
         labels=data.labels,
         parts=[torch.from_numpy(part).to(data.images.device) for part in fast.parts if len(part)],

@@ -33,7 +33,7 @@ from setting import (
 )
 from showing import check_plot, draw_scale
 
-from fedaux.core.methods import METHODS
+from fedaux.core.algorithms import METHODS
 from fedaux.data import LabelledData
 
 AIM = 0.1

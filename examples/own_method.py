@@ -1,5 +1,4 @@
-"""Own method: a teacher that believes the client which is surest of an example, beside FedDF and
-FedAVG.
+"""Own method: soft labels of the client that is surest of an example, beside FedDF and FedAVG.
 
     python examples/own_method.py
     python examples/own_method.py --quick
@@ -11,38 +10,39 @@ to 92.5 %, surest to 82.5 % and feddf to 74.7 %. With one or two classes for eac
 sure a model is says nothing about whether it has seen such images; that is what the certainty
 scores of fedaux are for.
 
-Nothing in the package changes: a teacher and a method are rows of two dicts. docs/extending.md says
-what a teacher may rely on, and how to use such a file with `fedaux run --plugin`.
+Nothing in the package changes: a method is a class with a row in a dict, and this one replaces a
+single step of FedDF. docs/extending.md says what a method may rely on, and how to use such a file
+with `fedaux run --plugin`.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import fedaux
-from fedaux.core.teachers import TEACHERS, Ensemble
+from fedaux.core.algorithms.feddf import FedDF
+from fedaux.core.messages import Member
+from fedaux.core.server import Server
+from fedaux.core.task import State
 
 
-def surest_teacher(ensemble: Ensemble) -> Tensor:
-    """Return for every public example the probabilities [N, C] of the client whose highest
-    probability is largest."""
-    labels_NC: Tensor | None = None
-    for member in ensemble.members:
-        p_NC = torch.softmax(ensemble.predict(member), dim=1)
-        if labels_NC is None:
-            labels_NC = p_NC
-        surer_N = p_NC.amax(dim=1) > labels_NC.amax(dim=1)
-        labels_NC = torch.where(surer_N[:, None], p_NC, labels_NC)
-    assert labels_NC is not None  # somebody has answered, or no teacher would be asked
-    return labels_NC
+class Surest(FedDF):
+    """FedDF whose soft labels are those of the surest client."""
+
+    def soft_labels(self, server: Server, state: State, members: Sequence[Member]) -> Tensor:
+        """Return for every public example the probabilities [N, C] of the client whose highest
+        probability is largest."""
+        p_KNC = torch.stack([torch.softmax(one.logits, dim=1) for one in members])  # type: ignore[arg-type]
+        surest_N = p_KNC.amax(dim=2).argmax(dim=0)
+        return p_KNC[surest_N, torch.arange(len(surest_N), device=surest_N.device)]
 
 
-TEACHERS["surest"] = surest_teacher
-fedaux.METHODS["surest"] = fedaux.Method("surest", start="scratch", teacher="surest")
+fedaux.METHODS["surest"] = Surest("surest")
 
 
 def main(*, quick: bool, out: Path) -> None:

@@ -25,8 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 import fedaux
-from fedaux.core.preparation import prepare
-from fedaux.core.round import Server
+from fedaux.core.server import Server, prepare
 from fedaux.core.simulation import SimulatedClients
 from fedaux.data import LabelledData
 from fedaux.running.run import ExperimentRunner, NullCallback, client_parts, load_inputs

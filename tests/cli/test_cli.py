@@ -19,7 +19,7 @@ from helpers.typing_commands import called
 
 import fedaux
 from fedaux.config import ConfigError
-from fedaux.core.methods import METHODS
+from fedaux.core.algorithms import METHODS
 
 
 def fedaux_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from helpers.federations import Wrapped, federation, play
 
-from fedaux.core import round
-from fedaux.core.messages import TrainRequest, Update
-from fedaux.core.teachers import Member
+from fedaux.core.algorithms import fedaux2
+from fedaux.core.messages import Member, TrainRequest, Update
+from fedaux.core.server import Server
 
 
 class Zeros(Wrapped):
@@ -34,9 +34,9 @@ def test_zeros_with_a_huge_claim_erase_a_mean_and_not_a_robust_average(
     server, state, _, _ = federation(
         tmp_path, kind=Zeros, method=["fedavg"], aggregation=rule, split={"num_clients": 10}
     )
-    before = torch.cat([own.flatten() for own in state.weights["cnn"].values()])
+    before = torch.cat([own.flatten() for own in state.models["cnn"].values()])
     state, (row,) = play(server, state, 1)
-    after = torch.cat([own.flatten() for own in state.weights["cnn"].values()])
+    after = torch.cat([own.flatten() for own in state.models["cnn"].values()])
     assert 0 in row["clients_answered"]
     kept = float(after.norm() / before.norm())
     assert kept < 0.01 if rule == "mean" else kept > 0.5
@@ -48,14 +48,14 @@ def test_clipped_models_teach_as_well(tmp_path: Path, monkeypatch: pytest.Monkey
         tmp_path, kind=Zeros, method=["feddf"], aggregation="clipped", split={"num_clients": 10}
     )
     norms: list[float] = []
-    honest = round.teach  # type: ignore[attr-defined]
+    honest = Server.predict
 
-    def watched(members: Sequence[Member], *rest: Any, **settings: Any) -> Any:
+    def watched(self: Server, members: Sequence[Member]) -> Any:
         for own in (member.weights.values() for member in members):
             norms.append(float(torch.cat([tensor.flatten() for tensor in own]).norm()))
-        return honest(members, *rest, **settings)
+        return honest(self, members)
 
-    monkeypatch.setattr(round, "teach", watched)
+    monkeypatch.setattr(Server, "predict", watched)
     play(server, state, 1)
     assert len(norms) == 10
     assert min(norms) > 0.5 * max(norms), "the zeros should have been clipped"
@@ -70,12 +70,12 @@ def test_robust_averages_are_robust_for_heads_too(
         tmp_path, method=["fedaux2"], aggregation=rule, split={"num_clients": 10}
     )
     found: list[int] = []
-    honest = round.head_by_class  # type: ignore[attr-defined]
+    honest = fedaux2.head_by_class
 
     def watched(weights: Sequence[Any], shares: torch.Tensor, **rest: Any) -> Any:
         found.append(len(weights))
         return honest(weights, shares, **rest)
 
-    monkeypatch.setattr(round, "head_by_class", watched)
+    monkeypatch.setattr(fedaux2, "head_by_class", watched)
     play(server, state, 1)
     assert found == ([10] if rule == "mean" else [])

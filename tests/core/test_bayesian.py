@@ -1,25 +1,32 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers import oracles
+from helpers.federations import federation
 from torch import Tensor, nn
 
 from fedaux.config import Bayesian
-from fedaux.core.bayesian import draw, draw_dirichlet, draw_gaussian, variance
-from fedaux.core.messages import Weights
-from fedaux.core.teachers import (
-    NO_CLIENT,
-    Ensemble,
-    Member,
-    bayesian_teacher,
-    probabilities_teacher,
+from fedaux.core.algorithms.fedbe import (
+    FedBE,
+    draw,
+    draw_dirichlet,
+    draw_gaussian,
+    drawn_members,
+    variance,
 )
+from fedaux.core.messages import Member, Weights
+from fedaux.core.round_log import RoundLog
+from fedaux.core.server import NO_CLIENT, Server
+from fedaux.core.task import State
 from fedaux.core.weights import average, snapshot
+from fedaux.running.run import NullCallback
 
 VALUES = np.random.default_rng(0).normal(size=(3, 6))
 SIZES = [10, 1, 5]
@@ -39,26 +46,8 @@ def weights_of(row: Sequence[float]) -> Weights:
 WEIGHTS = [weights_of(row) for row in VALUES]
 
 
-def predict(member: Member) -> Tensor:
-    return IMAGES @ member.weights["weight"].T
-
-
-def ensemble(
-    seed: int = 0,
-    *,
-    order: Sequence[int] = (0, 1, 2),
-    weights: Sequence[Weights] = WEIGHTS,
-    prototypes: Sequence[str] = ("a", "a", "a"),
-    shares: Sequence[float] = (1.0, 1.0, 1.0),
-    predict: Callable[[Member], Tensor] = predict,
-    **values: Any,
-) -> Ensemble:
-    members = [Member(i, prototypes[i], SIZES[i], weights[i], share=shares[i]) for i in order]
-
-    def no_scores(ids: Sequence[int]) -> Tensor:
-        raise AssertionError("a Bayesian teacher looks at no scores")
-
-    return Ensemble(members, predict, no_scores, np.random.default_rng(seed), section(**values))
+def members(prototypes: Sequence[str] = ("a", "a", "a")) -> list[Member]:
+    return [Member(i, prototypes[i], SIZES[i], WEIGHTS[i]) for i in range(3)]
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -156,107 +145,54 @@ def test_drawing_leaves_the_clients_weights_alone() -> None:
     assert all(torch.equal(old, new["weight"]) for old, new in zip(before, WEIGHTS, strict=True))
 
 
-def test_bayesian_teacher_averages_samples_average_and_clients() -> None:
-    mean, spread = oracles.moments_loop(VALUES.tolist(), SIZES)
-    rows = [*VALUES.tolist(), mean]
-    for noise in noise_of(3, 5).flatten(1).tolist():
-        rows.append([m + v**0.5 * n for m, v, n in zip(mean, spread, noise, strict=True)])
-    logits = [(IMAGES.double().numpy() @ np.reshape(row, (3, 2)).T).tolist() for row in rows]
-    expected = oracles.mean_probabilities_loop(logits, [1.0] * 9)
-    assert bayesian_teacher(ensemble(3, samples=5)).numpy() == pytest.approx(
-        np.array(expected), abs=1e-5
-    )
-    without = oracles.mean_probabilities_loop(logits[3:], [1.0] * 6)
-    labels = bayesian_teacher(ensemble(3, samples=5, include_clients=False))
-    assert labels.numpy() == pytest.approx(np.array(without), abs=1e-5)
-    assert np.abs(np.array(without) - np.array(expected)).max() > 1e-3
-
-
-@pytest.mark.parametrize("distribution", ["gaussian", "dirichlet"])
-def test_equal_clients_give_the_mean_of_their_probabilities(distribution: str) -> None:
-    alike = ensemble(weights=[WEIGHTS[1]] * 3, distribution=distribution)
-    assert torch.allclose(bayesian_teacher(alike), probabilities_teacher(alike), atol=1e-6)
-    differing = ensemble(distribution=distribution)
-    assert not torch.allclose(
-        bayesian_teacher(differing), probabilities_teacher(differing), atol=1e-2
-    )
-
-
-def test_scale_zero_draws_the_mean_and_other_scales_something_else() -> None:
-    drawn: list[Member] = []
-
-    def record(member: Member) -> Tensor:
-        if member.client == NO_CLIENT:
-            drawn.append(member)
-        return predict(member)
-
-    bayesian_teacher(ensemble(predict=record, scale=0.0, samples=2))
-    mean = average(WEIGHTS, sizes=SIZES)["weight"]
-    assert len(drawn) == 3
-    assert all(torch.equal(member.weights["weight"], mean) for member in drawn)
-    assert {member.num_examples for member in drawn} == {sum(SIZES)}
-    drawn.clear()
-    bayesian_teacher(ensemble(predict=record, scale=0.1, samples=2))
-    assert torch.equal(drawn[0].weights["weight"], mean)
-    assert not torch.allclose(drawn[1].weights["weight"], mean, atol=1e-3)
-    assert not torch.allclose(drawn[1].weights["weight"], drawn[2].weights["weight"], atol=1e-3)
-
-
-@pytest.mark.parametrize("distribution", ["gaussian", "dirichlet"])
-def test_samples_depend_on_the_generator_and_not_on_the_order_of_members(distribution: str) -> None:
-    labels = bayesian_teacher(ensemble(0, distribution=distribution))
-    assert torch.equal(
-        labels, bayesian_teacher(ensemble(0, distribution=distribution, order=[2, 0, 1]))
-    )
-    assert not torch.allclose(
-        labels, bayesian_teacher(ensemble(1, distribution=distribution)), atol=1e-3
-    )
-
-
-def test_each_prototype_has_a_distribution_of_its_own() -> None:
-    seen: list[Member] = []
-
-    def record(member: Member) -> Tensor:
-        seen.append(member)
-        return predict(member)
-
-    bayesian_teacher(ensemble(prototypes=["b", "a", "b"], predict=record, samples=2, scale=0.0))
-    assert [(member.client, member.prototype) for member in seen] == [
-        *((0, "b"), (1, "a"), (2, "b")),
-        *((NO_CLIENT, "a"),) * 3,
-        *((NO_CLIENT, "b"),) * 3,
-    ]
-    assert torch.equal(seen[4].weights["weight"], WEIGHTS[1]["weight"])  # alone in its prototype
-    mean = average([WEIGHTS[0], WEIGHTS[2]], sizes=[10, 5])["weight"]
-    assert torch.equal(seen[7].weights["weight"], mean)
-
-
-def test_remembered_clients_count_by_their_share_and_are_not_drawn_from() -> None:
-    remembered = torch.from_numpy(generator(9).normal(size=(7, 3))).float()
-
-    def recall(member: Member) -> Tensor:
-        return predict(member) if member.weights else remembered
-
-    labels = bayesian_teacher(
-        ensemble(
-            weights=[WEIGHTS[0], {}, WEIGHTS[2]],
-            shares=[1.0, 0.5, 1.0],
-            predict=recall,
-            samples=2,
-            scale=0.0,
+def test_the_average_is_asked_before_the_drawn_models() -> None:
+    for scale in (0.0, 0.1):
+        first, *drawn = drawn_members(
+            members(), section=section(scale=scale, samples=2), generator=generator()
         )
-    )
-    mean = average([WEIGHTS[0], WEIGHTS[2]], sizes=[10, 5])
-    logits = [predict(Member(0, "a", 1, weights)) for weights in (WEIGHTS[0], WEIGHTS[2], mean)] + [
-        remembered
-    ]
-    expected = oracles.mean_probabilities_loop(
-        [row.tolist() for row in logits], [1.0, 1.0, 3.0, 0.5]
-    )
-    assert labels.numpy() == pytest.approx(np.array(expected), abs=1e-5)
+        mean = average(WEIGHTS, sizes=SIZES)["weight"]
+        assert torch.equal(first.weights["weight"], mean)
+        assert {one.num_examples for one in (first, *drawn)} == {sum(SIZES)}
+        assert {one.client for one in (first, *drawn)} == {NO_CLIENT}
+        assert len(drawn) == 2
+        for one in drawn:
+            assert torch.allclose(one.weights["weight"], mean, atol=1e-3) == (scale == 0)
 
 
-def test_drawing_without_a_generator_is_refused() -> None:
-    drawing = ensemble()
-    with pytest.raises(ValueError, match=r"Ensemble\.generator = None"):
-        bayesian_teacher(Ensemble(drawing.members, drawing.predict, drawing.log_scores))
+@pytest.mark.parametrize("include", [True, False])
+def test_soft_labels_are_the_mean_over_clients_and_drawn_models(
+    include: bool, tmp_path: Path
+) -> None:
+    """Each prototype has a distribution of its own; remembered clients count by their share and are
+    not drawn from."""
+    prototypes = [{"name": name, "model": "mlp", "options": {"width": 4}} for name in ("a", "b")]
+    bayesian = {"samples": 2, "scale": 0.0, "include_clients": include}
+    server, state, _, _ = federation(
+        tmp_path, method="fedbe", prototypes=prototypes, bayesian=bayesian
+    )
+    trained = server.predict(server.train(server_state := state_of_round(server, state)))
+    remembered = replace(trained[1], weights={}, share=0.5)
+    asked = [trained[0], remembered, *trained[2:]]
+    method = server.task.method
+    assert isinstance(method, FedBE)
+    found = method.soft_labels(server, server_state, asked)
+    logits, shares = [], []
+    for name in ("a", "b"):
+        own = [one for one in asked if one.prototype == name]
+        able = [one for one in own if one.weights]
+        mean = average([one.weights for one in able], sizes=[one.num_examples for one in able])
+        logits.append(server.server_models[name].logits(mean).tolist())
+        shares.append(3.0)
+        for one in own if include else ():
+            assert one.logits is not None
+            logits.append(one.logits.tolist())
+            shares.append(one.share)
+    expected = oracles.mean_probabilities_loop(logits, shares)
+    assert found.numpy() == pytest.approx(np.array(expected), abs=1e-5)
+
+
+def state_of_round(server: Server, state: State) -> State:
+    """Open the first round, so that verbs can be called one by one."""
+    server.log = RoundLog(server.task, 1, NullCallback())
+    server._select(state)
+    return state

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ from helpers.federations import federation, h0_of, same_weights, written_out
 
 import fedaux
 from fedaux.config import Certainty
-from fedaux.core.calibration import virtual_features
-from fedaux.core.methods import Method
+from fedaux.core.algorithms.ccvr import virtual_features
 from fedaux.privacy.classes import ClassEstimate, ClassSums
 from fedaux.running.preflight import problems_of
 
@@ -53,13 +51,13 @@ def test_the_last_round_is_the_algorithm_written_out(mode: str, tmp_path: Path) 
     assert not clients.certified
     middle, first = server.play_round(state)
     assert not middle.releases
-    assert middle.final is middle.weights
+    assert middle.final is middle.models
     after, last = server.play_round(middle)
     assert clients.certified == [0, 1, 2, 3], "all clients release, once"
     assert {one.entry.epsilon for one in after.releases.values()} == {experiment.certainty.epsilon}
     assert last["bytes_up"] > first["bytes_up"]
     task, preparation, before = written_out(server, middle)
-    weights = after.weights["cnn"]
+    weights = after.models["cnn"]
     if mode == "linear":
         h0 = h0_of(server, middle)
         task = replace(task, experiment=experiment.model_copy(update={"mode": "full"}))
@@ -70,7 +68,7 @@ def test_the_last_round_is_the_algorithm_written_out(mode: str, tmp_path: Path) 
         expected = plain.play_round(task, preparation, before)[0].smoothed["cnn"]
     for name, tensor in after.final["cnn"].items():
         assert torch.allclose(tensor, expected[name], atol=5e-5), name
-        changed = not torch.equal(tensor, after.weights["cnn"][name])
+        changed = not torch.equal(tensor, after.models["cnn"][name])
         assert changed == name.startswith("head.")
     assert float((after.final["cnn"]["head.weight"] - weights["head.weight"]).abs().max()) > 0.05
     assert last["accuracy"] != first["accuracy"]
@@ -96,10 +94,6 @@ def test_calibration_changes_only_what_is_evaluated(tmp_path: Path) -> None:
     assert same_weights(*results)
 
 
-def test_federations_and_impossible_calibrations_are_refused() -> None:
+def test_federations_are_refused() -> None:
     found = problems_of(tiny(method=["ccvr"]), federated=True)
     assert any("'ccvr': its release after the last round is not supported" in one for one in found)
-    changes: list[dict[str, Any]] = [{}, {"scores": True}, {"scores": True, "mechanism": "mean"}]
-    for one in changes:
-        with pytest.raises(ValueError, match="needs scores = True and mechanism = 'classes'"):
-            Method("x", start="scratch", calibrated=True, **one)

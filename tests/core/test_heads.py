@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from helpers.federations import Wrapped, federation, h0_of, written_out
 
 import fedaux
 from fedaux.config import ConfigError
+from fedaux.core.algorithms import asks_of
+from fedaux.core.asks import release_sections
 from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
-from fedaux.core.methods import METHODS, Method, release_sections
 from fedaux.privacy.accounting import ledger_lines, tight_composition, total_cost
 from fedaux.privacy.ledger import HEADS, LedgerEntry
 from fedaux.running.run_directory import RunDirectory
@@ -60,16 +60,16 @@ def test_two_rounds_are_the_algorithm_written_out(method: str, mode: str, tmp_pa
     task, preparation, own = written_out(server, state)
     _, start = plain.prepare(task, extractors=h0_of(server, state))
     expected = plain.State(0, own.weights, start.memory)
-    for key, tensor in state.weights["cnn"].items():
+    for key, tensor in state.models["cnn"].items():
         assert torch.allclose(tensor, start.weights["cnn"][key], rtol=1e-3, atol=1e-4), key
     for number in (1, 2):
-        before = state.weights["cnn"]
+        before = state.models["cnn"]
         state, row = server.play_round(state)
         expected, expected_row = plain.play_round(task, preparation, expected)
-        for key, tensor in state.weights["cnn"].items():
+        for key, tensor in state.models["cnn"].items():
             assert torch.allclose(tensor, expected.weights["cnn"][key], rtol=1e-3, atol=1e-4), key
         assert row["accuracy"] == pytest.approx(expected_row["accuracy"], abs=2 / 359)
-        assert any(not torch.equal(own, state.weights["cnn"][key]) for key, own in before.items())
+        assert any(not torch.equal(own, state.models["cnn"][key]) for key, own in before.items())
         answered = (row["clients_asked"], row["clients_answered"], row["bytes_up"])
         assert (*answered, row["model_kept"], row["round"]) == ([], [], 0, False, number)
     assert row["accuracy"] > 0.4  # h0 of one epoch; a random head has 0.1
@@ -134,7 +134,7 @@ def test_noise_of_scores_and_head_is_not_the_same(tmp_path: Path) -> None:
     for client, release in other.releases.items():
         assert torch.equal(release.vector, first.releases[client].vector)
     _, second, clients, _ = federation(tmp_path / "c", method="fedauxfdp")
-    section = release_sections(["fedauxfdp"], tiny().certainty)
+    section = release_sections([asks_of("fedauxfdp", tiny())])
     first_noise, second_noise = (
         clients.inner.noise(ReleaseRequest({}, {}, own, 0), 0).perturb(
             torch.zeros(4, dtype=torch.float64), sensitivity=1.0, sigma=1.0
@@ -145,17 +145,6 @@ def test_noise_of_scores_and_head_is_not_the_same(tmp_path: Path) -> None:
     for client, kept in first.memory.items():
         for key, tensor in kept.tensors.items():
             assert torch.equal(tensor, second.memory[client].tensors[key])
-
-
-def test_rows_that_make_no_sense_are_refused() -> None:
-    row = METHODS["fedauxfdp"]
-    for change in ({"trains": True}, {"scores": False}, {"teacher": None}):
-        with pytest.raises(ValueError, match="heads = True"):
-            replace(row, **change)
-    with pytest.raises(ValueError, match="needs models of clients"):
-        Method("x", start="pretrained", teacher="mean", trains=False)
-    with pytest.raises(ValueError, match="should be 'classes'"):
-        Method("x", start="pretrained", teacher="private-head", trains=False)
 
 
 def test_heads_are_no_scores(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from torch.nn import functional
 import fedaux
 from fedaux import seeding
 from fedaux.config import ConfigError
+from fedaux.core.algorithms import METHODS, asks_of
+from fedaux.core.algorithms.feddf import FedDF
 from fedaux.core.messages import TrainRequest, Update, num_bytes
-from fedaux.core.methods import METHODS, Method
-from fedaux.core.round import Server
+from fedaux.core.server import Server
 from fedaux.core.task import State, build_models
-from fedaux.core.teachers import TEACHERS
 from fedaux.core.weights import own_weights
 from fedaux.data import load_labelled
 from fedaux.privacy.mechanisms import MECHANISMS
@@ -47,7 +47,7 @@ def same_round(
     return after, row, expected, expected_row
 
 
-FEDERATED = [name for name, method in METHODS.items() if method.trains and not method.is_bound]
+FEDERATED = [name for name in METHODS if asks_of(name).trains and not asks_of(name).is_bound]
 
 
 @pytest.mark.parametrize("method", FEDERATED)
@@ -57,9 +57,9 @@ def test_a_round_is_the_algorithm_written_out(method: str, tmp_path: Path) -> No
     )
     after, row, expected, expected_row = same_round(server, state)
     assert len(row["clients_answered"]) == 3
-    assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
+    assert distance(after.models["cnn"], expected.weights["cnn"]) < 5e-5
     assert distance(after.final["cnn"], (expected.smoothed or expected.weights)["cnn"]) < 5e-5
-    assert distance(after.weights["cnn"], state.weights["cnn"]) > 5e-3
+    assert distance(after.models["cnn"], state.models["cnn"]) > 5e-3
     assert row["accuracy"] == pytest.approx(expected_row["accuracy"], abs=1 / 359)  # one test image
     assert row["loss"] == pytest.approx(expected_row["loss"], rel=1e-4)
 
@@ -72,8 +72,8 @@ def test_rounds_of_heads_are_the_algorithm_written_out(tmp_path: Path) -> None:
     for _ in range(3):
         before = state
         state, row, expected, expected_row = same_round(server, before)
-        moved = distance(state.weights["cnn"], before.weights["cnn"])
-        assert distance(state.weights["cnn"], expected.weights["cnn"]) < 1e-3 * moved
+        moved = distance(state.models["cnn"], before.models["cnn"])
+        assert distance(state.models["cnn"], expected.weights["cnn"]) < 1e-3 * moved
         assert row["loss"] == pytest.approx(expected_row["loss"], rel=1e-4)
 
 
@@ -82,7 +82,7 @@ def test_preparation_is_the_algorithm_written_out(mechanism: str, tmp_path: Path
     server, state, _, _ = federation(tmp_path, method="fedaux", certainty={"mechanism": mechanism})
     task, preparation, _ = written_out(server, state)
     _, start = plain.prepare(task, extractors=h0_of(server, state))
-    assert distance(start.weights["cnn"], state.weights["cnn"]) == 0
+    assert distance(start.weights["cnn"], state.models["cnn"]) == 0
     assert preparation.releases.keys() == state.releases.keys()
     for client, release in preparation.releases.items():
         released = state.releases[client]
@@ -102,7 +102,7 @@ def test_methods_differ(first: str, second: str, tmp_path: Path) -> None:
     results = []
     for method in (first, second):
         server, state, _, _ = federation(tmp_path / method, method=method)
-        results.append(play(server, state, 1)[0].weights["cnn"])
+        results.append(play(server, state, 1)[0].models["cnn"])
     assert distance(*results) > 1e-4
 
 
@@ -145,7 +145,9 @@ def first_two_rounds(
     return server, middle, after, row
 
 
-@pytest.mark.parametrize("method", [name for name in FEDERATED if METHODS[name].memory])
+@pytest.mark.parametrize(
+    "method", [name for name in FEDERATED if asks_of(name).remembers and not asks_of(name).corrects]
+)
 def test_absent_clients_are_counted_with_their_last_answers(method: str, tmp_path: Path) -> None:
     server, middle, after, row = first_two_rounds(
         tmp_path, method, memory={"discount": 0.25}, seeds=[3]
@@ -153,13 +155,13 @@ def test_absent_clients_are_counted_with_their_last_answers(method: str, tmp_pat
     absent = row["clients_remembered"]
     assert absent
     assert set(absent) == set(middle.memory) - set(row["clients_answered"])
-    if "predictions" in METHODS[method].memory:
+    if asks_of(method).distills:
         assert all(
             middle.memory[client].tensors["logits"].dtype == torch.float16 for client in absent
         )
     task, preparation, before = written_out(server, middle)
     expected, _ = plain.play_round(task, preparation, before)
-    assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
+    assert distance(after.models["cnn"], expected.weights["cnn"]) < 5e-5
     assert distance(after.final["cnn"], (expected.smoothed or expected.weights)["cnn"]) < 5e-5
     assert expected.memory.keys() == after.memory.keys()
     assert {client: one.round for client, one in expected.memory.items()} == {
@@ -183,7 +185,7 @@ def test_local_only_is_each_client_trained_by_itself(start: str, tmp_path: Path)
     assert first["bytes_up"] == first["bytes_down"] == second["bytes_up"] == 0
     accuracies = []
     for client in range(4):
-        weights = state.weights
+        weights = state.models
         for number in (1, 2):
             request = TrainRequest(number, weights, experiment.local, 0.0, 0)
             (update,) = clients.inner.train([client], request)
@@ -215,10 +217,10 @@ def test_pooled_is_one_model_trained_on_all_data(start: str, tmp_path: Path) -> 
     assert row["clients_answered"] == [0]
     assert row["bytes_up"] == row["bytes_down"] == 0
     assert row["accuracy"] == pytest.approx(written["accuracy"], abs=1 / 359)
-    assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
+    assert distance(after.models["cnn"], expected.weights["cnn"]) < 5e-5
     data = load_labelled(experiment.data)
     model = build_models(server.task)["cnn"]
-    model.load_state_dict(state.weights["cnn"])
+    model.load_state_dict(state.models["cnn"])
     for number in (1, 2):
         optimizer = torch.optim.Adam(model.parameters(), lr=experiment.local.learning_rate)
         generator = seeding.generator(0, "local", round=number, client=0)
@@ -231,8 +233,8 @@ def test_pooled_is_one_model_trained_on_all_data(start: str, tmp_path: Path) -> 
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-    assert distance(after.weights["cnn"], model.state_dict()) < 2e-3
-    assert distance(after.weights["cnn"], state.weights["cnn"]) > 2e-2
+    assert distance(after.models["cnn"], model.state_dict()) < 2e-3
+    assert distance(after.models["cnn"], state.models["cnn"]) > 2e-2
 
 
 @pytest.mark.slow
@@ -243,7 +245,7 @@ def test_every_prototype_is_pooled_and_trained_alone(method: str, tmp_path: Path
     after, row, expected, written = same_round(server, state)
     assert row["accuracy_by_prototype"].keys() == {"narrow", "flat", "deep"}
     assert row["accuracy_by_prototype"] == pytest.approx(written["accuracy_by_prototype"])
-    for name, weights in after.weights.items():
+    for name, weights in after.models.items():
         assert distance(weights, expected.weights[name]) < 1e-6
     for client, kept in after.memory.items():
         assert distance(own_weights(kept), expected.memory[client].weights) < 1e-6
@@ -275,24 +277,6 @@ def test_bounds_are_refused_in_a_federation() -> None:
     assert len(refused) == 2
     assert "method = 'pooled+p': needs all private data in one place" in refused[0]
     assert "method = 'local-only': each client trains alone" in refused[1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"exchange": "gossip"}, "exchange = 'gossip'; should be one of models, nothing, data"),
-        ({"exchange": "data", "teacher": "mean"}, "so there is no teacher"),
-        ({"exchange": "nothing"}, "memory should contain 'weights'"),
-    ],
-)
-def test_impossible_exchanges_are_refused(changes: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        Method("x", start="scratch", **changes)
-
-
-def test_a_memory_of_predictions_needs_a_teacher() -> None:
-    with pytest.raises(ValueError, match="no teacher that would use them"):
-        Method("x", start="scratch", memory=("predictions",))
 
 
 @pytest.mark.parametrize(
@@ -337,10 +321,10 @@ def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path: Path) -> None:
             split={"num_clients": 1},
             local={"optimizer_state": state, "epochs": epochs},
         )
-        results[state] = play(server, start, rounds)[0].weights["cnn"]
+        results[state] = play(server, start, rounds)[0].models["cnn"]
     data = load_labelled(tiny().data)
     model = build_models(server.task)["cnn"]
-    model.load_state_dict(start.weights["cnn"])
+    model.load_state_dict(start.models["cnn"])
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     part = split_for(server.task.experiment, data, 0)[0]
     for number in (1, 2, 3):
@@ -362,16 +346,16 @@ def test_linear_mode_is_training_on_frozen_features(method: str, tmp_path: Path)
     server, state, _, _ = federation(
         tmp_path, method=method, mode="linear", participation_rate=0.75
     )
-    assert set(state.weights["cnn"]) == {"head.weight", "head.bias"}
+    assert set(state.models["cnn"]) == {"head.weight", "head.bias"}
     after, row, expected, _ = same_round(server, state)
-    head = sum(tensor.numel() * 4 for tensor in state.weights["cnn"].values())
+    head = sum(tensor.numel() * 4 for tensor in state.models["cnn"].values())
     assert row["bytes_up"] == row["bytes_down"] == 3 * head
     prepared = server.preparation
     sent = num_bytes(prepared.extractors["cnn"]) + num_bytes(prepared.public.get("cnn", {}))
     assert prepared.bytes_down == 4 * sent, "h0 and, with scores, the public map"
-    assert distance(after.weights["cnn"], expected.weights["cnn"]) < 5e-5
+    assert distance(after.models["cnn"], expected.weights["cnn"]) < 5e-5
     assert distance(after.final["cnn"], (expected.smoothed or expected.weights)["cnn"]) < 5e-5
-    assert distance(after.weights["cnn"], state.weights["cnn"]) > 1e-3
+    assert distance(after.models["cnn"], state.models["cnn"]) > 1e-3
 
 
 def test_linear_mode_needs_methods_that_start_from_h0() -> None:
@@ -422,7 +406,7 @@ def test_rounds_of_several_prototypes_are_the_algorithm_written_out(
             expected_row["accuracy_by_prototype"], abs=1 / 359
         )
         assert all(
-            distance(own, expected.weights[name]) < 5e-5 for name, own in state.weights.items()
+            distance(own, expected.weights[name]) < 5e-5 for name, own in state.models.items()
         )
 
 
@@ -443,10 +427,10 @@ def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(
         took_part = {server.task.prototype_of[client] for client in row["clients_answered"]}
         assert len(took_part) < 3
         for name in ("narrow", "flat", "deep"):
-            moved = distance(state.weights[name], before.weights[name]) > 0
+            moved = distance(state.models[name], before.models[name]) > 0
             # Without distillation, who is absent stays; with it, every student learns from whoever
             # is there.
-            assert moved == (name in took_part or METHODS[method].teacher is not None)
+            assert moved == (name in took_part or asks_of(method).distills)
         assert set(row["accuracy_by_prototype"]) == {"narrow", "flat", "deep"}
         assert row["accuracy"] == pytest.approx(
             np.mean(list(row["accuracy_by_prototype"].values()))
@@ -515,32 +499,35 @@ def test_one_shot_is_one_round_of_everybody(tmp_path: Path) -> None:
     [
         (
             lambda: torch.zeros(160),
-            r"teacher own: returned \[160\], should be \[160, 10\]: public examples, classes",
+            r"soft labels are \[160\], should be \[160, 10\]: public examples, classes",
         ),
-        (lambda: None, "teacher own: returned NoneType, should be a torch.Tensor"),
+        (lambda: None, "method own: its soft labels are NoneType, should be a torch.Tensor"),
         (
             lambda: torch.full((161, 10), 0.1),
-            r"teacher own: returned \[161, 10\], should be \[160, 10\]",
+            r"method own: its soft labels are \[161, 10\], should be \[160, 10\]",
         ),
         (
             lambda: torch.full((160, 5), 0.2),
-            r"teacher own: returned \[160, 5\], should be \[160, 10\]",
+            r"method own: its soft labels are \[160, 5\], should be \[160, 10\]",
         ),
         (
             lambda: torch.full((160, 10), 0.2),
-            "teacher own: returned rows that are no distributions",
+            "method own: its soft labels have rows that are no distributions",
         ),
         (
             lambda: torch.full((160, 10), float("nan")),
-            "teacher own: returned rows that are no distributions",
+            "method own: its soft labels have rows that are no distributions",
         ),
     ],
 )
 def test_a_teacher_that_returns_no_distributions_is_named(
     labels: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TEACHERS, "own", lambda ensemble: labels())
-    monkeypatch.setitem(METHODS, "own", Method("own", start="scratch", teacher="own"))
+    class Own(FedDF):
+        def soft_labels(self, *_: Any) -> Any:
+            return labels()
+
+    monkeypatch.setitem(METHODS, "own", Own("own"))
     server, state, _, _ = federation(tmp_path, method="own")
     with pytest.raises(ValueError, match=message):
         server.play_round(state)

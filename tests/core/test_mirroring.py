@@ -119,7 +119,7 @@ def test_clients_side_by_side_see_the_same_mirrored_images(
     settings["data"] = {"mirror": False}
     server, state, _ = simulated(tmp_path / "straight", clients_at_once=8, **settings)
     states.append(server.play_round(state)[0])
-    fast, plain, straight = ([*state.weights["cnn"].values()] for state in states)
+    fast, plain, straight = ([*state.models["cnn"].values()] for state in states)
     gaps = [float((one - other).abs().max()) for one, other in zip(fast, plain, strict=True)]
     assert max(gaps) < 1e-4
     gaps = [float((one - other).abs().max()) for one, other in zip(fast, straight, strict=True)]

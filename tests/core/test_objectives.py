@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,22 @@ import pytest
 import torch
 import written_out as plain
 from helpers import oracles
-from helpers.federations import federation, written_out
+from helpers.federations import Wrapped, federation, written_out
 from torch import nn
 from written_out import parts as plain_parts
 
 from fedaux import seeding
 from fedaux.config import Local
+from fedaux.core.algorithms import asks_of
 from fedaux.core.backend import ClientJob, TrainContext
 from fedaux.core.compute import Compute
 from fedaux.core.local_training import client_batches, train_locally
-from fedaux.core.methods import METHODS
+from fedaux.core.messages import TrainRequest, Update
 from fedaux.core.objectives import (
     LocalLoss,
     class_adjustment,
     joined_targets,
     local_loss,
-    steered,
     strength_of,
     weighted_divergence,
 )
@@ -115,7 +116,7 @@ def test_fedvls_distills_vacant_classes_and_suppresses_other_logits() -> None:
         ]
         suppressed += prior[c] * math.log(sum(odds) / 5)
     expected = cross_entropy_loop(adjusted) + 0.1 * distilled + 0.005 * suppressed
-    found = loss_of("+".join(METHODS["fedvls"].objectives), VACANT)
+    found = loss_of("+".join(asks_of("fedvls").objectives), VACANT)
     assert found == pytest.approx(expected, rel=1e-6)
     assert loss_of("vacant-class", [1] * 4) == pytest.approx(cross_entropy_loop(LOGITS.tolist()))
 
@@ -177,7 +178,7 @@ def test_a_rehearsing_round_is_the_algorithm_written_out(mode: str, tmp_path: Pa
     assert expected_row["clients"] == row["clients_answered"]
     gap = max(
         float((tensor - expected.weights["cnn"][name]).abs().max())
-        for name, tensor in after.weights["cnn"].items()
+        for name, tensor in after.models["cnn"].items()
     )
     assert gap < 5e-5
     assert row["seconds"]["beliefs"] > 0
@@ -221,16 +222,27 @@ def test_batch_normalisation_sees_private_and_public_rows(name: str) -> None:
     assert not torch.allclose(model[1].running_mean, start["1.running_mean"])  # type: ignore[arg-type]
 
 
-def test_adjustment_does_what_rehearsal_leaves() -> None:
-    local, method = Local(), METHODS["fedaux2"]
+@pytest.mark.parametrize("normalised", [True, False])
+def test_adjustment_does_what_rehearsal_leaves(normalised: bool, tmp_path: Path) -> None:
+    asked: list[TrainRequest] = []
 
-    def strength(given: Local = local, *, normalised: bool, reliability: float) -> float:
-        found = steered(given, method, normalised=normalised, reliability=reliability)
-        return strength_of("logit-adjusted", found)
+    class Watched(Wrapped):
+        def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
+            asked.append(request)
+            yield from super().train(clients, request)
 
-    assert strength(normalised=False, reliability=0.3) == pytest.approx(0.7)
-    assert strength(normalised=True, reliability=0.3) == 1.0
-    own = local.model_copy(update={"strengths": {"logit-adjusted": 0.5}})
-    assert strength(own, normalised=False, reliability=0.3) == 0.5
-    other = METHODS["fedlc+p"]
-    assert steered(local, other, normalised=False, reliability=0.3) is local
+    model: dict[str, Any] = {"name": "x", "model": "mobilenetv2" if normalised else "mlp"}
+    for local in ({}, {"strengths": {"logit-adjusted": 0.5}}):
+        server, state, _, _ = federation(
+            tmp_path / str(len(asked)),
+            kind=Watched,
+            method="fedaux2",
+            prototypes=[model],
+            local={"batch_size": 400, **local},
+            auxiliary={"size": 60},
+        )
+        server.play_round(state)
+    ((_, estimate),) = server.scorer.class_estimates(state.releases).values()
+    expected = 1.0 if normalised else 1.0 - estimate.reliability
+    found = [strength_of("logit-adjusted", request.local) for request in asked]
+    assert found == [pytest.approx(expected), 0.5]

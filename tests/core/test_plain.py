@@ -22,7 +22,7 @@ from written_out import parts as plain_parts
 
 from fedaux import seeding
 from fedaux.config import Bayesian, Distillation, ExperimentFields, Local
-from fedaux.core.methods import METHODS
+from fedaux.core.algorithms import METHODS
 
 RNG = np.random.default_rng(0)
 VALUES = RNG.normal(size=(3, 6))
@@ -273,7 +273,7 @@ def test_it_imports_nothing_fast() -> None:
         "fedaux.privacy.heads",
         "fedaux.privacy.mechanisms",
         "fedaux.config",
-        "fedaux.core.methods",
+        "written_out.methods",
         "fedaux.core.objectives",
         "written_out.parts",
         "fedaux.models",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,22 @@ from sklearn.linear_model import Ridge
 from torch import nn
 
 import fedaux
+from fedaux.config import ExperimentFields
+from fedaux.core.algorithms import METHODS
+from fedaux.core.algorithms.fedaux2 import LARGEST_START
+from fedaux.core.algorithms.fedavg import FedAvg
+from fedaux.core.algorithms.private_head import (
+    RIDGE,
+    PrivateHead,
+    fit_head,
+    of_prototype,
+    set_head,
+    start_with_head,
+)
+from fedaux.core.asks import Asks
 from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
-from fedaux.core.methods import METHODS, Method
-from fedaux.core.preparation import class_estimates
-from fedaux.core.private_head import RIDGE, fit_head, of_prototype, set_head, start_share
-from fedaux.core.task import extract
+from fedaux.core.server import Server
+from fedaux.core.task import State, extract
 from fedaux.privacy.classes import ClassEstimate
 from fedaux.privacy.ledger import CLASS_SUMS
 
@@ -81,8 +93,8 @@ def test_a_start_goes_a_share_of_the_way_to_the_private_head() -> None:
         (alike, 0.9, 0.0),
     ):
         estimate = ClassEstimate(none, counts, torch.tensor(1.0), counts, none, reliability)
-        assert start_share(estimate, linear=False) == pytest.approx(expected, abs=1e-4)
-        assert start_share(estimate, linear=True) == pytest.approx(expected / 2, abs=1e-4)
+        share = LARGEST_START * estimate.concentration * estimate.trust
+        assert share == pytest.approx(expected, abs=1e-4)
     generator = torch.Generator().manual_seed(0)
     features, targets = (torch.randn(50, size, generator=generator) for size in (6, 3))
     weight, bias = fit_head(features, targets)
@@ -99,8 +111,6 @@ def test_a_prototype_without_releases_learns_from_the_others() -> None:
     known = {"a": torch.zeros(2, 3), "b": torch.ones(2, 3)}
     assert torch.equal(of_prototype(known, "a"), known["a"])
     assert torch.equal(of_prototype(known, "c"), torch.full((2, 3), 0.5))
-    with pytest.raises(ValueError, match="no client released class sums"):
-        of_prototype({}, "a")
 
 
 @pytest.mark.parametrize("mode", ["full", "linear"])
@@ -114,27 +124,25 @@ def test_the_method_is_the_algorithm_written_out(tmp_path: Path, mode: str) -> N
     )
     task, _, before = written_out(server, state)
     preparation, start = plain.prepare(task, extractors=h0_of(server, state))
-    for key, tensor in state.weights["cnn"].items():
+    for key, tensor in state.models["cnn"].items():
         assert torch.allclose(tensor, start.weights["cnn"][key], rtol=1e-3, atol=1e-4), key
     after, row = server.play_round(state)
     expected, expected_row = plain.play_round(task, preparation, before)
     assert row["accuracy"] == pytest.approx(expected_row["accuracy"], abs=2 / 359)
     assert row["accuracy"] > 0.4  # h0 of one epoch; a random head has 0.1
     assert (row["clients_asked"], row["bytes_up"], row["model_kept"]) == ([], 0, False)
-    for key, tensor in after.weights["cnn"].items():
-        assert torch.equal(tensor, state.weights["cnn"][key])
+    for key, tensor in after.models["cnn"].items():
+        assert torch.equal(tensor, state.models["cnn"][key])
     assert expected.round == after.round == 1
     assert {one.entry.purpose for one in state.releases.values()} == {CLASS_SUMS}
 
 
 def test_the_head_is_the_discriminant_on_public_examples(tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path, method="private-head", certainty={"epsilon": 100.0})
-    public, task = server.preparation.public, server.task
-    ((members, estimate),) = class_estimates(task, state.releases, public).values()
+    ((members, estimate),) = server.scorer.class_estimates(state.releases).values()
     assert members == sorted(state.releases)
-    extractor = server.preparation.extractors["cnn"]
-    wanted = estimate.logits(server.scorer.project("cnn", extractor, task.distill_images))
-    logits = server.server_models["cnn"].logits(state.weights["cnn"]).double()
+    wanted = estimate.logits(server.scorer.project("cnn", server.task.distill_images))
+    logits = server.server_models["cnn"].logits(state.models["cnn"]).double()
     agree = (logits.argmax(dim=1) == wanted.argmax(dim=1)).double().mean()
     assert float(agree) > 0.8
     assert float((logits - wanted).square().mean()) < 0.3 * float(wanted.var())
@@ -152,20 +160,18 @@ def test_a_prototype_without_clients_is_a_student(tmp_path: Path) -> None:
         ],
         certainty={"epsilon": 100.0, "components": None},
     )
-    ((name, (_, estimate)),) = class_estimates(
-        server.task, state.releases, server.preparation.public
-    ).items()
+    ((name, (_, estimate)),) = server.scorer.class_estimates(state.releases).items()
     assert name == "cnn"
-    extractor, images = server.preparation.extractors["cnn"], server.task.distill_images
-    wanted = estimate.logits(server.scorer.project("cnn", extractor, images))
+    images = server.task.distill_images
+    wanted = estimate.logits(server.scorer.project("cnn", images))
     student = server.preparation.extractors["student"]
     weight, bias = fit_head(extract(server.task, "student", student, images), wanted)
-    assert torch.allclose(state.weights["student"]["head.weight"], weight, atol=1e-5)
-    assert torch.allclose(state.weights["student"]["head.bias"], bias, atol=1e-5)
+    assert torch.allclose(state.models["student"]["head.weight"], weight, atol=1e-5)
+    assert torch.allclose(state.models["student"]["head.bias"], bias, atol=1e-5)
     after, row = server.play_round(state)
     assert row["accuracy_by_prototype"].keys() == {"cnn", "student"}
     assert not torch.equal(
-        after.weights["student"]["head.weight"], state.weights["student"]["head.weight"]
+        after.models["student"]["head.weight"], state.models["student"]["head.weight"]
     )
 
 
@@ -177,15 +183,19 @@ def test_without_any_release_there_is_no_head(tmp_path: Path) -> None:
 def test_other_methods_can_start_from_the_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = Method("fedavg+h", start="private-head", scores=True, mechanism="classes")
-    monkeypatch.setitem(METHODS, "fedavg+h", own)
+    class FromHead(FedAvg):
+        def asks(self, settings: ExperimentFields) -> Asks:
+            return replace(PrivateHead("").asks(settings), trains=True)
+
+        def prepare(self, server: Server) -> State:
+            return start_with_head(server, share=lambda _: 1.0)
+
+    monkeypatch.setitem(METHODS, "fedavg+h", FromHead("fedavg+h"))
     server, state, _, _ = federation(tmp_path, method="fedavg+h", certainty={"epsilon": 100.0})
-    head = {key: one for key, one in state.weights["cnn"].items() if key.startswith("head.")}
+    head = {key: one for key, one in state.models["cnn"].items() if key.startswith("head.")}
     after, row = server.play_round(state)
     assert len(row["clients_answered"]) == 4
-    assert any(not torch.equal(after.weights["cnn"][key], one) for key, one in head.items())
-    with pytest.raises(ValueError, match="scores should be True"):
-        Method("x", start="private-head")
+    assert any(not torch.equal(after.models["cnn"][key], one) for key, one in head.items())
 
 
 def test_a_run_beside_fedaux_has_two_maps_two_prices_and_a_flat_curve(tmp_path: Path) -> None:

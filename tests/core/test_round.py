@@ -11,10 +11,10 @@ from helpers.experiments import tiny
 from helpers.federations import Wrapped, federation, play, same_weights
 
 from fedaux import seeding
+from fedaux.core.algorithms import METHODS
 from fedaux.core.compute import Compute
 from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update, num_bytes
-from fedaux.core.methods import METHODS
-from fedaux.core.round import Server, select
+from fedaux.core.server import Server, select
 from fedaux.core.task import Preparation, assign_prototypes, trainable_models
 from fedaux.core.weights import average, snapshot
 from fedaux.fast.inference import FastPredictor
@@ -61,18 +61,18 @@ def test_seeds_change_split_selection_and_result(tmp_path: Path) -> None:
 def test_fedavg_round_is_training_and_averaging_and_nothing_else(tmp_path: Path) -> None:
     server, state, clients, experiment = federation(tmp_path, method="fedavg")
     after, row = server.play_round(state)
-    request = TrainRequest(1, state.weights, experiment.local, 0.0, 0)
+    request = TrainRequest(1, state.models, experiment.local, 0.0, 0)
     updates = sorted(clients.inner.train([0, 1, 2, 3], request), key=lambda update: update.client)
     expected = average([u.weights for u in updates], sizes=[u.num_examples for u in updates])
-    assert all(torch.equal(expected[name], tensor) for name, tensor in after.weights["cnn"].items())
+    assert all(torch.equal(expected[name], tensor) for name, tensor in after.models["cnn"].items())
     assert set(row["seconds"]) == {"train", "average", "evaluate"}
 
 
 def test_pretrained_start_changes_the_features_and_not_the_head(tmp_path: Path) -> None:
     _, scratch, _, _ = federation(tmp_path, method="fedavg")
     _, pretrained, _, _ = federation(tmp_path / "p", method="fedavg+p")
-    for name, tensor in scratch.weights["cnn"].items():
-        assert torch.equal(tensor, pretrained.weights["cnn"][name]) == (
+    for name, tensor in scratch.models["cnn"].items():
+        assert torch.equal(tensor, pretrained.models["cnn"][name]) == (
             name.startswith("head.") or not tensor.is_floating_point()
         ), name
 
@@ -99,7 +99,7 @@ def test_fedaux_with_one_client_is_feddf(tmp_path: Path) -> None:
 
 def test_bytes_are_those_of_the_tensors_that_cross(tmp_path: Path) -> None:
     server, state, _clients, _ = federation(tmp_path, participation_rate=0.5)
-    model_bytes = num_bytes(state.weights["cnn"])
+    model_bytes = num_bytes(state.models["cnn"])
     _, row = server.play_round(state)
     assert row["bytes_down"] == 2 * model_bytes == row["bytes_up"]
     preparation = server.preparation
@@ -150,12 +150,11 @@ def test_unusable_answers_are_named_and_the_round_goes_on(tmp_path: Path) -> Non
     assert "should be torch.float32" in row["clients_dropped"]["1"]
     assert row["clients_dropped"]["2"] == "no answer"
     alone = next(
-        iter(clients.inner.train([3], TrainRequest(1, state.weights, experiment.local, 0.0, 0)))
+        iter(clients.inner.train([3], TrainRequest(1, state.models, experiment.local, 0.0, 0)))
     )
     # Trained beside others or alone, the same but for rounding.
     assert all(
-        torch.allclose(alone.weights[name], t, atol=1e-5)
-        for name, t in after.weights["cnn"].items()
+        torch.allclose(alone.weights[name], t, atol=1e-5) for name, t in after.models["cnn"].items()
     )
 
 
@@ -252,7 +251,7 @@ def test_accuracy_is_that_of_the_returned_model(tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path)
     after, row = server.play_round(state)
     predictor = FastPredictor(trainable_models(server.task)["cnn"], Compute())
-    logits = predictor(after.weights["cnn"], server.task.test_images, batch_size=7)
+    logits = predictor(after.models["cnn"], server.task.test_images, batch_size=7)
     right = logits.argmax(dim=1) == server.task.test_labels
     assert row["accuracy"] == pytest.approx(float(right.float().mean()))
 
@@ -270,4 +269,4 @@ def test_scores_leave_the_models_weights_where_they_belong(tmp_path: Path) -> No
         callback=NullCallback(),
     )
     assert torch.equal(before, again.scorer.log_scores(state.releases, [0, 1]))
-    assert snapshot(trainable_models(server.task)["cnn"]).keys() == after.weights["cnn"].keys()
+    assert snapshot(trainable_models(server.task)["cnn"]).keys() == after.models["cnn"].keys()

@@ -21,10 +21,10 @@ from fedaux.config import Distillation
 from fedaux.core import server_model as student
 from fedaux.core.compute import Compute
 from fedaux.core.distillation import distill
-from fedaux.core.messages import TrainRequest, Update, Weights
+from fedaux.core.messages import Member, TrainRequest, Update, Weights
 from fedaux.core.plain_backend import PlainBackend
 from fedaux.core.server_model import ServerModel
-from fedaux.core.teachers import TEACHERS, Ensemble, Member
+from fedaux.core.soft_labels import Mix, mixture, score_weights
 from fedaux.core.weights import average, snapshot
 from fedaux.models import SplitModel
 
@@ -235,7 +235,7 @@ def test_a_round_ends_with_the_statistics_that_were_asked_for(
 
     monkeypatch.setattr(clients, "train", watched)
     after, row = round.play_round(state)
-    found = after.weights["p"]
+    found = after.models["p"]
     mean = average([weights for weights, _ in updates], sizes=[size for _, size in updates])
     model = clients._models["p"]
     if server == "auxiliary":
@@ -262,21 +262,22 @@ def test_a_round_ends_with_the_statistics_that_were_asked_for(
     assert row["loss"] == pytest.approx(loss, rel=1e-4)
 
 
-@pytest.mark.parametrize("teacher", ["certainty", "mixture"])
-def test_certainty_weighs_the_clients_logits(teacher: str) -> None:
+@pytest.mark.parametrize("of", ["logits", "probabilities"])
+def test_certainty_weighs_the_clients_logits(of: Mix) -> None:
     server = server_of(network())
     models = [snapshot(network(part=part)) for part in ("a", "bb", "ccc")]
     scores = torch.from_numpy(6 * RNG.normal(size=(3, 23)))
-    members = [Member(client, "network", 1, weights) for client, weights in enumerate(models)]
-    taught = TEACHERS[teacher](
-        Ensemble(members, lambda member: server.logits(member.weights), lambda _: scores)
-    )
+    members = [
+        Member(client, "network", 1, weights, logits=server.logits(weights))
+        for client, weights in enumerate(models)
+    ]
+    taught = mixture(members, score_weights(members, scores), of=of)
     weights = torch.softmax(scores, dim=0).float()
     logits = torch.stack([server.logits(model) for model in models])
-    values = torch.softmax(logits, dim=2) if teacher == "mixture" else logits
+    values = torch.softmax(logits, dim=2) if of == "probabilities" else logits
     total = (
         values[0] * weights[0, :, None]
         + values[1] * weights[1, :, None]
         + values[2] * weights[2, :, None]
     )
-    assert torch.equal(taught, total if teacher == "mixture" else torch.softmax(total, dim=1))
+    assert torch.equal(taught, total if of == "probabilities" else torch.softmax(total, dim=1))

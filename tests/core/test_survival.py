@@ -15,12 +15,12 @@ from helpers.federations import Wrapped, federation, play, same_weights
 from torch import Tensor, nn
 
 from fedaux.config import ConfigError
-from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
-from fedaux.core.methods import METHODS, Method
-from fedaux.core.round import DIVERGED
+from fedaux.core.algorithms import METHODS
+from fedaux.core.algorithms.feddf import FedDF
+from fedaux.core.messages import Member, ReleaseRequest, ScoreRelease, TrainRequest, Update
+from fedaux.core.server import DIVERGED, Server
 from fedaux.core.server_model import ServerModel
 from fedaux.core.task import State
-from fedaux.core.teachers import Member
 from fedaux.core.weights import average_by_prototype
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.models import MODELS, SplitModel
@@ -69,7 +69,7 @@ class Negative(Wrapped):
 def is_finite(state: State) -> bool:
     return all(
         bool(torch.isfinite(tensor).all())
-        for own in state.weights.values()
+        for own in state.models.values()
         for tensor in own.values()
     )
 
@@ -154,9 +154,9 @@ def test_clients_that_diverge_are_back_when_they_can_be(tmp_path: Path) -> None:
 
 def test_an_infinite_test_loss_is_no_number_in_the_metrics(tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path, method="fedavg")
-    huge = {name: torch.full_like(tensor, 1e38) for name, tensor in state.weights["cnn"].items()}
-    assert server.evaluate([("cnn", huge)])["loss"] is None
-    assert server.evaluate([*state.weights.items()])["loss"] > 0
+    huge = {name: torch.full_like(tensor, 1e38) for name, tensor in state.models["cnn"].items()}
+    assert server.evaluate([("cnn", huge, None)])["loss"] is None
+    assert server.evaluate([("cnn", state.models["cnn"], None)])["loss"] > 0
 
 
 def test_members_too_old_to_count_are_not_averaged() -> None:
@@ -229,22 +229,16 @@ def test_releases_that_cannot_be_scored_with_are_left_out(tmp_path: Path) -> Non
     assert (sorted(kept.state.releases), kept.state.ledger) == ([2, 3], after.ledger)
 
 
-def test_a_method_that_cannot_be_is_refused(
+def test_scores_that_a_method_has_not_asked_for_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(
-        ValueError, match="start = 'pretraind'; should be one of scratch, pretrained"
-    ):
-        Method("own", start="pretraind")  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match="memory = 'prediction'; should be of predictions, weights"
-    ):
-        Method("own", start="scratch", teacher="mean", memory=("prediction",))  # type: ignore[arg-type]
-    monkeypatch.setitem(METHODS, "own", Method("own", start="pretrained", teacher="certainty"))
+    class Own(FedDF):
+        def soft_labels(self, server: Server, state: State, members: Sequence[Member]) -> Tensor:
+            return server.log_scores(state, members)
+
+    monkeypatch.setitem(METHODS, "own", Own("own", pretrained=True))
     server, state, _, _ = federation(tmp_path, method="own")
-    with pytest.raises(
-        ValueError, match="method own: its teacher certainty asks for certainty scores"
-    ):
+    with pytest.raises(ValueError, match="method own: uses what clients release, and its `asks`"):
         server.play_round(state)
 
 
@@ -298,7 +292,7 @@ def test_prototypes_are_distilled_on_the_very_same_labels(
     state, (row,) = play(server, state, 1)
     first, second = seen
     assert torch.equal(first, second)
-    logits = [server.server_models[name].test_logits(state.weights[name]) for name in ("a", "b")]
+    logits = [server.server_models[name].test_logits(state.models[name]) for name in ("a", "b")]
     together = ((logits[0] + logits[1]) / 2).argmax(dim=1)
     assert row["accuracy_ensemble"] == pytest.approx(
         float((together == server.task.test_labels).double().mean())

@@ -9,19 +9,10 @@ from helpers import oracles
 from sklearn import metrics
 from torch.nn import functional
 
-from fedaux.core.teachers import Member
-from fedaux.core.weights import (
-    AVERAGES,
-    average,
-    class_shares,
-    clip_updates,
-    evaluate,
-    evened,
-    falling,
-    head_by_class,
-    measure,
-    smoothed,
-)
+from fedaux.core.algorithms.fedaux2 import class_shares, evened, falling, head_by_class, smoothed
+from fedaux.core.messages import Member
+from fedaux.core.metrics import evaluate, measure
+from fedaux.core.weights import AVERAGES, average, clip_updates
 
 RNG = np.random.default_rng(0)
 

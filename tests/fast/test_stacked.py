@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from fedaux import seeding
 from fedaux.config import Local
+from fedaux.core.algorithms import METHODS, asks_of
 from fedaux.core.backend import ClientJob, TrainContext, Training, TrainResult
 from fedaux.core.compute import Compute
 from fedaux.core.messages import ClientState, TrainRequest, Weights
-from fedaux.core.methods import METHODS
 from fedaux.core.objectives import OBJECTIVES
 from fedaux.core.plain_backend import one_by_one
 from fedaux.core.weights import snapshot
@@ -383,14 +383,15 @@ QUICKLY = ("fedavg", "fedprox", "fedbe+p", "fedaux+m")
     "method",
     [
         pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow)
-        for name, method in METHODS.items()
-        if method.trains and not method.is_bound  # the others have no clients side by side
+        for name in METHODS
+        if asks_of(name).trains
+        and not asks_of(name).is_bound  # the others have no clients side by side
     ],
 )
 def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path) -> None:
     """Two rounds of nine clients, more than one stack holds: weights to a hundredth of their way,
     losses to 1e-3. Objectives with terms of their own are trained one by one."""
-    stacks = not any(OBJECTIVES[name].term for name in METHODS[method].objectives)
+    stacks = not any(OBJECTIVES[name].term for name in asks_of(method).objectives)
     results = []
     for clients_at_once in (8, 1):
         server, start, clients = simulated(
@@ -402,10 +403,10 @@ def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path
         (training,) = clients._training.values()
         assert isinstance(training, StackedTraining) == (stacks and clients_at_once == 8)
     (start, fast, fast_row), (other_start, plain, plain_row) = results
-    assert difference(start.weights["cnn"], other_start.weights["cnn"]) == 0
-    moved = distance(plain.weights["cnn"], start.weights["cnn"])
+    assert difference(start.models["cnn"], other_start.models["cnn"]) == 0
+    moved = distance(plain.models["cnn"], start.models["cnn"])
     assert moved > 1e-3
-    assert distance(fast.weights["cnn"], plain.weights["cnn"]) < 0.01 * moved
+    assert distance(fast.models["cnn"], plain.models["cnn"]) < 0.01 * moved
     for measured in ("loss", "local_loss"):
         assert fast_row[measured] == pytest.approx(plain_row[measured], rel=1e-3)
     assert fast_row["accuracy"] == pytest.approx(plain_row["accuracy"], abs=0.01)
@@ -429,7 +430,7 @@ def test_the_plain_backend_is_the_fast_one_without_what_makes_it_fast(
         results.append((state, {**row, "seconds": None}))
         assert clients.present() == sorted(state.releases) or method == "fedavg"
     (one, one_row), (other, other_row) = results
-    assert difference(one.weights["cnn"], other.weights["cnn"]) == 0
+    assert difference(one.models["cnn"], other.models["cnn"]) == 0
     assert one_row == other_row
 
 
@@ -455,8 +456,8 @@ def test_linear_rounds_and_kept_optimizers_side_by_side_equal_one_by_one(tmp_pat
             kept.append(clients.client_states())
             assert {client: stamped.round for client, stamped in kept[-1].items()} == last
             assert set(last.values()) == {1, 2}  # some were there in the first round only
-        moved = difference(states[1].weights["cnn"], begin.weights["cnn"])
-        assert difference(states[0].weights["cnn"], states[1].weights["cnn"]) < 0.01 * moved
+        moved = difference(states[1].models["cnn"], begin.models["cnn"])
+        assert difference(states[0].models["cnn"], states[1].models["cnn"]) < 0.01 * moved
         for client, stamped in kept[1].items():
             assert difference(kept[0][client].tensors, stamped.tensors) < 1e-3
 
@@ -475,7 +476,7 @@ def test_models_with_batch_normalisation_are_trained_one_by_one(tmp_path: Path) 
             prototypes=prototypes,
             split={"num_clients": 60, "alpha": 100.0},
         )
-        request = TrainRequest(1, start.weights, Local(batch_size=16), 0.0, 0)
+        request = TrainRequest(1, start.models, Local(batch_size=16), 0.0, 0)
         results.append({update.client: update for update in clients.train([0, 1, 2], request)})
         kinds = {
             prototype: type(training) for (prototype, *_), training in clients._training.items()
@@ -493,7 +494,7 @@ def test_a_request_is_carried_out_as_it_says_not_as_the_first_one_did(tmp_path: 
     _, start, clients = simulated(tmp_path, clients_at_once=8, method="fedavg")
 
     def weights(local: Local) -> Weights:
-        (update,) = clients.train([0], TrainRequest(1, start.weights, local, 0.0, 0))
+        (update,) = clients.train([0], TrainRequest(1, start.models, local, 0.0, 0))
         return update.weights
 
     first = weights(Local(learning_rate=1e-3))
@@ -510,7 +511,7 @@ def test_rounds_of_several_workers_equal_those_of_one(method: str, tmp_path: Pat
         )
         for _ in range(2):
             state, _row = server.play_round(state)
-        results.append(state.weights["cnn"])
+        results.append(state.models["cnn"])
     moved = max(float(tensor.abs().max()) for tensor in results[0].values())
     for name, tensor in results[0].items():
         assert float((tensor - results[1][name]).abs().max()) < 1e-3 * moved

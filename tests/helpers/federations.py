@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import written_out as plain
 from torch import Tensor
+from written_out.methods import METHODS
 
 from fedaux.config import Experiment
+from fedaux.core.algorithms.scaffold import stored_control
 from fedaux.core.compute import Compute
-from fedaux.core.corrections import stored_control
 from fedaux.core.messages import (
     ClientState,
     ReleaseRequest,
@@ -24,8 +25,7 @@ from fedaux.core.messages import (
     Weights,
 )
 from fedaux.core.plain_backend import PlainBackend
-from fedaux.core.preparation import prepare
-from fedaux.core.round import Server
+from fedaux.core.server import Server, prepare
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State
 from fedaux.data import load_auxiliary, load_labelled
@@ -58,6 +58,9 @@ class Wrapped:
 
     def reasons(self) -> Mapping[int, str]:
         return self.inner.reasons()
+
+    def class_shares(self, client: int) -> Tensor:
+        return self.inner.class_shares(client)
 
     def client_states(self) -> Mapping[int, ClientState]:
         return self.inner.client_states()
@@ -101,8 +104,8 @@ def play(server: Server, state: State, rounds: int) -> tuple[State, list[dict[st
 
 def same_weights(first: State, second: State) -> bool:
     return all(
-        torch.equal(tensor, second.weights[prototype][name])
-        for prototype, weights in first.weights.items()
+        torch.equal(tensor, second.models[prototype][name])
+        for prototype, weights in first.models.items()
         for name, tensor in weights.items()
     )
 
@@ -115,7 +118,7 @@ def written_out(server: Server, state: State) -> tuple[plain.Task, plain.Prepara
     parts = [torch.from_numpy(part) for part in client_parts(own, data)]
     task = plain.Task(
         experiment=experiment,
-        method=own.method,
+        method=METHODS[own.method.name],
         seed=own.seed,
         input_shape=own.input_shape,
         num_classes=own.num_classes,
@@ -133,7 +136,7 @@ def written_out(server: Server, state: State) -> tuple[plain.Task, plain.Prepara
         client: member_of(server, client, stamped, parts)
         for client, stamped in state.memory.items()
     }
-    return task, preparation, plain.State(state.round, state.weights, memory, state.smoothed)
+    return task, preparation, plain.State(state.round, state.models, memory, state.carried("final"))
 
 
 def h0_of(server: Server, state: State) -> Mapping[str, Weights]:
@@ -146,7 +149,7 @@ def h0_of(server: Server, state: State) -> Mapping[str, Weights]:
             for name, own in weights.items()
             if name.startswith(prefix)
         }
-        for prototype, weights in state.weights.items()
+        for prototype, weights in state.models.items()
     }
 
 

@@ -16,7 +16,8 @@ from helpers.latex_checks import check_latex
 from helpers.study_data import saved
 
 from fedaux.config import Certainty, ConfigError
-from fedaux.core.preparation import Scorer, prepare
+from fedaux.core.releases import Scorer
+from fedaux.core.server import prepare
 from fedaux.core.simulation import SimulatedClients
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.paper import (

@@ -1,4 +1,4 @@
-"""Neither help nor a list of methods loads the large packages."""
+"""Help does not load the large packages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import sys
 from typer.testing import CliRunner
 
 import fedaux.cli
-import fedaux.core.methods
 
 assert CliRunner().invoke(fedaux.cli.app, ["--help"]).exit_code == 0
-assert CliRunner().invoke(fedaux.cli.app, ["methods", "--json"]).exit_code == 0
 heavy = {"torch", "numpy", "scipy", "sklearn", "matplotlib"} & set(sys.modules)
 assert not heavy, heavy

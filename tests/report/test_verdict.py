@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedaux.core.methods import METHODS, Method
+from fedaux.core.algorithms import METHODS
+from fedaux.core.algorithms.fedaux import FedAux
 from fedaux.report.public_weight import concentration_warnings, most, spreads
 from fedaux.report.verdict import last_accuracies, verdict
 
@@ -83,9 +84,7 @@ def test_without_equal_weights_distillation_is_judged_with_scores() -> None:
 def test_a_method_that_differs_in_more_than_its_scores_is_not_their_merit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own = Method(
-        "own", start="pretrained", teacher="mixture", scores=True, objectives=("proximal",)
-    )
+    own = FedAux("own", objectives=("proximal",))
     monkeypatch.setitem(METHODS, "own", own)
     found = verdict({"own": seeds(0.9, 0.9), "feddf+p": seeds(0.8, 0.8), "feddf": seeds(0.9, 0.9)})
     assert found == [

@@ -14,23 +14,23 @@ import tomli_w
 from helpers.experiments import TINY, tiny
 
 import fedaux
-from fedaux.core.methods import METHODS
-from fedaux.core.teachers import TEACHERS
+from fedaux.core.algorithms import METHODS
 from fedaux.recipes import merged
 from fedaux.running import plugins
 from fedaux.running.plugins import REGISTRIES, load_plugin, loaded
 
 OWN = """\
-from fedaux.core.teachers import TEACHERS, mean_teacher
-from fedaux.core.methods import METHODS, Method
+from fedaux import METHODS
+from fedaux.core.algorithms.feddf import FedDF
+from fedaux.core.soft_labels import share_weights
 
 
-def own_teacher(ensemble):
-    return mean_teacher(ensemble)
+class Own(FedDF):
+    def soft_labels(self, server, state, members):
+        return server.mix(members, share_weights(members))
 
 
-TEACHERS["own"] = own_teacher
-METHODS["ours"] = Method("ours", start="scratch", teacher="own", memory=("predictions",))
+METHODS["ours"] = Own("ours", memory=True)
 """
 
 Write = Callable[..., Path]
@@ -85,8 +85,7 @@ def refusal(path: Path) -> str:
 def test_rows_are_known_and_the_file_is_named_with_its_content(write: Write) -> None:
     path = write(OWN)
     module = fedaux.load_plugin(path)
-    assert METHODS["ours"].teacher == "own"
-    assert TEACHERS["own"] is module.own_teacher
+    assert type(METHODS["ours"]) is module.Own
     assert loaded() == {str(path): hashlib.sha256(OWN.encode()).hexdigest()}
     assert list(path.parent.iterdir()) == [path]  # no compiled copy that could be run in its place
 
@@ -133,12 +132,6 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
         ("x = 1\nif x\n", ":2: fails with SyntaxError: expected ':'"),
         ("import not_there\n", ":1: fails with ModuleNotFoundError: No module named 'not_there'"),
         ("raise SystemExit\n", ":1: fails with SystemExit"),
-        (
-            'from fedaux.core.methods import Method\nMethod("x", start="scratch", '
-            'memory=("predictions",))\n',
-            ":2: fails with ValueError: method x: remembers predictions and has no teacher that "
-            "would use them",
-        ),
     ],
 )
 def test_a_file_that_fails_is_named_with_its_line(content: str, said: str, write: Write) -> None:
@@ -149,31 +142,27 @@ def test_a_file_that_fails_is_named_with_its_line(content: str, said: str, write
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            'METHODS["fedavg"] = Method("fedavg", start="pretrained")',
-            "METHODS['fedavg'] is a row that ships with",
-        ),
-        ('TEACHERS["mean"] = own_teacher', "TEACHERS['mean'] is a row that ships with"),
+        ('METHODS["fedavg"] = Own("fedavg")', "METHODS['fedavg'] is a row that ships with"),
         ('del METHODS["fedprox"]', "METHODS['fedprox'] is a row that ships with"),
         (
-            'METHODS["x"] = Method("x", start="scratch", teacher="owm")',
-            "METHODS['x'].teacher = 'owm': not known; did you mean own?",
+            'METHODS["x"] = Own("x", objectives=("fedlx",))',
+            "METHODS['x'].objectives = 'fedlx': not known; did you mean fedlc?",
         ),
         (
-            'METHODS["x"] = Method("x", start="scratch", teacher="zzz")',
-            "METHODS['x'].teacher = 'zzz': not known; there are mean, probabilities, bayesian, "
-            "certainty, mixture, belief, private-head, own",
+            'METHODS["x"] = Own("x", objectives=("zzz",))',
+            "METHODS['x'].objectives = 'zzz': not known; there are proximal, logit-adjusted",
         ),
-        ('METHODS["x"] = Method("y", start="scratch")', "METHODS['x'].name = 'y': should be 'x'"),
+        ('METHODS["x"] = Own("y")', "METHODS['x'].name = 'y': should be 'x'"),
+        ('METHODS["x/y"] = Own("x/y")', "METHODS['x/y']: is the name of a directory"),
+        ('METHODS["x"] = "fedavg"', "METHODS['x'] = 'fedavg': should be a fedaux.Method"),
         (
-            'METHODS["x/y"] = Method("x/y", start="scratch")',
-            "METHODS['x/y']: is the name of a directory",
+            'import fedaux\nMETHODS["x"] = fedaux.Method("x")',
+            "METHODS['x'].asks fails with NotImplementedError",
         ),
         (
-            'METHODS["x"] = "fedavg"',
-            "METHODS['x'] = 'fedavg': should be a fedaux.core.methods.Method",
+            'Own.asks = lambda self, settings: None\nMETHODS["x"] = Own("x")',
+            "METHODS['x'].asks returns None: should be a fedaux.core.asks.Asks",
         ),
-        ('TEACHERS["x"] = 3', "TEACHERS['x'] = 3: should be a function"),
         ('SOURCES["x"] = Source()', "SOURCES['x']: should have load_labelled"),
         ('SOURCES["x"] = Source(load_labelled=print)', "SOURCES['x'].count_labelled: missing"),
         ('SOURCES["x"] = print', "should be a fedaux.data.Source"),
@@ -190,18 +179,16 @@ def test_rows_that_cannot_be_are_refused(line: str, said: str, write: Write) -> 
 
 
 def test_all_wrong_rows_are_told_at_once(write: Write) -> None:
-    path = write(
-        OWN + 'TEACHERS["x"] = 3\nMETHODS["x"] = Method("x", start="scratch", teacher="zzz")\n'
-    )
+    path = write(OWN + 'METHODS["y"] = 3\nMETHODS["x"] = Own("x", objectives=("zzz",))\n')
     assert len(refusal(path).splitlines()) == 2
 
 
 def test_an_identical_row_is_no_offence_and_another_plugins_row_is_its_own(write: Write) -> None:
-    same = write(OWN + 'METHODS["feddf"] = Method("feddf", start="scratch", teacher="mean")\n')
+    same = write(OWN + 'METHODS["feddf"] = FedDF("feddf")\n')
     load_plugin(same)
     other = write(
-        'from fedaux.core.methods import METHODS, Method\nMETHODS["ours"] = Method("ours", '
-        'start="scratch")\n',
+        "from fedaux import METHODS\nfrom fedaux.core.algorithms.feddf import FedDF\n"
+        'METHODS["ours"] = FedDF("ours", mix="probabilities")\n',
         "b.py",
     )
     assert f"METHODS['ours'] is a row of the plugin {same}; choose another name" in refusal(other)
@@ -259,8 +246,8 @@ def test_commands_take_plugins_and_say_what_they_are(
     write: Write, command: Command, tmp_path: Path
 ) -> None:
     write(OWN)
-    more = 'METHODS["more"] = Method("more", start="scratch", teacher="own")\n'
-    write(f"from fedaux.core.methods import METHODS, Method\n{more}", "b.py")
+    more = 'METHODS["more"] = replace(METHODS["ours"], name="more")\n'
+    write(f"from dataclasses import replace\n\nfrom fedaux import METHODS\n\n{more}", "b.py")
     write(tomli_w.dumps(merged(TINY, {"method": ["ours", "more"], "rounds": 1})), "recipe.toml")
     both = ("--plugin", "own.py", "--plugin", "b.py")
     status, _, errors = command("run", "recipe.toml", *both)
@@ -282,9 +269,7 @@ def test_commands_take_plugins_and_say_what_they_are(
     assert all(line.endswith("; if a plugin adds it, use --plugin FILE") for line in lines)
     status, _, errors = command("run", "recipe.toml", "--plugin", "b.py", "--plugin", "own.py")
     assert status == 2
-    assert errors.startswith(
-        "error: plugin b.py: METHODS['more'].teacher = 'own': not known; there are mean"
-    )
+    assert errors.startswith("error: plugin b.py:5: fails with KeyError: 'ours'")
     assert "executed with your rights" in command("run", "--help")[1]
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 import fedaux
 from fedaux.config import ConfigError, Experiment
-from fedaux.core.round import Server
+from fedaux.core.server import Server
 from fedaux.core.task import State
 from fedaux.fast.feature_cache import FeatureCache
 from fedaux.files import save_checked

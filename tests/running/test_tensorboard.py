@@ -12,7 +12,7 @@ from helpers.experiments import TINY, tiny
 from helpers.typing_commands import called
 
 import fedaux
-from fedaux.core.round import Server
+from fedaux.core.server import Server
 from fedaux.core.task import State
 
 pytestmark = pytest.mark.usefixtures("without_pages")

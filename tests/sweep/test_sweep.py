@@ -260,8 +260,8 @@ def test_the_command_tells_plan_ranking_and_status(tmp_path: Path) -> None:
     recipe, plugin = tmp_path / "recipe.toml", tmp_path / "own.py"
     recipe.write_text(tomli_w.dumps(merged(TINY, {"rounds": 1})))
     plugin.write_text(
-        'from fedaux.core.methods import METHODS, Method\nMETHODS["own"] = Method("own", '
-        'start="scratch")\n'
+        "from dataclasses import replace\nfrom fedaux import METHODS\n"
+        'METHODS["own"] = replace(METHODS["fedavg"], name="own")\n'
     )
 
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -34,6 +34,8 @@ class Asks:
     """Whether the server keeps something of each client between rounds."""
     corrects: bool = False
     """Whether the server sends each client a correction of its gradients."""
+    personal: bool = False
+    """Whether each client ends with a model of its own, part of which stays there."""
     shares: Literal["models", "nothing", "data"] = "models"
     """What clients share: models; nothing (each trains alone); data (one model of all of it)."""
 

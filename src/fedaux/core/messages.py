@@ -16,6 +16,9 @@ from fedaux.privacy.mechanism import Limits, Public
 
 Weights = dict[str, Tensor]
 """A model's parameters and buffers by name."""
+Measured = tuple[str, Weights, Tensor | None]
+"""A model to measure: its prototype, its weights and, if it is personal, the class shares [C] of
+its client."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,10 @@ class Clients(Protocol):
 
     def reasons(self) -> Mapping[int, str]:
         """Return why clients that were asked last did not answer, if that is known."""
+        ...
+
+    def class_shares(self, client: int) -> Tensor:
+        """Return a client's class shares [C], which simulated clients alone tell."""
         ...
 
     def client_states(self) -> Mapping[int, ClientState]:

@@ -12,19 +12,28 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def evaluate(logits: Tensor, labels: Tensor) -> tuple[float, float]:
-    """Return accuracy and mean cross-entropy of logits [N, C] against labels [N]."""
-    accuracy = (logits.argmax(dim=1) == labels).double().mean()
-    return float(accuracy), float(functional.cross_entropy(logits, labels))
+def evaluate(logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> tuple[float, float]:
+    """Return accuracy and mean cross-entropy of logits [N, C] against labels [N]: over examples or,
+    with class shares [C], over classes in these proportions, as far as they have examples."""
+    hits = (logits.argmax(dim=1) == labels).double()
+    if shares is None:
+        return float(hits.mean()), float(functional.cross_entropy(logits, labels))
+    counts = torch.bincount(labels, minlength=len(shares)).clamp_min(1)
+    weights = (shares.to(hits) / counts)[labels]
+    losses = functional.cross_entropy(logits, labels, reduction="none").double()
+    weights = weights / weights.sum()
+    return float(weights @ hits), float(weights @ losses)
 
 
-def measure(logits: Tensor, labels: Tensor) -> dict[str, Any]:
+def measure(logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> dict[str, Any]:
     """Return all figures of logits [N, C] against labels [N]; None for those that do not exist.
 
-    Balanced accuracy and macro F1 are means over the classes that have test examples, the AUC
-    (one class against the rest) over those that have examples and counterexamples.
+    Accuracy and loss are means over the examples or, with class shares [C], over the classes in
+    these proportions. Balanced accuracy and macro F1 are means over the classes that have test
+    examples, the AUC (one class against the rest) over those that have examples and
+    counterexamples.
     """
-    accuracy, loss = evaluate(logits, labels)
+    accuracy, loss = evaluate(logits, labels, shares)
     confusion = confusion_matrix(logits, labels)
     hits, actual, predicted = confusion.diagonal(), confusion.sum(dim=1), confusion.sum(dim=0)
     there = actual > 0
@@ -38,16 +47,18 @@ def measure(logits: Tensor, labels: Tensor) -> dict[str, Any]:
     }
 
 
-def measure_models(models: Iterable[tuple[str, Tensor]], labels: Tensor) -> dict[str, Any]:
-    """Return the figures of several models, as pairs of prototype and logits [N, C].
+def measure_models(
+    models: Iterable[tuple[str, Tensor, Tensor | None]], labels: Tensor
+) -> dict[str, Any]:
+    """Return the figures of several models: prototype, logits [N, C], class shares [C] or None.
 
     Figures are means over models; counts of the confusion matrix are sums. The ensemble averages
     their logits.
     """
     measured: dict[str, list[dict[str, Any]]] = {}
     total: Tensor | None = None
-    for name, logits in models:
-        measured.setdefault(name, []).append(measure(logits, labels))
+    for name, logits, shares in models:
+        measured.setdefault(name, []).append(measure(logits, labels, shares))
         total = logits if total is None else total + logits
     assert total is not None, "there is at least one model"
     every = [one for own in measured.values() for one in own]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from fedaux.config import Certainty, ExperimentFields
 from fedaux.core.asks import Asks
 from fedaux.core.messages import (
     Clients,
+    Measured,
     Member,
     TrainRequest,
     Update,
@@ -52,9 +53,11 @@ from fedaux.core.task import (
     trainable_models,
 )
 from fedaux.core.weights import AVERAGES, average_by_prototype, clipped, own_weights, snapshot
-from fedaux.models.split import SplitModel
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Public
+
+if TYPE_CHECKING:
+    from fedaux.models import SplitModel
 
 DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
 NONFINITE = "its model predicts NaN or infinity on public examples"
@@ -94,9 +97,9 @@ class Method:
         """Return the state after the last round."""
         return state
 
-    def evaluated(self, server: Server, state: State) -> Iterable[tuple[str, Weights]]:
-        """Return the models that are measured, as pairs of prototype and weights."""
-        return state.final.items()
+    def evaluated(self, server: Server, state: State) -> Iterable[Measured]:
+        """Return the models that are measured; accuracy is their mean."""
+        return [(name, own, None) for name, own in state.final.items()]
 
 
 class NobodyAnswered(Exception):
@@ -227,10 +230,15 @@ class Server:
                 del measured["confusion"]  # large if there are many classes
             return measured
 
-    def evaluate(self, models: Iterable[tuple[str, Weights]]) -> dict[str, Any]:
-        """Measure models, as pairs of prototype and weights, on the test data."""
-        logits = ((name, self.server_models[name].test_logits(own)) for name, own in models)
+    def evaluate(self, models: Iterable[Measured]) -> dict[str, Any]:
+        """Measure models on the test data, personal ones in the proportions of their client."""
+        sides = self.server_models
+        logits = ((name, sides[name].test_logits(own), shares) for name, own, shares in models)
         return measure_models(logits, self.task.test_labels)
+
+    def class_shares(self, client: int) -> Tensor:
+        """Return a client's class shares [C], to measure a personal model; simulator only."""
+        return self._clients.class_shares(client)
 
     # Verbs of the preparation.
 

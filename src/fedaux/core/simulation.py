@@ -116,6 +116,13 @@ class SimulatedClients:
         """Return nothing: simulated clients answer."""
         return {}
 
+    def class_shares(self, client: int) -> Tensor:
+        """Return a client's class shares [C]."""
+        held = torch.nn.functional.one_hot(
+            self._labels[self._parts[client]], self._task.num_classes
+        )
+        return held.double().mean(dim=0)
+
     def client_states(self) -> Mapping[int, ClientState]:
         """Return what clients keep between rounds: their optimizers' tensors, if asked for."""
         return dict(self._kept)

@@ -165,6 +165,10 @@ class FlowerClients:
         """Return why clients did not answer, or not with a usable answer."""
         return dict(self._reasons)
 
+    def class_shares(self, client: int) -> Tensor:
+        """Refuse: nodes tell nothing about their classes."""
+        raise ValueError("class shares: nodes do not tell them; run the method in the simulator")
+
     def client_states(self) -> Mapping[int, ClientState]:
         """Return nothing: nodes keep their state on their own disks."""
         return {}

@@ -18,7 +18,13 @@ from fedaux.privacy.mechanism import (
     release_of,
     takes_labels,
 )
-from fedaux.privacy.paper import PaperRegression
+
+
+def paper_regression(section: Certainty) -> Mechanism:
+    """Return the paper's printed mechanism; imported late, because few use it."""
+    from fedaux.privacy.paper import PaperRegression
+
+    return PaperRegression(section)
 
 
 def released_code(section: Certainty) -> Mechanism:
@@ -37,7 +43,7 @@ def private_heads(section: Certainty) -> Mechanism:
 
 MECHANISMS: dict[str, Callable[[Certainty], Mechanism]] = {
     "mean": PrivateMean,
-    "paper": PaperRegression,
+    "paper": paper_regression,
     "released-code": released_code,
     "none": UnprotectedMean,
     "classes": ClassSums,

@@ -117,6 +117,12 @@ def problems_of(
             if asks.last_releases
         ]
         problems += [
+            f"method = {name!r}: part of its models stays with the clients, which nodes do not "
+            "support; run it in the simulator"
+            for name, asks in asked.items()
+            if asks.personal
+        ]
+        problems += [
             f"method = {name!r}: its gradient corrections are not sent over the network; run it in "
             "the simulator"
             for name, asks in asked.items()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fedaux.config import ExperimentFields
 from fedaux.core.algorithms.fedavg import FedAvg
 from fedaux.core.asks import Asks
-from fedaux.core.messages import Weights
+from fedaux.core.messages import Measured, Weights
 from fedaux.core.server import Server, kept_weights
 from fedaux.core.task import State
 from fedaux.core.weights import own_weights
@@ -42,8 +42,8 @@ class LocalOnly(FedAvg):
 
         return state.remember(kept_weights(server.train(state, start=start)))
 
-    def evaluated(self, server: Server, state: State) -> Iterable[tuple[str, Weights]]:
+    def evaluated(self, server: Server, state: State) -> Iterable[Measured]:
         """Return the clients' models."""
-        prototype_of = server.task.prototype_of
-        own = [(prototype_of[one], own_weights(kept)) for one, kept in sorted(state.memory.items())]
+        known, prototype_of = sorted(state.memory.items()), server.task.prototype_of
+        own = [(prototype_of[client], own_weights(kept), None) for client, kept in known]
         return own or super().evaluated(server, state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,6 +18,7 @@ from fedaux.core.algorithms.private_head import (
     require_linear,
     start_with_head,
 )
+from fedaux.core.asks import Asks
 from fedaux.core.messages import Member, Weights
 from fedaux.core.releases import ClassEstimates
 from fedaux.core.server import Server
@@ -66,6 +67,10 @@ class FedAux2(FedAux):
     Robust averages (`aggregation`) ignore it: a client could claim a whole class."""
     smoothing: float = 0.8
     """Decay of the server models' average over rounds, which is evaluated; 0 evaluates the last."""
+
+    def asks(self, settings: ExperimentFields) -> Asks:
+        """Ask each client for class sums, and for a model in every round."""
+        return replace(super().asks(settings), distills=self.distills)
 
     def certainty(self, settings: ExperimentFields) -> Certainty:
         """Return the settings of a release of class sums."""
