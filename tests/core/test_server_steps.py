@@ -24,7 +24,7 @@ from fedaux.running.preflight import problems_of
 
 pytestmark = pytest.mark.usefixtures("without_pages")
 SGD: dict[str, Any] = {"local": {"optimizer": "sgd", "learning_rate": 0.05, "epochs": 2}}
-FOREIGN = {"fednova": "fednova", "fedper": "fedper", "fedgkd": "fedgkd"}
+FOREIGN = ("fednova", "fedyogi", "fedper", "fedgkd")
 
 
 @pytest.fixture(autouse=True)

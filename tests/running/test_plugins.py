@@ -124,7 +124,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (OWN + "1 / 0\n", ":11: fails with ZeroDivisionError: division by zero"),
+        (OWN + "1 / 0\n", ":12: fails with ZeroDivisionError: division by zero"),
         (
             "def f():\n    import json\n    json.loads('x')\n\n\nf()\n",
             ":3: fails with JSONDecodeError: Expecting value",

@@ -16,7 +16,7 @@ from fedaux.core.algorithms.fedbe import FedBE
 from fedaux.core.algorithms.feddf import FedDF
 from fedaux.core.algorithms.private_head import PrivateHead, PrivateStudent
 from fedaux.core.algorithms.scaffold import FedDyn, Scaffold
-from fedaux.core.algorithms.server_steps import FedAdam, FedAvgM, FedExP, FedYogi
+from fedaux.core.algorithms.server_steps import FedAdam, FedAvgM, FedExP
 from fedaux.core.asks import Asks
 from fedaux.core.server import Method
 
@@ -44,7 +44,6 @@ METHODS: dict[str, Method] = {
             FedAvg("fedvls", objectives=("balanced-softmax", "vacant-class", "suppression")),
             FedAvgM("fedavgm"),
             FedAdam("fedadam"),
-            FedYogi("fedyogi"),
             FedExP("fedexp"),
             Scaffold("scaffold"),
             FedDyn("feddyn"),

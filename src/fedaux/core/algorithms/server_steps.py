@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedaux.core.algorithms.fedavg import FedAvg
 from fedaux.core.messages import Member, Weights
@@ -53,27 +52,16 @@ class FedAdam(FedAvg):
             first[name] = {
                 key: self.beta_1 * m[key] + (1 - self.beta_1) * own for key, own in update.items()
             }
-            second[name] = {key: self.second(v[key], own) for key, own in update.items()}
+            second[name] = {
+                key: self.beta_2 * v[key] + (1 - self.beta_2) * own.square()
+                for key, own in update.items()
+            }
             step = {
                 key: self.rate * first[name][key] / (second[name][key].sqrt() + self.tau)
                 for key in update
             }
             models[name] = moved(state.models[name], models[name], step)
         return state.next(models).carry("first", first).carry("second", second)
-
-    def second(self, before: Tensor, update: Tensor) -> Tensor:
-        """Return the next second moment."""
-        return self.beta_2 * before + (1 - self.beta_2) * update.square()
-
-
-@dataclass(frozen=True)
-class FedYogi(FedAdam):
-    """Yogi at the server (Reddi et al. 2021): v <- v - (1 - beta_2) D^2 sign(v - D^2)."""
-
-    def second(self, before: Tensor, update: Tensor) -> Tensor:
-        """Return the next second moment."""
-        square = update.square()
-        return before - (1 - self.beta_2) * square * (before - square).sign()
 
 
 @dataclass(frozen=True)
