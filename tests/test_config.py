@@ -220,9 +220,14 @@ def test_bad_overrides_and_files_are_named(tmp_path: Path) -> None:
     assert read_recipe(path, overrides=["rounds.x=1"])[1] == ["rounds.x: rounds is not a table"]
     with pytest.raises(ConfigError, match="cannot be read"):
         load_experiment(tmp_path / "absent.toml")
-    path.write_text("rounds = = 3")
-    with pytest.raises(ConfigError, match="not valid TOML"):
-        load_experiment(path)
+    for text, words in (
+        ("rounds = = 3", "not valid TOML"),
+        ("rounds = " + "[" * 3000 + "]" * 3000, "not valid TOML"),
+        ("rounds." + "a." * 900 + "b = 1", "should be at most 16 deep"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=words):
+            load_experiment(path)
 
 
 def test_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:

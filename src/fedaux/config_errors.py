@@ -4,17 +4,42 @@ from __future__ import annotations
 
 import difflib
 import json
+import tomllib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fedaux.config import PATTERN_MEANING, ExperimentFields, without_none
+from fedaux.config import PATTERN_MEANING, ConfigError, ExperimentFields, without_none
 
 DROPPED = {"distillation.negligible_weight": "0.2.0", "pretraining.redundancy": "0.3.0"}
 """Keys of earlier versions, and the version that removed each."""
 DROPPED_VALUES = {"pretraining.kind": {"barlow": "0.3.0", "next-token": "0.3.0"}}
 """Values of earlier versions, and the version that removed each."""
+
+
+MOST_NESTED = 16
+"""Tables and lists within each other in a TOML file."""
+
+
+def parsed_toml(text: str, *, origin: Path) -> dict[str, Any]:
+    """Return the values of a TOML text. Raises ConfigError."""
+    try:
+        raw = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError([f"{origin}: not valid TOML ({error})"]) from error
+    level: list[Any] = [raw]
+    for _ in range(MOST_NESTED + 1):
+        inside = [
+            child for one in level for child in (one.values() if isinstance(one, dict) else one)
+        ]
+        level = [child for child in inside if isinstance(child, dict | list)]
+        if not level:
+            return raw
+    raise ConfigError(
+        [f"{origin}: tables and lists within each other; should be at most {MOST_NESTED} deep"]
+    )
 
 
 def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:

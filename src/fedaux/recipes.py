@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedaux.config import ConfigError, Experiment, ExperimentFields
-from fedaux.config_errors import inspect, known_keys, nearest, section_in
+from fedaux.config_errors import inspect, known_keys, nearest, parsed_toml, section_in
 
 
 def load_experiment(recipe: Path | str, *, overrides: Sequence[str] = ()) -> Experiment:
@@ -96,10 +96,7 @@ def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 def _extended(text: str, path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     """Return the values of a TOML text, merged into those of the recipe that it extends."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"{path}: not valid TOML ({error})"]) from error
+    raw = parsed_toml(text, origin=path)
     base = raw.pop("extends", None)
     if base is None:
         return raw

@@ -116,6 +116,36 @@ def test_public_images_to_rehearse_cross_once_and_come_to_the_simulators_figures
         kept_private(federation.folder)
 
 
+def test_a_federation_of_one_node_comes_to_the_simulators_figures(tmp_path: Path) -> None:
+    settings = recipe(rounds=2, split={"num_clients": 1, "alpha": 1.0})
+    expected = simulated(settings, tmp_path / "simulated")
+    with Federation(tmp_path / "trial", settings) as federation:
+        federation.start()
+        federation.run()
+        federation.wait_for_end(PATIENCE)
+        same(federation.rows(), expected)
+        assert len(federation.ledger(0)) == 1
+
+
+def test_two_of_three_nodes_are_chosen_and_one_never_says_a_word(tmp_path: Path) -> None:
+    """It is connected, and answers no greeting either: the others are chosen without it."""
+    settings = recipe(
+        rounds=3,
+        participation_rate=0.67,
+        federation={"wait_for": 2, "wait_seconds": 400.0, "deadline": 60.0},
+    )
+    with Federation(tmp_path / "trial", settings) as federation:
+        federation.start(but=(1,))
+        federation.start_node(1, env=hostile("mute"))
+        federation.run()
+        federation.wait_for_end(PATIENCE)
+        rows = federation.rows()
+        assert [row["round"] for row in rows] == [1, 2, 3]
+        assert all(row["clients_answered"] == [0, 2] for row in rows)
+        assert all(1 in row["clients_absent"] for row in rows)
+        assert [len(federation.ledger(client)) for client in (0, 2)] == [1, 1]
+
+
 def kept_private(folder: Path) -> None:
     """All but what this test itself writes is readable by its owner alone, and the bytecode of the
     app, which Flower compiles and which holds no data."""

@@ -79,6 +79,8 @@ def test_paths_are_beside_the_file_and_the_client_may_come_from_flower(tmp_path:
             "client = 4: there are 4 parts",
         ),
         ("client =\n", "not valid TOML"),
+        ("client = " + "[" * 3000 + "]" * 3000, "not valid TOML"),
+        ("client." + "a." * 900 + "b = 1", "should be at most 16 deep"),
         (
             'client = 0\nclasses = []\n[data]\nsource = "digits"\n',
             "classes: missing; the names of all classes",

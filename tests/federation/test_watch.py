@@ -33,7 +33,10 @@ def test_the_board_follows_every_client(tmp_path: Path) -> None:
     for client in range(3):
         board.seen(client, node_id=2**63 + client, name=f"hospital {client}")
     board.phase(task, 2, "train")
-    board.asked([0, 1, 2], what="train", round=2)
+    board.asked([0, 1, 2], what="train", round=1, epochs=4)
+    for client in range(3):
+        board.answered(client)
+    board.asked([0, 1, 2], what="train", round=2, epochs=4)
     board.answered(0)
     board.missing(1, "no answer within 600 s")
     status = read_status(tmp_path)
@@ -43,7 +46,7 @@ def test_the_board_follows_every_client(tmp_path: Path) -> None:
         "busy",
         "unknown",
     ]
-    assert status["clients"]["0"]["rounds_answered"] == 1
+    assert status["clients"]["0"]["rounds_answered"] == 2
     assert status["clients"]["2"]["node"] == str(2**63 + 2)
     text = seen(status, later=90)
     assert "running  ·  fedaux, seed 0, round 2 of 5  ·  train" in text
@@ -52,6 +55,8 @@ def test_the_board_follows_every_client(tmp_path: Path) -> None:
     lines = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
     assert "no answer within 600 s" in lines["1"]
     assert "train 2, 9" in lines["2"]
+    epochs = [lines[client].split("│")[7].strip() for client in "0123"]
+    assert epochs == ["8", "4", "4 + 4", "0"]
     assert "never" in lines["3"]
 
     board.seen(1)  # it comes back

@@ -129,7 +129,8 @@ class FlowerClients:
                 if rehearsal.digest not in held:
                     public = records.arrays(self._public_images()) if public is None else public
                     contents[client]["rehearsed"] = public
-        for client, content in self._ask(contents, kind=TRAIN, what="train", round=request.round):
+        how = {"round": request.round, "epochs": request.local.epochs}
+        for client, content in self._ask(contents, kind=TRAIN, what="train", **how):
             name = self._task.prototype_of[client]
             update = self._read(
                 client, partial(self._update, client, content, request.weights[name], request)
@@ -199,11 +200,17 @@ class FlowerClients:
         }
 
     def _ask(
-        self, contents: Mapping[int, RecordDict], *, kind: str, what: str, round: int
+        self,
+        contents: Mapping[int, RecordDict],
+        *,
+        kind: str,
+        what: str,
+        round: int,
+        epochs: int = 0,
     ) -> Iterator[tuple[int, RecordDict]]:
         """Send each client its message and yield the answers as they arrive, until the deadline."""
         seconds = self._task.experiment.federation.deadline
-        self._members.status.asked(list(contents), what=what, round=round)
+        self._members.status.asked(list(contents), what=what, round=round, epochs=epochs)
         self.traffic["down"] += sum(records.size_of(content) for content in contents.values())
         began = time.monotonic()
         ends = began + seconds

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,7 +27,7 @@ from fedaux.config import (
     Section,
     _as_tuple,
 )
-from fedaux.config_errors import problems_in
+from fedaux.config_errors import parsed_toml, problems_in
 from fedaux.privacy.bounds import DELTA, EPSILON
 
 LOGGER = logging.getLogger("fedaux.node")
@@ -188,8 +187,8 @@ def _content(path: Path) -> bytes:
 def _parsed(content: bytes, path: Path, *, partition: int | None) -> NodeConfig:
     """Return the configuration of a file with this content; its paths are relative to the file."""
     try:
-        raw = tomllib.loads(content.decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raw = parsed_toml(content.decode("utf-8"), origin=path)
+    except UnicodeDecodeError as error:
         raise ConfigError([f"{path}: not valid TOML ({error})"]) from error
     if partition is not None:
         raw.setdefault("client", partition)

@@ -68,14 +68,15 @@ class StatusCallback:
             for client, name in named.items()
         }
 
-    def asked(self, clients: Iterable[int], *, what: str, round: int) -> None:
-        """These clients have a request."""
+    def asked(self, clients: Iterable[int], *, what: str, round: int, epochs: int = 0) -> None:
+        """These clients have a request: to train for so many epochs, or for none."""
         with self._lock:
             for client in clients:
                 self._clients[client] |= {
                     "state": "busy",
                     "doing": what,
                     "round": round,
+                    "epochs": epochs,
                     "since": _now(),
                 }
                 self._clients[client].pop("reason", None)
@@ -86,6 +87,7 @@ class StatusCallback:
         with self._lock:
             row = self._clients[client]
             row["rounds_answered"] += row.pop("doing", None) == "train"
+            row["epochs_done"] = row.get("epochs_done", 0) + row.pop("epochs", 0)
             row |= {"state": "present", "last_seen": _now()}
             row.pop("since", None)
         self._write()

@@ -60,8 +60,11 @@ def view(status: Mapping[str, Any], *, now: datetime) -> Group:
     """Return one line about the run and a table of the nodes."""
     run = status["run"]
     table = Table()
-    numbers = {"client", "rounds", "rejected"}
-    for column in ("client", "name", "state", "doing", "last seen", "rounds", "rejected", "remark"):
+    numbers = {"client", "rounds", "epochs", "rejected"}
+    for column in (
+        *("client", "name", "state", "doing", "last seen", "rounds", "epochs", "rejected"),
+        "remark",
+    ):
         table.add_column(column, justify="right" if column in numbers else "left")
     for client, row in status["clients"].items():
         state = row["state"]
@@ -77,6 +80,7 @@ def view(status: Mapping[str, Any], *, now: datetime) -> Group:
             doing,
             seen,
             str(row["rounds_answered"]),
+            _epochs(row),
             str(row.get("rejected", "")),
             remark,
         )
@@ -91,6 +95,15 @@ def view(status: Mapping[str, Any], *, now: datetime) -> Group:
     if turned_away := status.get("turned_away"):
         parts.append(_turned_away(turned_away, now=now))
     return Group(*parts)
+
+
+def _epochs(row: Mapping[str, Any]) -> str:
+    """Return the local epochs that a client has answered for, and those that it was asked for now.
+
+    How far it is in between it does not say: the time that examples take is private.
+    """
+    asked = row.get("epochs", 0) if row.get("doing") == "train" else 0
+    return str(row.get("epochs_done", 0)) + (f" + {asked}" if asked else "")
 
 
 def _turned_away(rows: Sequence[Mapping[str, Any]], *, now: datetime) -> Table:

@@ -29,7 +29,7 @@ if FAULT and {"fedaux.federation.clientapp", "fedaux.federation.warm"} & set(sys
 
     def misbehave(self: Any, message: Any, context: Any) -> Any:
         training = message.metadata.message_type == "train"
-        if training and FAULT in {"slow", "silent"}:
+        if FAULT == "mute" or (training and FAULT in {"slow", "silent"}):
             time.sleep(3600)
         reply: Any = honest(self, message, context)
         if not training or "weights" not in reply.content:
