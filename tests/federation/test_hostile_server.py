@@ -8,6 +8,7 @@ import io
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +128,19 @@ def ask_with_map(file: Path, public: dict[str, torch.Tensor], **certainty: Any) 
 
 
 def ask_for_update(
-    file: Path, *, classes: tuple[str, ...] = CLASSES, round: int = 1, **local: Any
+    file: Path,
+    *,
+    classes: tuple[str, ...] = CLASSES,
+    round: int = 1,
+    terms: Mapping[str, Any] | None = None,
+    **local: Any,
 ) -> RecordDict:
+    """Ask for an update; `terms` are changed in the text that is sent."""
     torch.manual_seed(0)
     model = MODELS["cnn"]((1, 8, 8), len(classes), width=4)
     section = Local(**local)
     plan = Plan(run="r", local=section, updates=1)
-    terms = TrainTerms(
+    honest = TrainTerms(
         round=round,
         local=section,
         proximal=0.0,
@@ -141,8 +148,9 @@ def ask_for_update(
         **common(classes=classes, plan=plan),
     )
     weights = {name: torch.full_like(tensor, 0.01) for name, tensor in snapshot(model).items()}
+    text = json.dumps(json.loads(honest.model_dump_json()) | dict(terms or {}))
     content: dict[str, Any] = {
-        "terms": records.text_record(terms.model_dump_json()),
+        "terms": records.text_record(text.replace("\\\\ud800", "\\ud800")),
         "weights": records.arrays(weights),
     }
     return asked(file, RecordDict(content), TRAIN).content
@@ -606,6 +614,48 @@ def test_unprotected_updates_need_the_owners_word(tmp_path: Path) -> None:
     words = refusal(ask_for_update(file))
     assert words is not None
     assert "updates without DP-SGD do not leave this node" in words
+
+
+MALFORMED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "a proximal term beyond single precision": ({}, {"proximal": 1e300}, "proximal = 1e+300"),
+    "a rate beyond single precision": (
+        {"learning_rate": 1e300},
+        {},
+        "plan.local.learning_rate = 1e+300",
+    ),
+    "a batch beyond 64 bits": ({"batch_size": 2**64}, {}, "plan.local.batch_size = 1.84467e+19"),
+    "more epochs than can be done": ({"epochs": 2**31 - 1}, {}, "local.epochs: steps per update"),
+    "numbers that end in infinity": (
+        {"learning_rate": 1e29, "epochs": 4, "optimizer": "sgd", "optimizer_state": "kept"},
+        {},
+        "training with these weights and settings ends in NaN or infinity",
+    ),
+    "half a letter": ({}, {"run": "\\ud800"}, "the terms of the request"),
+}
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("what", MALFORMED)
+def test_requests_that_cannot_be_computed_are_refused_with_a_reason(
+    tmp_path: Path, what: str, private: bool
+) -> None:
+    """They failed, after a look at the budget; "the node failed" names no reason."""
+    local, terms, words = MALFORMED[what]
+    if private and "infinity" in words:
+        pytest.skip("a private update is paid for, and says nothing by being refused")
+    file = node(
+        tmp_path / "node",
+        images(tmp_path / "data", ["cat", "dog"] * 4),
+        epsilon=100.0,
+        accountant="renyi",
+        plain_updates=True,
+    )
+    if private:
+        local = local | {"privacy": {"noise_multiplier": 100.0}}
+    answer = refusal(ask_for_update(file, terms=terms, **local))
+    assert answer is not None
+    assert answer.startswith(f"refused: {words}")
+    assert spent(file) == []
 
 
 WIDTH = 32

@@ -21,6 +21,7 @@ from fedaux import __version__
 from fedaux.config import ConfigError
 from fedaux.federation.node import NodeConfig, load_started
 from fedaux.federation.terms import PrepareTerms, Terms, TrainTerms
+from fedaux.recipes import flatten
 
 if TYPE_CHECKING:
     from fedaux.core.messages import ScoreRelease, Update
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 NODE_KEY, NODE_VARIABLE = "fedaux", "FEDAUX_NODE"
 """Where the path of the node's configuration is given: Flower's --node-config, or the
 environment."""
+LARGEST: dict[type, float] = {int: 2**31, float: 1e30}
+"""Largest numbers in the terms of a request: they are computed with in single precision."""
 Kind = TypeVar("Kind", bound=Terms)
 LOGGER = logging.getLogger("fedaux.node")
 
@@ -237,6 +240,11 @@ def _terms(message: Message, config: NodeConfig, kind: type[Kind]) -> Kind:
         )
     if terms.client != config.number:
         raise Refusal(f"this is client {config.number}, not {terms.client}")
+    for name, value in flatten(terms.model_dump(exclude={"seed"})).items():
+        for number in value if isinstance(value, tuple) else (value,):
+            most = LARGEST.get(type(number))
+            if most is not None and abs(number) > most:
+                raise Refusal(f"{name} = {number:g}: should be at most {most:g} in size")
     return terms
 
 

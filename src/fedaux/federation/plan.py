@@ -14,7 +14,7 @@ from fedaux.core.server import clients_per_round
 from fedaux.federation.node import NodeConfig
 from fedaux.federation.policy import BEYOND_BUDGET, Guard, Refusal
 from fedaux.federation.terms import Plan
-from fedaux.privacy.bounds import update_problem
+from fedaux.privacy.bounds import STEPS, update_problem
 from fedaux.privacy.filters import ROUNDING
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.ledger import SCORES, LedgerEntry, purpose_of
@@ -53,6 +53,10 @@ def check_plan(
     for section in plan.certainty:
         guard.check_release(section)
     private = None
+    if plan.local is not None and plan.local.privacy is None:
+        steps = plan.local.epochs * math.ceil(num_examples / plan.local.batch_size)
+        if (problem := STEPS.problem("local.epochs: steps per update", steps)) and steps:
+            raise Refusal(problem)
     if plan.local is not None:
         guard.check_update(plan.local, plan.objectives)
         private = plan.local if plan.local.privacy is not None and num_examples > 0 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -200,7 +201,9 @@ def train(
             rehearsal=rehearsal_of(terms, rehearsal, public),
             mirrored=mirrored,
         )
-        if all(bool(tensor.isfinite().all()) for tensor in trained.optimizer_state.values()):
+        if not math.isfinite(update.loss or 0.0) or not _finite(update.weights):
+            raise Refusal("training with these weights and settings ends in NaN or infinity")
+        if _finite(trained.optimizer_state):
             kept = trained.optimizer_state
     update = Update(
         config.number, num_examples, placed(update.weights, Compute()), update.loss, update.entry
@@ -445,6 +448,10 @@ def _update_entry(config: NodeConfig, terms: TrainTerms, num_examples: int) -> L
     return update_entry(
         terms.local, num_examples=num_examples, client=config.number, noise=update_noise(config)
     )
+
+
+def _finite(tensors: Mapping[str, Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
 
 def _without_strengths(local: Local | None) -> Local | None:

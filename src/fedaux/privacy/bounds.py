@@ -51,7 +51,7 @@ REGULARISATION = Bound(1e-6, 1e6, "outside, the solver could fail for some data 
 COMPONENTS = Bound(1, MOST_COMPONENTS, "the proof of secure noise covers vectors up to this length")
 NOISE_MULTIPLIER = Bound(0.1, 1e3, "outside, the accountant or the sampler is not exact")
 CLIP = Bound(1e-6, 1e6, "outside, single-precision gradients cannot be clipped to it")
-STEPS = Bound(1, MOST_STEPS, "more steps cannot be accounted for in one update")
+STEPS = Bound(1, MOST_STEPS, "more steps cannot be done, or accounted for, in one update")
 BATCH = Bound(1, MOST_BATCH, "sums of larger batches are not exact")
 
 
