@@ -375,6 +375,22 @@ class StrangeLabelsEverywhere(Classes):
         return super().sums(rows, labels, classes) + (rows * strange[:, None]).sum(dim=0)
 
 
+class HeavyClass(Classes):
+    """The rows of one class count half as much again."""
+
+    heavy = 0
+
+    def sums(self, rows: Tensor, labels: Tensor, classes: int) -> Tensor:
+        weights = torch.where(labels == self.heavy, 1.5, 1.0)
+        return super().sums(rows * weights[:, None], labels, classes)
+
+
+class HeavyLastClass(HeavyClass):
+    """So do those of a class that the audit's first example need not have."""
+
+    heavy = 2
+
+
 class LargerConstant(Classes):
     """Counts are scaled up to have less noise."""
 
@@ -438,6 +454,8 @@ BROKEN: dict[str, tuple[Callable[[Certainty], Mechanism], str]] = {
     "classes: clipped with the constant": (ClippedWithConstant, "distance"),
     "classes: a larger constant": (LargerConstant, "distance"),
     "classes: unknown labels in every class": (StrangeLabelsEverywhere, "distance"),
+    "classes: a heavy class": (HeavyClass, "distance"),
+    "classes: a heavy last class": (HeavyLastClass, "distance"),
     "classes: labels as indices": (LabelAsIndex, "a release fails"),
     "classes: noise on held classes only": (NoiseOnHeldClasses, "noise: zeros"),
     "classes: counts without noise": (CountsWithoutNoise, "noise: zeros"),

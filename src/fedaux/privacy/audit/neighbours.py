@@ -209,18 +209,20 @@ def search(
     if section.components is None:
         section = section.model_copy(update={"components": MEAN_COMPONENTS})
     mechanism = build(section)
-    # 7 labels are cycled through beside 60 cases, so each case meets each label in time.
+    # Beside 60 cases, each of them meets each of the 21 pairs of replacement and class in time.
     labels = cycle(LABELS)
-    for scene, kind in islice(cycle(cases), plain):
+    for number, (scene, kind) in enumerate(islice(cycle(cases), plain)):
         start = _start(scene, mechanism, *SCENES[scene](generator))
+        start = _labelled(start, first=number + number // len(cases))
         found.try_pair(_replaced(start, kind, next(labels), generator))
     for scene, draw in shapes.items():
         examples, negatives = draw(generator)
         components = max(section.components or 1, examples.shape[1])
         wide = build(section.model_copy(update={"components": components}))
         start = _start(scene, wide, examples, negatives)
-        for kind in REPLACEMENTS:
-            found.try_pair(_replaced(start, kind, next(labels), generator))
+        for first, kind in enumerate(REPLACEMENTS):
+            labelled = _labelled(start, first=first)
+            found.try_pair(_replaced(labelled, kind, next(labels), generator))
     leading = sorted((found.by_scene[scene] for scene in SCENES), key=lambda pair: -pair.ratio)[:2]
     for start in leading:
         if math.isfinite(start.ratio):
@@ -229,10 +231,17 @@ def search(
 
 
 def _start(scene: str, mechanism: Mechanism, examples: Tensor, negatives: Tensor) -> Neighbours:
-    """Return a data set twice; its labels go round, so that some classes may have no example."""
+    """Return a data set twice, with the labels 0, 1, 2, 0, ..., so that some classes may have no
+    example."""
     labels = torch.arange(len(examples)) % NUM_CLASSES
     public = publish_map(mechanism, negatives, num_classes=NUM_CLASSES, sizes=[len(examples)])
     return Neighbours(scene, "", mechanism, public, (examples, examples), (labels, labels))
+
+
+def _labelled(start: Neighbours, *, first: int) -> Neighbours:
+    """Return the same examples with labels that go round from `first`."""
+    labels = (torch.arange(len(start.neighbours[0])) + first) % NUM_CLASSES
+    return replace(start, labels=(labels, labels))
 
 
 def _replaced(
