@@ -76,9 +76,9 @@ def test_draws_near_a_rounding_boundary_are_decided_with_more_bits(
     refined: list[int] = []
     real = exact_gaussian._refined
 
-    def counted(tail: int, scale: float) -> int:
+    def counted(tail: int, scale: float, near: float | None) -> int:
         refined.append(tail)
-        return real(tail, scale)
+        return real(tail, scale, near)
 
     monkeypatch.setattr(exact_gaussian, "_refined", counted)
     monkeypatch.setattr(os, "urandom", lambda size: given if size == len(given) else b"\x00" * size)
@@ -90,6 +90,36 @@ def test_draws_near_a_rounding_boundary_are_decided_with_more_bits(
                 1 - (mpmath.mpf(tail) + mpmath.mpf(2) ** -257) / 2**63
             )
             assert abs(draw) == int(mpmath.nint(scale * exact))
+
+
+@pytest.mark.parametrize("scale", [1000 * (2.0**24 + 1600), 2.0**24])
+def test_a_comparison_decides_as_many_bits_do_and_nearly_always(
+    monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
+    """The server chooses the noise multiplier, and an inverse by 1,024 bits takes 36 ms."""
+    inverted: list[float] = []
+    real = exact_gaussian._inverted
+
+    def counted(probability: Any, scale: float) -> int:
+        inverted.append(float(probability))
+        return real(probability, scale)
+
+    monkeypatch.setattr(exact_gaussian, "_inverted", counted)
+    rounded_gaussian(200_000, scale=scale)
+    assert len(inverted) <= 1
+    generator = np.random.default_rng(0)
+    for boundary in (0.3 + 2.5 * generator.random(12)) * scale:
+        near = math.floor(boundary)
+        with mpmath.workprec(400):
+            edge = mpmath.erfc((mpmath.mpf(near) + 0.5) / mpmath.mpf(scale) / mpmath.sqrt(2))
+        for shift in (-1, 0, 1):
+            tail = int(edge * 2**63) + shift
+            compared = exact_gaussian._refined(tail, scale, float(near))
+            with mpmath.workprec(400):
+                middle = (mpmath.mpf(tail) + 0.5) / 2**63
+            if shift:
+                assert compared == real(middle, scale)
+            assert compared in (near, near + 1)
 
 
 def test_secret_draws_do_not_look_at_any_seed() -> None:

@@ -10,6 +10,7 @@ and with more bits otherwise.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ RELATIVE_ERROR = 2.0**-45
 below 2^-50."""
 EXTRA_BITS = 256
 """Bits by which a draw is refined if double precision is not sufficient."""
+COMPARED_BITS = 192
+"""Precision of the comparison with a boundary; its error is far below the last 32 of these bits."""
 
 
 def rounded_gaussian(size: int, *, scale: float) -> NDArray[np.int64]:
@@ -36,14 +39,19 @@ def rounded_gaussian(size: int, *, scale: float) -> NDArray[np.int64]:
     margin = scale * (RELATIVE_ERROR * (1 + np.abs(z)) + 2.0**-63 / density)
     magnitude = nearest.astype(np.int64)
     for index in np.flatnonzero(np.abs(np.abs(value - nearest) - 0.5) <= margin):
-        magnitude[index] = _refined(int(tail[index]), scale)
+        near = float(np.floor(value[index])) if margin[index] < 0.25 else None
+        magnitude[index] = _refined(int(tail[index]), scale, near)
     draws: NDArray[np.int64] = sign * magnitude
     return draws
 
 
-def _refined(tail: int, scale: float) -> int:
+def _refined(tail: int, scale: float, near: float | None) -> int:
     """Return round(scale * z) for a tail probability in [tail, tail + 1) / 2^63, drawn with
-    further bits."""
+    further bits.
+
+    With `near`, the result is near or near + 1. Since P[|Z| > z] falls with z, one comparison of
+    the probability with that of the boundary decides, and needs no inverse.
+    """
     import mpmath  # rarely needed
 
     extra = int.from_bytes(os.urandom(EXTRA_BITS // 8), "little")
@@ -51,6 +59,20 @@ def _refined(tail: int, scale: float) -> int:
         probability = (
             mpmath.mpf(tail) + (mpmath.mpf(extra) + 0.5) / mpmath.mpf(2) ** EXTRA_BITS
         ) / 2**63
+    if near is not None:
+        with mpmath.workprec(COMPARED_BITS):
+            boundary = (mpmath.mpf(near) + 0.5) / mpmath.mpf(scale)
+            above = mpmath.erfc(boundary / mpmath.sqrt(2)) - probability
+            if abs(above) > probability * mpmath.mpf(2) ** (32 - COMPARED_BITS):
+                return int(near) + int(above > 0)
+    return _inverted(probability, scale)
+
+
+def _inverted(probability: Any, scale: float) -> int:
+    """Return round(scale * z) with P[|Z| > z] = probability, by 1,024 bits: about 36 ms."""
+    import mpmath
+
+    with mpmath.workprec(4 * EXTRA_BITS):
         return int(mpmath.nint(mpmath.mpf(scale) * mpmath.sqrt(2) * mpmath.erfinv(1 - probability)))
 
 
