@@ -134,3 +134,19 @@ def setting_text(value: Any) -> str:
         ]
         return f"{value.get('name', '')} ({', '.join(rest)})".replace(" ()", "").strip()
     return UNKNOWN if value is None else str(value)
+
+
+def cell(value: object) -> str:
+    """Return a value for a CSV file; a text that a spreadsheet would compute begins with a quote.
+
+    Names of files and classes can be anything, and those that begin with =, +, -, @, a tab or a
+    line break are formulas there, which can start programs.
+    """
+    text = str(value)
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        return text
+    try:
+        float(text.rstrip("%").rstrip())
+    except ValueError:
+        return f"'{text}"
+    return text

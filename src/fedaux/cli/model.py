@@ -136,6 +136,7 @@ def _write(inputs: Inputs, classes: Sequence[str], out: Path, *, bad: dict[str, 
     from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
     from fedaux.files import replacing
+    from fedaux.formatting import cell
     from fedaux.running.display import live_bar
 
     count = 0
@@ -146,13 +147,15 @@ def _write(inputs: Inputs, classes: Sequence[str], out: Path, *, bad: dict[str, 
     ):
         table = csv.writer(stream)
         names = [f"p_{name}" for name in classes]
+        shown_classes = [cell(name) for name in classes]
         table.writerow(["path", "row", "class", "probability", *names])
         shown = bar.add_task("predict", total=inputs.size)
         for items, probabilities in inputs.predicted(bad=bad):
             for item, own in zip(items, probabilities.tolist(), strict=True):
                 top, row = max(own), "" if item.row is None else item.row
                 numbers = [f"{number:.6g}" for number in (top, *own)]
-                table.writerow([item.path, row, classes[own.index(top)], *numbers])
+                place, best = cell(item.path), shown_classes[own.index(top)]
+                table.writerow([place, row, best, *numbers])
             count += len(items)
             bar.update(shown, completed=count + len(bad or ()))
     return count

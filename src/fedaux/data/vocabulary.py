@@ -64,6 +64,16 @@ class Vocabulary:
             raise ValueError(f"the vocabulary of {self.origin} has no token {token}")
         return self.tokens[token]
 
+    def check(self) -> None:
+        """Raise ValueError unless the tokenizer is one of BERT's kind that can be used."""
+        try:
+            _checked(self.tokenizer, origin=self.origin)
+            _ = self._tokenizer
+        except ValueError:
+            raise
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"{self.origin}: not a usable tokenizer ({error})") from error
+
     def encode(self, texts: Sequence[str], *, length: int) -> TokenIds:
         """Return token ids [N, length]: [CLS], tokens, truncated if needed, [SEP], padding."""
         self._tokenizer.enable_truncation(max_length=length)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
+from fedaux.formatting import cell
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table as RichTable
@@ -182,5 +184,6 @@ def to_html(table: Table) -> str:
 def to_csv(table: Table) -> str:
     """Return headers and rows as CSV."""
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([table.headers, *table.rows])
+    rows = [[cell(value) for value in row] for row in (table.headers, *table.rows)]
+    csv.writer(buffer, lineterminator="\n").writerows(rows)
     return buffer.getvalue()

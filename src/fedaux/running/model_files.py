@@ -31,6 +31,7 @@ from fedaux.models.bert import without_checkpoint
 from fedaux.privacy.accounting import total_cost
 from fedaux.privacy.ledger import NEIGHBOURS, worst_client
 from fedaux.running import plugins
+from fedaux.running.model_card import parse_card
 from fedaux.running.run_directory import Progress, RunDirectory
 
 FORMAT = "fedaux model 1"
@@ -43,13 +44,6 @@ MODEL_UNPROTECTED = (
     " So the model itself is not differentially private: whoever holds it may learn something "
     "about single training examples."
 )
-
-REQUIRED = (
-    *("method", "seed", "prototype", "model", "options", "input_shape", "mode", "input", "classes"),
-    *("batch_normalisation", "batch_size", "accuracy", "privacy", "device", "precision"),
-    "versions",
-)
-"""The keys of a card that programs read."""
 
 Card = dict[str, Any]
 """The description of a model, as JSON."""
@@ -218,11 +212,11 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], Card, str | None]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            _parsed(path, metadata)
+            card = _parsed(path, metadata)
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
-    return weights, _parsed(path, metadata), metadata.get(METADATA)
+    except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(path, error) from error  # of a type of numbers that torch does not know
+    return weights, card, metadata.get(METADATA)
 
 
 def read_card(path: Path) -> Card:
@@ -246,13 +240,9 @@ def _parsed(path: Path, metadata: Mapping[str, str]) -> Card:
         other = f" of the format {found!r}" if str(found).startswith("fedaux model") else ""
         raise ValueError(f"{path}: is no trained model{other}; {RIGHT_FILE} (format {FORMAT!r})")
     try:
-        card = json.loads(metadata["card"])
-        missing = [key for key in REQUIRED if key not in card]
-    except (ValueError, KeyError, TypeError) as error:
+        return parse_card(metadata.get("card", ""))
+    except ValueError as error:
         raise ValueError(f"{path}: its card is damaged ({error})") from error
-    if missing:
-        raise ValueError(f"{path}: its card is damaged (it has no {', '.join(missing)})")
-    return dict(card)
 
 
 def find_model(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ from fedaux.data.decoding import Content, decode, from_pixels
 from fedaux.data.texts import text_of
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.models import MODELS, SHIPPED, SplitModel
+from fedaux.running.model_card import Unfit, check_weights
 from fedaux.running.model_files import Card, describe, find_model, read_model
 
 
@@ -124,21 +126,40 @@ def load(
             "= 'batch'), so that its prediction for an image depends on other images; fedaux "
             "0.2.0 was the last version that predicts with such a model"
         )
-    network = _built(card, file) if module is None else module
     try:
+        network = _built(card, file, weights) if module is None else module
         network.load_state_dict(weights)
+    except Unfit as error:
+        raise _unfit(file, card, str(error)) from error
     except RuntimeError as error:
-        raise ValueError(
-            f"{file}: its weights do not fit the model {card['model']!r} as it is here "
-            f"({' '.join(str(error).split())[:200]}); it was written by fedaux "
-            f"{card['versions']['fedaux']}"
-        ) from error
-    vocabulary = None if tokenizer is None else Vocabulary(tokenizer, str(file))
+        raise _unfit(file, card, " ".join(str(error).split())[:200]) from error
+    vocabulary = None if tokenizer is None else _vocabulary(tokenizer, card, file)
+    if (vocabulary is None) != (card["input"]["kind"] == "image"):
+        raise ValueError(f"{file}: its card is damaged (a tokenizer belongs to texts, and to them)")
     return TrainedModel(network, card, vocabulary=vocabulary).to(choose_device(device))
 
 
-def _built(card: Card, file: Path) -> SplitModel:
-    """Return the network of a card with random weights. Raises ValueError if it is unknown."""
+def _unfit(file: Path, card: Card, why: str) -> ValueError:
+    return ValueError(
+        f"{file}: its weights do not fit the model {card['model']!r} as it is here ({why}); it was "
+        f"written by fedaux {card['versions']['fedaux']}"
+    )
+
+
+def _vocabulary(tokenizer: str, card: Card, file: Path) -> Vocabulary:
+    """Return the tokenizer of a file. Raises ValueError if it is not the one of its card."""
+    vocabulary = Vocabulary(tokenizer, str(file))
+    if vocabulary.digest != (card["input"].get("tokenizer") or {}).get("digest"):
+        raise ValueError(f"{file}: damaged (its tokenizer is not the one of its card)")
+    vocabulary.check()
+    if vocabulary.size > card["input_shape"][1]:
+        raise ValueError(f"{file}: damaged (its tokenizer has more tokens than its network)")
+    return vocabulary
+
+
+def _built(card: Card, file: Path, weights: Mapping[str, Tensor]) -> SplitModel:
+    """Return the network of a card with random weights. Raises ValueError if it is unknown, or its
+    weights are not these."""
     name, options = card["model"], dict(card["options"])
     if name not in MODELS:
         origin = card.get("plugin")
@@ -153,5 +174,16 @@ def _built(card: Card, file: Path) -> SplitModel:
         )
     if name in SHIPPED:
         options.pop("checkpoint", None)  # never a file or a download that a card names
-    with seeding.initialisation(0, part=name):
+
+    def build() -> SplitModel:
         return MODELS[name](tuple(card["input_shape"]), len(card["classes"]), **options)
+
+    try:
+        check_weights(build, weights)
+    except Unfit:
+        raise
+    except Exception as error:  # a network of others need not be one that can be built on meta
+        if name in SHIPPED:
+            raise Unfit(" ".join(str(error).split())[:200]) from error
+    with seeding.initialisation(0, part=name):
+        return build()
