@@ -9,7 +9,7 @@ TRITON := .venv-kernels
 # One thread each: two processes share two cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10
 
-.PHONY: demo test test-all test-rest test-slow test-processes test-federation test-cluster test-gpu test-kernels benchmark docs wheel check format clean
+.PHONY: demo test test-all test-rest test-slow test-processes test-federation test-gpu test-kernels benchmark docs wheel check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, a minute on two ARM cores
 	rm -rf runs/demo
@@ -23,16 +23,13 @@ test-all: test test-rest ## everything that a CPU can test; at most an hour on t
 test-rest: test-slow test-processes ## what `make test` leaves out
 
 test-slow: $(EXTRAS)    ## tests of more than some seconds
-	$(PYTEST) -n 2 --dist worksteal -m 'slow and not gpu and not network and not federation and not cluster'
+	$(PYTEST) -n 2 --dist worksteal -m 'slow and not gpu and not network and not federation'
 
-test-processes: $(EXTRAS) ## federations of real processes, sweeps on a cluster
-	$(PYTEST) -m 'federation or cluster'
+test-processes: $(EXTRAS) ## federations of real processes
+	$(PYTEST) -m federation
 
 test-federation: $(EXTRAS) ## federations of real processes on loopback: parity, faults, security, the deployment page
 	$(PYTEST) -m federation
-
-test-cluster: $(EXTRAS) ## sweeps on a Ray cluster of two nodes on this machine, one of which dies
-	$(PYTEST) -m cluster
 
 test-gpu: $(EXTRAS)     ## what needs a CUDA GPU: the fast ways equal the plain loop there
 	$(PYTEST) -m gpu
@@ -72,7 +69,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 $(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,hdf5,text,privacy,dpsgd,tensorboard,onnx,pandas,flower,simulation,cluster]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,hdf5,text,privacy,dpsgd,tensorboard,onnx,pandas,flower,simulation]'
 	touch $@
 
 $(SITE): $(READY)

@@ -6,14 +6,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import tomli_w
@@ -25,9 +26,8 @@ from fedaux.config import ConfigError
 from fedaux.recipes import merged
 from fedaux.running import run as execute
 from fedaux.sweep import Cell, cells_of, expand, read_records, sweep
-from fedaux.sweep.processes import LocalProcess, Process, SlotUnavailable, WorkerLost
-from fedaux.sweep.runner import SweepCallback, _Record, _run, by_shared_inputs, is_finished
-from fedaux.sweep.scheduler import CellQueue, Worker
+from fedaux.sweep.runner import SweepCallback, by_shared_inputs, is_finished
+from fedaux.sweep.scheduler import CellQueue
 from fedaux.sweep.worker import MODEL_SECTIONS, ROUND_SECTIONS, EventWriter, InputCache
 
 
@@ -58,9 +58,6 @@ class Notes(SweepCallback):
             if second and cell.name == self._kill:
                 for worker in workers_of(os.getpid()):
                     os.kill(worker, signal.SIGKILL)
-
-    def moved(self, cell: Cell, reason: str) -> None:
-        self.events.append(("moved", cell.name))
 
     def ended(self, cell: Cell, reason: str | None) -> None:
         self.events.append(("ended" if reason is None else "failed", cell.name))
@@ -304,121 +301,10 @@ def test_no_cell_is_begun_that_would_end_too_late() -> None:
     done = {cell.name: 0 for cell in (short, long, other)}
     work = CellQueue([short, long, other], done=done, time_limit=100.0)
     assert work.take() is short  # nothing is known yet
-    work.done(short, seconds=2.0)  # one second per round
+    work.finished(short, seconds=2.0)  # one second per round
     assert work.take() is other  # 200 rounds would not end in time
     assert work.take() is None
     assert work.left == [long]
-
-
-class Mortal:
-    """A seat whose machine dies with its worker; another one can be had a few times."""
-
-    device = None
-
-    def __init__(self, log: Path, *, machines: int) -> None:
-        self.machines, self.died = machines, 0
-        self._log = log
-
-    def start(self) -> Process:
-        if self.gone():
-            raise SlotUnavailable("no machine")
-        process = LocalProcess(log=self._log, environment=os.environ)
-        seat = self
-
-        class Watched:
-            stop = process.stop
-
-            def send(self, line: str) -> None:
-                try:
-                    process.send(line)
-                except OSError:  # killed while it was told what to do
-                    self.burn()
-
-            def lines(self) -> Iterator[str]:
-                # None never comes: it leaves the pipe open. The line it was killed in the middle of
-                # stays unheard.
-                yield from (
-                    line for line in iter(process.lines().__next__, None) if line.endswith("\n")
-                )
-                self.burn()
-
-            def burn(self) -> NoReturn:
-                seat.died += 1
-                raise WorkerLost("the machine burned down")
-
-        return Watched()
-
-    def gone(self) -> bool:
-        return self.died >= self.machines
-
-
-def run_on(
-    seats: Sequence[Mortal], cells: Sequence[Cell], out: Path, notes: Notes
-) -> tuple[list[str], dict[str, str]]:
-    out.mkdir()
-    work = CellQueue(
-        cells,
-        done=dict.fromkeys((cell.name for cell in cells), 0),
-        time_limit=None,
-        may_return=True,
-    )
-    team, finished = [Worker(out, seat) for seat in seats], list[str]()
-    record = _Record(out, "lost", cells)
-    try:
-        _run(work, team, record, notes, finished)
-    finally:
-        for worker in team:
-            worker.close()
-    return finished, record.failed
-
-
-@pytest.mark.slow
-def test_a_cell_that_loses_its_machine_goes_on_at_another(tmp_path: Path) -> None:
-    cells = grid(rounds=4, split={"alpha": [1.0, 2.0]})
-    first, second = (
-        Mortal(tmp_path / "out/logs/a", machines=1),
-        Mortal(tmp_path / "out/logs/b", machines=9),
-    )
-    notes = Notes(kill="alpha=1")  # and with it every machine that has a worker then
-    finished, failed = run_on([first, second], cells, tmp_path / "out", notes)
-    assert failed == {}
-    assert sorted(finished) == ["alpha=1", "alpha=2"]
-    assert first.gone()
-    moved = notes.of("moved").count("alpha=1")
-    assert moved in (
-        1,
-        2,
-    )  # twice where the other machine, killed with it, was waiting and is found dead then
-    assert notes.of("started").count("alpha=1") == 1 + moved
-    execute.run(cells[0].experiment, out=tmp_path / "plain")
-    assert accuracies(tmp_path / "out" / "alpha=1") == accuracies(tmp_path / "plain")
-
-
-@pytest.mark.slow
-def test_a_cell_that_brings_machines_down_fails_at_last_and_none_waits_for_ever(
-    tmp_path: Path,
-) -> None:
-    class Burning(Notes):
-        def progressed(self, cell: Cell, event: Mapping[str, Any]) -> None:
-            if cell.name == "alpha=1":
-                for worker in workers_of(os.getpid()):
-                    os.kill(worker, signal.SIGKILL)
-
-    cells = grid(rounds=40, split={"alpha": [1.0, 2.0]})
-    notes = Burning()
-    finished, failed = run_on(
-        [Mortal(tmp_path / "out/logs/a", machines=3)], cells, tmp_path / "out", notes
-    )
-    assert finished == []
-    assert failed == {
-        "alpha=1": "lost its worker 3 times: the machine burned down",
-        "alpha=2": "no machine is left to run it",
-    }
-    assert notes.of("moved") == ["alpha=1", "alpha=1"]
-    reasons = [
-        cell["failed"] for cell in json.loads((tmp_path / "out/sweep.json").read_text())["cells"]
-    ]
-    assert reasons == list(failed.values())
 
 
 def test_cells_that_share_their_inputs_are_run_in_a_row() -> None:
@@ -461,3 +347,25 @@ def test_a_worker_tells_every_part_of_the_preparation_and_rounds_now_and_then() 
         "pretrain",
         "certify",
     ]
+
+
+@pytest.mark.slow
+def test_a_scheduler_runs_the_cells_as_commands(tmp_path: Path) -> None:
+    recipe = merged(TINY, {"split": {"alpha": [1.0, 2.0]}})
+    (tmp_path / "grid.toml").write_text(tomli_w.dumps(recipe), encoding="utf-8")
+    words = ["run", "grid.toml", "--out", "out", "--commands"]
+    told = called(*words, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    lines = told.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        program, *rest = shlex.split(line)
+        done = called(*rest, cwd=tmp_path)
+        assert (program, done.returncode) == ("fedaux", 0), done.stderr
+    assert "already contains a sweep" in called(*words, cwd=tmp_path).stderr
+    assert called(*words, "--resume", cwd=tmp_path).stdout == ""  # nothing is left
+    done = called("run", "grid.toml", "--out", "out", "--resume", cwd=tmp_path)
+    assert "2 finished before" in done.stdout, done.stderr
+    assert (tmp_path / "out/report.html").is_file()
+    done = called("run", "grid.toml", "--out", "out", "--cluster", "auto", cwd=tmp_path)
+    assert "--cluster: removed in fedaux 0.3.0; --commands prints" in done.stderr

@@ -60,6 +60,12 @@ def run(
     jobs: Jobs = None,
     cluster: Cluster = None,
     time_limit: TimeLimit = None,
+    commands: Annotated[
+        bool,
+        typer.Option(
+            "--commands", help="Print a command for each run of a sweep, for a scheduler."
+        ),
+    ] = False,
     plugins: Plugins = None,
 ) -> None:
     """Run every method and seed of a recipe; by default the demo.
@@ -68,7 +74,7 @@ def run(
     report. An interrupted run continues with --resume and gives the same numbers.
 
     If a setting is a list, as in --set split.alpha=[0.01,0.1], every combination is a separate run
-    in the directory, and the report compares them. --devices, --jobs, --cluster and --time-limit
+    in the directory, and the report compares them. --devices, --jobs, --commands and --time-limit
     are for such sweeps. The exit status is 3 if some runs failed or were not started.
     """
     overrides = [
@@ -77,12 +83,21 @@ def run(
         *(["output.tensorboard=true"] if tensorboard else []),
     ]
     if (cells := _cells(recipe, overrides, apart=apart, plugins=plugins)) is not None:
-        options = _sweep_options(devices, jobs=jobs, cluster=cluster, time_limit=time_limit)
+        if commands:
+            from fedaux.running.run import run_path
+            from fedaux.sweep.runner import commands as commands_of
+
+            name = cells[0].experiment.name
+            place = run_path(cells[0].experiment, out)
+            for line in commands_of(cells, place, name=name, resume=resume):
+                typer.echo(line)
+            return
+        options = _sweep_options(devices, jobs=jobs, time_limit=time_limit)
         _run_sweep(cells, out=out, resume=resume, options=options)
         return
-    if devices or jobs or cluster or time_limit:
+    if devices or jobs or commands or time_limit:
         raise ValueError(
-            "--devices, --jobs, --cluster and --time-limit are for sweeps, and this recipe is a "
+            "--devices, --jobs, --commands and --time-limit are for sweeps, and this recipe is a "
             "single run; give a setting a list, or use --apart method,seeds. The device of a "
             "single run is --set engine.device=..."
         )
@@ -277,7 +292,7 @@ def reproduce(
         _interruptible(console, f"the same command continues ({folder})"),
         ProgressDisplay(console) as callback,
     ):
-        sweeping = _sweep_options(devices, jobs=jobs, cluster=cluster, time_limit=time_limit)
+        sweeping = _sweep_options(devices, jobs=jobs, time_limit=time_limit)
         request = Request(
             folder,
             quick=quick,
@@ -305,12 +320,11 @@ def _comma_separated(text: str | None) -> list[str]:
 
 
 def _sweep_options(
-    devices: str | None, *, jobs: int | None, cluster: str | None, time_limit: float | None
+    devices: str | None, *, jobs: int | None, time_limit: float | None
 ) -> dict[str, Any]:
     """Return the arguments of `fedaux.sweep.sweep`."""
     return {
         "devices": _comma_separated(devices),
         "jobs": jobs,
-        "cluster": cluster,
         "time_limit": time_limit,
     }

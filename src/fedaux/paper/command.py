@@ -102,7 +102,7 @@ def reproduce(
     if request.only or request.also:
         raise ValueError(f"--only and --also: {name} is not a table of runs")
     entry = EXPERIMENTS[name]
-    for option in () if entry.sweeps else ("devices", "jobs", "cluster", "time_limit"):
+    for option in () if entry.sweeps else ("devices", "jobs", "time_limit"):
         if request.sweeping.get(option):
             raise ValueError(f"--{option.replace('_', '-')}: {name} is not a grid of runs")
     arguments = read_options(name, entry, options)

@@ -40,7 +40,7 @@ class Request:
     also: Sequence[str] = ()
     overrides: Sequence[str] = ()
     sweeping: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of `fedaux.sweep.sweep`: devices, jobs, cluster, time limit, callback."""
+    """Further arguments of `fedaux.sweep.sweep`: devices, jobs, time limit, callback."""
 
     @property
     def cells(self) -> Path:

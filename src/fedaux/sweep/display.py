@@ -136,22 +136,14 @@ class ProgressDisplay(SweepCallback):
             name = f"{cell.name}: " if cell.name else ""
             self._print(f"{name}{where}; {self._status()}")
 
-    def moved(self, cell: Cell, reason: str) -> None:
-        """Report that a cell waits for another worker."""
-        self._remove_bar(cell)
-        self._print(f"{cell.name}: waits for another worker: {reason}")
-
     def ended(self, cell: Cell, reason: str | None) -> None:
         """Report the outcome of a cell."""
         self._over.add(cell.name)
-        self._remove_bar(cell)
+        if (bar := self._bars.pop(cell.name, None)) is not None:
+            self._live.remove_task(bar)
         self._update_total()
         how = "finished" if reason is None else f"FAILED: {reason}"
         self._print(f"{cell.name}: {how}; {self._status()}")
-
-    def _remove_bar(self, cell: Cell) -> None:
-        if (bar := self._bars.pop(cell.name, None)) is not None:
-            self._live.remove_task(bar)
 
     def _update_total(self) -> None:
         done = sum(self._done.values())

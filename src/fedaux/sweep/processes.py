@@ -8,45 +8,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 STOP_TIMEOUT = 10.0
 """Seconds a process has to stop by itself."""
-
-
-class WorkerLost(Exception):
-    """A worker is unreachable, with its machine."""
-
-
-class SlotUnavailable(WorkerLost):
-    """A worker could not be started: its machine is gone or has no free resources."""
-
-
-class Process(Protocol):
-    """A running worker, local or remote. Raises WorkerLost if its machine is gone."""
-
-    def send(self, line: str) -> None:
-        """Send a line. Raises OSError if the worker does not read it."""
-
-    def lines(self) -> Iterator[str]:
-        """Yield the worker's output line by line until it exits."""
-
-    def stop(self) -> int | None:
-        """Stop the worker and return its exit status, if known."""
-
-
-class Slot(Protocol):
-    """A place to run a worker."""
-
-    @property
-    def device(self) -> str | None:
-        """The device of its cells; None for the recipe's own."""
-
-    def start(self) -> Process:
-        """Start a worker. Raises SlotUnavailable if the slot cannot run one any more."""
-
-    def gone(self) -> bool:
-        """Return whether the slot is gone for good; called after a worker was lost, may wait."""
 
 
 class LocalProcess:
@@ -57,23 +21,20 @@ class LocalProcess:
         *,
         log: Path,
         environment: Mapping[str, str],
-        lock: int | None = None,
-        folder: Path | None = None,
+        lock: int,
     ) -> None:
         """``lock``: descriptor of a file that stays locked until the worker exits."""
-        inherited = [] if lock is None else [lock]
         log.parent.mkdir(exist_ok=True)
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fedaux.sweep.worker", *map(str, inherited)],
+                [sys.executable, "-m", "fedaux.sweep.worker", str(lock)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 encoding="utf-8",
                 env=environment,
-                cwd=folder,
-                pass_fds=inherited,
+                pass_fds=[lock],
             )
 
     def send(self, line: str) -> None:
@@ -115,14 +76,10 @@ class LocalSlot:
         self._lock = lock
         self._at_once = at_once
 
-    def start(self) -> Process:
+    def start(self) -> LocalProcess:
         """Start a worker."""
         environment = shared_cores(os.cpu_count() or 1, at_once=self._at_once) | dict(os.environ)
         if os.environ.get("FEDAUX_CACHE") == "":  # no global store, but cells of a sweep share h0
             environment["FEDAUX_CACHE"] = str((self._root / ".shared").resolve())
         log = self._root / "logs" / "workers.log"
         return LocalProcess(log=log, environment=environment, lock=self._lock)
-
-    def gone(self) -> bool:
-        """Return False."""
-        return False

@@ -3,6 +3,7 @@
 sweep.json     the swept keys, and the name, settings and reason of failure of every cell
 CELL/          a run directory
 logs/CELL.log  output of the cell
+recipes/       recipes of cells that a scheduler runs (`commands`)
 report.html    report of all cells
 """
 
@@ -10,21 +11,25 @@ from __future__ import annotations
 
 import queue
 import re
+import shlex
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import tomli_w
+
 from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, ConfigError
-from fedaux.files import read_json, save_json
+from fedaux.files import read_json, replacing, save_json
 from fedaux.recipes import load_experiment
 from fedaux.report import write_report
+from fedaux.running import plugins
 from fedaux.running.run_directory import STATE, locked, read_header, refuse_other_experiment
 from fedaux.sweep.grid import Cell
-from fedaux.sweep.processes import STOP_TIMEOUT, LocalSlot, Slot
+from fedaux.sweep.processes import STOP_TIMEOUT, LocalSlot
 from fedaux.sweep.scheduler import CellQueue, Events, Worker, serve
 from fedaux.sweep.worker import input_keys
 
@@ -44,9 +49,6 @@ class SweepCallback:
 
     def progressed(self, cell: Cell, event: Mapping[str, Any]) -> None:
         """A cell has finished a round or started a phase: `event["event"]`."""
-
-    def moved(self, cell: Cell, reason: str) -> None:
-        """A cell has lost its worker and waits for another one."""
 
     def ended(self, cell: Cell, reason: str | None) -> None:
         """A cell has finished, or failed for a reason."""
@@ -77,23 +79,16 @@ def sweep(
     resume: bool = False,
     devices: Sequence[str] = (),
     jobs: int | None = None,
-    cluster: str | None = None,
     time_limit: float | None = None,
     callback: SweepCallback | None = None,
 ) -> Outcome:
     """Run every unfinished cell in OUT/CELL, several in parallel, and write a report.
 
-    There are `jobs` workers, distributed over `devices` (default: one per device), or over the
-    machines of the Ray cluster at the address `cluster` (default: one per GPU, or one per machine
-    without GPUs). If a cell fails, its reason is recorded and the others continue; if it loses its
-    machine, it moves to another. With `time_limit` (seconds), a cell is started only if it is
-    expected to finish in time. Raises ConfigError or ValueError before anything runs.
+    There are `jobs` workers, distributed over `devices` (default: one per device). If a cell fails,
+    its reason is recorded and the others continue. With `time_limit` (seconds), a cell is started
+    only if it is expected to finish in time. Raises ConfigError or ValueError before anything runs.
     """
-    if cluster is not None and devices:
-        raise ValueError(
-            f"devices = {', '.join(devices)}: Ray assigns the devices of a cluster; leave it out"
-        )
-    path = Path(out) if cluster is None else Path(out).resolve()
+    path = Path(out)
     worker_devices = _worker_devices(devices, jobs)
     if time_limit is not None and not time_limit > 0:
         raise ValueError(f"time_limit = {time_limit}: should be greater than 0 seconds")
@@ -104,45 +99,48 @@ def sweep(
         done = {cell.name: rounds_done(path / cell.name) for cell in cells}
         finished = [cell.name for cell in cells if is_finished(path / cell.name, cell)]
         left = by_shared_inputs([cell for cell in cells if cell.name not in finished])
-        with _slots(
-            path, worker_devices, lock=lock, cluster=cluster, jobs=jobs, most=len(left)
-        ) as slots:
-            record = _Record(path, name or path.name, cells)
-            callback = callback or SweepCallback()
-            callback.planned(cells, finished=finished, done=done)
-            todo = CellQueue(left, done=done, time_limit=time_limit, may_return=cluster is not None)
-            workers = [Worker(path, slot) for slot in slots]
-            try:
-                _run(todo, workers, record, callback, finished)
-            finally:
-                for worker in workers:
-                    worker.close()
+        record = _Record(path, name or path.name, cells)
+        callback = callback or SweepCallback()
+        callback.planned(cells, finished=finished, done=done)
+        todo = CellQueue(left, done=done, time_limit=time_limit)
+        workers = [
+            Worker(path, LocalSlot(path, device, lock=lock.fileno(), at_once=len(worker_devices)))
+            for device in worker_devices[: len(left)]
+        ]
+        try:
+            _run(todo, workers, record, callback, finished)
+        finally:
+            for worker in workers:
+                worker.close()
         write_report(path)
     waiting = tuple(cell.name for cell in todo.left)
     return Outcome(path, tuple(finished), record.failed, waiting)
 
 
-@contextmanager
-def _slots(
-    path: Path,
-    devices: Sequence[str | None],
-    *,
-    lock: IO[str],
-    cluster: str | None,
-    jobs: int | None,
-    most: int,
-) -> Iterator[Sequence[Slot]]:
-    """Yield at most `most` slots, on this machine or on a cluster."""
-    if not most or cluster is None:
-        yield [
-            LocalSlot(path, device, lock=lock.fileno(), at_once=len(devices))
-            for device in devices[:most]
-        ]
-    else:
-        from fedaux.sweep.cluster import remote_slots
+def commands(
+    cells: Sequence[Cell], out: Path | str, *, name: str | None = None, resume: bool = False
+) -> list[str]:
+    """Return a `fedaux run` for each unfinished cell, whose recipe is written to OUT/recipes.
 
-        with remote_slots(cluster, root=path, jobs=jobs, most=most) as slots:
-            yield slots
+    `sweep` with `resume` then finds the finished cells and writes the report. Raises as `sweep`.
+    """
+    path = Path(out).resolve()
+    _check_directory(path, resume=resume)
+    path.mkdir(parents=True, exist_ok=True)
+    added = [word for plugin in plugins.LOADED for word in ("--plugin", plugin)]
+    lines = []
+    with _lock(path):
+        _refuse_other_cells(path, cells)
+        _Record(path, name or path.name, cells)
+        for cell in cells:
+            if is_finished(path / cell.name, cell):
+                continue
+            recipe = path / "recipes" / f"{cell.name}.toml"
+            with replacing(recipe) as temporary:
+                temporary.write_text(tomli_w.dumps(cell.experiment.to_dict()), encoding="utf-8")
+            words = ["fedaux", "run", recipe, "--out", path / cell.name, "--resume", *added]
+            lines.append(shlex.join(map(str, words)))
+    return lines
 
 
 def by_shared_inputs(cells: Sequence[Cell]) -> list[Cell]:
@@ -233,16 +231,10 @@ def _run(
         cell, event = item
         if event["event"] == "started":
             callback.started(cell)
-        elif event["event"] == "moved":
-            callback.moved(cell, event["reason"])
         elif event["event"] == "ended":
             end(cell, event["reason"])
         else:
             callback.progressed(cell, event)
-    if all(worker.gone for worker in workers):
-        for cell in cells.left:
-            end(cell, "no machine is left to run it")
-        cells.left.clear()
 
 
 def _worker_devices(devices: Sequence[str], jobs: int | None) -> list[str | None]:

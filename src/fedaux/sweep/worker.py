@@ -1,9 +1,9 @@
 """A worker process of a sweep: runs cells one after another and reports their progress.
 
-    python -m fedaux.sweep.worker [LOCK]
+    python -m fedaux.sweep.worker LOCK
 
 Cells arrive as JSON lines on standard input, events are written to standard output. LOCK is the
-descriptor of a file that stays locked until the worker exits (local sweeps only). The worker exits
+descriptor of a file that stays locked until the worker exits. The worker exits
 as soon as its input ends, so that a killed sweep leaves no processes; finished rounds are on disk.
 """
 
@@ -149,8 +149,7 @@ def run_cell(order: Mapping[str, Any], *, load: InputCache, events: EventWriter)
 
 def main() -> None:
     """Run cells until the input ends."""
-    for lock in sys.argv[1:]:
-        os.set_inheritable(int(lock), False)
+    os.set_inheritable(int(sys.argv[1]), False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the sweep stops its workers itself
     events = EventWriter(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # other output must not mix with the events
