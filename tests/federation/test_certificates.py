@@ -21,8 +21,8 @@ from fedaux.federation.certificates import (
     server_problems,
     warnings_of,
 )
+from fedaux.federation.flower_internals.processes import link_arguments
 from fedaux.federation.keys import write_certificates
-from fedaux.federation.processes import link_arguments
 
 
 def test_an_own_authority_with_an_intermediate_certificate_is_fine(tmp_path: Path) -> None:

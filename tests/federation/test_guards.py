@@ -19,7 +19,7 @@ import pytest
 from helpers.federate_trial import federate_command, write_trial
 from helpers.programs import run_program
 
-from fedaux.federation import processes
+from fedaux.federation.flower_internals import processes
 from fedaux.federation.folder import write_folder
 from fedaux.federation.keys import make_private, write_certificates, write_node_key
 
@@ -249,7 +249,7 @@ def test_the_client_process_never_touches_the_app_it_is_sent() -> None:
     runtime = pytest.importorskip("flwr.supernode.runtime.run_clientapp")
     import dis
 
-    from fedaux.federation.clientapp import REPLACED, guard
+    from fedaux.federation.flower_internals.clientapp import REPLACED, guard
 
     # Whatever reads the bundle in Flower's process goes through a name that is replaced.
     names = {instruction.argval for instruction in dis.get_instructions(runtime.run_clientapp)}

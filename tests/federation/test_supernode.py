@@ -24,8 +24,8 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 from helpers.harness import Federation, wait_for
 from helpers.own_authority import write as write_own_certificates
 
-from fedaux.federation import supernode
 from fedaux.federation.certificates import connection_lines
+from fedaux.federation.flower_internals import supernode
 from fedaux.federation.keys import write_certificates
 from fedaux.federation.logs import JsonLines, Lines
 
@@ -112,7 +112,7 @@ def test_a_node_ends_where_flower_gives_up_and_stays(tmp_path: Path) -> None:
     program = """
 import threading, time
 import flwr.supernode.cli as cli
-from fedaux.federation import supernode
+from fedaux.federation.flower_internals import supernode
 def give_up():
     threading.Thread(target=time.sleep, args=(600,)).start()
 cli.flower_supernode = give_up

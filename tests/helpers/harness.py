@@ -19,9 +19,9 @@ from typing import Any
 
 import tomli_w
 
+from fedaux.federation.flower_internals.processes import environment
 from fedaux.federation.folder import write_folder
 from fedaux.federation.keys import write_certificates, write_node_key
-from fedaux.federation.processes import environment
 from fedaux.recipes import merged
 
 BIN = Path(sys.executable).parent

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedaux.federation import processes, warm
+from fedaux.federation.flower_internals import processes, warm
 
 folder = processes.write_commands(Path("commands"))
 cold = subprocess.run([folder / "flwr-clientapp", "--help"], capture_output=True, text=True)

@@ -106,7 +106,7 @@ def warnings_of(file: Path) -> list[str]:
 def connection_lines(superlink: str, authority: Path) -> list[str]:
     """Connect to a server as a node would; return what was found. Raises ValueError in words if TLS
     or the clock would keep the node out."""
-    from fedaux.federation.supernode import AHEAD, BEHIND
+    from fedaux.federation.flower_internals.supernode import AHEAD, BEHIND
 
     host, _, port = superlink.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

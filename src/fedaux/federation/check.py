@@ -33,7 +33,7 @@ def check_server(folder: Path) -> list[str]:
     """Return what is to be said of the certificates of a server. Raises ValueError if they are
     missing, or nodes or its own processes would reject them."""
     from fedaux.federation.certificates import warnings_of
-    from fedaux.federation.processes import link_arguments
+    from fedaux.federation.flower_internals.processes import link_arguments
 
     port = port_of(folder, simulation=False)
     link_arguments(folder, host="0.0.0.0", port=port, simulation=False)

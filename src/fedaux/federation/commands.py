@@ -171,7 +171,7 @@ def register(
 
     No other key can then speak for this client, in any run.
     """
-    from fedaux.federation import processes
+    from fedaux.federation.flower_internals import processes
 
     processes.require_flower()
     from fedaux.federation.folder import port_of
@@ -201,7 +201,8 @@ def link(
     Other machines can only connect as nodes; runs are started and nodes registered on this machine.
     Runs are written to DIR/runs.
     """
-    from fedaux.federation import keys, processes
+    from fedaux.federation import keys
+    from fedaux.federation.flower_internals import processes
     from fedaux.federation.folder import port_of
 
     processes.require_flower()
@@ -245,7 +246,7 @@ def node(
     server sends is neither unpacked nor executed. If the node cannot go on by itself, it ends with
     a message and status 1.
     """
-    from fedaux.federation import processes
+    from fedaux.federation.flower_internals import processes
 
     processes.require_flower()
     from fedaux.federation.certificates import authority_problems

@@ -9,7 +9,7 @@ from typing import Any
 
 FAULT = os.environ.get("FEDAUX_FAULT", "")
 
-if FAULT.startswith("clock") and "fedaux.federation.supernode" in sys.orig_argv:
+if FAULT.startswith("clock") and "fedaux.federation.flower_internals.supernode" in sys.orig_argv:
     from datetime import timedelta
 
     from flwr.supercore import date
@@ -17,7 +17,10 @@ if FAULT.startswith("clock") and "fedaux.federation.supernode" in sys.orig_argv:
     right: Any = date.now
     date.now = lambda: right() + timedelta(seconds=float(FAULT.removeprefix("clock")))
 
-if FAULT and {"fedaux.federation.clientapp", "fedaux.federation.warm"} & set(sys.orig_argv):
+if FAULT and {
+    "fedaux.federation.flower_internals.clientapp",
+    "fedaux.federation.flower_internals.warm",
+} & set(sys.orig_argv):
     import json
     import time
 

@@ -23,7 +23,14 @@ def main() -> None:
         socket.send_fds(connection, [json.dumps(arguments).encode()], [1, 2])
     except (KeyError, OSError):
         os.execv(
-            sys.executable, [sys.executable, "-P", "-m", "fedaux.federation.clientapp", *arguments]
+            sys.executable,
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "fedaux.federation.flower_internals.clientapp",
+                *arguments,
+            ],
         )
     code = connection.recv(1)
     sys.exit(code[0] if code else 1)

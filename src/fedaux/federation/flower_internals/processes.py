@@ -22,8 +22,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedaux.federation import logs, relay, supernode, warm
+from fedaux.federation import logs
 from fedaux.federation.certificates import server_problems
+from fedaux.federation.flower_internals import relay, supernode, warm
 from fedaux.federation.folder import own_names
 from fedaux.federation.keys import require_private
 from fedaux.federation.node import NodeConfig, keep_policy

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from fedaux.federation.relay import VARIABLE
+from fedaux.federation.flower_internals.relay import VARIABLE
 
 LONGEST_REQUEST = 65536
 
@@ -38,7 +38,10 @@ def start(node: Path) -> dict[str, str]:
     parent = os.getpid()
     if os.fork() == 0:
         arguments = [str(node), str(listener.fileno()), str(parent), str(folder)]
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "fedaux.federation.warm", *arguments])
+        os.execv(
+            sys.executable,
+            [sys.executable, "-P", "-m", "fedaux.federation.flower_internals.warm", *arguments],
+        )
     listener.close()
     return {VARIABLE: str(folder / "node")}
 
@@ -103,7 +106,7 @@ def answer(connection: socket.socket, *, threads: int) -> NoReturn:
             os.dup2(descriptor, own)
         threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
         sys.argv = ["flwr-clientapp", *json.loads(request)]
-        from fedaux.federation import clientapp
+        from fedaux.federation.flower_internals import clientapp
 
         clientapp.main()
         code = 0
