@@ -94,7 +94,7 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     assert "(ε, δ) = (1, 1e-5)" in done.stdout
     assert "replacing one example" in done.stdout
     assert "Not protected: The model updates" in done.stdout
-    assert "equal weights" in done.stdout  # the verdict
+    assert "Points by which a row is above a column" in done.stdout  # the verdict
     summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
     assert [row["method"] for row in summary["rows"]] == ["feddf+p", "fedaux"]
 

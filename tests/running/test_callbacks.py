@@ -68,7 +68,7 @@ def test_a_result_is_a_table(result: fedaux.Result) -> None:
     lines = str(result).splitlines()
     for method, row in rows.items():
         mean, deviation = 100 * row["accuracy_mean"], 100 * row["accuracy_std"]
-        (line,) = [line for line in lines if line.startswith(method)]
+        line = next(line for line in lines if line.startswith(method))
         assert f"{mean:.1f} ± {deviation:.1f}" in line
         assert f"{mean:.1f} ± {deviation:.1f}" in result._repr_html_()
     assert lines[-1] == f"Report: {result.directory / 'report.html'}"

@@ -121,9 +121,10 @@ def run(
             experiment, out=directory, resume=resume, callback=callback, progress=False
         )
     console.print(display.result_table(result.summary))
+    if (compared := display.verdict_table(directory)) is not None:
+        console.print(compared)
     models = directory / "models"
     lines = [
-        *display.verdict_lines(directory),
         *display.h0_lines(directory, experiment.pretraining.checkpoint),
         *display.dropped_lines(directory),
         *display.chance_lines(directory),

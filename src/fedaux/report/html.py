@@ -30,8 +30,6 @@ h3{font-size:1rem;margin:1.75rem 0 .5rem}
 p{margin:.6rem 0;max-width:42rem}
 .kind{margin:0 0 .25rem;color:var(--soft);font-size:.875rem}
 .finding{font-size:1.2rem;line-height:1.45;margin:.5rem 0 1rem}
-.verdict{margin:.25rem 0 1rem;padding-left:1.2rem;max-width:42rem}
-.verdict li{margin:.25rem 0}
 .facts{color:var(--soft);font-size:.925rem}
 .notice{background:var(--warn-wash);color:var(--warn);border-left:4px solid;padding:.6rem .9rem}
 a{color:var(--link)}

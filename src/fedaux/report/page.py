@@ -164,7 +164,7 @@ def _header(runs: Runs) -> str:
 
 
 def _verdict(runs: Runs) -> str:
-    """Return what scores, distillation and sharing add, and warnings, at one setting."""
+    """Return how far methods differ at one setting, and warnings."""
     if runs.keys:
         return ""
     accuracies: dict[str, dict[int, float]] = {}
@@ -173,11 +173,9 @@ def _verdict(runs: Runs) -> str:
             accuracies.setdefault(record["method"], {})[record["seed"]] = record["accuracy"]
     tests = [run.notes.get("test", {}).get("examples") for run in runs.runs.values()]
     examples = min((size for size in tests if size), default=None)
-    sentences = "".join(
-        f"<li>{escape(line)}</li>\n" for line in verdict(accuracies, test_examples=examples)
-    )
+    table = verdict(accuracies, test_examples=examples)
     warnings = list(dict.fromkeys(line for run in runs.runs.values() for line in _warnings(run)))
-    return (f'<ul class="verdict">\n{sentences}</ul>\n' if sentences else "") + "".join(
+    return ("" if table is None else to_html(table)) + "".join(
         f'<p class="notice"><strong>Warning:</strong> {escape(line.rstrip("."))}.</p>\n'
         for line in warnings
     )

@@ -96,11 +96,12 @@ def dropped_lines(directory: Path) -> list[str]:
     return warnings
 
 
-def verdict_lines(directory: Path) -> list[str]:
-    """Return what scores, distillation and sharing add, in at most three lines."""
+def verdict_table(directory: Path) -> TerminalTable | None:
+    """Return by how far methods differ; None if there is one method."""
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     examples = read_json(directory / "data.json")["test"]["examples"]
-    return verdict(last_accuracies(map(json.loads, lines)), test_examples=examples)
+    table = verdict(last_accuracies(map(json.loads, lines)), test_examples=examples)
+    return None if table is None else TerminalTable(table)
 
 
 def chance_lines(directory: Path) -> list[str]:

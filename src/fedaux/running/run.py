@@ -95,9 +95,10 @@ class Result:
         console = Console(width=120, color_system=None, force_jupyter=False, force_terminal=False)
         with console.capture() as captured:
             console.print(display.result_table(self.summary))
+            if (compared := display.verdict_table(self.directory)) is not None:
+                console.print(compared)
         lines = [line.rstrip() for line in captured.get().splitlines()]
         lines += [
-            *display.verdict_lines(self.directory),
             *display.chance_lines(self.directory),
             *display.privacy_lines(self.directory),
         ]
