@@ -109,8 +109,6 @@ class FeatureCache:
             else compute.deviation.flatten().tolist(),
             "torch": torch.__version__,
         }
-        if compute.compile:  # perhaps by kernels of our own
-            settings["compile"] = True
         if module.extra_repr():  # the same weights can be pooled in several ways
             settings["read"] = module.extra_repr()
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:40]
