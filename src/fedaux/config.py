@@ -15,7 +15,9 @@ FEATURES = "features"
 """The source of feature vectors."""
 NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
 DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
+DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 PATTERN_MEANING = {
+    DIGEST_PATTERN: "should be a digest, 64 hexadecimal digits",
     NAME_PATTERN: "should be letters, digits, dots, dashes and underscores",
     DEVICE_PATTERN: "should be auto, cpu, cuda or cuda:N",
 }
@@ -240,6 +242,25 @@ class Prototype(Section):
     """Its share, relative to the other prototypes without `clients`."""
     options: dict[str, bool | int | float | str] = {}
     """Options of the architecture, such as width."""
+
+
+class EncoderSection(Section):
+    """A frozen encoder: its features are what heads are trained on, and nothing is pretrained.
+    `model = "hf:OWNER/NAME"` at the top of a recipe is short for it."""
+
+    source: Place
+    """`hf:OWNER/NAME` or `hf:FOLDER`, in the Hugging Face layout; `timm:NAME`; a safetensors file
+    that `fedaux encoder --out` wrote; or `efficientnet-lite0`. Only safetensors are read."""
+    digest: Annotated[str, Field(pattern=DIGEST_PATTERN)] | None = None
+    """The digest that it must have, as `fedaux encoder` shows it. Default: any."""
+    image_size: Count | None = None
+    """Side of its square images in pixels. Default: as its processor states."""
+    resize: Literal["stretch", "crop", "pad"] | None = None
+    """How oblong images become square: `crop` keeps the middle, `pad` adds margins, `stretch`
+    changes proportions. Default: as its processor states."""
+    batch_size: Count | None = None
+    """Inputs per batch. Default: 32 images of 224 pixels on a CPU, 256 on a GPU; halved where they
+    do not fit into its memory."""
 
 
 class Augmentation(Section):
@@ -562,6 +583,8 @@ class Output(Section):
     export`."""
 
 
+ENCODER_PREFIXES, ENCODER_NAMES = ("hf:", "timm:"), ("efficientnet-lite0",)
+"""How `model` names an encoder."""
 LINEAR = {"name": "linear", "model": "linear"}
 """The prototype of feature vectors."""
 LINEAR_RATES = {"local": 0.01, "distillation": 0.001}
@@ -596,6 +619,7 @@ class ExperimentFields(Section):
     `median` takes each coordinate's median; the last two ignore numbers of examples."""
     data: Data = Data()
     auxiliary: Auxiliary = Auxiliary()
+    encoder: EncoderSection | None = None
     text: Text | None = None
     split: Split = Split()
     prototypes: Annotated[
@@ -618,7 +642,8 @@ class ExperimentFields(Section):
     @classmethod
     def _dependent_defaults(cls, values: Any) -> Any:
         """Set the number of clients by `data.clients`, no labelled data for public data alone,
-        linear heads for features, and the learning rates of heads."""
+        linear heads for an encoder or features, `model` in one line, and the learning rates of
+        heads."""
         if not isinstance(values, dict):
             return values
         for table, former in FORMER_DEFAULTS.items():
@@ -634,7 +659,18 @@ class ExperimentFields(Section):
         named = data.keys() & {"source", "path", "clients", "test"}
         if isinstance(public, dict) and public.get("path") is not None and not named:
             values = {**values, "data": {**data, "source": NO_DATA}}
-        if FEATURES in (data.get("source"), isinstance(public, dict) and public.get("source")):
+        model, encoder = values.get("model"), values.get("encoder")
+        if isinstance(model, str):
+            values = {key: value for key, value in values.items() if key != "model"}
+            if model in ENCODER_NAMES or model.startswith(ENCODER_PREFIXES):
+                encoder = {**(encoder if isinstance(encoder, dict) else {}), "source": model}
+                values = {**values, "encoder": encoder}
+            else:
+                values = {"prototypes": [{"name": model, "model": model}], **values}
+        if encoder is not None or FEATURES in (
+            data.get("source"),
+            isinstance(public, dict) and public.get("source"),
+        ):
             values = {"mode": "linear", "prototypes": [LINEAR], **values}
             pretraining = values.get("pretraining", {})
             if isinstance(pretraining, dict):

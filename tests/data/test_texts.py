@@ -121,7 +121,7 @@ def test_all_formats_hold_the_same_texts(tmp_path: Path, words: Vocabulary) -> N
         (tmp_path / "folder" / label / f"{number:03}.txt").write_text(text, encoding="utf-8")
     reader = Texts(words, 16)
     found = {
-        source: load_labelled(Data(source=source, path=str(tmp_path / name)), texts=reader)
+        source: load_labelled(Data(source=source, path=str(tmp_path / name)), converter=reader)
         for source, name in (
             ("csv", "news.csv"),
             ("jsonl", "news.jsonl"),
@@ -136,7 +136,7 @@ def test_all_formats_hold_the_same_texts(tmp_path: Path, words: Vocabulary) -> N
     for other in found.values():
         assert torch.equal(other.images, first.images)
         assert torch.equal(other.labels, first.labels)
-    files = load_labelled(Data(source="folder", path=str(tmp_path / "folder")), texts=reader)
+    files = load_labelled(Data(source="folder", path=str(tmp_path / "folder")), converter=reader)
 
     def pairs(data: LabelledData) -> set[tuple[int, ...]]:
         parts = ((data.images, data.labels), (data.test_images, data.test_labels))
@@ -159,14 +159,14 @@ def test_a_plain_file_has_one_public_text_per_line(tmp_path: Path, words: Vocabu
         Auxiliary(source=source, path=str(tmp_path / f"public.{end}"))
         for source, end in (("csv", "csv"), ("lines", "txt"))
     ]
-    table, lines = (load_auxiliary(section, texts=reader) for section in sections)
+    table, lines = (load_auxiliary(section, converter=reader) for section in sections)
     assert torch.equal(table, lines)
     file.write_bytes("fine\ncafé\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"auxiliary.path = .*public.txt.*, row 1: not UTF-8"):
-        load_auxiliary(sections[1], texts=reader)
+        load_auxiliary(sections[1], converter=reader)
     file.write_bytes(b"\n")
     with pytest.raises(ValueError, match="is empty; should have a row for each example"):
-        load_auxiliary(sections[1], texts=reader)
+        load_auxiliary(sections[1], converter=reader)
 
 
 def test_a_data_set_of_the_hub_holds_texts(tmp_path: Path, words: Vocabulary) -> None:
@@ -209,16 +209,18 @@ def test_columns_can_be_named_and_joined(tmp_path: Path, words: Vocabulary) -> N
         label_column="stars",
         size=2,
     )
-    data = load_labelled(section.model_copy(update={"test_fraction": 0.25}), texts=Texts(words, 8))
+    data = load_labelled(
+        section.model_copy(update={"test_fraction": 0.25}), converter=Texts(words, 8)
+    )
     said = {words.words(row) for row in data.images.tolist()}
     assert len(data.labels) == 2
     assert said <= {"oil the market", "team", "goal", "a b"}
     with pytest.raises(
         ValueError, match=r"has no column text; it has stars, title, body; set data.text_column"
     ):
-        load_labelled(section.model_copy(update={"text_column": ()}), texts=Texts(words, 8))
+        load_labelled(section.model_copy(update={"text_column": ()}), converter=Texts(words, 8))
     with pytest.raises(ValueError, match=r"data.size = 9: should be at most 3"):
-        load_labelled(section.model_copy(update={"size": 9}), texts=Texts(words, 8))
+        load_labelled(section.model_copy(update={"size": 9}), converter=Texts(words, 8))
 
 
 def test_missing_texts_stop_the_run_or_are_skipped(
@@ -227,8 +229,8 @@ def test_missing_texts_stop_the_run_or_are_skipped(
     path = write_csv(tmp_path / "news.csv", [*news(6), ("  ", "sport"), ("good", "")])
     section = Data(source="csv", path=str(path))
     with pytest.raises(ValueError, match=r"(?s)skip_bad.*row 6: the text is empty"):
-        load_labelled(section, texts=Texts(words, 8))
-    data = load_labelled(section.model_copy(update={"skip_bad": True}), texts=Texts(words, 8))
+        load_labelled(section, converter=Texts(words, 8))
+    data = load_labelled(section.model_copy(update={"skip_bad": True}), converter=Texts(words, 8))
     assert len(data.labels) + len(data.test_labels) == 6
     assert "skipped 2 of 8 rows" in capsys.readouterr().err
 
@@ -264,7 +266,7 @@ def test_silos_of_texts_are_filled_up_to_the_longest(tmp_path: Path, words: Voca
     write_csv(tmp_path / "a.csv", [("oil", "markets"), ("bank", "markets"), ("bank", "markets")])
     write_csv(tmp_path / "b.csv", [("goal " * 12, "sport"), ("team", "sport"), ("team", "sport")])
     section = Data(source="csv", clients=(str(tmp_path / "a.csv"), str(tmp_path / "b.csv")))
-    data = load_labelled(section, texts=Texts(words, 24))
+    data = load_labelled(section, converter=Texts(words, 24))
     assert data.classes == ("markets", "sport")
     assert data.images.shape[1] == data.test_images.shape[1] == 16
     assert data.clients is not None
@@ -297,7 +299,7 @@ def test_token_ids_travel_with_their_tokenizer(corpus: Path, words: Vocabulary) 
             )
         )
     with pytest.raises(ValueError, match=r"was tokenised with .*should be the same"):
-        load_labelled(moved.data, texts=Texts(words, 16))
+        load_labelled(moved.data, converter=Texts(words, 16))
     save_file({"texts": torch.zeros(3, 4), "labels": torch.zeros(3).long()}, private_file)
     with pytest.raises(ValueError, match=r"has no tokenizer"):
         load_private(moved)
@@ -308,9 +310,9 @@ def test_texts_beyond_the_size_are_not_tokenised(words: Vocabulary, tmp_path: Pa
     lines = [json.dumps({"text": text if row != 20 else "  "}) for row, text in enumerate(texts)]
     (tmp_path / "own.jsonl").write_text("\n".join(lines), encoding="utf-8")
     section = Auxiliary(source="jsonl", path=str(tmp_path / "own.jsonl"), size=20)
-    ids = load_auxiliary(section, texts=Texts(words, 16))
+    ids = load_auxiliary(section, converter=Texts(words, 16))
     assert [words.words(row) for row in ids.numpy()] == [
         words.words(row) for row in words.encode(texts[:20], length=16)
     ]
     with pytest.raises(ValueError, match=r"own\.jsonl, row 20: the text is empty"):
-        load_auxiliary(section.model_copy(update={"size": 21}), texts=Texts(words, 16))
+        load_auxiliary(section.model_copy(update={"size": 21}), converter=Texts(words, 16))

@@ -10,13 +10,13 @@ from fedaux.data import load_auxiliary, load_labelled, vocabulary
 from fedaux.data.texts import Texts
 
 reader = Texts(vocabulary.of_file(Path(sys.argv[2])), 16)
-data = load_labelled(Data(source="huggingface", path=sys.argv[1]), texts=reader)
+data = load_labelled(Data(source="huggingface", path=sys.argv[1]), converter=reader)
 print(data.classes, data.labels.tolist(), data.test_labels.tolist())
 print([reader.vocabulary.words(row) for row in data.images.tolist()])
 print(
     tuple(
         load_auxiliary(
-            Auxiliary(source="huggingface", path=sys.argv[1], size=2), texts=reader
+            Auxiliary(source="huggingface", path=sys.argv[1], size=2), converter=reader
         ).shape
     )
 )

@@ -33,6 +33,7 @@ app = typer.Typer(
 for command in (
     run.run,
     prepare.data,
+    prepare.encoder,
     prepare.pretrain,
     prepare.tokenise,
     inspect.report,

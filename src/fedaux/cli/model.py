@@ -26,6 +26,17 @@ Prototype = Annotated[
 ]
 
 
+EncoderPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--encoder",
+        help="Where the model's encoder is, if it is not in the file: a folder, hf: or a file.",
+        show_default="where training found it",
+        metavar="PLACE",
+    ),
+]
+
+
 def export(
     model: RunOrModel,
     out: Annotated[
@@ -45,6 +56,10 @@ def export(
             show_default="by the ending of --out: .safetensors, .onnx",
         ),
     ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Write the model's encoder into the file, too.")
+    ] = False,
+    encoder: EncoderPlace = None,
     method: Method = None,
     seed: Seed = None,
     prototype: Prototype = None,
@@ -67,7 +82,7 @@ def export(
     format = format_of(out, format)
     out = out or Path(file.stem + SUFFIXES.get(format, ""))
     refuse_unwritable(out, key="--out")
-    write(file, out, format=format)
+    write(file, out, format=format, whole=whole, encoder=encoder)
     card = read_card(file)
     privacy = card["privacy"]
     budget = privacy_budget(privacy["epsilon"], privacy["delta"])
@@ -104,6 +119,7 @@ def predict(
         bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and count it.")
     ] = False,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+    encoder: EncoderPlace = None,
     method: Method = None,
     seed: Seed = None,
     prototype: Prototype = None,
@@ -121,7 +137,9 @@ def predict(
     from fedaux.running.trained_model import load
 
     refuse_unwritable(out, key="--out")
-    chosen = load(model, method=method, seed=seed, prototype=prototype, device=device)
+    chosen = load(
+        model, method=method, seed=seed, prototype=prototype, device=device, encoder=encoder
+    )
     bad: dict[str, str] | None = {} if skip_bad else None
     inputs = Inputs(paths, chosen, columns=column or (), encoding=encoding)
     count = _write(inputs, chosen.classes, out, bad=bad)

@@ -171,3 +171,36 @@ def tokenise(
     data, public = load_both(experiment)
     for path in save_tokens(out, data, public):
         typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+def encoder(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="hf:OWNER/NAME, hf:FOLDER, timm:NAME, a folder or a file.",
+            metavar="NAME_OR_FOLDER",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write one safetensors file, for nodes.", metavar="FILE"),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")] = "auto",
+) -> None:
+    """Show what an encoder is, what its inputs become, and how fast it is here."""
+    from fedaux.config import Engine
+    from fedaux.core.compute import choose_device, compute_for
+    from fedaux.encoders.extraction import described, encoder_named
+    from fedaux.files import refuse_unwritable
+
+    if out is not None:
+        refuse_unwritable(out, key="--out")
+    found = encoder_named(source)
+    compute = compute_for(Engine(device=device), choose_device(device))
+    console = Console()
+    for name, value in described(found, compute):
+        console.print(f"{name:<14}{value}", highlight=False, markup=False, soft_wrap=True)
+    if out is not None:
+        found.save(out)
+        megabytes = out.stat().st_size / 1e6
+        console.print(f"{out}: {megabytes:.1f} MB", highlight=False, soft_wrap=True)

@@ -22,7 +22,7 @@ VERSION = 3
 """Part of every key; increase it when decoding changes."""
 CONTENT = "examples.bin"
 """The raw numbers; about.json has their type and shape."""
-KINDS = {"uint8": np.uint8, "int32": np.int32}
+KINDS = {"uint8": np.uint8, "int32": np.int32, "float16": np.float16}
 ABANDONED_SECONDS = 24 * 3600
 
 

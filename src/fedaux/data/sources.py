@@ -3,6 +3,8 @@ experiment."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Auxiliary, Data, ExperimentFields
-from fedaux.data import embedded, notes, wordnet
+from fedaux.data import cache, embedded, notes, wordnet
 from fedaux.data.binary import open_cifar10, open_cifar100, open_idx, open_stl10, open_svhn
 from fedaux.data.decoding import convert
 from fedaux.data.features import (
@@ -32,7 +34,7 @@ from fedaux.data.lines import open_csv, open_jsonl, open_lines
 from fedaux.data.parquet import open_parquet
 from fedaux.data.rows import open_csv_rows, open_folder_rows, open_jsonl_rows
 from fedaux.data.silos import client_sections, joined
-from fedaux.data.tables import BadRows, Examples, Opener, Table, found_by, read, reworded
+from fedaux.data.tables import BadRows, Converter, Examples, Opener, Table, found_by, read, reworded
 from fedaux.data.tensors import (
     count_tensor_rows,
     count_tensors,
@@ -45,6 +47,10 @@ from fedaux.data.tensors import (
 from fedaux.data.texts import Texts
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.data.vocabulary_choice import vocabulary_of
+from fedaux.files import content_digest
+
+NOISE_SHAPE = (3, 32, 32)
+"""Of noise whose features are taken."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,9 @@ class Source:
     `data.test` and `split`. With `holds_texts`, the functions take a second argument for texts:
     `count_labelled` True, the others the `Texts` that make token ids; `open_public` opens the texts
     to learn a vocabulary from. With `holds_features`, examples are
-    float32 [N, F]. With `is_made`, `load_auxiliary` generates `auxiliary.size` images
-    and takes the shape of the clients' images, or None, as second argument.
+    float32 [N, F]. With `converts`, `load_labelled`, `load_rows` and `load_auxiliary` take a
+    `Converter` as second argument. With `is_made`, `load_auxiliary` generates `auxiliary.size`
+    images and takes the shape of the clients' images, or None, as second argument.
     """
 
     needs_path: bool = False
@@ -65,10 +72,11 @@ class Source:
     takes_split: bool = False
     holds_texts: bool = False
     holds_features: bool = False
+    converts: bool = False
     is_made: bool = False
     count_labelled: Callable[..., int] | None = None
     load_labelled: Callable[..., LabelledData] | None = None
-    load_rows: Callable[[Data], tuple[LabelledData, int]] | None = None
+    load_rows: Callable[..., tuple[LabelledData, int]] | None = None
     """Loads the good rows of a node's images, and the number of all; no row has a say in what
     becomes of another."""
     count_rows: Callable[[Data], int] | None = None
@@ -77,22 +85,27 @@ class Source:
     open_public: Callable[[Auxiliary], Table] | None = None
 
 
-def load_private(experiment: ExperimentFields) -> LabelledData:
+def load_private(
+    experiment: ExperimentFields, *, converter: Converter | None = None
+) -> LabelledData:
     """Load the clients' data and the test data."""
-    texts = (
-        None if experiment.text is None else Texts(_vocabulary(experiment), experiment.text.length)
-    )
-    return load_labelled(experiment.data, texts=texts)
+    if converter is None and experiment.text is not None:
+        converter = Texts(_vocabulary(experiment), experiment.text.length)
+    return load_labelled(experiment.data, converter=converter)
 
 
-def load_both(experiment: ExperimentFields) -> tuple[LabelledData, Tensor]:
-    """Load private and public data; texts of both with one vocabulary."""
-    if experiment.text is None:
-        private = load_labelled(experiment.data)
-        return private, load_auxiliary(experiment.auxiliary, shape=private.input_shape)
+def load_both(
+    experiment: ExperimentFields, *, converter: Converter | None = None
+) -> tuple[LabelledData, Tensor]:
+    """Load private and public data: features by a `converter`, texts with one vocabulary."""
+    if converter is not None or experiment.text is None:
+        private = load_labelled(experiment.data, converter=converter)
+        shape = private.input_shape
+        return private, load_auxiliary(experiment.auxiliary, converter=converter, shape=shape)
     public, found = load_public(experiment)
     assert found is not None, "texts have a vocabulary"
-    return load_labelled(experiment.data, texts=Texts(found, experiment.text.length)), public
+    texts = Texts(found, experiment.text.length)
+    return load_labelled(experiment.data, converter=texts), public
 
 
 def load_public(experiment: ExperimentFields) -> tuple[Tensor, Vocabulary | None]:
@@ -101,7 +114,7 @@ def load_public(experiment: ExperimentFields) -> tuple[Tensor, Vocabulary | None
         return load_auxiliary(experiment.auxiliary), None
     found, section = _vocabulary(experiment), experiment.text
     length = section.auxiliary_length or section.length
-    return load_auxiliary(experiment.auxiliary, texts=Texts(found, length)), found
+    return load_auxiliary(experiment.auxiliary, converter=Texts(found, length)), found
 
 
 def _vocabulary(experiment: ExperimentFields) -> Vocabulary:
@@ -119,8 +132,11 @@ def count_labelled(section: Data, *, texts: bool = False) -> int:
     return sum(min(counted, section.size or counted) for counted in counts)
 
 
-def load_labelled(section: Data, *, texts: Texts | None = None) -> LabelledData:
-    """Load the clients' data and the test data; `data.clients` are concatenated."""
+def load_labelled(section: Data, *, converter: Converter | None = None) -> LabelledData:
+    """Load the clients' data and the test data; `data.clients` are concatenated.
+
+    A `converter` makes token ids or features of texts and images.
+    """
     load = SOURCES[section.source].load_labelled
     assert load is not None, "checked before a run"
     loaded: list[LabelledData] = []
@@ -128,11 +144,13 @@ def load_labelled(section: Data, *, texts: Texts | None = None) -> LabelledData:
     with _renaming_path("data.clients" if section.clients else "data.path"):
         for own in client_sections(section):
             try:
-                loaded.append(
-                    _converted(load(own), section)
-                    if texts is None
-                    else replace(load(own, texts), vocabulary=texts.vocabulary)
-                )
+                if isinstance(converter, Texts):
+                    words = converter.vocabulary
+                    loaded.append(replace(load(own, converter), vocabulary=words))
+                elif converter is not None and SOURCES[section.source].converts:
+                    loaded.append(load(own, converter))
+                else:
+                    loaded.append(_converted(load(own), section, converter))
             except BadRows as error:
                 bad.append(error)
         if bad:
@@ -167,23 +185,30 @@ def _warn_of_classes(data: LabelledData) -> None:
         )
 
 
-def load_own(section: Data) -> LabelledData:
+def load_own(section: Data, *, converter: Converter | None = None) -> LabelledData:
     """Load the data of one client, all for training."""
-    load = SOURCES[section.source].load_labelled
+    source = SOURCES[section.source]
+    load = source.load_labelled
     assert load is not None, "checked before"
-    whole = {"test_fraction": 0.0, "size": None, "test_size": None}
-    return _converted(load(section.model_copy(update=whole)), section)
+    section = section.model_copy(update={"test_fraction": 0.0, "size": None, "test_size": None})
+    if converter is not None and source.converts:
+        return load(section, converter)
+    return _converted(load(section), section, converter)
 
 
-def load_rows(section: Data) -> tuple[LabelledData, int]:
-    """Load a node's own images for training, and the number of all its rows: each is read, left out
-    and named by what it holds itself."""
-    load = SOURCES[section.source].load_rows
-    if load is None:  # embedded data, which is not private
-        data = load_own(section)
+def load_rows(
+    section: Data, *, converter: Converter | None = None
+) -> tuple[LabelledData, int]:
+    """Load a node's own examples for training, and the number of all its rows: each is read, left
+    out and named by what it holds itself."""
+    source = SOURCES[section.source]
+    if source.load_rows is None:  # embedded data, which is not private
+        data = load_own(section, converter=converter)
         return data, len(data.labels)
-    data, total = load(section)
-    return _converted(data, section), total
+    if converter is not None and source.converts:
+        return source.load_rows(section, converter)
+    data, total = source.load_rows(section)
+    return _converted(data, section, converter), total
 
 
 def count_rows(section: Data) -> int:
@@ -192,17 +217,18 @@ def count_rows(section: Data) -> int:
     return load_rows(section)[1] if count is None else count(section)
 
 
-def load_test(section: Data) -> LabelledData:
+def load_test(section: Data, *, converter: Converter | None = None) -> LabelledData:
     """Load test images, labels and class names, for a server without training data."""
     source = SOURCES[section.source]
     if section.path is None and section.test is not None and source.needs_path:
         with _renaming_path("data.test"):
             own = load_own(
-                section.model_copy(update={"path": section.test, "test": None, "split": None})
+                section.model_copy(update={"path": section.test, "test": None, "split": None}),
+                converter=converter,
             )
         data = replace(own, test_images=own.images, test_labels=own.labels)
     else:
-        data = load_labelled(section)
+        data = load_labelled(section, converter=converter)
     return replace(data, images=data.test_images[:0], labels=data.test_labels[:0], clients=None)
 
 
@@ -225,20 +251,40 @@ _path_setting: ContextVar[str] = ContextVar("path_setting", default="data.path")
 
 
 def load_auxiliary(
-    section: Auxiliary, *, texts: Texts | None = None, shape: tuple[int, ...] | None = None
+    section: Auxiliary,
+    *,
+    converter: Converter | None = None,
+    shape: tuple[int, ...] | None = None,
 ) -> Tensor:
-    """Load the public unlabeled images, uint8 [N, C, H, W], or texts, int32 [N, L].
+    """Load the public unlabeled images, uint8 [N, C, H, W], texts, int32 [N, L], or features.
 
     `shape` [C, H, W] is that of the clients' images, for sources that generate public images.
     """
     source = SOURCES[section.source]
     load = source.load_auxiliary
     assert load is not None, "checked before a run"
-    if texts is not None:
-        return load(section, texts)
+    if isinstance(converter, Texts) or (converter is not None and source.converts):
+        return load(section, converter)
     if source.is_made:
-        return load(section, shape)
-    return convert(load(section), channels=section.channels, side=section.image_size)
+        images = load(section, shape if converter is None else NOISE_SHAPE)
+    else:
+        images = convert(load(section), channels=section.channels, side=section.image_size)
+    return images if converter is None else features_of(images, converter)
+
+
+def features_of(images: Tensor, converter: Converter) -> Tensor:
+    """Return the features of images in memory, uint8 [N, C, H, W], from the cache if stored."""
+    about = {"images": content_digest(images), **converter.settings(Data())}
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:40]
+    found = cache.load(key)
+    if found is None:
+        entries = ((f"image {row}", pixels) for row, pixels in enumerate(images.numpy()))
+        blocks = converter.encode_all(entries, bad_labels={}, place=key, expected=len(images))
+        found = cache.store(key, blocks)
+    if found.reasons:
+        raise ValueError(found.reasons[0])
+    made = converter.finished(found.images) if len(found.rows) else converter.nothing()
+    return torch.from_numpy(made)
 
 
 def _shortened(data: LabelledData, section: Data) -> LabelledData:
@@ -261,8 +307,14 @@ def _shortened(data: LabelledData, section: Data) -> LabelledData:
     )
 
 
-def _converted(data: LabelledData, section: Data) -> LabelledData:
-    """Convert images to the size and channels of the section, if the source has not done so."""
+def _converted(
+    data: LabelledData, section: Data, converter: Converter | None = None
+) -> LabelledData:
+    """Convert images to the size and channels of the section, if the source has not done so, or
+    to features."""
+    if converter is not None:
+        parts = [features_of(part, converter) for part in (data.images, data.test_images)]
+        return replace(data, images=parts[0], test_images=parts[1])
     images, test_images = (
         convert(part, channels=section.channels, side=section.image_size)
         for part in (data.images, data.test_images)
@@ -347,22 +399,21 @@ def _from_files(
         train, test = pair(section, texts)
         return train.size if test else count_training(train.size, section)
 
-    def load(section: Data, texts: Texts | None = None) -> LabelledData:
-        train, test = pair(section, texts is not None)
+    def load(section: Data, converter: Converter | None = None) -> LabelledData:
+        train, test = pair(section, converter is not None and converter.reads_texts)
         assert section.path is not None, "checked before a run"
         own = f"{_path_setting.get()} = {section.path}"
         size = section.size if test is not None else None  # all rows, to hold some out
         with found_by("data.path", section.path):
-            examples = read(train, section, name=own, texts=texts, size=size)
+            examples = read(train, section, name=own, converter=converter, size=size)
         if test is not None:
             setting, path = (
                 ("data.test", section.test) if section.test else ("data.path", section.path)
             )
             name = f"data.test = {section.test}" if section.test else f"{own}, test part"
             with found_by(setting, path):
-                return _assembled(
-                    examples, read(test, section, name=name, texts=texts, size=section.test_size)
-                )
+                tested = read(test, section, name=name, converter=converter, size=section.test_size)
+                return _assembled(examples, tested)
         chosen, rest = hold_out(len(examples.labels), fraction=section.test_fraction)
         images, labels, classes = examples.images, examples.labels, examples.classes
         return _assembled(
@@ -370,11 +421,13 @@ def _from_files(
             Examples(images[chosen], labels[chosen], classes),
         )
 
-    def load_rows(section: Data) -> tuple[LabelledData, int]:
+    def load_rows(
+        section: Data, converter: Converter | None = None
+    ) -> tuple[LabelledData, int]:
         assert open_rows is not None, "a node reads no other sources"
         with found_by("data.path", str(section.path)):
-            table = open_rows(section)
-            examples = read(table, section, name=f"data.path = {section.path}", row_by_row=True)
+            table, name = open_rows(section), f"data.path = {section.path}"
+            examples = read(table, section, name=name, converter=converter, row_by_row=True)
         images, labels = torch.from_numpy(examples.images), torch.from_numpy(examples.labels)
         data = LabelledData(images, labels, images[:0], labels[:0], examples.classes)
         return data, table.size
@@ -386,14 +439,13 @@ def _from_files(
         assert table is not None, "openers raise without data"
         return table
 
-    def load_unlabelled(section: Auxiliary, texts: Texts | None = None) -> Tensor:
-        table = open_public(section, texts is not None)
+    def load_unlabelled(section: Auxiliary, converter: Converter | None = None) -> Tensor:
+        table = open_public(section, converter is not None and converter.reads_texts)
         size = section.size if section.wordnet is None else None  # rows of a noun can be anywhere
         assert section.path is not None, "checked before a run"
         with found_by("auxiliary.path", section.path):
-            examples = read(
-                table, section, name=f"auxiliary.path = {section.path}", texts=texts, size=size
-            )
+            name = f"auxiliary.path = {section.path}"
+            examples = read(table, section, name=name, converter=converter, size=size)
         images = examples.images
         if section.wordnet is not None:
             assert examples.rows is not None, "read returns rows"
@@ -407,6 +459,7 @@ def _from_files(
         takes_test=True,
         takes_split=general,
         holds_texts=general,
+        converts=True,
         count_labelled=count,
         load_labelled=load,
         load_rows=load_rows if open_rows else None,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from fedaux.config import Auxiliary, Data
 from fedaux.data import cache, notes
 from fedaux.data.decoding import LOSSES, DecodedBlock, Entry, Numbers, decode_all, usual_size
-from fedaux.data.texts import Texts, trimmed
 
 MAX_CLASSES = 100_000
 """Larger class numbers are an error, such as ids used as labels."""
@@ -49,6 +48,32 @@ class Table:
     bad: Mapping[int, str] = field(default_factory=dict)
     wnids: Callable[[], Sequence[Any]] | None = None
     warnings: tuple[str, ...] = ()
+
+
+class Converter(Protocol):
+    """Makes numbers [N, ...] of the entries of a table: token ids of texts, or features."""
+
+    reads_texts: bool
+
+    def settings(self, section: Data | Auxiliary) -> dict[str, object]:
+        """Return everything besides the files that the numbers depend on."""
+
+    def finished(self, numbers: Numbers) -> Numbers:
+        """Return stored numbers as they are used."""
+
+    def nothing(self) -> Numbers:
+        """Return the numbers of no entries."""
+
+    def encode_all(
+        self,
+        entries: Iterator[Entry],
+        *,
+        bad_labels: Mapping[int, str],
+        encoding: str | None = None,
+        place: str | None = None,
+        expected: int = 0,
+    ) -> Iterator[DecodedBlock]:
+        """Yield the rows in order, in blocks; `place` names them in the cache."""
 
 
 Opener = Callable[[str, str, Data | Auxiliary, bool], Table | None]
@@ -127,7 +152,7 @@ def read(
     section: Data | Auxiliary,
     *,
     name: str,
-    texts: Texts | None = None,
+    converter: Converter | None = None,
     size: int | None = None,
     row_by_row: bool = False,
 ) -> Examples:
@@ -136,8 +161,9 @@ def read(
     With `row_by_row` no row decides about another: each is named by its own label, and all may be
     bad.
 
-    With `texts`, entries become token ids. With `size`, only the first `size` good rows are
-    decoded. Raises BadRows with files and rows; with `skip_bad`, prints how many were skipped.
+    A `converter` makes token ids of texts, or features. With `size`, only the first `size` good
+    rows are decoded. Raises BadRows with files and rows; with `skip_bad`, prints how many were
+    skipped.
     """
     key = key_of(section)
     labels = np.zeros(table.size, dtype=np.int64)
@@ -155,7 +181,7 @@ def read(
     # At a node, no row may decide about another; image_size is declared there.
     most_decide = section.skip_bad and section.image_size is None and not row_by_row
     settings: dict[str, object] = {"source": section.source, "bad_labels": sorted(bad.items())}
-    if texts is None:
+    if converter is None:
         settings |= {
             "image_column": section.image_column,
             "channels": section.channels,
@@ -163,12 +189,7 @@ def read(
             "most_decide": most_decide,
         }
     else:
-        settings |= {
-            "text_column": section.text_column,
-            "vocabulary": texts.vocabulary.digest,
-            "length": texts.length,
-            "encoding": section.encoding,
-        }
+        settings |= converter.settings(section)
     if size is not None:
         settings["size"] = size
     place = cache.content_key(table.files, settings=settings)
@@ -176,7 +197,8 @@ def read(
     if found is None:
         # Without skip_bad, the first rows are the first good ones.
         entries = table.entries() if section.skip_bad else islice(table.entries(), size)
-        if texts is None:
+        expected = min(table.size, size or table.size)
+        if converter is None:
             blocks = decode_all(
                 entries,
                 bad_labels=bad,
@@ -188,10 +210,15 @@ def read(
                 else None,
             )
         else:
-            blocks = texts.encode_all(entries, bad_labels=bad, encoding=section.encoding)
+            blocks = converter.encode_all(
+                entries,
+                bad_labels=bad,
+                encoding=section.encoding,
+                place=place,
+                expected=expected,
+            )
         if size is not None:
             blocks = _first_rows(blocks, size)
-        expected = min(table.size, size or table.size)
         found = cache.store(place, _with_progress(blocks, section, expected=expected, name=name))
     if found.reasons:
         if not section.skip_bad:
@@ -207,15 +234,17 @@ def read(
         notes.warn(f"{name}: {warning}")
     for kind, where in found.lost.items():
         notes.warn(f"{name}: {LOSSES[kind].format(key=key)} (first: {where})")
+    if len(found.rows) == 0 and row_by_row and converter is not None:
+        return Examples(converter.nothing(), labels[:0], classes)
     if len(found.rows) == 0 and row_by_row:
         side = section.image_size or 1
         nothing = np.zeros((0, section.channels or 1, side, side), dtype=np.uint8)
         return Examples(nothing, labels[:0], classes)
     if len(found.rows) == 0:
-        kind = "images" if texts is None else "texts"
+        kind = "texts" if converter is not None and converter.reads_texts else "images"
         bad_row = f"; first bad row: {found.reasons[0]}" if found.reasons else ""
         raise ValueError(f"{name}: no {kind}{bad_row}")
-    images = found.images if texts is None else trimmed(found.images)
+    images = found.images if converter is None else converter.finished(found.images)
     return Examples(images, labels[found.rows], classes, found.rows)
 
 

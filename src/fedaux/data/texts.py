@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Content, DecodedBlock, Entry, Numbers
 from fedaux.data.vocabulary import PAD_ID, Vocabulary
 
@@ -53,6 +54,24 @@ class Texts:
 
     vocabulary: Vocabulary
     length: int
+    reads_texts = True
+
+    def settings(self, section: Data | Auxiliary) -> dict[str, object]:
+        """Return everything besides the files that token ids depend on."""
+        return {
+            "text_column": section.text_column,
+            "vocabulary": self.vocabulary.digest,
+            "length": self.length,
+            "encoding": section.encoding,
+        }
+
+    def finished(self, numbers: Numbers) -> Numbers:
+        """Return token ids without columns of padding."""
+        return trimmed(numbers)
+
+    def nothing(self) -> Numbers:
+        """Return the token ids of no texts."""
+        return np.zeros((0, self.length), dtype=np.int32)
 
     def encode_all(
         self,
@@ -60,6 +79,8 @@ class Texts:
         *,
         bad_labels: Mapping[int, str],
         encoding: str | None = None,
+        place: str | None = None,
+        expected: int = 0,
     ) -> Iterator[DecodedBlock]:
         """Yield the rows in order, in blocks, as token ids [n, length]."""
         numbered = enumerate(entries)

@@ -1,17 +1,11 @@
-"""The card of a model's file: what it has to hold, and whether the weights are its network's."""
+"""The card of a model's file: what it has to hold."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from torch import Tensor
-from torch.nn.modules.module import register_module_parameter_registration_hook
-
-from fedaux.models import SplitModel
 
 Size = Annotated[int, Field(ge=1, le=2**24)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -21,8 +15,15 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
+class _Encoder(_Part):
+    source: str
+    digest: str
+    inputs: dict[str, Any]
+
+
 class _Input(_Part):
-    kind: Literal["image", "text"]
+    kind: Literal["image", "text", "features"]
+    encoder: _Encoder | None = None
     mean: list[Number] = []
     deviation: list[Annotated[Number, Field(gt=0)]] = []
     length: Size | None = None
@@ -49,10 +50,6 @@ class _Plugin(_Part):
     sha256: str
 
 
-class Unfit(ValueError):
-    """Weights that are not those of a network."""
-
-
 class ModelCard(_Part):
     """The keys of a card that programs read; others are kept as they are."""
 
@@ -77,7 +74,10 @@ class ModelCard(_Part):
     @model_validator(mode="after")
     def _fits(self) -> ModelCard:
         about, shape = self.input, self.input_shape
-        if about.kind == "text":
+        if about.encoder is not None or about.kind == "features":
+            if len(shape) != 1:
+                raise ValueError("features have a shape of one number")
+        elif about.kind == "text":
             if len(shape) != 2 or about.length is None or about.tokenizer is None:
                 raise ValueError("texts need a shape of two numbers, a length and a tokenizer")
         elif len(shape) == 2:
@@ -108,33 +108,3 @@ def parse_card(text: str) -> dict[str, Any]:
         place = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from error
     return card
-
-
-def check_weights(build: Callable[[], SplitModel], weights: Mapping[str, Tensor]) -> None:
-    """Raise Unfit unless `build` makes a network of these weights, which takes no memory here.
-
-    The shape of a network is in a card of a few bytes, and could ask for any amount.
-    """
-    counted = 0
-
-    def count(*_: object) -> None:
-        nonlocal counted
-        counted += 1
-        if counted > len(weights):
-            raise Unfit(f"the network has more than the {len(weights)} tensors of the file")
-
-    handle = register_module_parameter_registration_hook(count)
-    try:
-        with torch.device("meta"):
-            expected = build().state_dict()
-    finally:
-        handle.remove()
-    if names := sorted(expected.keys() ^ weights.keys()):
-        place = "file" if names[0] in weights else "network"
-        raise Unfit(f"{names[0]} is in the {place} alone")
-    for name, tensor in expected.items():
-        if (tensor.shape, tensor.dtype) != (weights[name].shape, weights[name].dtype):
-            raise Unfit(
-                f"size mismatch for {name}: {list(weights[name].shape)} of {weights[name].dtype}, "
-                f"should be {list(tensor.shape)} of {tensor.dtype}"
-            )

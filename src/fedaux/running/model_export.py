@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaux.files import replacing
+from fedaux.encoders import Images, Tokens
+from fedaux.files import replacing, save_tensors
 from fedaux.formatting import install_hint
-from fedaux.running.trained_model import TrainedModel, load
+from fedaux.running.model_files import ENCODER_FORMAT, INSIDE, read_model
+from fedaux.running.trained_model import TrainedModel, encoder_of, load
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx"}
 """The formats, and how the names of their files end."""
@@ -38,8 +40,12 @@ def format_of(out: Path | None, format: str | None) -> str:
     return format or of_file or "safetensors"
 
 
-def export(file: Path, out: Path, *, format: str) -> None:
+def export(
+    file: Path, out: Path, *, format: str, whole: bool = False, encoder: str | None = None
+) -> None:
     """Write a model's file in a format; the card is inside, the tokenizer of texts beside it.
+
+    `whole` writes its encoder too, which is found as in `load`.
 
     Raises ValueError if the format is not available or the exported network predicts otherwise.
     """
@@ -50,11 +56,20 @@ def export(file: Path, out: Path, *, format: str) -> None:
         )
     if format not in SUFFIXES:
         raise ValueError(f"--format {format}: should be {', '.join(SUFFIXES)}")
+    if format == "safetensors" and whole:
+        weights, card, metadata = read_model(file)
+        if "encoder" not in card["input"]:
+            raise ValueError(f"--whole: {file} has no encoder, and is whole already")
+        tensors, about = encoder_of(card, {}, {}, file=file, source=encoder).packed()
+        about[ENCODER_FORMAT] = about.pop("format")
+        inside = {INSIDE + name: tensor for name, tensor in tensors.items()}
+        save_tensors(out, weights | inside, metadata=about | metadata)
+        return
     if format == "safetensors":
         with replacing(out) as temporary:
             shutil.copyfile(file, temporary)
         return
-    model = load(file, device="cpu")
+    model = load(file, device="cpu", encoder=encoder)
     small, large = (_examples(model, count) for count in EXAMPLES)
     with replacing(out) as temporary:
         run = _write_onnx(model, small, temporary, json.dumps(model.card))
@@ -73,7 +88,13 @@ def export(file: Path, out: Path, *, format: str) -> None:
 
 def _examples(model: TrainedModel, count: int) -> Tensor:
     shape: list[int] = model.card["input_shape"]
-    if model.vocabulary is None:
+    if model.kind == "features":
+        return torch.arange(count * shape[0]).reshape(count, -1).sin()
+    if model.encoder is not None and isinstance(inputs := model.encoder.inputs, Tokens):
+        return torch.arange(count * inputs.length).reshape(count, -1) % 20
+    if model.encoder is not None and isinstance(inputs := model.encoder.inputs, Images):
+        shape = list(inputs.shape)
+    if model.kind == "image":
         numbers = torch.arange(count * shape[0] * shape[1] * shape[2]) * 37 % 256
         return numbers.to(torch.uint8).reshape(count, *shape)
     width = shape[0] if count == EXAMPLES[0] else max(4, shape[0] // 2)
@@ -89,7 +110,7 @@ def _write_onnx(
             f"--format onnx: needs the package {' and '.join(missing)}: {install_hint('onnx')}"
         )
     sizes: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
-    if example.ndim == 2:
+    if example.ndim == 2 and module.vocabulary is not None:
         sizes[1] = torch.export.Dim.DYNAMIC
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it names packages that we never use
     with warnings.catch_warnings():

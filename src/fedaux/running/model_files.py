@@ -45,6 +45,8 @@ MODEL_UNPROTECTED = (
     "about single training examples."
 )
 
+INSIDE, ENCODER_FORMAT = "encoder.", "encoder_format"
+"""Prefix of an encoder's tensors inside a model's file, and the key of its format."""
 Card = dict[str, Any]
 """The description of a model, as JSON."""
 
@@ -168,6 +170,13 @@ def _architecture(prototype: Prototype, shape: Sequence[int]) -> Card:
 
 def _input(experiment: Experiment, data: LabelledData) -> Card:
     section = experiment.data
+    if data.encoder is not None:
+        texts = data.encoder["inputs"]["kind"] == "text"
+        image = [section.image_column] if section.image_column else []
+        columns = list(section.text_column) if texts else image
+        return {"encoder": dict(data.encoder), "columns": columns, **data.encoder["inputs"]}
+    if data.images.ndim == 2 and data.vocabulary is None:
+        return {"kind": "features", "columns": list(section.feature_column)}
     if data.vocabulary is not None:
         assert experiment.text is not None, "texts have a section"
         words = data.vocabulary
@@ -207,8 +216,8 @@ def _privacy(experiment: Experiment, method: str, progress: Progress) -> Card:
     }
 
 
-def read_model(path: Path) -> tuple[dict[str, Tensor], Card, str | None]:
-    """Return weights, card and tokenizer of a file. Raises ValueError if it is no model."""
+def read_model(path: Path) -> tuple[dict[str, Tensor], Card, dict[str, str]]:
+    """Return weights, card and metadata of a file. Raises ValueError if it is no model."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -216,7 +225,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], Card, str | None]:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(path, error) from error  # of a type of numbers that torch does not know
-    return weights, card, metadata.get(METADATA)
+    return weights, card, metadata
 
 
 def read_card(path: Path) -> Card:

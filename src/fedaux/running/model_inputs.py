@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from fedaux.config import Auxiliary
+from fedaux.config import FEATURES, Auxiliary
+from fedaux.data import load_auxiliary
 from fedaux.data.decoding import Content
 from fedaux.data.folders import IMAGE_SUFFIXES, TEXT_SUFFIXES, files_below
 from fedaux.data.lines import open_csv, open_jsonl
@@ -33,7 +36,7 @@ class Item:
 
     path: str
     row: int | None
-    content: Content
+    content: Content | NDArray[np.float32]
     problem: str | None = None
     """Why a row of a table cannot be read."""
 
@@ -63,6 +66,8 @@ class Inputs:
                 f"--encoding {encoding}: should be an encoding of Python, such as latin-1 or cp1252"
             ) from error
         self._model, self._encoding, self._columns = model, encoding, tuple(columns)
+        usual = tuple(model.card["input"]["columns"])
+        self._features = Auxiliary(source=FEATURES, feature_column=self._columns or usual)
         parts = [self._below(path) for path in paths]
         self.size = sum(size for size, _ in parts)
         self._items = chain.from_iterable(items for _, items in parts)
@@ -74,7 +79,7 @@ class Inputs:
         """
         with ThreadPoolExecutor() as pool, torch.inference_mode():
             # The tokenizer cannot be shared by threads.
-            read = pool.map if self._model.vocabulary is None else map
+            read = pool.map if self._model.kind == "image" else map
             while batch := list(islice(self._items, BATCH)):
                 good, examples = [], []
                 for item, found in zip(batch, read(self._read, batch), strict=True):
@@ -103,16 +108,19 @@ class Inputs:
         """Return the number of inputs in a file or folder, and the inputs."""
         if not place.exists():
             raise ValueError(f"{place}: not found")
+        if self._model.kind == "features":
+            rows = load_auxiliary(self._features.model_copy(update={"path": str(place)}))
+            return len(rows), [Item(str(place), row, one) for row, one in enumerate(rows.numpy())]
         if not place.is_dir():
             opener = TABLES.get(place.suffix.lower())
             if opener is None:
                 return 1, [Item(str(place), None, place)]
             table = self._opened(opener, place)
-            rows = enumerate(table.entries())
+            entries = enumerate(table.entries())
             return table.size, (
-                Item(str(place), row, content, table.bad.get(row)) for row, (_, content) in rows
+                Item(str(place), row, one, table.bad.get(row)) for row, (_, one) in entries
             )
-        texts = self._model.vocabulary is not None
+        texts = self._model.kind == "text"
         suffixes = TEXT_SUFFIXES if texts else IMAGE_SUFFIXES
         if files := files_below(place, suffixes=suffixes):
             return len(files), [Item(str(file), None, file) for file in files]
@@ -124,7 +132,7 @@ class Inputs:
 
     def _opened(self, opener: Opener, file: Path) -> Table:
         """Open a table: the given columns, else those of the training data, else usual names."""
-        texts = self._model.vocabulary is not None
+        texts = self._model.kind == "text"
         usual = tuple(self._model.card["input"]["columns"])
         key, first = "text_column" if texts else "image_column", None
         for wish in [self._columns] if self._columns else dict.fromkeys([usual, ()]):

@@ -182,8 +182,13 @@ def _text_problems(experiment: ExperimentFields) -> list[str]:
     texts = experiment.text is not None
     both = (("data", experiment.data.source), ("auxiliary", experiment.auxiliary.source))
     held = [name in SOURCES and SOURCES[name].holds_features for _, name in both]
-    features = any(held)
-    if features and experiment.data.given and not all(held):
+    features = any(held) or experiment.encoder is not None
+    if any(held) and experiment.encoder is not None:
+        problems.append(
+            f"encoder.source = {experiment.encoder.source!r}: {both[held.index(True)][0]} has "
+            "features already; should be left out"
+        )
+    elif any(held) and experiment.data.given and not all(held):
         key, name = both[held.index(False)]
         problems.append(
             f"{key}.source = {name!r}: should be features, like {both[held.index(True)][0]}.source"
@@ -192,7 +197,7 @@ def _text_problems(experiment: ExperimentFields) -> list[str]:
         problems += _settings_of_images(experiment)
     for prototype in experiment.prototypes:
         wanted = model_input(prototype.model) if prototype.model in MODELS else None
-        if wanted == "image" and texts:
+        if wanted == "image" and texts and not features:
             line = "is for images, but there is a table [text]; use tinybert, minilm or bert"
             problems.append(f"prototypes.model = {prototype.model!r}: {line}")
         elif wanted == "text" and not texts:
@@ -218,8 +223,9 @@ def _text_problems(experiment: ExperimentFields) -> list[str]:
 
 def _settings_of_images(experiment: ExperimentFields) -> list[str]:
     """Return a line for each setting that features do not have."""
+    why = "features are no images" if experiment.encoder is None else "the encoder states its own"
     found = [
-        f"{key}.{name}: features are no images; should be left out"
+        f"{key}.{name}: {why}; should be left out"
         for key, section in (("data", experiment.data), ("auxiliary", experiment.auxiliary))
         for name in ("image_size", "channels", "channel_mean", "channel_deviation", "mirror")
         if getattr(section, name, None)
@@ -228,6 +234,8 @@ def _settings_of_images(experiment: ExperimentFields) -> list[str]:
         found.append(
             f"pretraining.kind = {experiment.pretraining.kind!r}: should be 'none' for features"
         )
+    if experiment.encoder is not None and experiment.mode != "linear":
+        found.append("mode = 'full': encoders are frozen, only heads are trained; should be linear")
     return found
 
 

@@ -7,7 +7,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
@@ -38,9 +38,10 @@ from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import Callback, State, Task, population
 from fedaux.data import LabelledData, load_both, notes, split_auxiliary, split_dirichlet
 from fedaux.data.vocabulary import Vocabulary
+from fedaux.encoders import extractor_of
 from fedaux.fast import best_backend
 from fedaux.fast.feature_cache import FeatureCache
-from fedaux.files import save_json, save_tensors
+from fedaux.files import read_json, save_json, save_tensors
 from fedaux.models import SplitModel
 from fedaux.pretrain import H0Request, content_digest, pretrained_extractor, shared_store
 from fedaux.privacy.mechanisms import Public
@@ -136,14 +137,13 @@ class Inputs:
 def load_inputs(experiment: Experiment) -> Inputs:
     """Load the data of an experiment onto its device."""
     device = prepare_device(experiment)
+    compute = compute_for(experiment.engine, device, experiment.data)
     with notes.collected() as found:
-        data, auxiliary = load_both(experiment)
-    return Inputs(
-        data.to(device),
-        auxiliary.to(device),
-        compute_for(experiment.engine, device, experiment.data),
-        found.to_dict(),
-    )
+        extractor = extractor_of(experiment, compute)
+        data, auxiliary = load_both(experiment, converter=extractor)
+    if extractor is not None:
+        data = replace(data, encoder=extractor.encoder.card())
+    return Inputs(data.to(device), auxiliary.to(device), compute, found.to_dict())
 
 
 def run(
@@ -265,6 +265,8 @@ def run_with_clients(
         warnings.warn(line, stacklevel=3)
     with RunDirectory.open(path, experiment, resume=resume) as directory:
         save_json(path / "environment.json", environment(compute))
+        if data.encoder is not None:
+            keep_encoder(path / "encoder.json", data.encoder)
         save_json(path / "data.json", {**inputs.notes, "test": describe_test(data)})
         if tables is not None:
             save_json(path / "split.json", tables())
@@ -554,6 +556,18 @@ def out_of_memory(experiment: Experiment, what: str) -> str:
         f"evaluation.batch_size (now {batch}) or distillation.batch_size "
         f"(now {experiment.distillation.batch_size})"
     )
+
+
+def keep_encoder(file: Path, card: Mapping[str, Any]) -> None:
+    """Write the card of a run's encoder. Raises ValueError if the run began with another one."""
+    before = read_json(file) if file.is_file() else card
+    if before["digest"] != card["digest"]:
+        raise ValueError(
+            f"{file.parent} was started with the encoder {before['source']} of digest "
+            f"{before['digest'][:12]}..., and {card['source']} has {card['digest'][:12]}...; use "
+            "the same, or start a new run in another directory"
+        )
+    save_json(file, card)
 
 
 def environment(compute: Compute) -> dict[str, Any]:

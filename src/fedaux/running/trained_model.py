@@ -5,28 +5,39 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from fedaux import seeding
-from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING
+from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, EncoderSection
 from fedaux.config_errors import nearest
 from fedaux.core.compute import choose_device
 from fedaux.data.decoding import Content, decode, from_pixels
 from fedaux.data.texts import text_of
-from fedaux.data.vocabulary import Vocabulary
+from fedaux.data.vocabulary import METADATA, Vocabulary
+from fedaux.encoders import Encoder, Images, from_json, open_encoder, token_ids, unpacked
 from fedaux.models import MODELS, SHIPPED, SplitModel
-from fedaux.running.model_card import Unfit, check_weights
-from fedaux.running.model_files import Card, describe, find_model, read_model
+from fedaux.models.fit import Unfit, check_weights
+from fedaux.running.model_files import (
+    ENCODER_FORMAT,
+    INSIDE,
+    Card,
+    describe,
+    find_model,
+    read_model,
+)
 
 
 class TrainedModel(nn.Module):
-    """Maps pixels, uint8 [N, C, H, W], or token ids [N, L], to probabilities [N, C].
+    """Maps pixels, uint8 [N, C, H, W], token ids [N, L], or features [N, F], to probabilities
+    [N, C].
 
     `card` describes the model: accuracy, privacy, classes, input; `module` is the plain network,
     which maps normalised images or token ids to logits.
@@ -35,17 +46,27 @@ class TrainedModel(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, module: SplitModel, card: Card, *, vocabulary: Vocabulary | None) -> None:
+    def __init__(
+        self,
+        module: SplitModel,
+        card: Card,
+        *,
+        vocabulary: Vocabulary | None,
+        encoder: Encoder | None = None,
+    ) -> None:
         super().__init__()
         about = card["input"]
         self.module = module
+        self.encoder = encoder
         self.card = card
         self.classes: tuple[str, ...] = tuple(card["classes"])
         self.vocabulary = vocabulary
         self.ignores_padding = any(
             getattr(part, "ignores_padding", False) for part in module.modules()
         )
-        channels = 1 if vocabulary else card["input_shape"][0]
+        self.kind: str = about["kind"]
+        """`image`, `text` or `features`."""
+        channels = card["input_shape"][0] if self.kind == "image" and encoder is None else 1
         for name, usual in (("mean", 0.0), ("deviation", 1.0)):
             numbers = torch.tensor(about.get(name) or [usual] * channels)
             self.register_buffer(name, numbers[:, None, None], persistent=False)
@@ -57,27 +78,37 @@ class TrainedModel(nn.Module):
     def forward(self, examples: Tensor) -> Tensor:
         """Return the probabilities of the classes."""
         examples = examples.to(self.mean.device)
-        if self.vocabulary is None:
+        if self.kind == "image":
             examples = (examples.float() / 255.0 - self.mean) / self.deviation
         return torch.softmax(self.module(examples), dim=1)
 
-    def preprocess(self, content: Content | Image.Image, *, encoding: str | None = None) -> Tensor:
+    def preprocess(
+        self, content: Content | Image.Image | NDArray[Any], *, encoding: str | None = None
+    ) -> Tensor:
         """Return one input as the model takes it: pixels, uint8 [C, H, W], or token ids [L].
 
         An image is a file, its bytes, pixels, or a picture of Pillow; one of another size or
         colour than in training is converted. A text is a `str`, or a file in UTF-8 or `encoding`.
         Raises ValueError if it cannot be read.
         """
-        if self.vocabulary is not None:
+        if self.kind == "features":
+            return _features_in(content, width=self._shape[0])
+        if self.kind == "text":
             if isinstance(content, Image.Image):
                 raise ValueError("is a model of texts; should get a str or a path, not an image")
             text = text_of(content, encoding=encoding)
+            if self.encoder is not None:
+                return token_ids(self.encoder, [text])[0]
+            assert self.vocabulary is not None, "its file has it"
             (ids,) = self.vocabulary.encode([text], length=self.card["input"]["length"])
             return torch.from_numpy(ids if self.ignores_padding else ids[: self._shape[0]])
         if isinstance(content, Image.Image):
             stream = io.BytesIO()
             content.save(stream, "png")
             content = stream.getvalue()
+        if self.encoder is not None and isinstance(self.encoder.inputs, Images):
+            content = Path(content) if isinstance(content, str) else content
+            return torch.tensor(self.encoder.inputs.pixels(content))
         channels, height, width = self._shape
         pixels = decode(
             Path(content) if isinstance(content, str) else content,
@@ -110,22 +141,31 @@ def load(
     prototype: str | None = None,
     device: str = "auto",
     module: SplitModel | None = None,
+    encoder: str | None = None,
 ) -> TrainedModel:
     """Load a trained model: a file of `models/`, or a run directory that has one that matches.
 
-    `module` is the network of a file whose model is not registered here. Nothing is unpickled.
+    `module` is the network of a file whose model is not registered here, and `encoder` where its
+    encoder is, if it is not inside; nothing is downloaded for it. Nothing is unpickled.
     Raises ValueError if there are several models, or if the model is not known.
     """
     if not re.match(DEVICE_PATTERN, device):
         raise ValueError(f"--device {device} (device=): {PATTERN_MEANING[DEVICE_PATTERN]}")
     file = find_model(Path(path), method=method, seed=seed, prototype=prototype)
-    weights, card, tokenizer = read_model(file)
+    weights, card, metadata = read_model(file)
     if card["batch_normalisation"] == "batch":
         raise ValueError(
             f"{file}: was evaluated with the statistics of each batch (batch_normalisation.server "
             "= 'batch'), so that its prediction for an image depends on other images; fedaux "
             "0.2.0 was the last version that predicts with such a model"
         )
+    used = None
+    if "encoder" in card["input"]:
+        inside = {
+            name.removeprefix(INSIDE): weights.pop(name)
+            for name in [name for name in weights if name.startswith(INSIDE)]
+        }
+        used = encoder_of(card, inside, metadata, file=file, source=encoder)
     try:
         network = _built(card, file, weights) if module is None else module
         network.load_state_dict(weights)
@@ -133,10 +173,58 @@ def load(
         raise _unfit(file, card, str(error)) from error
     except RuntimeError as error:
         raise _unfit(file, card, " ".join(str(error).split())[:200]) from error
+    tokenizer = None if used is not None else metadata.get(METADATA)
     vocabulary = None if tokenizer is None else _vocabulary(tokenizer, card, file)
-    if (vocabulary is None) != (card["input"]["kind"] == "image"):
+    if used is None and (vocabulary is not None) != (card["input"]["kind"] == "text"):
         raise ValueError(f"{file}: its card is damaged (a tokenizer belongs to texts, and to them)")
-    return TrainedModel(network, card, vocabulary=vocabulary).to(choose_device(device))
+    if used is not None:
+        features = nn.Sequential(used.module, Halved())
+        network = SplitModel(features, network.head, feature_width=network.feature_width)
+    made = TrainedModel(network, card, vocabulary=vocabulary, encoder=used)
+    return made.to(choose_device(device))
+
+
+class Halved(nn.Module):
+    """Rounds features to half precision, as in training."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the features [N, F]."""
+        return features.half().float()
+
+
+def encoder_of(
+    card: Card,
+    inside: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    *,
+    file: Path,
+    source: str | None = None,
+) -> Encoder:
+    """Return the encoder of a model: inside its file, given as `source`, or where its run found it.
+
+    Raises ValueError if it is not there or has another digest.
+    """
+    about = card["input"]["encoder"]
+    if inside:
+        found = unpacked(inside, metadata, where=str(file), format_key=ENCODER_FORMAT)
+    else:
+        section = EncoderSection(source=source or about["source"])
+        found = open_encoder(section, key="--encoder (encoder=)", download=False)
+    found = replace(found, inputs=from_json(about["inputs"]))
+    if found.digest != about["digest"]:
+        raise ValueError(
+            f"{file}: was trained with the encoder {about['source']} of digest "
+            f"{about['digest'][:12]}..., and {found.source} has {found.digest[:12]}...; give the "
+            "same one with --encoder (encoder=)"
+        )
+    return found
+
+
+def _features_in(content: object, *, width: int) -> Tensor:
+    """Return features [F]. Raises ValueError for anything else."""
+    if not isinstance(content, Tensor | np.ndarray) or tuple(content.shape) != (width,):
+        raise ValueError(f"is a model of features; should get {width} numbers in an array")
+    return torch.as_tensor(content).float()
 
 
 def _unfit(file: Path, card: Card, why: str) -> ValueError:

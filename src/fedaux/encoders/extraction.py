@@ -1,0 +1,364 @@
+"""Features of images and texts of any size, made on demand: decoded data is never all in memory."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import time
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedaux.config import Auxiliary, Data, EncoderSection, ExperimentFields
+from fedaux.core.compute import Compute
+from fedaux.data import cache, notes
+from fedaux.data.decoding import Content, DecodedBlock, Entry, Numbers
+from fedaux.data.tables import PROGRESS_SECONDS
+from fedaux.data.texts import WIDTH_STEP, text_of
+from fedaux.encoders.network import Encoder, open_encoder
+from fedaux.encoders.preprocessing import Images, Tokens
+from fedaux.files import replacing
+from fedaux.formatting import install_hint
+
+BLOCK = 1024
+"""Rows that are stored at a time; an interrupted extraction continues behind the last ones."""
+GPU_BATCH, CPU_BATCH = 256, 32
+"""Images of 224 pixels, or texts, per batch."""
+USUAL_PIXELS = 224 * 224
+WORTH_COMPILING = 30_000
+"""Inputs from which compiling the network saves time."""
+AHEAD = 3
+"""Batches that are decoded while the network works."""
+
+
+def extractor_of(experiment: ExperimentFields, compute: Compute) -> Extractor | None:
+    """Return what makes the features of an experiment; None without an encoder.
+
+    Raises ValueError if the encoder cannot be used or reads another kind of data.
+    """
+    section = experiment.encoder
+    if section is None:
+        return None
+    encoder = open_encoder(section)
+    if encoder.reads_texts != (experiment.text is not None):
+        kinds = "texts; add" if encoder.reads_texts else "images; leave out"
+        raise ValueError(f"encoder.source = {section.source!r}: reads {kinds} the table [text]")
+    return Extractor(encoder, compute, batch_size=section.batch_size)
+
+
+class Extractor:
+    """Makes features, float16 [n, F], of the entries of a table; a converter for
+    `fedaux.data.read`."""
+
+    def __init__(
+        self, encoder: Encoder, compute: Compute, *, batch_size: int | None = None
+    ) -> None:
+        self.encoder = encoder
+        self.reads_texts = encoder.reads_texts
+        self._compute = compute
+        self._module: nn.Module | None = None
+        self.batch_size = batch_size or self._usual_batch()
+        inputs = encoder.inputs
+        if isinstance(inputs, Images):
+            self._mean, self._deviation = (
+                torch.tensor(numbers, device=compute.device)[:, None, None]
+                for numbers in (inputs.mean, inputs.deviation)
+            )
+        self._tokenizer = _tokenizer(encoder)
+
+    def settings(self, section: Data | Auxiliary) -> dict[str, object]:
+        """Return everything besides the files that features depend on."""
+        compute = self._compute
+        return {
+            "encoder": self.encoder.digest,
+            "device": compute.device.type,
+            "precision": str(compute.precision),
+            "encoding": section.encoding,
+            "column": [section.image_column, *section.text_column],
+        }
+
+    def finished(self, numbers: Numbers) -> Numbers:
+        """Return stored features as they are used, in single precision."""
+        return numbers.astype(np.float32)  # type: ignore[return-value]
+
+    def nothing(self) -> Numbers:
+        """Return no features [0, F]."""
+        return np.zeros((0, self.encoder.width), dtype=np.float32)  # type: ignore[return-value]
+
+    def encode_all(
+        self,
+        entries: Iterator[Entry],
+        *,
+        bad_labels: Mapping[int, str],
+        encoding: str | None = None,
+        place: str | None = None,
+        expected: int = 0,
+    ) -> Iterator[DecodedBlock]:
+        """Yield the rows in order, in blocks. Blocks of an interrupted extraction are reused:
+        `place` is its name in the cache."""
+        self._prepare(expected)
+        folder = _unfinished(place)
+        numbered, number = enumerate(entries), 0
+        workers = os.cpu_count() or 1
+        began, done, said = time.monotonic(), 0, False
+        with ThreadPoolExecutor(workers) as pool:
+            while rows := list(islice(numbered, BLOCK)):
+                file = None if folder is None else folder / f"{number:06d}.npz"
+                block = _stored(file)
+                if block is None:
+                    block = self._block(rows, pool, bad_labels=bad_labels, encoding=encoding)
+                    _store(file, block)
+                    done += len(rows)
+                seconds = time.monotonic() - began
+                if not said and seconds > PROGRESS_SECONDS and done:
+                    said = True
+                    kind = "texts" if self.reads_texts else "images"
+                    notes.say(f"{self.encoder.source}: {done / seconds:.0f} {kind} per second")
+                yield block
+                number += 1
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def features(self, contents: list[Content]) -> Tensor:
+        """Return the features [n, F] of a few inputs. Raises ValueError if one is unreadable."""
+        self._prepare(0)
+        rows = [(place, (str(place), one)) for place, one in enumerate(contents)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            block = self._block(rows, pool, bad_labels={}, encoding=None)
+        if block.reasons:
+            raise ValueError(next(iter(block.reasons.values())))
+        return torch.from_numpy(block.images.astype(np.float32))
+
+    def _usual_batch(self) -> int:
+        size = GPU_BATCH if self._compute.device.type == "cuda" else CPU_BATCH
+        if isinstance(inputs := self.encoder.inputs, Images):
+            size = round(size * USUAL_PIXELS / (inputs.height * inputs.width))
+        return max(1, min(size, 4 * GPU_BATCH))
+
+    def _prepare(self, expected: int) -> None:
+        if self._module is not None:
+            return
+        module = self.encoder.module.eval()
+        if self._compute.device.type != "cpu":
+            module = copy.deepcopy(module).to(self._compute.device)
+        if self._compute.device.type == "cuda" and not self.reads_texts:
+            module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if self._compute.compile and expected >= WORTH_COMPILING:
+                module.compile()
+        self._module = module
+
+    def _block(
+        self,
+        rows: list[tuple[int, Entry]],
+        pool: ThreadPoolExecutor,
+        *,
+        bad_labels: Mapping[int, str],
+        encoding: str | None,
+    ) -> DecodedBlock:
+        """Return the features of some rows; a bad row is blank in its batch, so that no input
+        depends on others."""
+        reasons: dict[int, str] = {}
+        inputs = self.encoder.inputs
+
+        def read(place: int, into: Any) -> None:
+            row, (where, content) = rows[place]
+            try:
+                if row in bad_labels:
+                    raise ValueError(bad_labels[row])
+                if isinstance(inputs, Images):
+                    into[:] = inputs.pixels(content)
+                else:
+                    into[place] = text_of(content, encoding=encoding)
+            except ValueError as error:
+                reasons[row] = f"{where}: {error}"
+
+        found = np.zeros((len(rows), self.encoder.width), dtype=np.float16)
+        with np.errstate(over="ignore"):
+            if isinstance(inputs, Tokens):
+                texts: dict[int, str] = {}
+                for place in range(len(rows)):
+                    read(place, texts)
+                self._of_texts(texts, found)
+            else:
+                self._of_images(inputs, read, found, pool)
+        for place, (row, (where, _)) in enumerate(rows):
+            if row not in reasons and not np.isfinite(found[place]).all():
+                reasons[row] = f"{where}: its features are not finite"
+        good = [place for place, (row, _) in enumerate(rows) if row not in reasons]
+        ordered = dict(sorted(reasons.items()))
+        return DecodedBlock(found[good], [rows[place][0] for place in good], ordered)
+
+    def _of_images(
+        self,
+        inputs: Images,
+        read: Callable[[int, Any], None],
+        found: NDArray[np.float16],
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        """Fill in the features of images, which are decoded while the network works."""
+        waiting: deque[tuple[int, Tensor, list[Future[None]]]] = deque()
+
+        def finish() -> None:
+            start, pixels, tasks = waiting.popleft()
+            for task in tasks:
+                task.result()
+            found[start : start + len(tasks)] = self._halving(pixels)[: len(tasks)].numpy()
+
+        size = self.batch_size
+        for start in range(0, len(found), size):
+            pixels = torch.zeros(size, *inputs.shape, dtype=torch.uint8)  # always full
+            array = pixels.numpy()
+            places = range(start, min(start + size, len(found)))
+            tasks = [pool.submit(read, place, array[place - start]) for place in places]
+            waiting.append((start, pixels, tasks))
+            if len(waiting) > AHEAD:
+                finish()
+        while waiting:
+            finish()
+
+    def _of_texts(self, texts: Mapping[int, str], found: NDArray[np.float16]) -> None:
+        """Fill in the features of texts, in batches of similar lengths."""
+        inputs = self.encoder.inputs
+        assert isinstance(inputs, Tokens)
+        encoded = self._tokenizer.encode_batch(list(texts.values()))
+        ids = dict(zip(texts, (one.ids for one in encoded), strict=True))
+        order = sorted(texts, key=lambda place: len(ids[place]))
+        for start in range(0, len(order), self.batch_size):
+            places = order[start : start + self.batch_size]
+            width = -(-max(len(ids[place]) for place in places) // WIDTH_STEP) * WIDTH_STEP
+            batch = torch.full((len(places), min(width, inputs.length)), inputs.padding)
+            for row, place in enumerate(places):
+                batch[row, : len(ids[place])] = torch.tensor(ids[place])
+            found[places] = self._halving(batch).numpy()
+
+    def _halving(self, pixels: Tensor) -> Tensor:
+        """Return features [N, F]; batches that do not fit into memory are halved, and one line
+        says so."""
+        while True:
+            try:
+                return torch.cat([self._run(part) for part in pixels.split(self.batch_size)])
+            except torch.cuda.OutOfMemoryError as error:
+                if self.batch_size == 1:
+                    raise ValueError(
+                        f"{self.encoder.source}: a single image does not fit into the memory of "
+                        "the GPU; use engine.device = 'cpu', or a smaller encoder.image_size"
+                    ) from error
+            torch.cuda.empty_cache()
+            self.batch_size = max(1, self.batch_size // 2)
+            notes.say(
+                f"{self.encoder.source}: out of GPU memory; the batch is now {self.batch_size}"
+            )
+
+    @torch.inference_mode()
+    def _run(self, inputs: Tensor) -> Tensor:
+        assert self._module is not None, "prepared before"
+        compute = self._compute
+        placed = inputs.to(compute.device, non_blocking=True)
+        if isinstance(self.encoder.inputs, Images):
+            placed = (placed.float().div_(255.0) - self._mean) / self._deviation
+            if compute.device.type == "cuda":
+                placed = placed.contiguous(memory_format=torch.channels_last)
+        with compute.autocast():
+            return self._module(placed).float().cpu()  # type: ignore[no-any-return]
+
+
+def _tokenizer(encoder: Encoder) -> Any:
+    """Return the tokenizer of an encoder of texts; None for images."""
+    if not isinstance(inputs := encoder.inputs, Tokens):
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise ValueError(f"texts need the package tokenizers: {install_hint('text')}") from error
+    if encoder.tokenizer is None:
+        raise ValueError(f"{encoder.source}: has no tokenizer")
+    made = Tokenizer.from_str(encoder.tokenizer)
+    made.enable_truncation(inputs.length)
+    made.no_padding()
+    return made
+
+
+def encoder_named(source: str) -> Encoder:
+    """Return an encoder as the command line names it: also a folder without `hf:`."""
+    if Path(source).is_dir():
+        source = f"hf:{source}"
+    return open_encoder(EncoderSection(source=source), key="NAME_OR_FOLDER")
+
+
+def described(encoder: Encoder, compute: Compute) -> list[tuple[str, str]]:
+    """Return what an encoder is, line by line, with its measured speed on this device."""
+    about, inputs = encoder.about, encoder.inputs
+    network = about.get("config", {}).get("model_type") or about.get("library") or "a module"
+    extractor = Extractor(encoder, compute)
+    if isinstance(inputs, Images):
+        pixels = np.zeros((inputs.shape[0], 2 * inputs.height, 2 * inputs.width), dtype=np.uint8)
+        examples: list[Content] = [pixels] * (BLOCK if compute.device.type == "cuda" else CPU_BATCH)
+    else:
+        examples = ["a sentence with eight words in it, here"] * 64
+    extractor.features(examples[: extractor.batch_size])
+    began = time.monotonic()
+    extractor.features(examples)
+    speed = len(examples) / (time.monotonic() - began)
+    kind = "texts" if encoder.reads_texts else "images"
+    return [
+        ("source", encoder.source),
+        ("licence", encoder.licence or "not stated"),
+        ("network", f"{network}, {encoder.parameters / 1e6:.1f} million weights"),
+        ("inputs", str(inputs)),
+        ("features", str(encoder.width)),
+        ("speed", f"{speed:.0f} {kind} per second on {compute.device.type}"),
+        ("digest", encoder.digest),
+    ]
+
+
+def token_ids(encoder: Encoder, texts: Sequence[str]) -> Tensor:
+    """Return the token ids of texts, padded to the encoder's length [N, L]."""
+    inputs = encoder.inputs
+    assert isinstance(inputs, Tokens)
+    ids = torch.full((len(texts), inputs.length), inputs.padding)
+    for row, found in enumerate(_tokenizer(encoder).encode_batch(list(texts))):
+        ids[row, : len(found.ids)] = torch.tensor(found.ids)
+    return ids
+
+
+def _unfinished(place: str | None) -> Path | None:
+    """Return the folder of an extraction's finished blocks; None if the cache cannot hold them."""
+    parent = cache.folder()
+    if parent is None or place is None:
+        return None
+    try:
+        (parent / f"unfinished-{place}").mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return parent / f"unfinished-{place}"
+
+
+def _stored(file: Path | None) -> DecodedBlock | None:
+    try:
+        with np.load(file, allow_pickle=False) as held:  # type: ignore[arg-type]
+            reasons = json.loads(str(held["reasons"]))
+            return DecodedBlock(
+                held["features"], held["rows"].tolist(), {int(row): why for row, why in reasons}
+            )
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return None  # missing, or torn by a crash: made again
+
+
+def _store(file: Path | None, block: DecodedBlock) -> None:
+    if file is None:
+        return
+    reasons = json.dumps(list(block.reasons.items()))
+    with suppress(OSError), replacing(file) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, features=block.images, rows=np.array(block.rows), reasons=reasons)

@@ -1,0 +1,43 @@
+"""Whether weights of a file are those of a network, before it takes any memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+
+class Unfit(ValueError):
+    """Weights that are not those of a network."""
+
+
+def check_weights(build: Callable[[], nn.Module], weights: Mapping[str, Tensor]) -> None:
+    """Raise Unfit unless `build` makes a network of these weights, which takes no memory here.
+
+    The shape of a network is in a card of a few bytes, and could ask for any amount.
+    """
+    counted = 0
+
+    def count(*_: object) -> None:
+        nonlocal counted
+        counted += 1
+        if counted > len(weights):
+            raise Unfit(f"the network has more than the {len(weights)} tensors of the file")
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        with torch.device("meta"):
+            expected = build().state_dict()
+    finally:
+        handle.remove()
+    if names := sorted(expected.keys() ^ weights.keys()):
+        place = "file" if names[0] in weights else "network"
+        raise Unfit(f"{names[0]} is in the {place} alone")
+    for name, tensor in expected.items():
+        if (tensor.shape, tensor.dtype) != (weights[name].shape, weights[name].dtype):
+            raise Unfit(
+                f"size mismatch for {name}: {list(weights[name].shape)} of {weights[name].dtype}, "
+                f"should be {list(tensor.shape)} of {tensor.dtype}"
+            )
