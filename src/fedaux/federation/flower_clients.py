@@ -40,8 +40,17 @@ Answer = TypeVar("Answer", ScoreRelease, Update)
 class FlowerClients:
     """The clients of one method and seed, each a node of the federation."""
 
-    def __init__(self, task: Task, members: Members, *, classes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        members: Members,
+        *,
+        classes: Sequence[str],
+        encoder: str | None = None,
+    ) -> None:
+        """`encoder` is the digest of the one that nodes need, if any."""
         self._task = task
+        self._encoder = encoder
         self._members = members
         self._classes = tuple(classes)
         self._reasons: dict[int, str] = {}
@@ -192,6 +201,7 @@ class FlowerClients:
             ),  # other clients' ids are not sent
             "mode": task.experiment.mode,
             "image_shape": task.input_shape,
+            "encoder": self._encoder,
             "classes": self._classes,
             "channel_mean": data.channel_mean,
             "channel_deviation": data.channel_deviation,

@@ -105,6 +105,9 @@ class NodeConfig(Section):
     """This node's labelled data, as in a recipe; all of it is used for training. Paths are
     relative to this file. `image_size` and `channels` must be given: no answer may depend on the
     first image."""
+    encoder: Place | None = None
+    """The encoder that makes features of this node's images: a safetensors file that `fedaux
+    encoder --out` wrote, relative to this file. The server's terms must name its digest."""
     split: NodeSplit | None = None
     privacy: NodePrivacy = NodePrivacy()
     limits: Limits = Limits()
@@ -207,7 +210,10 @@ def _parsed(content: bytes, path: Path, *, partition: int | None) -> NodeConfig:
     elif len(set(config.classes)) < len(config.classes):
         problems.append(f"classes = {list(config.classes)}: should be different names")
     if (
-        config.data.path is not None and config.split is None and config.data.source != FEATURES
+        config.data.path is not None
+        and config.split is None
+        and config.encoder is None
+        and config.data.source != FEATURES
     ):  # others are not private, and have a shape of their own
         problems += [
             f"data.{key}: missing; should be {right}, so that no answer depends on the first image"
@@ -253,5 +259,7 @@ def _parsed(content: bytes, path: Path, *, partition: int | None) -> NodeConfig:
             update={"data": config.data.model_copy(update={"path": str(beside / own)})}
         )
     config = config.model_copy(update={"state": str(beside / config.state)})
+    if config.encoder is not None:
+        config = config.model_copy(update={"encoder": str(beside / config.encoder)})
     config._digest = _sha256(content)
     return config

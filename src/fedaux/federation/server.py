@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedaux.core.compute import compute_for
 from fedaux.core.messages import Clients
 from fedaux.core.task import Task
 from fedaux.data import load_auxiliary, load_test, notes
+from fedaux.encoders import extractor_of
 from fedaux.federation.flower_clients import FlowerClients
 from fedaux.federation.members import REGISTRY, Members
 from fedaux.federation.status import StatusCallback
@@ -80,8 +82,13 @@ def federate(
     device = prepare_device(experiment)
     compute = compute_for(experiment.engine, device, experiment.data)
     with notes.collected() as found:
-        data = load_test(experiment.data).to(device)
-        auxiliary = load_auxiliary(experiment.auxiliary, shape=data.input_shape).to(device)
+        extractor = extractor_of(experiment, compute)
+        data = load_test(experiment.data, converter=extractor).to(device)
+        auxiliary = load_auxiliary(
+            experiment.auxiliary, converter=extractor, shape=data.input_shape
+        ).to(device)
+    if extractor is not None:
+        data = replace(data, encoder=extractor.encoder.card())
     inputs = Inputs(data, auxiliary, compute, found.to_dict())
     callback = ServerCallback(experiment.split.num_clients)
     members: Members | None = None
@@ -100,7 +107,12 @@ def federate(
                 registry=registry,
             )
             callback.status = status
-        callback.clients = FlowerClients(task, members, classes=data.classes)
+        callback.clients = FlowerClients(
+            task,
+            members,
+            classes=data.classes,
+            encoder=None if data.encoder is None else data.encoder["digest"],
+        )
         return callback.clients
 
     try:

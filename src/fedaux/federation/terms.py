@@ -53,6 +53,8 @@ class Terms(Section):
     mode: Literal["full", "linear"]
     image_shape: tuple[Count, Count, Count] | tuple[Count]
     """(channels, height, width), or (width,) of feature vectors."""
+    encoder: Digest | None = None
+    """Of the encoder that makes features of the node's images: the node has its file."""
     classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=100_000)]
     channel_mean: tuple[float, ...] = ()
     channel_deviation: tuple[Positive, ...] = ()

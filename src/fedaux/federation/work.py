@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ from fedaux.data import (
     split_dirichlet,
 )
 from fedaux.data.features import feature_width
+from fedaux.encoders import Encoder, Extractor, of_file
 from fedaux.federation.node import NodeConfig
 from fedaux.federation.plan import check_plan
 from fedaux.federation.policy import Guard, Refusal, digest_of
@@ -275,6 +278,12 @@ def check_declared(config: NodeConfig, terms: Terms) -> None:
     data."""
     if set(terms.classes) != set(config.classes) or len(terms.classes) != len(config.classes):
         raise Refusal("the server's classes are not those that this node declares in its `classes`")
+    encoder = None if config.encoder is None else encoder_of(config.encoder).digest
+    if terms.encoder != encoder:
+        raise Refusal(
+            "the encoder of this node is not that of the server's terms",
+            detail=f"{config.encoder} has the digest {encoder}, the terms name {terms.encoder}",
+        )
     shape = declared_shape(config)
     if shape != terms.image_shape:
         raise Refusal(f"examples here are {list(shape)} and the server's {list(terms.image_shape)}")
@@ -288,6 +297,8 @@ def declared_shape(config: NodeConfig) -> tuple[int, ...]:
     (width,) of features, which their file states."""
     if config.data.path is None or config.split is not None:
         return tuple(own_data(config)[0].images.shape[1:])  # not private
+    if config.encoder is not None:
+        return (encoder_of(config.encoder).width,)
     if SOURCES[config.data.source].holds_features:
         return (feature_width(config.data),)
     side, channels = config.data.image_size, config.data.channels
@@ -336,11 +347,15 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
     # UTF-8 as declared: the first bytes must not decide how all rows are read.
     section = config.data.model_copy(update={"skip_bad": True, "encoding": "utf-8"})
     split = config.split
+    converter = None
+    if config.encoder is not None:
+        compute = compute_for(Engine(device=config.device, compile=False), choose(config.device))
+        converter = Extractor(encoder_of(config.encoder), compute)
     if split is None:
-        return load_rows(section)
+        return load_rows(section, converter=converter)
     if section.source not in SOURCES or SOURCES[section.source].load_labelled is None:
         raise ValueError(f"data.source = {section.source!r}: unknown, or without labels")
-    data = load_labelled(section)
+    data = load_labelled(section, converter=converter)
     parts = split_dirichlet(
         data.labels.numpy(),
         num_clients=split.num_clients,
@@ -357,6 +372,12 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
         data.classes,
     )
     return own, len(rows)
+
+
+@cache
+def encoder_of(path: str) -> Encoder:
+    """Return the encoder of a node's file; nothing is downloaded or unpickled."""
+    return of_file(Path(path), key="encoder")
 
 
 def count_examples(config: NodeConfig) -> int:
