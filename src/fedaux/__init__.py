@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedaux.config import ConfigError, Experiment
     from fedaux.core.algorithms import METHODS
     from fedaux.core.server import Method
+    from fedaux.encoders import Encoder, Images
     from fedaux.models import MODELS, SplitModel, split_model
     from fedaux.recipes import load_experiment
     from fedaux.running.plugins import load_plugin
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ConfigError": "fedaux.config",
+    "Encoder": "fedaux.encoders",
+    "Images": "fedaux.encoders",
     "Experiment": "fedaux.config",
     "load_experiment": "fedaux.recipes",
     "load_plugin": "fedaux.running.plugins",
@@ -41,7 +44,9 @@ __all__ = [
     "METHODS",
     "MODELS",
     "ConfigError",
+    "Encoder",
     "Experiment",
+    "Images",
     "Method",
     "Result",
     "SplitModel",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from helpers.encoders import KINDS, image_encoder, text_encoder
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedaux
 from fedaux.config import ConfigError, EncoderSection, Experiment
@@ -124,15 +125,17 @@ def test_unusable_encoders_get_one_clear_line(tmp_path: Path) -> None:
     cases: dict[str, str] = {}
     (tmp_path / "empty").mkdir()
     cases["hf:" + str(tmp_path / "empty")] = "has no config.json"
-    for name, breaking in {
+    config = json.loads((good / "config.json").read_text(encoding="utf-8"))
+    changes: dict[str, Callable[[Path], object]] = {
         "torn": lambda at: (at / "model.safetensors").write_bytes(b"no"),
         "pickled": lambda at: (at / "model.safetensors").rename(at / "pytorch_model.bin"),
         "bare": lambda at: (at / "preprocessor_config.json").unlink(),
         "strange": lambda at: (at / "config.json").write_text('{"model_type": "no-such"}'),
         "other": lambda at: (at / "config.json").write_text(
-            json.dumps(json.loads((at / "config.json").read_text()) | {"num_hidden_layers": 3})
+            json.dumps(config | {"num_hidden_layers": 3})
         ),
-    }.items():
+    }
+    for name, breaking in changes.items():
         at = image_encoder(tmp_path / name)
         breaking(at)
         cases[f"hf:{at}"] = {
@@ -262,7 +265,8 @@ def test_an_interrupted_extraction_continues_and_a_second_run_finds_it_done(
     tmp_path: Path, photographs: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extraction, "BLOCK", 8)
-    block, made = Extractor._block, []
+    block = Extractor._block
+    made: list[int] = []
 
     def counted(self: Extractor, rows: Any, *rest: Any, **about: Any) -> DecodedBlock:
         if len(made) == 2 and attempt == 0:
@@ -288,7 +292,8 @@ def _loaded(section: Any, extractor: Extractor) -> Tensor:
     from fedaux.data import load_rows
 
     own = section.model_copy(update={"clients": (), "path": section.clients[0]})
-    return load_rows(own, converter=extractor).images
+    images: Tensor = load_rows(own, converter=extractor)[0].images
+    return images
 
 
 def test_texts_and_image_encoders_do_not_mix(tmp_path: Path, photographs: Experiment) -> None:
@@ -323,3 +328,76 @@ def test_texts_run_with_an_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert problems_of(experiment) == []
     model = fedaux.run(experiment, out=tmp_path / "run", progress=False).model()
     assert model(model.preprocess("abc 1")[None]).shape == (1, 2)
+
+
+def test_a_federation_with_an_encoders_file_comes_to_the_simulators_figures(
+    tmp_path: Path, photographs: Experiment
+) -> None:
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    import tomli_w
+    from helpers.loopback import LoopbackGrid
+
+    from fedaux.federation.server import federate
+
+    test = tmp_path / "h2"
+    settings = photographs.to_dict()
+    settings["data"] |= {"clients": settings["data"]["clients"][:2], "test": str(test)}
+    settings["split"]["num_clients"] = 2
+    fedaux.run(Experiment(**settings), out=tmp_path / "simulated", progress=False)
+    opened(tmp_path / "vit").save(tmp_path / "encoder.safetensors")
+    nodes = {}
+    for client, path in enumerate(settings["data"].pop("clients")):
+        table = {
+            "client": client,
+            "device": "cpu",
+            "threads": 1,
+            "encoder": "encoder.safetensors",
+            "classes": ["bar", "grid", "ring"],
+            "data": {"source": "folder", "path": path},
+            "privacy": {"noise": "simulated", "plain_updates": True},
+        }
+        nodes[1000 + client] = tmp_path / f"node-{client}.toml"
+        nodes[1000 + client].write_text(tomli_w.dumps(table), encoding="utf-8")
+    settings["federation"] = {"authenticated": False, "deadline": 5.0, "wait_seconds": 2.0}
+    federate(Experiment(**settings), LoopbackGrid(nodes), path=tmp_path / "federated", resume=False)
+    rows = [
+        [json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("simulated", "federated")
+    ]
+    for simulated, real in zip(*rows, strict=True):
+        for key in ("accuracy", "loss", "local_loss", "clients_answered", "bytes_up"):
+            assert real[key] == pytest.approx(simulated[key], rel=1e-4), key
+    settings["encoder"]["resize"] = "crop"  # another digest: nodes refuse
+    with pytest.raises(ValueError, match="the encoder of this node is not that"):
+        federate(Experiment(**settings), LoopbackGrid(nodes), path=tmp_path / "other", resume=False)
+
+
+def test_any_module_with_its_preprocessing_is_an_encoder_in_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 8, 3, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    encoder = fedaux.Encoder(
+        nn.Sequential(*layers), fedaux.Images(32, 32, (0.5,) * 3, (0.5,) * 3), "own"
+    )
+    draw = torch.Generator().manual_seed(0)
+
+    def images(count: int) -> Tensor:
+        return torch.randint(0, 255, (count, 3, 16, 16), generator=draw, dtype=torch.uint8)
+
+    clients = [(images(30), torch.arange(30) % 2) for _ in range(2)]
+    given: dict[str, Any] = {"model": encoder, "clients": clients, "public": images(40)}
+    settings = Experiment(method=["fedavg+p"], rounds=1, engine={"device": "cpu"})
+    for experiment, rate in ((settings, 0.01), (None, 0.01)):
+        out = tmp_path / f"run-{experiment is None}"
+        result = fedaux.run(experiment, **given, out=out, progress=False)
+        stored = load_experiment(out / "config.toml")
+        assert (stored.mode, stored.local.learning_rate) == ("linear", rate)
+        model = result.model("fedavg+p")
+        assert model(model.preprocess(clients[0][0][0].numpy())[None]).shape == (1, 2)
+    fedaux.run(settings, **given, out=tmp_path / "run-False", resume=True, progress=False)
+    flat = fedaux.Encoder(nn.Conv2d(3, 8, 3), encoder.inputs, "flat")
+    with pytest.raises(ValueError, match=r"flat: returns \[2, 8, 30, 30\]; should return features"):
+        _ = flat.width

@@ -196,9 +196,7 @@ def load_own(section: Data, *, converter: Converter | None = None) -> LabelledDa
     return _converted(load(section), section, converter)
 
 
-def load_rows(
-    section: Data, *, converter: Converter | None = None
-) -> tuple[LabelledData, int]:
+def load_rows(section: Data, *, converter: Converter | None = None) -> tuple[LabelledData, int]:
     """Load a node's own examples for training, and the number of all its rows: each is read, left
     out and named by what it holds itself."""
     source = SOURCES[section.source]
@@ -421,9 +419,7 @@ def _from_files(
             Examples(images[chosen], labels[chosen], classes),
         )
 
-    def load_rows(
-        section: Data, converter: Converter | None = None
-    ) -> tuple[LabelledData, int]:
+    def load_rows(section: Data, converter: Converter | None = None) -> tuple[LabelledData, int]:
         assert open_rows is not None, "a node reads no other sources"
         with found_by("data.path", str(section.path)):
             table, name = open_rows(section), f"data.path = {section.path}"

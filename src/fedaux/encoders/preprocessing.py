@@ -60,9 +60,9 @@ class Images:
             return padded
         ratio = max(*ratios, self.shorter / min(width, height))
         # Only what is kept is resized.
-        kept = self.width / ratio, self.height / ratio
+        kept = min(width, self.width / ratio), min(height, self.height / ratio)
         left, top = (width - kept[0]) / 2, (height - kept[1]) / 2
-        return picture.resize(target, method, box=(left, top, left + kept[0], top + kept[1]))
+        return picture.resize(target, method, box=(left, top, width - left, height - top))
 
     def __str__(self) -> str:
         how = {

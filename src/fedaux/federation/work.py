@@ -350,7 +350,8 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
     converter = None
     if config.encoder is not None:
         compute = compute_for(Engine(device=config.device, compile=False), choose(config.device))
-        converter = Extractor(encoder_of(config.encoder), compute)
+        alone = 1 if config.privacy.noise == "secure" else None  # no example depends on another
+        converter = Extractor(encoder_of(config.encoder), compute, batch_size=alone)
     if split is None:
         return load_rows(section, converter=converter)
     if section.source not in SOURCES or SOURCES[section.source].load_labelled is None:

@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import median
 from types import CodeType
 from typing import Any
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from fedaux import seeding
-from fedaux.config import Experiment
+from fedaux.config import LINEAR, Experiment
 from fedaux.data import SOURCES
 from fedaux.data.in_memory import NAME, InMemory, read_labelled, read_public
+from fedaux.encoders import ENCODERS, Encoder
 from fedaux.files import weights_digest
 from fedaux.models import MODELS, SplitModel, split_model
 from fedaux.models.split import find_head
@@ -70,7 +72,7 @@ def default_experiment(memory: InMemory) -> Experiment:
 def in_memory(
     experiment: Experiment | None,
     *,
-    model: nn.Module | Factory | None,
+    model: nn.Module | Encoder | Factory | None,
     clients: Sequence[Any] | Mapping[str, Any] | None,
     public: Any,
     test: Any,
@@ -86,6 +88,7 @@ def in_memory(
         None if public is None else read_public(public),
         None if test is None else read_labelled(test, name="test"),
     )
+    small = experiment is None
     if experiment is None:
         if clients is not None and public is None:
             raise ValueError(
@@ -99,6 +102,20 @@ def in_memory(
         changes["split"] = {"num_clients": len(memory.clients)}
     if memory.public is not None:
         changes["auxiliary"] = {"source": NAME, "path": "public"}
+    table = _settings(experiment, memory)
+    if isinstance(model, Encoder):
+        name = f"{NAME}:{model.source}"
+        ENCODERS[name] = replace(model, source=name)
+        changes |= {
+            "encoder": {"source": name, "digest": ENCODERS[name].digest},
+            "mode": "linear",
+            "prototypes": [LINEAR],
+            "pretraining": {"kind": "none"},
+        }
+        for key in ("local", "distillation"):  # heads have other default rates
+            if "learning_rate" not in getattr(experiment, key).model_fields_set or small:
+                table[key].pop("learning_rate", None)
+        model = None
     if model is not None:
         row = ModelRow(model)
         shape, num_classes = None, ANY_CLASSES
@@ -111,7 +128,7 @@ def in_memory(
             {"name": row.short, "model": row.name, "options": {"digest": digest}}
         ]
     if changes:
-        experiment = Experiment(**merged(_settings(experiment, memory), changes))
+        experiment = Experiment(**merged(table, changes))
     if memory.clients is None and memory.public is None:
         yield experiment
         return

@@ -38,7 +38,7 @@ from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import Callback, State, Task, population
 from fedaux.data import LabelledData, load_both, notes, split_auxiliary, split_dirichlet
 from fedaux.data.vocabulary import Vocabulary
-from fedaux.encoders import extractor_of
+from fedaux.encoders import Encoder, extractor_of
 from fedaux.fast import best_backend
 from fedaux.fast.feature_cache import FeatureCache
 from fedaux.files import read_json, save_json, save_tensors
@@ -149,7 +149,7 @@ def load_inputs(experiment: Experiment) -> Inputs:
 def run(
     experiment: Experiment | Path | str | None = None,
     *,
-    model: nn.Module | Factory | None = None,
+    model: nn.Module | Encoder | Factory | None = None,
     clients: Sequence[Any] | Mapping[str, Any] | None = None,
     public: Any = None,
     test: Any = None,
@@ -168,7 +168,8 @@ def run(
             small data, `fedaux.running.from_python.SMALL`.
         model: A plain nn.Module whose last step is an nn.Linear, a class or function that returns
             one (called without arguments, or with the input shape and the number of classes), or a
-            SplitModel. It replaces the prototypes of the experiment.
+            SplitModel; or an Encoder, on whose features heads are trained. It replaces the
+            prototypes of the experiment.
         clients: One dataset per client, in a list or in a dict by name: a torch Dataset of (image,
             label) pairs, or a pair of images [N, C, H, W] and labels [N]. Pixels are uint8 or
             floats in [0, 1]. Datasets are read once, so random transforms are not repeated.
