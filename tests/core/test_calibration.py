@@ -43,6 +43,7 @@ def test_virtual_features_have_the_released_means_and_the_public_covariance() ->
         assert np.abs(found - covariance).max() < 0.2 * np.abs(covariance).max()
 
 
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("mode", ["full", "linear"])
 def test_the_last_round_is_the_algorithm_written_out(mode: str, tmp_path: Path) -> None:
     server, state, clients, experiment = federation(

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 import fedaux
 from fedaux import seeding
+from fedaux.core.messages import num_bytes
 from fedaux.core.server import Server
 from fedaux.core.task import State
 from fedaux.running.preflight import problems_of
@@ -100,6 +101,7 @@ class Paper:
         self.x = {n: sum(y[n] for y in models) / len(models) - self.server[n] / alpha for n in x}
 
 
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])
 def test_rounds_follow_the_papers_update_rule(method: str, tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path, method=method, **SETTINGS)
@@ -110,7 +112,7 @@ def test_rounds_follow_the_papers_update_rule(method: str, tmp_path: Path) -> No
         getattr(paper, method)(row["clients_answered"], number)
         taken += row["clients_answered"]
         assert gap(state.models["cnn"], paper.x) < 2e-5
-        size = sum(4 * tensor.numel() for tensor in paper.x.values())
+        size = num_bytes(paper.x)
         assert row["bytes_up"] == 2 * size
         assert row["bytes_down"] == 2 * row["bytes_up"], "corrections go with the weights"
     assert len(set(taken)) < len(taken), "a client came back, with its control variate"
@@ -121,6 +123,7 @@ def test_rounds_follow_the_papers_update_rule(method: str, tmp_path: Path) -> No
         assert gap(control, dict.fromkeys(control, torch.zeros(()))) > 1e-3
 
 
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["scaffold+p", "feddyn+p"])
 @pytest.mark.parametrize("mode", ["full", "linear"])
@@ -137,6 +140,7 @@ def test_a_second_round_is_the_algorithm_written_out(
     assert gap(expected.weights["cnn"], forgetful.weights["cnn"]) > 5e-4
 
 
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("method", ["scaffold", "feddyn"])
 def test_stacked_clients_are_clients_one_by_one(method: str, tmp_path: Path) -> None:
     results = []

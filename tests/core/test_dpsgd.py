@@ -222,6 +222,7 @@ def test_training_refuses_batch_normalisation_and_empty_clients() -> None:
         train(small_model(), 0)
 
 
+@pytest.mark.quickly("shufflenet-gn")
 @needs_opacus
 @pytest.mark.parametrize("name", ["resnet8-gn", "mobilenetv2-gn", "shufflenet-gn"])
 def test_gradients_of_single_examples_are_those_of_a_loop(name: str) -> None:

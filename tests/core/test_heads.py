@@ -51,6 +51,8 @@ class NoHeads(WithoutHeads):
     silent = tuple(range(100))
 
 
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.quickly("fedauxfdp-linear", "private-student-full")
 @pytest.mark.parametrize("mode", ["full", "linear"])
 @pytest.mark.parametrize("method", ["fedauxfdp", "private-student"])
 def test_two_rounds_are_the_algorithm_written_out(method: str, mode: str, tmp_path: Path) -> None:

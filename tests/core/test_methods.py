@@ -30,8 +30,6 @@ from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.run import split_for
 
-pytestmark = pytest.mark.usefixtures("without_pages")
-
 
 def distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
     return max(float((tensor - second[name]).abs().max()) for name, tensor in first.items())
@@ -50,6 +48,7 @@ def same_round(
 FEDERATED = [name for name in METHODS if asks_of(name).trains and not asks_of(name).is_bound]
 
 
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("method", FEDERATED)
 def test_a_round_is_the_algorithm_written_out(method: str, tmp_path: Path) -> None:
     server, state, _, _ = federation(
@@ -64,6 +63,7 @@ def test_a_round_is_the_algorithm_written_out(method: str, tmp_path: Path) -> No
     assert row["loss"] == pytest.approx(expected_row["loss"], rel=1e-4)
 
 
+@pytest.mark.usefixtures("double_precision")
 def test_rounds_of_heads_are_the_algorithm_written_out(tmp_path: Path) -> None:
     """The server rate falls over the rounds, and rows move alike in the first of them."""
     server, state, _, _ = federation(
@@ -77,6 +77,7 @@ def test_rounds_of_heads_are_the_algorithm_written_out(tmp_path: Path) -> None:
         assert row["loss"] == pytest.approx(expected_row["loss"], rel=1e-4)
 
 
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("mechanism", [name for name in MECHANISMS if name != "heads"])
 def test_preparation_is_the_algorithm_written_out(mechanism: str, tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path, method="fedaux", certainty={"mechanism": mechanism})
@@ -106,6 +107,7 @@ def test_methods_differ(first: str, second: str, tmp_path: Path) -> None:
     assert distance(*results) > 1e-4
 
 
+@pytest.mark.quickly("fedavg", "feddf+m")
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "feddf", "fedbe", "feddf+m"])
 def test_a_pretrained_start_is_the_only_difference(method: str, tmp_path: Path) -> None:
     """With h0 the random start itself, `+p` changes no bit."""
@@ -125,6 +127,7 @@ REMEMBERING = [
 ]
 
 
+@pytest.mark.quickly("fedaux-fedaux+m")
 @pytest.mark.parametrize(("without", "with_memory"), REMEMBERING)
 def test_memory_changes_nothing_at_full_participation(
     without: str, with_memory: str, tmp_path: Path
@@ -145,6 +148,8 @@ def first_two_rounds(
     return server, middle, after, row
 
 
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.quickly("fedaux2", "fedavg+m")
 @pytest.mark.parametrize(
     "method", [name for name in FEDERATED if asks_of(name).remembers and not asks_of(name).corrects]
 )
@@ -171,6 +176,8 @@ def test_absent_clients_are_counted_with_their_last_answers(method: str, tmp_pat
     assert distance(expected.weights["cnn"], forgetful.weights["cnn"]) > 5e-4
 
 
+@pytest.mark.quickly("+p")
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("start", ["", "+p"])
 def test_local_only_is_each_client_trained_by_itself(start: str, tmp_path: Path) -> None:
     """Two rounds, in which every client goes on from its own model and the server's never
@@ -206,6 +213,8 @@ def test_local_only_is_each_client_trained_by_itself(start: str, tmp_path: Path)
         assert row["loss"] == pytest.approx(written["loss"], rel=1e-4)
 
 
+@pytest.mark.quickly("")
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("start", ["", "+p"])
 def test_pooled_is_one_model_trained_on_all_data(start: str, tmp_path: Path) -> None:
     """Two rounds are two fresh optimizers over all examples, however they are split."""
@@ -237,8 +246,8 @@ def test_pooled_is_one_model_trained_on_all_data(start: str, tmp_path: Path) -> 
     assert distance(after.models["cnn"], state.models["cnn"]) > 2e-2
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("double_precision")
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["pooled", "local-only"])
 def test_every_prototype_is_pooled_and_trained_alone(method: str, tmp_path: Path) -> None:
     server, state, _, _ = federation(tmp_path, method=method, prototypes=MIXED)
@@ -279,6 +288,7 @@ def test_bounds_are_refused_in_a_federation() -> None:
     assert "method = 'local-only': each client trains alone" in refused[1]
 
 
+@pytest.mark.quickly("fedaux+m-settings0")
 @pytest.mark.parametrize(
     ("method", "settings"),
     [("fedaux+m", {}), ("fedavg+m", {}), ("fedavg", {"local": {"optimizer_state": "kept"}})],
@@ -309,6 +319,7 @@ def test_memory_and_kept_optimizers_survive_an_interruption(
     assert len({name.split("-round")[0] for name in files[0]}) == len(files[0])  # one file a client
 
 
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.slow
 def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """One client, no other change between rounds: three rounds of one epoch are one round of
@@ -341,6 +352,7 @@ def test_a_kept_optimizer_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert distance(results["reset"], model.state_dict()) > 5e-3
 
 
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("method", ["fedavg+p", "feddf+p", "fedaux", "fedaux+m"])
 def test_linear_mode_is_training_on_frozen_features(method: str, tmp_path: Path) -> None:
     server, state, _, _ = federation(
@@ -348,8 +360,7 @@ def test_linear_mode_is_training_on_frozen_features(method: str, tmp_path: Path)
     )
     assert set(state.models["cnn"]) == {"head.weight", "head.bias"}
     after, row, expected, _ = same_round(server, state)
-    head = sum(tensor.numel() * 4 for tensor in state.models["cnn"].values())
-    assert row["bytes_up"] == row["bytes_down"] == 3 * head
+    assert row["bytes_up"] == row["bytes_down"] == 3 * num_bytes(state.models["cnn"])
     prepared = server.preparation
     sent = num_bytes(prepared.extractors["cnn"]) + num_bytes(prepared.public.get("cnn", {}))
     assert prepared.bytes_down == 4 * sent, "h0 and, with scores, the public map"
@@ -391,6 +402,8 @@ MIXED = [
 ]
 
 
+@pytest.mark.quickly("fedbe")
+@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("method", ["fedavg", "fedbe", "fedaux+m"])
 def test_rounds_of_several_prototypes_are_the_algorithm_written_out(
     method: str, tmp_path: Path

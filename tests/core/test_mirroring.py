@@ -105,6 +105,8 @@ def test_distilling_on_both_versions_flips_half_of_each_batch() -> None:
         torch.testing.assert_close(found[name], tensor)
 
 
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.quickly("fedaux2-linear")
 @pytest.mark.parametrize(
     ("method", "mode"), [("fedaux2", "full"), ("fedaux2", "linear"), ("fedntd", "full")]
 )

@@ -169,6 +169,8 @@ REHEARSING: dict[str, Any] = {
 }
 
 
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.quickly("linear")
 @pytest.mark.parametrize("mode", ["full", "linear"])
 def test_a_rehearsing_round_is_the_algorithm_written_out(mode: str, tmp_path: Path) -> None:
     """Stacked clients, whose batches are padded, end where `plain` does."""

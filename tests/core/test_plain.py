@@ -226,6 +226,7 @@ def test_distillation_fits_the_teacher_and_leaves_the_given_weights_alone() -> N
     assert all(torch.equal(start[name], tensor) for name, tensor in kept.items())
 
 
+@pytest.mark.quickly("fedavg", "fedaux+m")
 @pytest.mark.parametrize(
     "method", dict.fromkeys(row["method"] for row in json.loads(GOLDEN.read_text()))
 )

@@ -211,6 +211,7 @@ def test_distillation_at_the_server_is_distillation() -> None:
     assert not torch.equal(found["head.weight"], weights["head.weight"])
 
 
+@pytest.mark.quickly("auxiliary")
 @pytest.mark.parametrize("server", ["training", "auxiliary", "batch"])
 def test_a_round_ends_with_the_statistics_that_were_asked_for(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

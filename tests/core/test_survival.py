@@ -77,6 +77,7 @@ def is_finite(state: State) -> bool:
 TEACHING = ("feddf", "fedaux", "fedaux+m", "fedbe")
 
 
+@pytest.mark.quickly("fedavg-at once", "fedaux+m-while it teaches")
 @pytest.mark.parametrize(
     ("method", "found"),
     [(method, "at once") for method in ("fedavg", "fedprox", *TEACHING)]

@@ -68,7 +68,7 @@ def test_long_work_reports_its_progress(workers: int, monkeypatch: pytest.Monkey
         report=lambda done, total: reports.append((done, total)),
     )
     expected = plain(module, module.state_dict(), IMAGES)
-    assert torch.allclose(features(module, module.state_dict(), IMAGES), expected)
+    assert torch.allclose(features(module, module.state_dict(), IMAGES), expected, atol=1e-6)
     at_once = workers * PROCESSOR_BATCH
     assert reports == [(done, len(IMAGES)) for done in range(at_once, len(IMAGES), at_once)]
     assert features(module, module.state_dict(), IMAGES[:0]).shape == (0, *expected.shape[1:])
@@ -84,12 +84,12 @@ def test_features_are_the_networks_and_are_computed_once_for_all_parts() -> None
     rows = torch.tensor([5, 2, 90, 2])
     part = IMAGES[rows]
     features.tell(part, whole=IMAGES, rows=rows)
-    assert torch.allclose(features(module, weights, part), expected[rows])
+    assert torch.allclose(features(module, weights, part), expected[rows], atol=1e-6)
     assert torch.allclose(
         features(module, weights, part, rows=torch.tensor([3, 0])), expected[[2, 5]]
     )
-    assert torch.allclose(features(module, weights, IMAGES), expected)
-    assert torch.allclose(features(module, weights, IMAGES, rows=rows), expected[rows])
+    assert torch.allclose(features(module, weights, IMAGES), expected, atol=1e-6)
+    assert torch.allclose(features(module, weights, IMAGES, rows=rows), expected[rows], atol=1e-6)
     assert sum(seen) == len(IMAGES)
     other = {name: tensor + 0.1 if "weight" in name else tensor for name, tensor in weights.items()}
     assert torch.allclose(features(module, other, IMAGES), plain(module, other, IMAGES))

@@ -38,6 +38,14 @@ def fused(module: nn.Module, inputs: Tensor = FLOATS, weights: Weights | None = 
         )
 
 
+@pytest.mark.quickly(
+    "resnet8-whole",
+    "mobilenetv2-whole",
+    "shufflenet-gn-whole",
+    "cnn-whole",
+    "mlp-features",
+    "cnn-features",
+)
 @pytest.mark.parametrize("part", ["whole", "features"])
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_joined_operations_compute_what_the_module_does(name: str, part: str) -> None:
