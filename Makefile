@@ -9,24 +9,22 @@ TRITON := .venv-kernels
 # One thread each: two processes share two cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10
 
-.PHONY: demo test test-all test-rest test-slow test-processes test-federation test-gpu test-kernels benchmark docs wheel check format clean
+.PHONY: demo test test-all test-rest test-slow test-federation test-gpu test-kernels benchmark docs wheel check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, a minute on two ARM cores
 	rm -rf runs/demo
 	$(BIN)/fedaux run recipes/demo.toml --out runs/demo
 
-test: $(EXTRAS)         ## the quick tests, those of the extras included; at most five minutes on two cores
+test: $(EXTRAS)         ## the quick tests, those of the extras included; at most four minutes on two cores
 	$(PYTEST) -n 2 --dist worksteal
 
-test-all: test test-rest ## everything that a CPU can test; at most an hour on two cores
+test-all: test test-rest ## everything that a CPU can test; at most 25 minutes on two cores
 
-test-rest: test-slow test-processes ## what `make test` leaves out
+test-rest: $(EXTRAS)    ## what `make test` leaves out; processes wait, so slow tests run beside them
+	$(PYTEST) -n 2 --dist worksteal -m '(slow or federation) and not gpu and not network'
 
 test-slow: $(EXTRAS)    ## tests of more than some seconds
 	$(PYTEST) -n 2 --dist worksteal -m 'slow and not gpu and not network and not federation'
-
-test-processes: $(EXTRAS) ## federations of real processes
-	$(PYTEST) -m federation
 
 test-federation: $(EXTRAS) ## federations of real processes on loopback: parity, faults, security, the deployment page
 	$(PYTEST) -m federation

@@ -25,16 +25,31 @@ torch.set_num_threads(1)  # two test processes on two cores
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test as slow that its mark `quickly` does not name."""
+    for item in items:
+        mark = item.get_closest_marker("quickly")
+        if mark and isinstance(item, pytest.Function) and item.callspec.id not in mark.args:
+            item.add_marker("slow")
+
+
 @pytest.fixture
 def experiment() -> Experiment:
     return tiny()
 
 
 @pytest.fixture
-def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs write no report.html, which takes longer than their rounds; tests/report looks at
-    those."""
-    monkeypatch.setattr(fedaux.report, "write_report", lambda path: path / "report.html")
+def pages() -> None:
+    """Runs of the test write report.html."""
+
+
+@pytest.fixture(autouse=True)
+def without_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs write no report.html, which takes longer than their rounds, unless a test asks for
+    `pages`."""
+    if "pages" not in request.fixturenames:
+        monkeypatch.setattr(fedaux.report, "write_report", lambda path: path / "report.html")
 
 
 @pytest.fixture

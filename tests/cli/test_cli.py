@@ -84,6 +84,8 @@ def test_methods_are_listed_for_machines_and_people(tmp_path: Path) -> None:
     assert "fedaux" in fedaux_command("methods", cwd=tmp_path).stdout
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("pages")
 def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     done = called(
         "run", str(recipe), "--set", "rounds=2", "--set", "method=[feddf+p, fedaux]", cwd=tmp_path

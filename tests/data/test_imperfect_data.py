@@ -71,6 +71,7 @@ def test_most_images_decide_about_the_size_and_skipped_rows_are_kept(
     assert load_auxiliary(public)[:, 0, 0, 0].tolist() == [10, 20, 30]
 
 
+@pytest.mark.usefixtures("pages")
 def test_a_run_records_skipped_rows_and_warnings_and_reports_them(tmp_path: Path) -> None:
     images = pixels(40, side=8).mean(axis=1).astype(np.uint8)
     for number, image in enumerate(images):

@@ -287,6 +287,7 @@ def test_shards_with_other_columns_are_named(tmp_path: Path) -> None:
         load_labelled(Data(source="parquet", path=str(tmp_path)))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not SHARED.is_dir(), reason="needs cifar10 in $FEDAUX_TEST_DATA or in shared/data"
 )

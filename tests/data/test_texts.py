@@ -49,6 +49,7 @@ def test_token_ids_are_marked_cut_and_padded(words: Vocabulary) -> None:
     assert words.encode(["☃"], length=4).tolist() == [[2, words.mark(UNKNOWN), 3, 0]]
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_the_tokenizer_of_transformers(
     checkpoint: Path, words: Vocabulary
 ) -> None:

@@ -105,6 +105,7 @@ def test_files_and_folders_are_the_owners_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")
 def test_the_servers_database_forgets_what_it_deletes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -266,6 +267,7 @@ def node(tmp_path: Path) -> Path:
     return write_trial(tmp_path / "hospitals")
 
 
+@pytest.mark.chance
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_a_warm_process_answers_like_a_new_one_and_ends_with_its_node(

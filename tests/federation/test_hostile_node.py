@@ -86,6 +86,7 @@ def with_entry(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda said: said | {"entry": said["entry"] | fields} if "entry" in said else said
 
 
+@pytest.mark.quickly("deep", "1e200")
 @pytest.mark.parametrize(
     ("attack", "words"),
     [

@@ -288,6 +288,7 @@ PRIVATE_TWINS = {
 }
 
 
+@pytest.mark.quickly("other classes held", "an unreadable image")
 @pytest.mark.parametrize("twin", PRIVATE_TWINS)
 def test_no_answer_but_noise_depends_on_private_data(tmp_path: Path, twin: str) -> None:
     """Two nodes declare the same and hold different examples: whatever is asked, they look

@@ -53,6 +53,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.quickly("fedaux", "fp16")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -139,6 +140,7 @@ def test_secure_noise_is_the_default_and_says_so(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "run")[0]["loss"] != rows_of(tmp_path / "simulated")[0]["loss"]
 
 
+@pytest.mark.slow
 def test_methods_of_one_seed_share_a_release_and_another_seed_costs_another(tmp_path: Path) -> None:
     experiment = federated(
         rounds=1, method=["fedaux", "fedaux+logits"], seeds=[0, 1], certainty={"epsilon": 0.4}
@@ -214,6 +216,7 @@ def test_what_protects_nothing_leaves_only_where_the_node_says_so(tmp_path: Path
     assert spent(tmp_path, 0)[0]["entry"]["epsilon"] == "inf"
 
 
+@pytest.mark.slow
 def test_plain_updates_stay_where_the_node_wants_them_private(tmp_path: Path) -> None:
     experiment = federated(rounds=9, method=["fedavg"])
     reason = "client 0: refused: .*updates without DP-SGD do not leave this node"
@@ -242,6 +245,7 @@ def test_a_run_without_any_usable_answer_has_failed(tmp_path: Path) -> None:
     assert "holds NaN or infinity" in status["clients"]["2"]["reason"]
 
 
+@pytest.mark.slow
 def test_private_updates_are_counted_and_refused_at_once_beyond_the_budget(
     tmp_path: Path,
 ) -> None:

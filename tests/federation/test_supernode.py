@@ -106,6 +106,7 @@ def test_a_changed_policy_is_told_while_the_node_runs(
     assert caplog.messages == [f"{file} changed; restart to apply"]
 
 
+@pytest.mark.chance
 @pytest.mark.slow
 def test_a_node_ends_where_flower_gives_up_and_stays(tmp_path: Path) -> None:
     """Flower's command returns after a failed handshake, and its threads keep the process alive."""

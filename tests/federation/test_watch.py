@@ -128,6 +128,7 @@ def test_a_run_whose_process_was_killed_has_failed(tmp_path: Path) -> None:
     assert "failed: the run's process is gone; continue with resume=true" in done.stdout
 
 
+@pytest.mark.chance
 def test_watch_goes_on_until_the_run_ends(tmp_path: Path) -> None:
     lock = locked(tmp_path)
     board = StatusCallback(tmp_path, num_clients=2, rounds=3)

@@ -337,6 +337,7 @@ def test_initial_weights_come_from_the_stream(name: str) -> None:
     assert differing == [key for key in first if first[key].ndim > 1]
 
 
+@pytest.mark.quickly("cnn", "mlp", "resnet8", "resnet8-gn")
 @pytest.mark.parametrize("name", IMAGE_MODELS)
 def test_clients_train_in_one_vectorised_step_as_they_would_alone(name: str) -> None:
     with seeding.initialisation(0, part="test"):

@@ -180,6 +180,7 @@ def said(process: subprocess.Popen[str]) -> tuple[int, str, int]:
     return trained, digest, epochs
 
 
+@pytest.mark.chance
 @pytest.mark.slow
 def test_a_killed_process_is_continued_by_one_of_two(tmp_path: Path) -> None:
     whole = pretrain(None)

@@ -61,6 +61,7 @@ def called_secure() -> Noise:
     return seeded_noise
 
 
+@pytest.mark.chance
 @pytest.mark.parametrize(
     ("make", "releases", "words"),
     [
@@ -101,6 +102,7 @@ def test_an_answer_that_is_made_twice_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert "a node goes beyond its budget" in words
 
 
+@pytest.mark.chance
 def test_a_node_that_uses_other_features_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features that look at other examples: one of them moves all, which the proof excludes."""
 

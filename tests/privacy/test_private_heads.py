@@ -121,6 +121,7 @@ def test_no_example_can_be_predicted_with_more_than_the_bound() -> None:
     assert largest(1, penalty=1.0) == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_noise_is_limited_by_the_penalty_and_calibrated() -> None:
     section = Certainty(epsilon=0.5, delta=1e-5)
     multiplier = noise_multiplier(epsilon=0.5, delta=1e-5)

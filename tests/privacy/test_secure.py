@@ -72,6 +72,7 @@ def test_the_lattice_is_public_fine_and_paid_for() -> None:
         assert 1 < enlarged_sigma(1.0, sensitivity=sensitivity, size=size) < 1 + 2e-5
 
 
+@pytest.mark.chance
 @needs_opendp
 def test_secure_noise_has_the_stated_spread_and_lands_on_the_lattice() -> None:
     vector = torch.linspace(-1, 1, 2000, dtype=torch.float64)

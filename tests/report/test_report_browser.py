@@ -73,6 +73,7 @@ def browse(path: Path, *flags: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_the_page_without_scrolling_sideways(
     text: str, tmp_path: Path, scheme: str

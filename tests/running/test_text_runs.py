@@ -27,6 +27,7 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
 METHODS = ["fedavg", "feddf+p", "fedaux+m"]
 
 
+@pytest.mark.usefixtures("pages")
 def test_a_federation_of_texts_learns(corpus: Path, tmp_path: Path) -> None:
     experiment = texts_of(
         corpus, rounds=4, method=["fedavg", "fedaux"], local={"epochs": 8, "learning_rate": 1e-2}

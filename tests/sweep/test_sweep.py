@@ -186,6 +186,7 @@ def test_what_a_place_cannot_hold_is_refused_before_anything_runs(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.chance
 @pytest.mark.slow
 def test_killed_workers_and_stopped_sweeps_lose_nothing(tmp_path: Path) -> None:
     cells, notes = (
@@ -212,6 +213,7 @@ def test_killed_workers_and_stopped_sweeps_lose_nothing(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/sweep.json").read_text())["cells"][0]["failed"] is None
 
 
+@pytest.mark.chance
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_goes_on_from_there(tmp_path: Path) -> None:
     recipe, out = tmp_path / "recipe.toml", tmp_path / "out"
