@@ -9,7 +9,7 @@ TRITON := .venv-kernels
 # One thread each: two processes share two cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10
 
-.PHONY: demo test test-all test-rest test-slow test-federation test-gpu test-kernels benchmark docs wheel check format clean
+.PHONY: demo test test-all test-rest test-slow test-federation test-gpu test-kernels benchmark docs wheel pins check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, a minute on two ARM cores
 	rm -rf runs/demo
@@ -46,6 +46,9 @@ docs: $(SITE)           ## the site, offline: build/site/index.html; a warning o
 
 wheel: $(READY)          ## a wheel to install elsewhere: build/wheel/fedaux-*.whl
 	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir build/wheel .
+
+pins: $(READY)          ## deploy/requirements*.txt, with hashes; needs uv and a package index
+	$(BIN)/python deploy/pins.py
 
 check: $(EXTRAS)        ## formatting, lint, strict types, size
 	$(BIN)/ruff format --check .

@@ -12,8 +12,10 @@ import ssl
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -87,8 +89,46 @@ def test_the_dockerfile_copies_what_exists() -> None:
         word for line in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.M) for word in line.split()
     ]
     kept = (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
-    assert {"src", "constraints.txt"} <= set(copied)
-    assert all((ROOT / name).exists() and f"!{name}" in kept for name in copied)
+    copied = [name.replace("${TORCH}", "deploy/requirements-torch.txt") for name in copied]
+    assert {"src", "deploy/requirements.txt", "deploy/requirements-torch.txt"} <= set(copied)
+    kept = [line.removeprefix("!") for line in kept if line.startswith("!")]
+    assert all((ROOT / name).exists() for name in copied)
+    assert all(any(fnmatch(name, pattern) for pattern in kept) for name in copied)
+
+
+def pins_of(name: str) -> dict[str, tuple[str, list[str]]]:
+    """Return version and hashes of each package of a file of requirements."""
+    found = {}
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    for block in re.split(r"\n(?=\w)", text)[1:]:
+        package, version = re.match(r"([\w.-]+)==(\S+)", block).groups()  # type: ignore[union-attr]
+        found[package.lower().replace("_", "-")] = version, re.findall(r"sha256:(\w{64})", block)
+    return found
+
+
+def test_every_package_of_an_image_has_a_version_and_hashes() -> None:
+    pins = {name: pins_of(f"requirements{name}.txt") for name in ("", "-torch", "-build")}
+    every = {**pins[""], **pins["-torch"], **pins["-build"]}
+    assert all(hashes for _, hashes in every.values())
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower().replace("_", "-")
+    limits = dict(re.findall(r"^([\w.-]+)==(\S+)", lines, re.M))
+    held = {name: version for name, (version, _) in every.items() if name in limits}
+    assert held == {name: limits[name] for name in held}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["flower"], *extras["privacy"], *extras["dpsgd"]]
+    names = {re.split(r"[<>=\[;]", one)[0].strip().lower() for one in needed}
+    assert names <= pins[""].keys() | pins["-torch"].keys()
+
+
+def test_an_image_takes_nothing_that_is_not_checked() -> None:
+    text = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = re.findall(r"pip (?:install|wheel) [^&\n]*", text)
+    assert len(commands) == 5
+    assert all("--require-hashes" in one or "--no-index" in one for one in commands)
+    assert all("--no-deps" in one and "index-url" not in one for one in commands)
+    assert set(re.findall(r"^FROM (\S+)", text, re.M)) == {"${BASE}", "fedaux"}
+    assert "ARG BASE\n" in text  # without a default
 
 
 @pytest.mark.federation
@@ -98,7 +138,9 @@ def test_an_image_builds_and_runs(target: str) -> None:
     if not command or subprocess.run([command, "info"], capture_output=True).returncode != 0:
         pytest.skip("needs Docker with a daemon that answers, or Podman")
     tag = f"fedaux-{target}"
-    build = ["build", "--file", "deploy/Dockerfile", "--target", target, "--tag", tag, "."]
+    base = os.environ.get("BASE", "python:3.11-slim-bookworm")
+    build = ["build", "--build-arg", f"BASE={base}", "--file", "deploy/Dockerfile"]
+    build += ["--target", target, "--tag", tag, "."]
     subprocess.run([command, *build], cwd=ROOT, check=True)
     script = "id -u && fedaux --version && fedaux federate init /tmp/trial --clients 2 --trial"
     said = subprocess.run(

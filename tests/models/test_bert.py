@@ -145,7 +145,10 @@ def test_checkpoints_of_other_kinds_are_refused(
 
 
 def test_a_hub_id_is_taken_from_the_hubs_own_cache(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     hub = pytest.importorskip("huggingface_hub")
     place = tmp_path / "models--owner--name"
@@ -154,7 +157,14 @@ def test_a_hub_id_is_taken_from_the_hubs_own_cache(
     shutil.copytree(checkpoint, place / "snapshots" / ("0" * 40))
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
-    assert checkpoints.locate("owner/name", key="x") == place / "snapshots" / ("0" * 40)
+    newest = place / "snapshots" / ("0" * 40)
+    assert checkpoints.locate(f"owner/name@{'0' * 40}", key="x") == newest
+    assert capsys.readouterr().err == ""
+    for given, found in (("owner/name", "names no revision"), ("owner/name@main", "'main' is no")):
+        assert checkpoints.locate(given, key="x") == newest
+        assert f"x = '{given}': " in (told := " ".join(capsys.readouterr().err.split()))
+        assert found in told
+        assert "should be owner/name@COMMIT" in told
     with pytest.raises(
         ValueError,
         match=r"x = 'owner/other': there is no such folder, and the hub is not available",

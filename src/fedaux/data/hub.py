@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaux.config import Auxiliary, Data
+from fedaux.data.checkpoints import hub_name
 from fedaux.data.decoding import Entry
 from fedaux.data.folders import no_such_split, part_names
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
@@ -82,8 +83,9 @@ def _load(path: str, subset: str | None, *, key: str) -> dict[str, Any]:
         raise ValueError(
             f"source huggingface needs the package datasets: {install_hint('data')}"
         ) from error
+    name, revision = hub_name(path, key=f"{key}.path")
     try:
-        return dict(datasets.load_dataset(path, subset))
+        return dict(datasets.load_dataset(name, subset, revision=revision))
     except (OSError, ValueError, RuntimeError) as error:
         chosen = f" and {key}.subset = {subset!r}" if subset else ""
         raise ValueError(
