@@ -358,3 +358,18 @@ def test_the_strength_of_the_proximal_term_has_one_name() -> None:
 
 def test_recipes_of_old_run_directories_may_state_removed_keys_that_changed_nothing() -> None:
     assert Experiment(pretraining={"redundancy": 0.005}) == Experiment()
+
+
+def test_thousands_of_wrong_keys_and_of_seeds_are_refused_at_once() -> None:
+    """Each was compared with all others: 10,000 keys took minutes."""
+    with pytest.raises(ConfigError) as error:
+        load_experiment("\n".join(f"k{number} = 1" for number in range(10_000)))
+    assert len(error.value.problems) == 201
+    assert error.value.problems[-1] == "and 9800 more"
+    with pytest.raises(ConfigError, match="1, 2 appears more than once"):
+        load_experiment(f"seeds = [{'1, 2, ' * 50_000}]")
+
+
+def test_a_path_that_no_file_can_have_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"data\.path"):
+        load_experiment(f"[data]\nsource = 'folder'\npath = '{'x' * 10_000}'")

@@ -58,7 +58,16 @@ Momentum = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 Index = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
-Place = Annotated[str, Field(min_length=1)]
+
+
+def _path(value: str) -> str:
+    if any(len(part.encode()) > LONGEST_NAME for part in value.split("/")):
+        raise ValueError(f"has a name of more than {LONGEST_NAME} bytes, as no file has")
+    return value
+
+
+LONGEST_NAME = 255
+Place = Annotated[str, Field(min_length=1), AfterValidator(_path)]
 Name = Annotated[str, Field(min_length=1, pattern=NAME_PATTERN)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 Places = Annotated[tuple[Place, ...], BeforeValidator(_as_tuple)]

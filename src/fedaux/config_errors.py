@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -42,6 +43,10 @@ def parsed_toml(text: str, *, origin: Path) -> dict[str, Any]:
     )
 
 
+MOST_PROBLEMS = 200
+"""Problems of a recipe that are all explained."""
+
+
 def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
     """Return the fields of an experiment and all problems; a field with a wrong value has its
     default, so that callers can check the others further."""
@@ -54,6 +59,9 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
             break
         except ValidationError as error:
             items = error.errors(include_url=False)
+            if len(items) > MOST_PROBLEMS:  # no recipe of a person: say so, and look at no other
+                problems += [_explain(item, raw, known_keys())[0] for item in items[:MOST_PROBLEMS]]
+                return ExperimentFields(), [*problems, f"and {len(items) - MOST_PROBLEMS} more"]
             # A list can be too short only because its items are wrong: report the items alone.
             outer = [item["loc"][:-1] for item in items]
             explained = [
@@ -133,7 +141,7 @@ def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
         found.append(({"split.num_clients", "data.clients"}, line))
     for key in ("method", "seeds"):
         values = getattr(experiment, key)
-        repeated = sorted({str(value) for value in values if values.count(value) > 1})
+        repeated = sorted(str(value) for value, count in Counter(values).items() if count > 1)
         if repeated:
             found.append(
                 ({key}, f"{key} = {list(values)}: {', '.join(repeated)} appears more than once")
