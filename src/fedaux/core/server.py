@@ -305,7 +305,8 @@ class Server:
             extractors = self.preparation.extractors  # those that release something have h0
             total = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
         if task.asks.trains and not task.asks.is_bound and "rehearsal" in task.objectives:
-            one = num_bytes({"one": task.distill_images[:1]})
+            first = task.distill_images[:1]  # features are sent in half precision
+            one = num_bytes({"one": first.half() if first.is_floating_point() else first})
             total += len(present) * one * len(rehearsed_rows(task))
         return total
 

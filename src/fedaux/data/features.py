@@ -105,7 +105,13 @@ def load_public_features(section: Auxiliary) -> Tensor:
             f"auxiliary.size = {section.size}: should be at most {len(features)}, the number of "
             "examples"
         )
-    return torch.from_numpy(features[: section.size])
+    halved = torch.from_numpy(features[: section.size]).half()  # as clients get them to rehearse
+    if not bool(halved.isfinite().all()):
+        raise ValueError(
+            f"auxiliary.path = {section.path}: a feature is above 65,504, which half precision "
+            "cannot hold; bring features to a similar scale"
+        )
+    return halved.float()
 
 
 def feature_width(section: Data) -> int:

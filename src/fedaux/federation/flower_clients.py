@@ -168,8 +168,10 @@ class FlowerClients:
         return digest_of("rehearsed", self._public_images())
 
     def _public_images(self) -> dict[str, Tensor]:
-        """Return the images that clients rehearse, the same in all rounds."""
-        return {"images": self._task.distill_images[rehearsed_rows(self._task)]}
+        """Return the images that clients rehearse, the same in all rounds; features in half
+        precision, in which they are stored."""
+        images = self._task.distill_images[rehearsed_rows(self._task)]
+        return {"images": images.half() if images.is_floating_point() else images}
 
     def reasons(self) -> Mapping[int, str]:
         """Return why clients did not answer, or not with a usable answer."""

@@ -35,7 +35,8 @@ class Received:
     beliefs: Tensor
     """The server's soft labels, times their strength; half precision [M, C]."""
     images: Tensor | None
-    """The public images, uint8 [M, C, H, W]; None if they were sent before."""
+    """The public images, uint8 [M, C, H, W], or features, half precision [M, F]; None if they were
+    sent before."""
 
 
 def expected_tensors(terms: TrainTerms, *, most_bytes: int) -> tuple[Expected, Expected]:
@@ -43,7 +44,8 @@ def expected_tensors(terms: TrainTerms, *, most_bytes: int) -> tuple[Expected, E
     are too large."""
     assert terms.rehearsal is not None, "the caller asks"
     examples, classes, shape = terms.rehearsal.examples, len(terms.classes), terms.image_shape
-    size = examples * max(2 * classes, math.prod(shape))
+    kind = torch.uint8 if len(shape) == 3 else torch.float16
+    size = examples * max(2 * classes, kind.itemsize * math.prod(shape))
     if size > most_bytes:
         raise Refusal(
             f"the public data to rehearse has {size} bytes, more than this node accepts",
@@ -51,7 +53,7 @@ def expected_tensors(terms: TrainTerms, *, most_bytes: int) -> tuple[Expected, E
         )
     return (
         {"beliefs": (torch.float16, (examples, classes))},
-        {"images": (torch.uint8, (examples, *shape))},
+        {"images": (kind, (examples, *shape))},
     )
 
 
@@ -75,7 +77,11 @@ def public_images(guard: Guard, terms: TrainTerms, received: Received | None) ->
     images = held["images"]
     if tuple(images.shape) != (wanted.examples, *terms.image_shape):
         raise Refusal("the public images with this digest have another number or shape")
-    return images
+    if not images.is_floating_point():
+        return images
+    if not bool(images.isfinite().all()):
+        raise Refusal("the public features hold NaN or infinity")
+    return images.float()
 
 
 def check_beliefs(beliefs: Tensor, *, strength: float) -> None:
