@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Pooled(nn.Module):
 
 def vit(**shape: int) -> nn.Module:
     """Return a DINOv2 with random weights; without arguments a ViT-S/16."""
-    import transformers
+    transformers: Any = import_module("transformers")
 
     small = {
         "hidden_size": 384,
@@ -63,7 +64,7 @@ def vit(**shape: int) -> nn.Module:
 
 def resnet50() -> nn.Module:
     """Return a ResNet-50 with random weights."""
-    import transformers
+    transformers: Any = import_module("transformers")
 
     return Pooled(transformers.ResNetModel(transformers.ResNetConfig()))
 

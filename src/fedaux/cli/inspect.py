@@ -82,12 +82,12 @@ def recipes() -> None:
 def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugins = None) -> None:
     """Compute each client's privacy cost (ε, δ) and noise level, before anything runs."""
     experiment = load(recipe, overrides or [], plugins=plugins)
-    from fedaux.data import load_both
     from fedaux.running.preflight import check_data
     from fedaux.running.privacy_plan import privacy_plan
-    from fedaux.running.run import split_for
+    from fedaux.running.run import load_inputs, split_for
 
-    labelled, auxiliary = load_both(experiment)
+    inputs = load_inputs(experiment)
+    labelled, auxiliary = inputs.data, inputs.auxiliary
     check_data(experiment, labelled, auxiliary)
     sizes = [len(part) for part in split_for(experiment, labelled, experiment.seeds[0])]
     num_negatives = round(experiment.auxiliary.negatives_fraction * len(auxiliary))

@@ -45,14 +45,17 @@ def data(
         raise ValueError(f"--seed {seed}: should be at least 0")
     if out.suffix not in {".png", ".svg", ".pdf"}:
         raise ValueError(f"--out {out}: should end in .png, .svg or .pdf")
+    from fedaux.core.compute import compute_for
     from fedaux.data import load_private
+    from fedaux.encoders import extractor_of
     from fedaux.report import data_figures, svg
     from fedaux.running import display
     from fedaux.running.preflight import check
-    from fedaux.running.run import split_table
+    from fedaux.running.run import prepare_device, split_table
 
     check(experiment)
-    labelled = load_private(experiment)
+    compute = compute_for(experiment.engine, prepare_device(experiment))
+    labelled = load_private(experiment, converter=extractor_of(experiment, compute))
     chosen = experiment.seeds[0] if seed is None else seed
     table = split_table(experiment, labelled, chosen)
     console = Console()
