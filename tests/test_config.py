@@ -373,3 +373,15 @@ def test_thousands_of_wrong_keys_and_of_seeds_are_refused_at_once() -> None:
 def test_a_path_that_no_file_can_have_is_named() -> None:
     with pytest.raises(ConfigError, match=r"data\.path"):
         load_experiment(f"[data]\nsource = 'folder'\npath = '{'x' * 10_000}'")
+
+
+def test_a_table_without_the_key_that_it_needs_is_named() -> None:
+    for text in ("image_size = 8", "digest = 1"):
+        with pytest.raises(ConfigError, match=r"encoder\.source: missing"):
+            load_experiment(f"[encoder]\n{text}")
+
+
+def test_a_key_of_very_many_parts_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("a." * 100_000 + "b = 1\n")
+    with pytest.raises(ConfigError, match="a key of more than 1000 parts"):
+        load_experiment(tmp_path / "own.toml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -22,10 +23,14 @@ DROPPED_VALUES = {"pretraining.kind": {"barlow": "0.3.0", "next-token": "0.3.0"}
 
 MOST_NESTED = 16
 """Tables and lists within each other in a TOML file."""
+MOST_DOTS = 1000
+"""In one key: the parser's memory grows with their square, to 14 GB for 200 kB of them."""
 
 
 def parsed_toml(text: str, *, origin: Path) -> dict[str, Any]:
     """Return the values of a TOML text. Raises ConfigError."""
+    if any(part.count(".") > MOST_DOTS for part in re.split(r"[=,{\n]", text)):
+        raise ConfigError([f"{origin}: a key of more than {MOST_DOTS} parts"])
     try:
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -43,6 +48,8 @@ def parsed_toml(text: str, *, origin: Path) -> dict[str, Any]:
     )
 
 
+WHOLE = ("prototypes", "encoder")
+"""Tables with a key that must be given."""
 MOST_PROBLEMS = 200
 """Problems of a recipe that are all explained."""
 
@@ -76,8 +83,8 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
                     other != location and other[: len(location)] == location for other in deeper
                 ):
                     problems += [line] if line not in problems else []
-                # A prototype is incomplete without its wrong key: the whole list gets its default.
-                locations.append(location[:1] if location[0] == "prototypes" else location)
+                # Incomplete without a wrong or missing key: the whole table gets its default.
+                locations.append(location[:1] if location[0] in WHOLE else location)
             for location in locations:
                 _remove(raw, location)
             wrong.update(locations)
