@@ -13,7 +13,8 @@ from helpers import oracles
 from helpers.federations import federation, written_out
 
 from fedaux.core.algorithms import asks_of
-from fedaux.core.algorithms.fedaux2 import INFORMATIVE, balanced, class_shares
+from fedaux.core.algorithms.by_class import class_shares
+from fedaux.core.algorithms.fedaux2 import INFORMATIVE, balanced
 from fedaux.core.messages import Member
 from fedaux.core.soft_labels import mixture, score_weights, share_weights
 

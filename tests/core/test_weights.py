@@ -9,7 +9,8 @@ from helpers import oracles
 from sklearn import metrics
 from torch.nn import functional
 
-from fedaux.core.algorithms.fedaux2 import class_shares, evened, falling, head_by_class, smoothed
+from fedaux.core.algorithms.by_class import class_shares, head_by_class, smoothed
+from fedaux.core.algorithms.fedaux2 import evened, falling
 from fedaux.core.messages import Member
 from fedaux.core.metrics import evaluate, measure
 from fedaux.core.weights import AVERAGES, average, clip_updates

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedaux.config import Certainty, ExperimentFields
+from fedaux.core.algorithms.by_class import class_counts, class_shares, head_by_class, smoothed
 from fedaux.core.algorithms.fedaux import FedAux
 from fedaux.core.algorithms.private_head import (
     class_sums,
@@ -24,7 +25,7 @@ from fedaux.core.releases import ClassEstimates
 from fedaux.core.server import Server
 from fedaux.core.soft_labels import share_weights
 from fedaux.core.task import State
-from fedaux.core.weights import clones, server_step
+from fedaux.core.weights import server_step
 from fedaux.privacy.classes import ClassEstimate
 
 LARGEST_START = 0.5
@@ -35,14 +36,10 @@ LARGEST_START_OF_HEADS = 0.25
 """The same where heads alone are trained: a poor start cannot spoil frozen features."""
 INFORMATIVE = 0.25
 """Information about the class from which soft labels are not balanced, in units of log C."""
-SETTLED = 30
-"""Rounds over which the decay of the server models' average grows to its value."""
 LAST_RATE = 0.1
 """Share of the server rate that is left in the last round where every client holds one class."""
 EVENNESS = 0.5
 """How far the rows of heads move alike in the first round (`evened`): 0 not at all, 1 fully."""
-HEAD = ("head.weight", "head.bias")
-"""A linear head: row c belongs to class c."""
 
 
 @dataclass(frozen=True)
@@ -166,24 +163,6 @@ class FedAux2(FedAux):
         }
 
 
-def class_counts(estimates: ClassEstimates, members: Iterable[Member]) -> Tensor:
-    """Return the estimated numbers of examples per class of members [K, C]."""
-    rows = {
-        client: row
-        for clients, estimate in estimates.values()
-        for client, row in zip(clients, estimate.trusted_counts, strict=True)
-    }
-    return torch.stack([rows[member.client] for member in members])
-
-
-def class_shares(counts: Tensor, members: Sequence[Member]) -> Tensor:
-    """Return P(i | c) = r_i n_ic / sum_j r_j n_jc [K, C] of members i, from their numbers of
-    examples n_ic; a class that no member seems to hold is shared by all."""
-    shares = torch.tensor([member.share for member in members]).to(counts)
-    held = (shares[:, None] * counts).clamp_min(1e-9)
-    return held / held.sum(dim=0)
-
-
 def belief_weights(members: Sequence[Member], estimates: ClassEstimates, beliefs: Tensor) -> Tensor:
     """Return r_i sum_c q(c | x) P(i | c) [K, N], normalised over members i."""
     shares = class_shares(class_counts(estimates, members), members)
@@ -211,43 +190,6 @@ def falling(rate: float, *, round: int, rounds: int, concentration: float) -> fl
     class (a concentration of 1), not at all where clients are alike (0)."""
     fall = concentration * (1.0 - LAST_RATE)
     return rate * (1.0 - fall * min(1.0, (round - 1) / max(1, rounds - 1)))
-
-
-def smoothed(
-    average: Weights | None, last: Weights, weights: Weights, *, decay: float, round: int
-) -> Weights:
-    """Return d * average + (1 - d) * (last + weights) / 2 with d = decay * min(1, round / 30);
-    counters are the newest.
-
-    With a server rate above 1 models swing from round to round, and the middle of two is better
-    than either (FedExP, Jhunjhunwala et al. 2023). The first rounds are forgotten sooner, so that
-    the average does not lag behind.
-    """
-    if average is None:
-        return clones(weights)  # a checkpoint holds both
-    names = [name for name, tensor in weights.items() if tensor.is_floating_point()]
-    share = 1.0 - decay * min(1.0, round / SETTLED)
-    middle = torch._foreach_lerp(
-        [last[name] for name in names], [weights[name] for name in names], 0.5
-    )
-    mixed = torch._foreach_lerp([average[name] for name in names], middle, share)
-    others = {name: tensor.clone() for name, tensor in weights.items() if name not in names}
-    return {**others, **dict(zip(names, mixed, strict=True))}
-
-
-def head_by_class(weights: Sequence[Weights], shares: Tensor, *, before: Weights) -> Weights:
-    """Return the head whose row c is sum_i P(i | c) theta_i[c], from P(i | c) [K, C].
-
-    In a mean over all clients the few that hold a class count little, and the others hardly change
-    its row. The same vector added to all rows of a client changes none of its predictions, so each
-    head is moved to the mean row of the server's (`before`) first.
-    """
-    head: Weights = {}
-    for name in HEAD:
-        rows = torch.stack([own[name] for own in weights])
-        rows = rows - rows.mean(dim=1, keepdim=True) + before[name].mean(dim=0)
-        head[name] = torch.einsum("kc,kc...->c...", shares.to(rows), rows)
-    return head
 
 
 def evened(head: Weights, *, before: Weights, round: int) -> Weights:
