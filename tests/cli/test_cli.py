@@ -80,7 +80,7 @@ def test_help_and_import_do_not_load_torch() -> None:
 def test_methods_are_listed_for_machines_and_people(tmp_path: Path) -> None:
     listed = json.loads(fedaux_command("methods", "--json", cwd=tmp_path).stdout)
     assert [row["name"] for row in listed] == list(METHODS)
-    assert all({"name", "start", "objectives", "teacher", "memory"} <= row.keys() for row in listed)
+    assert all({"name", "trains", "shares", "releases"} <= row.keys() for row in listed)
     assert "fedaux" in fedaux_command("methods", cwd=tmp_path).stdout
 
 
@@ -156,6 +156,7 @@ def test_a_warning_is_one_line_and_the_run_goes_on(
     assert told.startswith(f"warning: FEDAUX_CACHE: {tmp_path / 'file'}")
 
 
+@pytest.mark.usefixtures("pages")
 def test_missing_files_are_named(tmp_path: Path) -> None:
     missing = called("run", "nothing.toml", cwd=tmp_path)
     assert missing.returncode == 2

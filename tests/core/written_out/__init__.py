@@ -1,7 +1,7 @@
 """FedAUX and its peers in eager PyTorch: the whole algorithm, client by client, batch by batch.
 
-The test oracle: `prepare` is the paper's Algorithm 1, `play_round` its Algorithm 2. It covers every
-method in `METHODS`, but not every setting: see `LEFT_OUT`.
+The test oracle: `prepare` is the paper's Algorithm 1, `play_round` its Algorithm 2. It covers the
+methods in `written_out.methods.METHODS`, but not every setting: see `LEFT_OUT`.
 
 The split of the data, the initial models and h0 are its inputs; single steps, such as a client's
 training or an average, are in `written_out.parts`.
