@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedaux.paper import published
 from fedaux.report.tables import Table, to_markdown
+from reproduce import published
 
 PAGE = Path(__file__).parents[1] / "notes/published.md"
 HEADING = """# The paper's tables
@@ -14,7 +14,7 @@ HEADING = """# The paper's tables
 Sattler, Korjakow, Rischke, Samek: *FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning* (2021),
 as printed.
 Accuracy in %, mean ± deviation.
-Written by `python docs/make_published.py` from `src/fedaux/paper/published.toml`.
+Written by `python docs/make_published.py` from `reproduce/published.toml`.
 A test compares that file with the paper's source.
 How to run them here: [reproduce](../docs/reproduce.md).
 """

@@ -1,4 +1,7 @@
-"""Reproduction of the paper: a list of runs (cells), one results file each, and tables from them.
+"""The paper's tables, figures and analyses, and their results on full data.
 
-`python -m reproduce --status` shows what is there; `--next` runs the most valuable missing cells.
+`python -m reproduce NAME` (or `fedaux reproduce NAME`) writes a page, tables, numbers and figures:
+`studies.STUDIES` are grids of runs, `experiments.EXPERIMENTS` the others; `command.reproduce` runs
+either. `python -m reproduce --status` shows which runs (cells) have a results file; `--next` runs
+the most valuable missing ones.
 """

@@ -1,4 +1,5 @@
-"""`python -m reproduce`: run missing cells, show what is there, and check the tables."""
+"""`python -m reproduce NAME` is `fedaux reproduce NAME`. Without a name: run missing cells, show
+what is there, and check the tables."""
 
 from __future__ import annotations
 
@@ -50,7 +51,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
-    given = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and (words[0] == "--list" or not words[0].startswith("-")):
+        from fedaux import cli
+
+        sys.argv = ["fedaux", "reproduce", *words]
+        cli.main()
+    given = parser().parse_args(words)
     try:
         return _run(given)
     except (ConfigError, ValueError) as error:

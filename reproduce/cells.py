@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedaux.config import Experiment
-from fedaux.paper import datasets, published
-from fedaux.paper.running import public_settings, read_base, without_paths
-from fedaux.paper.studies import STUDIES
-from fedaux.paper.study import Axis, Study, Value
 from fedaux.recipes import apply_overrides, find_recipe, flatten
 from fedaux.sweep import cells_of
+from reproduce import datasets, published
+from reproduce.planning import public_settings, read_base, without_paths
+from reproduce.studies import STUDIES
+from reproduce.study import Axis, Study, Value
 
 STAND_INS = {
     "stl10": "tinyimagenet32",

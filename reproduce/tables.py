@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from fedaux.files import save_text
-from fedaux.paper import published
+from reproduce import published
 from reproduce.cells import Cell, all_cells
 from reproduce.results import FOLDER, is_current, read_all
 

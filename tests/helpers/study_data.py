@@ -12,8 +12,8 @@ from urllib.parse import unquote
 import numpy as np
 
 from fedaux.config import Experiment
-from fedaux.paper.running import Plan, Request, plan
-from fedaux.paper.studies import STUDIES
+from reproduce.planning import Plan, Request, plan
+from reproduce.studies import STUDIES
 
 
 def write_images(folder: Path) -> Path:

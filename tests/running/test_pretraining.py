@@ -30,12 +30,12 @@ from fedaux.core.compute import has_bf16
 from fedaux.data import load_auxiliary, load_labelled
 from fedaux.files import save_tensors
 from fedaux.models import MODELS
-from fedaux.paper.command import reproduce
-from fedaux.paper.running import Request
 from fedaux.pretrain import content_digest
 from fedaux.pretrain.store import CHECKPOINT_ADVICE, probe_line, read_card
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.pretraining import PretrainDisplay, pretrain_prototypes
+from reproduce.command import reproduce
+from reproduce.planning import Request
 
 pytestmark = pytest.mark.usefixtures("without_pages")
 
@@ -424,7 +424,7 @@ def test_a_gpu_too_small_for_an_experiment_is_explained(
 
     monkeypatch.setattr("fedaux.fast.FastBackend.predictor", overflow)
     monkeypatch.setattr(
-        "fedaux.paper.similar_images.ExperimentRunner.extractor", lambda *_: lambda *_: {}
+        "reproduce.similar_images.ExperimentRunner.extractor", lambda *_: lambda *_: {}
     )
     with pytest.raises(
         ValueError, match=r"similar-images: out of GPU memory.* evaluation.batch_size \(now 4096\)"

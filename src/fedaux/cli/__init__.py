@@ -43,9 +43,10 @@ for command in (
     inspect.recipes,
     inspect.privacy,
     inspect.audit,
-    run.reproduce,
 ):
     app.command()(command)
+passed_on = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+app.command(context_settings=passed_on)(run.reproduce)
 tidy(app, federate)
 app.add_typer(federate, name="federate")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -92,7 +93,7 @@ def run(
             for line in commands_of(cells, place, name=name, resume=resume):
                 typer.echo(line)
             return
-        options = _sweep_options(devices, jobs=jobs, time_limit=time_limit)
+        options = sweep_options(devices, jobs=jobs, time_limit=time_limit)
         _run_sweep(cells, out=out, resume=resume, options=options)
         return
     if devices or jobs or commands or time_limit:
@@ -114,7 +115,7 @@ def run(
     if resume and not (directory / "config.toml").exists():
         console.print(f"{directory}: no run to continue; a new one starts", soft_wrap=True)
     with (
-        _interruptible(console, f"continue with the same command and --resume ({directory})"),
+        interruptible(console, f"continue with the same command and --resume ({directory})"),
         ProgressDisplay(console, experiment=experiment, done=done) as callback,
     ):
         result = run_experiment(
@@ -142,7 +143,7 @@ def run(
 
 
 @contextmanager
-def _interruptible(console: Console, how: str) -> Iterator[None]:
+def interruptible(console: Console, how: str) -> Iterator[None]:
     """Turn Ctrl-C into a line and exit status 130."""
     try:
         yield
@@ -182,7 +183,7 @@ def _run_sweep(
     console = Console()
     name, directory = cells[0].experiment.name, run_path(cells[0].experiment, out)
     with (
-        _interruptible(console, f"continue with the same command and --resume ({directory})"),
+        interruptible(console, f"continue with the same command and --resume ({directory})"),
         ProgressDisplay(console) as callback,
     ):
         outcome = sweep(cells, directory, name=name, resume=resume, callback=callback, **options)
@@ -200,127 +201,26 @@ def _run_sweep(
         raise typer.Exit(3)
 
 
-def reproduce(
-    name: Annotated[
-        str | None, typer.Argument(help="A table, figure or analysis; see --list.")
-    ] = None,
-    data_root: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-root", help="Folder that contains the datasets: DIR/cifar10 ...", metavar="DIR"
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A small version on embedded data, in minutes.")
-    ] = False,
-    seeds: Seeds = None,
-    auxiliary: Annotated[
-        str | None,
-        typer.Option(
-            "--aux",
-            help="A dataset that replaces STL-10; in `robustness`, Tiny-ImageNet.",
-            metavar="tinyimagenet32",
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            help="A part: --only alpha=0.01 --only method=[fedaux,feddf].",
-            metavar="KEY=VALUE",
-        ),
-    ] = None,
-    also: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--also",
-            help="An additional method, such as fedaux+m. May be repeated.",
-            metavar="METHOD",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="Directory for runs, tables and figures.",
-            show_default="runs/NAME",
-            metavar="DIR",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            "--recipe", help="The recipe, for experiments that take one.", metavar="RECIPE"
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    options: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with",
-            help="An option of the experiment: --with alphas=[0.01,1].",
-            metavar="KEY=VALUE",
-        ),
-    ] = None,
-    devices: Devices = None,
-    jobs: Jobs = None,
-    cluster: Cluster = None,
-    time_limit: TimeLimit = None,
-    show_list: Annotated[
-        bool,
-        typer.Option("--list", help="List the experiments and their data; with NAME, its runs."),
-    ] = False,
-    plugins: Plugins = None,
-) -> None:
-    """Reproduce a table, figure or analysis of the paper, with the published numbers for
-    comparison.
-
-    The same command continues after an interruption; finished runs are not repeated. The exit
-    status is 3 if some runs failed or were not started.
-    """
-    from fedaux.paper import command
-    from fedaux.paper.running import Request
-    from fedaux.report.tables import TerminalTable
-    from fedaux.sweep.display import ProgressDisplay
-
-    console = Console()
-    if name is None:
-        console.print(TerminalTable(command.listing()))
-        return
-    load_plugins(plugins)
-    folder = out or command.default_folder(name, quick=quick)
-    with (
-        _interruptible(console, f"the same command continues ({folder})"),
-        ProgressDisplay(console) as callback,
-    ):
-        sweeping = _sweep_options(devices, jobs=jobs, time_limit=time_limit)
-        request = Request(
-            folder,
-            quick=quick,
-            data_root=data_root,
-            seeds=seeds,
-            auxiliary=auxiliary,
-            only=only or [],
-            also=also or [],
-            overrides=overrides or [],
-            sweeping={**sweeping, "callback": callback},
-        )
-        if show_list:
-            console.print(command.size_line(name, request), highlight=False, soft_wrap=True)
-            return
-        outcome = command.reproduce(name, request, recipe=recipe, options=options or [])
-    console.print(outcome.markdown, highlight=False, markup=False, soft_wrap=True)
-    for path in outcome.files:
-        console.print(str(path), highlight=False, soft_wrap=True)
-    if outcome.numbers.get("unfinished"):
-        raise typer.Exit(3)
+def reproduce(context: typer.Context) -> None:
+    """Reproduce a table, figure or analysis of the paper: `reproduce/` of the source checkout."""
+    sys.path.append(str(Path(__file__).parents[3]))  # the checkout, where fedaux lies in one
+    try:
+        from reproduce.command_line import app
+    except ModuleNotFoundError as error:
+        if error.name not in ("reproduce", "reproduce.command_line"):
+            raise
+        raise ValueError(
+            "fedaux reproduce: since version 0.3 the paper's experiments are in the source "
+            "checkout and not in the package; type python -m reproduce NAME there"
+        ) from None
+    app(context.args, prog_name="fedaux reproduce")
 
 
 def _comma_separated(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def _sweep_options(
+def sweep_options(
     devices: str | None, *, jobs: int | None, time_limit: float | None
 ) -> dict[str, Any]:
     """Return the arguments of `fedaux.sweep.sweep`."""

@@ -11,10 +11,14 @@ import torch
 
 from fedaux.config import Experiment
 from fedaux.config_errors import nearest
-from fedaux.paper import datasets
-from fedaux.paper.document import Context, Outcome, Version, write
-from fedaux.paper.experiments import EXPERIMENTS, Reproduction
-from fedaux.paper.running import (
+from fedaux.recipes import find_recipe, keys_of, load_experiment, parse_value
+from fedaux.report.tables import Table
+from fedaux.running.run import out_of_memory
+from fedaux.sweep import cells_of
+from reproduce import datasets
+from reproduce.document import Context, Outcome, Version, write
+from reproduce.experiments import EXPERIMENTS, Reproduction
+from reproduce.planning import (
     Request,
     check_available,
     locate_all,
@@ -24,13 +28,9 @@ from fedaux.paper.running import (
     refuse_data,
     without_paths,
 )
-from fedaux.paper.studies import STUDIES
-from fedaux.paper.study import RECIPES, quick_base
-from fedaux.paper.study_page import run_study, scope
-from fedaux.recipes import find_recipe, keys_of, load_experiment, parse_value
-from fedaux.report.tables import Table
-from fedaux.running.run import out_of_memory
-from fedaux.sweep import cells_of
+from reproduce.studies import STUDIES
+from reproduce.study import RECIPES, quick_base
+from reproduce.study_page import run_study, scope
 
 SHARED_RUNS = {"curves": "architectures"}
 """Studies that share the runs, and the folder, of another."""

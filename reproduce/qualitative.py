@@ -24,12 +24,12 @@ from fedaux.core.algorithms import asks_of
 from fedaux.data import load_both
 from fedaux.files import read_json
 from fedaux.models import MODELS
-from fedaux.paper import datasets, published
-from fedaux.paper.document import Context, Document, Items
 from fedaux.privacy.ledger import UPDATE
 from fedaux.report.tables import Table
 from fedaux.running.run import run as run_experiment
 from fedaux.running.run_directory import frozen_file
+from reproduce import datasets, published
+from reproduce.document import Context, Document, Items
 
 TRAINING_PASSES = 3
 """A training step costs about a forward pass and twice as much backward."""

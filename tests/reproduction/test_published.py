@@ -10,8 +10,8 @@ import pytest
 from helpers.paths import ROOT, shared
 
 from fedaux.data import wordnet
-from fedaux.paper import published
-from fedaux.paper.studies import STUDIES
+from reproduce import published
+from reproduce.studies import STUDIES
 
 TEX = shared("paper/fedaux.tex")
 NUMBER = r"\d+(?:\.\d+)?(?:e-\d+)?"

@@ -12,10 +12,10 @@ from itertools import product
 from typing import Any
 
 from fedaux.core.algorithms import asks_of
-from fedaux.paper import datasets
-from fedaux.paper.document import Context, Document, Items, seeds_text, spread, unfinished
-from fedaux.paper.running import run_points
 from fedaux.report.tables import Table
+from reproduce import datasets
+from reproduce.document import Context, Document, Items, seeds_text, spread, unfinished
+from reproduce.planning import run_points
 
 METHOD = "fedaux2"
 TOLERATED = 1.0

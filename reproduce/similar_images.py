@@ -23,9 +23,6 @@ from fedaux import seeding
 from fedaux.core.compute import choose_device
 from fedaux.core.task import build_models
 from fedaux.data import load_both
-from fedaux.paper import datasets
-from fedaux.paper.document import Context, Document, Drawing, epsilon_text
-from fedaux.paper.scoring import NoNoise
 from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
 from fedaux.report.data_figures import shrink_images
 from fedaux.report.svg import SMOOTH, STYLE
@@ -33,6 +30,9 @@ from fedaux.report.tables import Table
 from fedaux.running import preflight as checks
 from fedaux.running.run import ExperimentRunner, NullCallback, split_for
 from fedaux.running.run_directory import RunDirectory
+from reproduce import datasets
+from reproduce.document import Context, Document, Drawing, epsilon_text
+from reproduce.scoring import NoNoise
 
 WARNING = "Shows private images: for simulations only."
 

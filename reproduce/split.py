@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedaux.data import load_labelled
-from fedaux.paper import datasets
-from fedaux.paper.document import Context, Document, Drawing
 from fedaux.report.data_figures import split_bubbles
 from fedaux.report.tables import Table
 from fedaux.running import preflight as checks
 from fedaux.running.run import split_table
+from reproduce import datasets
+from reproduce.document import Context, Document, Drawing
 
 ALPHAS = (0.01, 0.1, 1.0, 100.0)
 

@@ -6,7 +6,7 @@ import math
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 
@@ -27,9 +27,7 @@ class Printed:
 @lru_cache(maxsize=1)
 def tables() -> dict[str, Any]:
     """Return the whole file."""
-    return tomllib.loads(
-        files("fedaux.paper").joinpath("published.toml").read_text(encoding="utf-8")
-    )
+    return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
 
 def where(study: str) -> str:

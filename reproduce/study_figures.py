@@ -14,11 +14,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from fedaux.core.algorithms import asks_of
-from fedaux.paper.document import Drawing
-from fedaux.paper.running import CENTRAL
 from fedaux.report.figures import BLUE, FADE, Style, method_styles, shorten
 from fedaux.report.svg import INK, STYLE
 from fedaux.report.tables import Table
+from reproduce.document import Drawing
+from reproduce.planning import CENTRAL
 
 Numbers = Mapping[str, Any]
 GREY = "#777777"

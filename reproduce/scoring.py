@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Certainty
-from fedaux.paper.document import epsilon_text
 from fedaux.privacy.mechanisms import MECHANISMS, Noise, SimulatedNoise, takes_labels
 from fedaux.report.tables import Table
+from reproduce.document import epsilon_text
 
 
 class NoNoise:

@@ -28,8 +28,13 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Certainty
-from fedaux.paper.document import COLOURS, MARKERS, Document, Drawing, epsilon_text
-from fedaux.paper.scoring import (
+from fedaux.privacy.mean import PrivateMean
+from fedaux.privacy.mechanisms import Noise
+from fedaux.report.figures import DASHES, FADE
+from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.report.tables import Table
+from reproduce.document import COLOURS, MARKERS, Document, Drawing, epsilon_text
+from reproduce.scoring import (
     Toy,
     epsilon_table,
     promise,
@@ -37,12 +42,7 @@ from fedaux.paper.scoring import (
     square_grid,
     without_noise,
 )
-from fedaux.paper.study_figures import GREY, new_figure, tidy
-from fedaux.privacy.mean import PrivateMean
-from fedaux.privacy.mechanisms import Noise
-from fedaux.report.figures import DASHES, FADE
-from fedaux.report.svg import SMOOTH, STYLE
-from fedaux.report.tables import Table
+from reproduce.study_figures import GREY, new_figure, tidy
 
 RADIUS = 2.0
 """Distance of the clients' means from the origin, at three angles; each client's variance is 1

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from fedaux.config import ConfigError, Local
-from fedaux.paper import datasets, embedded, published
-from fedaux.paper.document import Context, spread
-from fedaux.paper.study import Grid, Study, Value, chosen_methods, narrowed, relevant
 from fedaux.recipes import find_recipe, keys_of, read_recipe
 from fedaux.report.run import curve_points, read_run
 from fedaux.sweep import Cell, Outcome, cells_of, read_records, sweep
+from reproduce import datasets, embedded, published
+from reproduce.document import Context, spread
+from reproduce.study import Grid, Study, Value, chosen_methods, narrowed, relevant
 
 CENTRAL = "centralised"
 """The name of centralised training among the methods: FedAVG from h0 with one client that holds

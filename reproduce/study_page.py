@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedaux.paper import published
-from fedaux.paper.comparison import findings
-from fedaux.paper.document import (
+from fedaux.report.tables import Table
+from fedaux.sweep import sweep
+from reproduce import published
+from reproduce.comparison import findings
+from reproduce.document import (
     DIFFERS,
     Document,
     Items,
@@ -19,12 +21,10 @@ from fedaux.paper.document import (
     unfinished,
     write,
 )
-from fedaux.paper.latex import sentence
-from fedaux.paper.running import CENTRAL, Plan, Request, measure, plan, without_result
-from fedaux.paper.study import Study
-from fedaux.paper.study_figures import drawn
-from fedaux.report.tables import Table
-from fedaux.sweep import sweep
+from reproduce.latex import sentence
+from reproduce.planning import CENTRAL, Plan, Request, measure, plan, without_result
+from reproduce.study import Study
+from reproduce.study_figures import drawn
 
 PUBLISHED, BEST, LAST, APART = "published", "best round", "last round", "best less published"
 BEST_COMBINATION = "best combination"

@@ -25,8 +25,10 @@ from torch.nn import functional
 
 from fedaux import seeding
 from fedaux.config import Certainty
-from fedaux.paper.document import COLOURS, MARKERS, Document, Drawing
-from fedaux.paper.scoring import (
+from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.report.tables import Table
+from reproduce.document import COLOURS, MARKERS, Document, Drawing
+from reproduce.scoring import (
     Toy,
     epsilon_table,
     homogeneous,
@@ -34,9 +36,7 @@ from fedaux.paper.scoring import (
     square_grid,
     without_noise,
 )
-from fedaux.paper.study_figures import new_figure
-from fedaux.report.svg import SMOOTH, STYLE
-from fedaux.report.tables import Table
+from reproduce.study_figures import new_figure
 
 CLASSES = ("setosa", "versicolor", "virginica")
 HOLDINGS = ((50, 0, 0), (0, 40, 10), (0, 10, 40))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedaux.paper import published
-from fedaux.paper.running import CENTRAL
+from reproduce import published
+from reproduce.planning import CENTRAL
 
 Row = Mapping[str, Any]
 CLOSE = 1.0

@@ -20,7 +20,11 @@ from fedaux.core.releases import Scorer
 from fedaux.core.server import prepare
 from fedaux.core.simulation import SimulatedClients
 from fedaux.data import load_auxiliary, load_labelled
-from fedaux.paper import (
+from fedaux.privacy.mechanisms import MECHANISMS, takes_labels
+from fedaux.report import svg
+from fedaux.running import run as execute
+from fedaux.running.run_directory import RunDirectory
+from reproduce import (
     ensemble,
     privacy_grid,
     robustness,
@@ -29,11 +33,7 @@ from fedaux.paper import (
     toy_gaussians,
     toy_iris,
 )
-from fedaux.paper.document import Context, Outcome, write
-from fedaux.privacy.mechanisms import MECHANISMS, takes_labels
-from fedaux.report import svg
-from fedaux.running import run as execute
-from fedaux.running.run_directory import RunDirectory
+from reproduce.document import Context, Outcome, write
 
 
 def test_what_epsilon_means_to_each_mechanism() -> None:

@@ -15,13 +15,13 @@ from helpers.experiments import tiny
 from helpers.study_data import planned, settings, write_images
 
 from fedaux.config import Local
-from fedaux.paper import command, datasets, privacy_grid, published, running
-from fedaux.paper.document import Context
-from fedaux.paper.experiments import EXPERIMENTS
-from fedaux.paper.running import CENTRAL, Request, plan
-from fedaux.paper.studies import STUDIES
-from fedaux.paper.study import narrowed
 from fedaux.running import run as execute
+from reproduce import command, datasets, planning, privacy_grid, published
+from reproduce.document import Context
+from reproduce.experiments import EXPERIMENTS
+from reproduce.planning import CENTRAL, Request, plan
+from reproduce.studies import STUDIES
+from reproduce.study import narrowed
 
 pytest.importorskip("pyarrow")
 SIX = [0.01, 0.04, 0.16, 0.64, 2.56, 10.24]
@@ -271,7 +271,7 @@ def test_nlp_says_where_texts_cannot_be_read(root: Path, monkeypatch: pytest.Mon
     def none(name: str) -> Path:
         raise ValueError(name)
 
-    monkeypatch.setattr(running, "find_recipe", none)
+    monkeypatch.setattr(planning, "find_recipe", none)
     with pytest.raises(
         ValueError, match="not available, because this version of fedaux cannot read texts"
     ):
@@ -560,7 +560,7 @@ def test_the_papers_figures_stand_beside_the_same_experiment_only(
             overrides=[f"mode={mode}"],
             only=["method=[fedavg+p,fedaux]", "alpha=0.01", "C=0.4"],
         )
-        rows = running.measure(STUDIES["table1"], prepared, tmp_path)
+        rows = planning.measure(STUDIES["table1"], prepared, tmp_path)
         assert [row["published"] is not None for row in rows] == [shown, shown]
         assert any("not shown" in note for note in prepared.notes) is not shown
     assert planned("linear", root).comparable

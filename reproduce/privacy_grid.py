@@ -17,9 +17,13 @@ from matplotlib.figure import Figure
 
 from fedaux.config import Certainty, Experiment
 from fedaux.core.algorithms import METHODS, asks_of
-from fedaux.paper import datasets, published
-from fedaux.paper.comparison import CLOSE
-from fedaux.paper.document import (
+from fedaux.privacy.mechanisms import MECHANISMS
+from fedaux.report.figures import DASHES
+from fedaux.report.svg import STYLE
+from fedaux.report.tables import Table
+from reproduce import datasets, published
+from reproduce.comparison import CLOSE
+from reproduce.document import (
     COLOURS,
     MARKERS,
     Context,
@@ -32,12 +36,8 @@ from fedaux.paper.document import (
     spread_text,
     unfinished,
 )
-from fedaux.paper.running import run_points
-from fedaux.paper.study_figures import GREY, new_figure, tidy
-from fedaux.privacy.mechanisms import MECHANISMS
-from fedaux.report.figures import DASHES
-from fedaux.report.svg import STYLE
-from fedaux.report.tables import Table
+from reproduce.planning import run_points
+from reproduce.study_figures import GREY, new_figure, tidy
 
 Row = Mapping[str, Any]
 Grids = Mapping[str, Mapping[str, Sequence[float]]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fedaux.paper import (
+from reproduce import (
     ensemble,
     privacy_grid,
     qualitative,
@@ -15,7 +15,7 @@ from fedaux.paper import (
     toy_gaussians,
     toy_iris,
 )
-from fedaux.paper.document import Document
+from reproduce.document import Document
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from fedaux.core.simulation import SimulatedClients
 from fedaux.core.soft_labels import Mix, mixture, score_weights
 from fedaux.core.task import State, Task, build_models
 from fedaux.data import LabelledData, load_both
-from fedaux.paper import datasets
-from fedaux.paper.document import Context, Document, seeds_text, spread, spread_text
 from fedaux.report.tables import Table
 from fedaux.running import preflight as checks
 from fedaux.running.run import ExperimentRunner, NullCallback, split_for
 from fedaux.running.run_directory import RunDirectory
+from reproduce import datasets
+from reproduce.document import Context, Document, seeds_text, spread, spread_text
 
 MECHANISMS = ("mean", "released-code", "paper", "none")
 MIXES: tuple[Mix, ...] = ("logits", "probabilities")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from fedaux.paper.study import Axis, Grid, Study, Value
+from reproduce.study import Axis, Grid, Study, Value
 
 SIX_ALPHAS = (0.01, 0.04, 0.16, 0.64, 2.56, 10.24)
 LEARNING_RATES = (1e-2, 1e-3, 1e-4, 1e-5)

@@ -17,14 +17,14 @@ from helpers.latex_checks import check_latex
 from helpers.study_data import saved
 from helpers.typing_commands import called
 
-from fedaux.paper import command, comparison, published, study_figures, study_page
-from fedaux.paper.document import Document
-from fedaux.paper.experiments import EXPERIMENTS
-from fedaux.paper.latex import to_latex
-from fedaux.paper.running import CENTRAL, Request
-from fedaux.paper.study import quick_base
 from fedaux.recipes import load_experiment
 from fedaux.report.tables import to_markdown
+from reproduce import command, comparison, published, study_figures, study_page
+from reproduce.document import Document
+from reproduce.experiments import EXPERIMENTS
+from reproduce.latex import to_latex
+from reproduce.planning import CENTRAL, Request
+from reproduce.study import quick_base
 
 # From runs to tables
 
