@@ -12,7 +12,7 @@ from pathlib import Path
 import fedaux
 
 ROOT = Path(fedaux.__file__).parent
-ABOVE_CORE = {"fast", "federation", "report", "sweep", "cli", "running"}
+ABOVE_CORE = {"fast", "federation", "report", "sweep", "cli", "running", "predict"}
 MOST_MODULES = 25
 """That `import fedaux.core.server` may load, of fedaux."""
 MOST_ROOT_FILES = 8

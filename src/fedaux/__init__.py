@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from fedaux.core.server import Method
     from fedaux.encoders import Encoder, Images
     from fedaux.models import MODELS, SplitModel, split_model
+    from fedaux.predict.trained_model import TrainedModel, load
     from fedaux.recipes import load_experiment
     from fedaux.running.plugins import load_plugin
     from fedaux.running.run import Result, run
-    from fedaux.running.trained_model import TrainedModel, load
 
 _HOMES = {
     "ConfigError": "fedaux.config",
@@ -31,8 +31,8 @@ _HOMES = {
     "load_plugin": "fedaux.running.plugins",
     "Result": "fedaux.running.run",
     "run": "fedaux.running.run",
-    "TrainedModel": "fedaux.running.trained_model",
-    "load": "fedaux.running.trained_model",
+    "TrainedModel": "fedaux.predict.trained_model",
+    "load": "fedaux.predict.trained_model",
     "METHODS": "fedaux.core.algorithms",
     "Method": "fedaux.core.server",
     "MODELS": "fedaux.models",

@@ -11,7 +11,7 @@ import pytest
 from helpers.paths import ROOT
 from helpers.typing_commands import typed
 
-from fedaux.running.model_files import read_card
+from fedaux.predict.files import read_card
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.S | re.M)
 

@@ -20,8 +20,8 @@ from fedaux.core.compute import Compute
 from fedaux.data.decoding import DecodedBlock
 from fedaux.encoders import Encoder, Extractor, Images, extraction, network, of_file, open_encoder
 from fedaux.encoders.preprocessing import images_of
+from fedaux.predict import export as model_export
 from fedaux.recipes import load_experiment
-from fedaux.running import model_export
 from fedaux.running.preflight import problems_of
 
 pytestmark = pytest.mark.usefixtures("without_pages")

@@ -13,7 +13,7 @@ from rich.console import Console
 from fedaux.cli.arguments import Plugins, load_plugins
 
 if TYPE_CHECKING:
-    from fedaux.running.model_inputs import Inputs
+    from fedaux.predict.inputs import Inputs
 
 RunOrModel = Annotated[
     Path,
@@ -74,9 +74,9 @@ def export(
     load_plugins(plugins)
     from fedaux.files import refuse_unwritable
     from fedaux.formatting import privacy_budget
-    from fedaux.running.model_export import SUFFIXES, format_of
-    from fedaux.running.model_export import export as write
-    from fedaux.running.model_files import describe, find_model, read_card
+    from fedaux.predict.export import SUFFIXES, format_of
+    from fedaux.predict.export import export as write
+    from fedaux.predict.files import describe, find_model, read_card
 
     file = find_model(model, method=method, seed=seed, prototype=prototype)
     format = format_of(out, format)
@@ -132,9 +132,9 @@ def predict(
     """
     load_plugins(plugins)
     from fedaux.files import refuse_unwritable
-    from fedaux.running.model_files import describe
-    from fedaux.running.model_inputs import Inputs
-    from fedaux.running.trained_model import load
+    from fedaux.predict.files import describe
+    from fedaux.predict.inputs import Inputs
+    from fedaux.predict.trained_model import load
 
     refuse_unwritable(out, key="--out")
     chosen = load(

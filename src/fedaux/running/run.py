@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ from fedaux.fast import best_backend
 from fedaux.fast.feature_cache import FeatureCache
 from fedaux.files import read_json, save_json, save_tensors
 from fedaux.models import SplitModel
+from fedaux.predict.trained_model import TrainedModel, load
 from fedaux.pretrain import H0Request, content_digest, pretrained_extractor, shared_store
 from fedaux.privacy.mechanisms import Public
 from fedaux.recipes import load_experiment
@@ -52,9 +53,6 @@ from fedaux.running.from_python import Factory, in_memory
 from fedaux.running.privacy_plan import noise_warnings
 from fedaux.running.run_directory import Progress, RunDirectory, stored_experiment
 from fedaux.running.summary import summarise
-
-if TYPE_CHECKING:
-    from fedaux.running.trained_model import TrainedModel
 
 TOP_IMAGES = 8
 """Number of each client's highest-scored auxiliary images in the report."""
@@ -71,8 +69,6 @@ class Result:
         self, method: str | None = None, *, seed: int | None = None, prototype: str | None = None
     ) -> TrainedModel:
         """Return a trained model; method, seed and prototype are needed if there are several."""
-        from fedaux.running.trained_model import load
-
         return load(self.directory, method=method, seed=seed, prototype=prototype)
 
     def metrics(self) -> list[dict[str, Any]]:

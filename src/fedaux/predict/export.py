@@ -17,8 +17,8 @@ from torch import Tensor
 from fedaux.encoders import Images, Tokens
 from fedaux.files import replacing, save_tensors
 from fedaux.formatting import install_hint
-from fedaux.running.model_files import ENCODER_FORMAT, INSIDE, read_model
-from fedaux.running.trained_model import TrainedModel, encoder_of, load
+from fedaux.predict.files import ENCODER_FORMAT, INSIDE, read_model
+from fedaux.predict.trained_model import TrainedModel, encoder_of, load
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx"}
 """The formats, and how the names of their files end."""

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 import fedaux
 from fedaux.files import save_tensors
 from fedaux.formatting import cell
+from fedaux.predict.files import FORMAT
 from fedaux.report.tables import Table, to_csv
-from fedaux.running.model_files import FORMAT
 
 CARD: dict[str, Any] = {
     **{"name": "n", "method": "fedavg", "seed": 0, "prototype": "p", "model": "cnn"},

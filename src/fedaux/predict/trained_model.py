@@ -25,7 +25,7 @@ from fedaux.data.vocabulary import METADATA, Vocabulary
 from fedaux.encoders import Encoder, Images, from_json, open_encoder, token_ids, unpacked
 from fedaux.models import MODELS, SHIPPED, SplitModel
 from fedaux.models.fit import Unfit, check_weights
-from fedaux.running.model_files import (
+from fedaux.predict.files import (
     ENCODER_FORMAT,
     INSIDE,
     Card,

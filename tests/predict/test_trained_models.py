@@ -23,10 +23,10 @@ import fedaux.report
 from fedaux.data import embedded
 from fedaux.files import save_tensors
 from fedaux.models import SplitModel
+from fedaux.predict.files import FORMAT
+from fedaux.predict.trained_model import TrainedModel
 from fedaux.running import plugins
-from fedaux.running.model_files import FORMAT
 from fedaux.running.run import Result
-from fedaux.running.trained_model import TrainedModel
 
 pytestmark = pytest.mark.usefixtures("without_pages")
 TWO = [
@@ -498,7 +498,7 @@ def test_export_copies_the_file(finished: Result, tmp_path: Path) -> None:
 def test_a_format_that_is_not_available_is_named(
     finished: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedaux.running.model_export.find_spec", lambda name: None)
+    monkeypatch.setattr("fedaux.predict.export.find_spec", lambda name: None)
     file = str(finished.directory / "models" / "fedaux-seed0-flat.safetensors")
     done = called("export", file, "--format", "onnx", cwd=tmp_path)
     assert done.returncode == 2

@@ -22,7 +22,7 @@ from fedaux.data.lines import open_csv, open_jsonl
 from fedaux.data.parquet import open_parquet
 from fedaux.data.tables import Opener, Table
 from fedaux.data.texts import trimmed
-from fedaux.running.trained_model import TrainedModel
+from fedaux.predict.trained_model import TrainedModel
 
 TABLES: dict[str, Opener] = {".csv": open_csv, ".jsonl": open_jsonl, ".parquet": open_parquet}
 """Readers of tables by the end of a file's name."""
