@@ -233,7 +233,7 @@ def test_adjustment_does_what_rehearsal_leaves(normalised: bool, tmp_path: Path)
             asked.append(request)
             yield from super().train(clients, request)
 
-    model: dict[str, Any] = {"name": "x", "model": "mobilenetv2" if normalised else "mlp"}
+    model: dict[str, Any] = {"name": "x", "model": "resnet8" if normalised else "mlp"}
     for local in ({}, {"strengths": {"logit-adjusted": 0.5}}):
         server, state, _, _ = federation(
             tmp_path / str(len(asked)),
@@ -242,6 +242,7 @@ def test_adjustment_does_what_rehearsal_leaves(normalised: bool, tmp_path: Path)
             prototypes=[model],
             local={"batch_size": 400, **local},
             auxiliary={"size": 60},
+            data={"size": 200},
         )
         server.play_round(state)
     ((_, estimate),) = server.scorer.class_estimates(state.releases).values()

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("without_pages")
 UNMEASURED = "no labelled data given: h0 is not measured"
 DO_WITHOUT = "labelled data is optional: --set data.source=none"
 LEFT_OUT = (
-    "data: required except by `fedaux pretrain`; data.source should be digits, tensors, folder"
+    "data: required except by `fedaux pretrain`; data.source should be digits, tensors, features"
 )
 
 
@@ -162,8 +162,8 @@ def test_a_place_without_a_source_is_told_so(
     assert wrong == []
     (key,) = places
     line = (
-        f"data.source: missing, while data.{key} is given; should be tensors, folder, parquet, "
-        "csv, jsonl, hugg"
+        f"data.source: missing, while data.{key} is given; should be tensors, features, folder, "
+        "parquet, csv, jsonl, hugg"
     )
     for federated in (False, True):
         (said,) = problems_of(fields, federated=federated)
