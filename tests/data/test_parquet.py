@@ -152,9 +152,8 @@ def test_a_folder_may_be_a_split(tmp_path: Path) -> None:
 
 def test_a_source_without_splits_says_so() -> None:
     assert problems_of(tiny(auxiliary={"split": "unlabeled"})) == [
-        "auxiliary.split = 'unlabeled': not supported by letters; only by folder, parquet, csv, "
-        "jsonl, "
-        "lines, huggingface"
+        "auxiliary.split = 'unlabeled': not supported by letters; only by features, folder, "
+        "parquet, csv, jsonl, lines, huggingface"
     ]
 
 
