@@ -351,7 +351,7 @@ class Certainty(Section):
 
     mechanism: str = "mean"
     """The mechanism: a name in `fedaux.privacy.mechanisms.MECHANISMS`. `fedaux2`, `private-head`,
-    `private-student` and `ccvr` always use `classes`."""
+    `private-student` and `ccvr` always use `classes`, `fedcounts` always `counts`."""
     epsilon: Positive = 0.1
     """Privacy loss ε of a client's release; neighbouring datasets differ by replacing one
     example."""

@@ -67,6 +67,13 @@ def test_logit_adjustment_adds_the_logarithm_of_the_prior(strength: float) -> No
     assert found == pytest.approx(cross_entropy_loop(adjusted), rel=1e-6)
 
 
+def test_joint_adjustment_adds_the_logarithm_of_the_prior_of_all_that_is_trained_on() -> None:
+    """Half of the weight of the loss is on public examples, which are of all classes."""
+    offsets = [math.log(0.5 * count / 10 + 0.5 / 4) for count in COUNTS]
+    adjusted = [[z + b for z, b in zip(row, offsets, strict=True)] for row in LOGITS.tolist()]
+    assert loss_of("jointly-adjusted") == pytest.approx(cross_entropy_loop(adjusted), rel=1e-6)
+
+
 def test_fedlc_calibrates_by_the_fourth_root_of_the_counts() -> None:
     """Zhang et al. 2022, Eq. 8: -log(exp(f_y - tau n_y^-1/4) / sum_c exp(f_c - tau n_c^-1/4))."""
     total = 0.0

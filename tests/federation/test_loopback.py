@@ -102,6 +102,31 @@ def test_methods_without_training_come_to_the_simulators_figures_within_a_budget
     ]
 
 
+@pytest.mark.quickly("linear")
+@pytest.mark.parametrize("mode", ["full", "linear"])
+def test_label_counts_come_to_the_simulators_figures_and_do_not_depend_on_h0(
+    tmp_path: Path, mode: str
+) -> None:
+    """Another h0 needs no other release, because counts do not depend on it."""
+    allowed = {"mechanisms": ["counts"], "public_data": True, "epsilon": 0.11}
+    experiment = federated(
+        rounds=1, mode=mode, method="fedcounts", certainty={"epsilon": 0.1, "components": None}
+    )
+    fedaux.run(experiment, out=tmp_path / "simulated")
+    play(tmp_path, experiment, nodes={"privacy": allowed})
+    assert [{key: row[key] for key in TELLS} for row in rows_of(tmp_path / "run")] == [
+        {key: row[key] for key in TELLS} for row in rows_of(tmp_path / "simulated")
+    ]
+    (first,) = spent(tmp_path, 0)
+    assert (first["entry"]["mechanism"], first["entry"]["purpose"]) == ("counts", "class counts")
+    another = experiment.model_copy(
+        update={"pretraining": experiment.pretraining.model_copy(update={"temperature": 0.3})}
+    )
+    files = write_nodes(tmp_path / "nodes", experiment, privacy=allowed)
+    federate(another, LoopbackGrid(files), path=tmp_path / "again", resume=False)
+    assert spent(tmp_path, 0) == [first]
+
+
 @pytest.mark.parametrize("terms", [{"mechanisms": ["mean"]}, {"epsilon": 0.51}])
 def test_a_node_refuses_heads_before_it_spends_anything(
     tmp_path: Path, terms: dict[str, Any]

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from fedaux.config import Certainty
 from fedaux.privacy.classes import ClassSums
+from fedaux.privacy.counts import ClassCounts
 from fedaux.privacy.heads import PrivateHeads
 from fedaux.privacy.mean import PrivateMean
 from fedaux.privacy.mechanism import integer_sums
@@ -375,6 +376,26 @@ class StrangeLabelsEverywhere(Classes):
         return super().sums(rows, labels, classes) + (rows * strange[:, None]).sum(dim=0)
 
 
+class CountsOfAdditions(ClassCounts):
+    """States that one example moves the counts by 1, as if it were added and not replaced."""
+
+    def _scale(self) -> tuple[float, float]:
+        sensitivity, sigma = super()._scale()
+        return 1.0, sigma / sensitivity
+
+
+class StrangeLabelsCount(ClassCounts):
+    """An example of no class counts twice in every class."""
+
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
+        assert labels is not None, "given by the audit"
+        release = super().release(features, public, noise=noise, labels=labels)
+        strange = (labels < 0) | (labels >= int(public["classes"]))
+        return replace(release, vector=release.vector + 2 * strange.sum())
+
+
 class HeavyClass(Classes):
     """The rows of one class count half as much again."""
 
@@ -459,6 +480,8 @@ BROKEN: dict[str, tuple[Callable[[Certainty], Mechanism], str]] = {
     "classes: labels as indices": (LabelAsIndex, "a release fails"),
     "classes: noise on held classes only": (NoiseOnHeldClasses, "noise: zeros"),
     "classes: counts without noise": (CountsWithoutNoise, "noise: zeros"),
+    "counts: the sensitivity of adding one example": (CountsOfAdditions, "distance"),
+    "counts: unknown labels in every class": (StrangeLabelsCount, "distance"),
     "heads: half the sensitivity": (HalfSensitivity, "distance"),
     "heads: no clipping": (UnclippedHeads, "distance"),
 }

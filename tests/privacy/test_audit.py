@@ -73,7 +73,13 @@ def test_every_broken_mechanism_is_found_out(monkeypatch: pytest.MonkeyPatch, na
 
 @pytest.mark.parametrize(
     ("name", "seed"),
-    [*(("mean", seed) for seed in range(4)), ("paper", 4), ("classes", 5), ("heads", 6)],
+    [
+        *(("mean", seed) for seed in range(4)),
+        ("paper", 4),
+        ("classes", 5),
+        ("heads", 6),
+        ("counts", 7),
+    ],
 )
 def test_correct_mechanisms_pass(name: str, seed: int) -> None:
     less: dict[str, Any] = {}
@@ -107,6 +113,7 @@ def test_secure_noise_is_tested_as_well(monkeypatch: pytest.MonkeyPatch) -> None
     quick = QUICK | {"shapes": FEATURES, "releases": 200, "noise": ("secure",)}
     assert not audit("mean", **quick).violated
     assert not audit("classes", **quick).violated
+    assert not audit("counts", **quick).violated
     assert not audit("heads", **(quick | {"releases": 40})).violated
     for name in ("half the noise", "uniform noise", "noise used twice"):
         build, word = BROKEN[name]
@@ -116,7 +123,7 @@ def test_secure_noise_is_tested_as_well(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.chance
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mean", "paper", "classes", "heads"])
+@pytest.mark.parametrize("name", ["mean", "paper", "classes", "counts", "heads"])
 def test_a_whole_audit_finds_nothing(name: str) -> None:
     """Of the default mechanism at its full size; of the others, with smaller shapes."""
     pytest.importorskip("flwr")

@@ -50,6 +50,13 @@ def log_prior(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
     return torch.ones_like(prior), strength * prior.log()
 
 
+def log_joint_prior(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """Add strength * log((prior + 1 / C) / 2), the class shares of private and rehearsed examples
+    together, which weigh alike in the loss."""
+    prior = (counts / counts.sum() + 1.0 / len(counts)) / 2.0
+    return torch.ones_like(prior), strength * prior.log()
+
+
 def balanced(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
     """Add strength * log(prior + 1e-9) (balanced softmax, as in FedVLS)."""
     offset = strength * (counts / counts.sum() + VACANT_PRIOR).log()
@@ -103,6 +110,7 @@ def partial_divergence(logits: Tensor, beliefs: Tensor, hidden: Tensor) -> Tenso
 OBJECTIVES: dict[str, Objective] = {
     "proximal": Objective(),
     "logit-adjusted": Objective(adjust=log_prior),
+    "jointly-adjusted": Objective(adjust=log_joint_prior),
     "fedlc": Objective(adjust=fedlc_margin),
     "fedrs": Objective(strength=0.5, adjust=restricted),
     "not-true": Objective(term=not_true),

@@ -20,7 +20,7 @@ from fedaux.core.messages import (
     problem_of_release,
 )
 from fedaux.core.task import Preparation, Task, build_models, extract
-from fedaux.privacy.classes import ClassEstimate, ClassSums
+from fedaux.privacy.classes import ClassEstimate, TellsClasses
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Limits, limits_of
 from fedaux.privacy.mechanisms import (
@@ -29,6 +29,7 @@ from fedaux.privacy.mechanisms import (
     SimulatedNoise,
     publish_map,
     release_of,
+    takes_features,
     takes_labels,
 )
 
@@ -63,7 +64,9 @@ def publish(
     """Return the public map of each prototype, from public examples and numbers alone."""
     mechanism, public = MECHANISMS[section.mechanism](section), dict[str, Public]()
     for name in extractors:
-        negatives = extract(task, name, extractors[name], task.negatives)
+        negatives = torch.zeros(0, device=task.device)
+        if takes_features(mechanism):
+            negatives = extract(task, name, extractors[name], task.negatives)
         own = [client for client in present if task.prototype_of[client] == name]
         sizes = clients.sizes(own or present)
         public[name] = publish_map(mechanism, negatives, num_classes=task.num_classes, sizes=sizes)
@@ -135,7 +138,7 @@ def release_width(task: Task, prototype: str, public: Public, section: Certainty
 
 
 ClassEstimates = dict[str, tuple[list[int], ClassEstimate]]
-"""By prototype: clients that have released class sums, and what these tell."""
+"""By prototype: clients that have released class sums or counts, and what these tell."""
 
 
 def class_estimates(
@@ -144,15 +147,14 @@ def class_estimates(
     public: Mapping[str, Public],
     section: Certainty,
 ) -> ClassEstimates:
-    """Return the clients of each prototype that have released class sums, and what these tell.
+    """Return the clients of each prototype that have released class sums or counts, and what these
+    tell.
 
     Raises ValueError if nobody has, or if releases are of another kind.
     """
     mechanism = MECHANISMS[section.mechanism](section)
-    if not isinstance(mechanism, ClassSums):
-        raise ValueError(
-            f"method {task.method.name}: needs class sums; its mechanism should be classes"
-        )
+    if not isinstance(mechanism, TellsClasses):
+        raise ValueError(f"method {task.method.name}: its mechanism should be classes or counts")
     found = {}
     for name, own in public.items():
         members = [client for client in sorted(releases) if task.prototype_of[client] == name]
@@ -160,7 +162,7 @@ def class_estimates(
             vectors, sigmas = stacked(releases, members, device=task.device)
             found[name] = members, mechanism.estimate(vectors, sigmas, own)
     if not found:
-        raise ValueError(f"method {task.method.name}: no client released class sums")
+        raise ValueError(f"method {task.method.name}: no client released class sums or counts")
     return found
 
 

@@ -28,6 +28,7 @@ from fedaux.core.objectives import LocalLoss, class_adjustment, local_loss
 from fedaux.core.task import Task, extract, rehearsed_rows, trainable_models
 from fedaux.privacy.exact_gaussian import SimulatedDraws
 from fedaux.privacy.mechanism import Noise
+from fedaux.privacy.mechanisms import MECHANISMS, takes_features
 from fedaux.privacy.secure import noise_for
 
 
@@ -60,12 +61,14 @@ class SimulatedClients:
         self, clients: Sequence[int], request: ReleaseRequest
     ) -> Iterator[ScoreRelease]:
         """Release each client's certainty vector."""
+        reads = takes_features(MECHANISMS[request.certainty.mechanism](request.certainty))
         for prototype, members in self._by_prototype(clients).items():
             sizes = [len(self._parts[client]) for client in members]
             rows = torch.cat([self._parts[client] for client in members])
-            features = extract(
-                self._task, prototype, request.extractors[prototype], self._images, rows=rows
-            )
+            features = torch.zeros(len(rows), 0, device=rows.device)
+            if reads:
+                h0 = request.extractors[prototype]
+                features = extract(self._task, prototype, h0, self._images, rows=rows)
             for client, own in zip(members, features.split(sizes), strict=True):
                 noise = self.noise(request, client)
                 member = self._client(client, self._images)

@@ -16,11 +16,11 @@ from fedaux.data import LabelledData
 from fedaux.federation import sent
 from fedaux.federation.folder import port_of
 from fedaux.federation.node import NodeConfig, load_node
-from fedaux.federation.plan import check_plan, plan_of, released_by
+from fedaux.federation.plan import check_plan, plan_of
 from fedaux.federation.policy import Guard, Refusal
 from fedaux.federation.work import declared_shape, own_data
 from fedaux.formatting import privacy_budget
-from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
+from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS, what_is_released
 from fedaux.privacy.secure import noise_for
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.preflight import problems_of
@@ -161,7 +161,7 @@ def recipe_lines(
     for section in plan.certainty:
         cost = privacy_budget(section.epsilon, section.delta)
         lines.append(
-            f"- {released_by(section)} by {section.mechanism}: (ε, δ) = {cost}, "
+            f"- {what_is_released(section)} by {section.mechanism}: (ε, δ) = {cost}, "
             f"{seeds} time{'s' if seeds > 1 else ''}, once per seed;"
         )
     if extra := [name for name in plan.objectives if name != "rehearsal"]:

@@ -143,13 +143,14 @@ def train(message: Message, context: Context) -> Message:
 
 def _log_plan(terms: Terms) -> None:
     """Log what the server plans to ask of this node."""
-    from fedaux.federation.plan import released_by
     from fedaux.federation.records import reason_of
+    from fedaux.privacy.mechanisms import what_is_released
 
     plan = terms.plan
     scores = " and ".join(
-        f"{plan.releases} releases of {released_by(section)} by {reason_of(section.mechanism)}, "
-        f"epsilon = {section.epsilon:g} at delta = {section.delta:g} each"
+        f"{plan.releases} releases of {what_is_released(section)} by "
+        f"{reason_of(section.mechanism)}, epsilon = {section.epsilon:g} at delta = "
+        f"{section.delta:g} each"
         for section in plan.certainty
     )
     scores = scores or "no releases"

@@ -319,7 +319,8 @@ class FlowerClients:
         vector = release.vector
         stated = release.entry.num_examples
         counted = self._counted(client, stated)
-        if counted < stated and section.mechanism == "classes":  # its sums grow with the claim
+        # Sums grow with the claim.
+        if counted < stated and section.mechanism in ("classes", "counts"):
             vector = vector * (counted / stated)
         return replace(release, vector=vector.to(task.device))
 

@@ -53,8 +53,8 @@ class NodePrivacy(Section):
     is for DP-SGD and counts scores at a little more than they state. Choose before the node is
     first used."""
     mechanisms: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ("mean", "paper")
-    """Allowed mechanisms. `classes` and `heads` are within the budget as well, and also tell of
-    labels; `released-code` and `none` are not private and not covered by the budget."""
+    """Allowed mechanisms. `classes`, `counts` and `heads` are within the budget as well, and also
+    tell of labels; `released-code` and `none` are not private and not covered by the budget."""
     noise: Literal["secure", "simulated"] = "secure"
     """`simulated` noise can be computed by the server, so it is not private: for trials only."""
     plain_updates: bool = False

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedaux.config import Certainty, ExperimentFields
+from fedaux.config import ExperimentFields
 from fedaux.core.algorithms import all_asks
 from fedaux.core.asks import release_sections
 from fedaux.core.dpsgd import schedule, update_entry
@@ -17,8 +17,8 @@ from fedaux.federation.terms import Plan
 from fedaux.privacy.bounds import STEPS, update_problem
 from fedaux.privacy.filters import ROUNDING
 from fedaux.privacy.gaussian import noise_multiplier
-from fedaux.privacy.ledger import SCORES, LedgerEntry, purpose_of
-from fedaux.privacy.mechanisms import MECHANISMS, UNPROTECTED_MECHANISMS
+from fedaux.privacy.ledger import LedgerEntry
+from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS, what_is_released
 
 
 def plan_of(experiment: ExperimentFields, *, run: str) -> Plan:
@@ -106,13 +106,7 @@ def _releases(
         same = sum((one.mechanism, one.epsilon, one.delta) == stated for one in earlier)
         sigma = noise_multiplier(epsilon=section.epsilon, delta=section.delta)
         planned = (1.0, sigma, section.epsilon, section.delta, "planned")
-        what = released_by(section)
+        what = what_is_released(section)
         entry = LedgerEntry(config.number, num_examples, section.mechanism, what, *planned)
         asked += [entry] * max(0, plan.releases - same)
     return asked
-
-
-def released_by(section: Certainty) -> str:
-    """Return what a mechanism releases, in the words of the ledger; scores if it is not known."""
-    known = section.mechanism in MECHANISMS
-    return purpose_of(MECHANISMS[section.mechanism](section)) if known else SCORES

@@ -38,7 +38,12 @@ from fedaux.models import MODELS, SplitModel, model_input, model_options
 from fedaux.privacy.exact_gaussian import Draws, SecureDraws, SimulatedDraws
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Noise, Public
-from fedaux.privacy.mechanisms import MECHANISMS, UNPROTECTED_MECHANISMS, release_of
+from fedaux.privacy.mechanisms import (
+    MECHANISMS,
+    UNPROTECTED_MECHANISMS,
+    release_of,
+    takes_features,
+)
 from fedaux.privacy.secure import noise_for
 
 
@@ -84,7 +89,9 @@ def prepare(
         "channel_mean",
         "channel_deviation",
     }
-    key = digest_of(terms.model_dump_json(include=about) + config.privacy.noise, extractor, public)
+    reads = takes_features(MECHANISMS[terms.certainty.mechanism](terms.certainty))
+    read = extractor if reads else {}  # what does not depend on h0 is not paid for again
+    key = digest_of(terms.model_dump_json(include=about) + config.privacy.noise, read, public)
     if terms.mode == "linear" and extractor:
         guard.keep_received("extractor", extractor)
     if (stored := guard.stored_release(key)) is not None:
@@ -96,7 +103,9 @@ def prepare(
     model = built(terms, compute)
     inputs = compute.place_inputs(examples.images)
     backend, h0 = PlainBackend(compute), placed(extractor, compute)
-    if alone:
+    if not reads:
+        features = torch.zeros(len(inputs), 0, device=inputs.device)
+    elif alone:
         features = PlainPredictor(model.features, compute).alone(h0, inputs)
     else:  # a trial computes as the simulator does
         features = backend.features(model.features, h0, inputs, batch_size=terms.batch_size)

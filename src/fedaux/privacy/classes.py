@@ -26,6 +26,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,7 +36,15 @@ from fedaux.config import Certainty
 from fedaux.privacy.bounds import MOST_COMPONENTS
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.mean import PrivateMean
-from fedaux.privacy.mechanism import Limits, Noise, Public, Release, integer_sums, require_shapes
+from fedaux.privacy.mechanism import (
+    Limits,
+    Noise,
+    Public,
+    Release,
+    integer_sums,
+    number_of_classes,
+    require_shapes,
+)
 
 SENSITIVITY = 2.0
 """How far replacing one example moves the class sums."""
@@ -113,6 +122,15 @@ class ClassEstimate:
         """Return f0(x) [N, C] of projected features u(x) [N, k]."""
         linear = (projected - self.centre) @ self.shifts.T
         return self.scale * (linear - self.shifts.square().sum(dim=1) / 2) + self.prior.log()
+
+
+@runtime_checkable
+class TellsClasses(Protocol):
+    """A mechanism whose releases tell which client holds which class."""
+
+    def estimate(self, vectors: Tensor, sigmas: Tensor, public: Public) -> ClassEstimate:
+        """Return what releases [K, D] with noise sigmas [K] tell about the classes."""
+        ...
 
 
 class ClassSums(PrivateMean):
@@ -204,18 +222,9 @@ class ClassSums(PrivateMean):
 
 
 def classes_of(public: Public) -> int:
-    """Return the number of classes of a public map. Raises ValueError for what is no such number.
-
-    It uses public numbers only: whether a client fails does not depend on its data.
-    """
-    require_shapes(public, {"classes": (), "whitening": (None, None)})
-    value, width = float(public["classes"]), public["whitening"].shape[1] + 1
-    if not 1 <= value <= MOST_COMPONENTS / width or value != int(value):
-        raise ValueError(
-            f"the public map has {value:g} classes of {width} numbers: should be a whole number "
-            f"of classes, and at most {MOST_COMPONENTS} numbers in all"
-        )
-    return int(value)
+    """Return the number of classes of a public map. Raises ValueError if it cannot be one."""
+    require_shapes(public, {"whitening": (None, None)})
+    return number_of_classes(public, width=public["whitening"].shape[1] + 1)
 
 
 def denoised_counts(noisy: Tensor, sigmas: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedaux.config import Certainty
-from fedaux.privacy.bounds import MOST_COMPONENTS, require_exact_regression, require_size
+from fedaux.privacy.bounds import require_exact_regression, require_size
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.ledger import HEADS
 from fedaux.privacy.mechanism import (
@@ -36,6 +36,7 @@ from fedaux.privacy.mechanism import (
     Noise,
     Public,
     Release,
+    number_of_classes,
     require_shapes,
     within_unit_ball,
 )
@@ -173,11 +174,8 @@ def layer_of(vector: Tensor, public: Public) -> tuple[Tensor, Tensor]:
 
 def classes_of(public: Public) -> int:
     """Return the number of classes of a public map. Raises ValueError if it cannot be one."""
-    require_shapes(public, {"classes": (), "centre": (None,)})
-    value, width = float(public["classes"]), public["centre"].shape[0] + 1
-    if not (value >= 1 and value == math.floor(value) and value * width <= MOST_COMPONENTS):
-        raise ValueError(f"the public map's number of classes is {value:g}: not possible")
-    return int(value)
+    require_shapes(public, {"centre": (None,)})
+    return number_of_classes(public, width=public["centre"].shape[0] + 1)
 
 
 def num_steps(num_classes: int, *, penalty: float) -> int:

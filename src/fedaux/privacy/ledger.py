@@ -15,7 +15,7 @@ UNPROTECTED_UPDATES = (
     "training losses, the number of examples of a client, and whether it takes part in a round."
 )
 UNPROTECTED = UNPROTECTED_UPDATES + (
-    " An (epsilon, delta) covers what a client releases besides: certainty scores or class sums."
+    " An (epsilon, delta) covers what a client releases besides, such as class sums."
 )
 UNPROTECTED_DATA = "One party holds the examples of all clients. Nothing is protected."
 UNPROTECTED_BESIDES_UPDATES = (
@@ -28,6 +28,7 @@ UNPROTECTED_BESIDES_RELEASES = (
 )
 SCORES = "certainty scores"
 CLASS_SUMS = "class sums"
+CLASS_COUNTS = "class counts"
 HEADS = "linear heads"
 UPDATE = "model update"
 

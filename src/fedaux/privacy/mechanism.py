@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedaux.privacy.bounds import require_size
+from fedaux.privacy.bounds import MOST_COMPONENTS, require_size
 
 Public = dict[str, Tensor]
 """What a mechanism derives from public data alone and sends to every client."""
@@ -165,6 +165,11 @@ def takes_labels(mechanism: Mechanism) -> TypeGuard[LabelMechanism]:
     return bool(getattr(mechanism, "takes_labels", False))
 
 
+def takes_features(mechanism: Mechanism) -> bool:
+    """Return whether a mechanism reads features; all but those that say otherwise do."""
+    return bool(getattr(mechanism, "takes_features", True))
+
+
 def publish_map(
     mechanism: Mechanism, negatives: Tensor, *, num_classes: int, sizes: Sequence[int] = ()
 ) -> Public:
@@ -198,6 +203,22 @@ def require_shapes(public: Public, expected: Mapping[str, tuple[int | None, ...]
             or any(w not in (None, h) for h, w in zip(held, shape, strict=True))
         ):
             raise ValueError(f"the public map's tensor {name} is missing or has the wrong shape")
+
+
+def number_of_classes(public: Public, *, width: int) -> int:
+    """Return the number of classes of a public map, for releases of `width` numbers per class.
+    Raises ValueError if it cannot be one.
+
+    It uses public numbers only: whether a client fails does not depend on its data.
+    """
+    require_shapes(public, {"classes": ()})
+    value = float(public["classes"])
+    if not 1 <= value <= MOST_COMPONENTS / width or value != int(value):
+        raise ValueError(
+            f"the public map has {value:g} classes of {width} numbers: should be a whole number "
+            f"of classes, and at most {MOST_COMPONENTS} numbers in all"
+        )
+    return int(value)
 
 
 def products(rows: Tensor, matrix: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from fedaux.config import Certainty
 from fedaux.privacy.classes import ClassSums
+from fedaux.privacy.ledger import SCORES, purpose_of
 from fedaux.privacy.mean import PrivateMean, UnprotectedMean
 from fedaux.privacy.mechanism import (
     Mechanism,
@@ -16,6 +17,7 @@ from fedaux.privacy.mechanism import (
     SimulatedNoise,
     publish_map,
     release_of,
+    takes_features,
     takes_labels,
 )
 
@@ -34,6 +36,13 @@ def released_code(section: Certainty) -> Mechanism:
     return ReleasedRegression(section)
 
 
+def class_counts(section: Certainty) -> Mechanism:
+    """Return the mechanism of label counts; imported late, because few use it."""
+    from fedaux.privacy.counts import ClassCounts
+
+    return ClassCounts(section)
+
+
 def private_heads(section: Certainty) -> Mechanism:
     """Return the mechanism of private heads; imported late, because few use it."""
     from fedaux.privacy.heads import PrivateHeads
@@ -47,8 +56,17 @@ MECHANISMS: dict[str, Callable[[Certainty], Mechanism]] = {
     "released-code": released_code,
     "none": UnprotectedMean,
     "classes": ClassSums,
+    "counts": class_counts,
     "heads": private_heads,
 }
+
+
+def what_is_released(section: Certainty) -> str:
+    """Return what a mechanism releases, in the words of the ledger; scores if it is not known."""
+    known = section.mechanism in MECHANISMS
+    return purpose_of(MECHANISMS[section.mechanism](section)) if known else SCORES
+
+
 UNPROTECTED_MECHANISMS = ("released-code", "none")
 """With an infinite epsilon; the budget of a node that allows them does not cover them."""
 
@@ -62,5 +80,7 @@ __all__ = [
     "SimulatedNoise",
     "publish_map",
     "release_of",
+    "takes_features",
     "takes_labels",
+    "what_is_released",
 ]

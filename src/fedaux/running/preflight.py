@@ -79,7 +79,7 @@ def problems_of(
                     problems.append(f"prototypes.options.{option} = {value!r}: {problem}")
     problems += _text_problems(experiment)
     problems += _contradictions(experiment)
-    scored = [name for name in MECHANISMS if name != "heads"]  # a classifier gives no scores
+    scored = [name for name in MECHANISMS if name not in ("heads", "counts")]
     known("certainty.mechanism", experiment.certainty.mechanism, scored)
     labelled = labelled_sources()
     public = [name for name, source in SOURCES.items() if source.load_auxiliary]

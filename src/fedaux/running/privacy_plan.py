@@ -21,11 +21,11 @@ from fedaux.core.server import clients_per_round
 from fedaux.core.task import assign_prototypes
 from fedaux.formatting import UNKNOWN, interval, privacy_budget
 from fedaux.models import MODELS
-from fedaux.privacy import classes, mean, paper
+from fedaux.privacy import classes, counts, mean, paper
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.gaussian import epsilon_of, noise_multiplier
-from fedaux.privacy.ledger import NEIGHBOURS
-from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
+from fedaux.privacy.ledger import NEIGHBOURS, SCORES
+from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS, what_is_released
 from fedaux.report.tables import Table, TerminalTable
 
 NOISE_LIMIT = 0.5
@@ -115,7 +115,10 @@ class PrivacyPlan:
     ) -> str:
         sizes = [member.num_examples for member in members]
         shares = [member.scores.noise_share for member in members if member.scores is not None]
-        knobs = {"mean": "raise certainty.epsilon or lower certainty.components"}
+        knobs = {
+            "mean": "raise certainty.epsilon or lower certainty.components",
+            "counts": "raise certainty.epsilon",
+        }
         advice = knobs.get(section.mechanism, "raise certainty.epsilon or certainty.regularisation")
         remedy = (
             f"would take {needed} examples"
@@ -124,9 +127,9 @@ class PrivacyPlan:
         )
         return (
             f"Warning: {_listed([member.client for member in members], self.names)} with "
-            f"{interval(sizes)} examples: the noise on the certainty scores is {interval(shares)} "
-            f"times the largest possible signal. A ratio of {NOISE_LIMIT:g} at epsilon = "
-            f"{section.epsilon:g} {remedy}; {advice}."
+            f"{interval(sizes)} examples: the noise on the {what_is_released(section)} is "
+            f"{interval(shares)} times the largest possible signal. A ratio of {NOISE_LIMIT:g} at "
+            f"epsilon = {section.epsilon:g} {remedy}; {advice}."
         )
 
     def sentences(self) -> list[str]:
@@ -182,8 +185,8 @@ class PrivacyPlan:
         return [*(self._table(group) for group in self.groups), *self.sentences()]
 
     def _table(self, group: MethodsPlan) -> TerminalTable:
-        sums = group.reliability is not None
-        headers = ["client", "n_i", "class sums" if sums else "scores", "noise / signal"]
+        what = SCORES if group.certainty is None else what_is_released(group.certainty)
+        headers = ["client", "n_i", "scores" if what == SCORES else what, "noise / signal"]
         if group.heads is not None:
             headers += ["head", "total"]
         elif not group.trains:
@@ -260,6 +263,8 @@ def privacy_plan(
                 for held in (num_classes, 1)
             )
             reliability = (worst, best)
+        if section is not None and section.mechanism == "counts":
+            section = section.model_copy(update={"components": num_classes})
         clients = tuple(
             _client_plan(
                 experiment,
@@ -367,15 +372,15 @@ def _client_plan(
     query, steps = schedule(experiment.local, num_examples=size)
 
     def together(rounds: int) -> Cost:
-        counts = {query: rounds * steps}
+        queries = {query: rounds * steps}
         if scores is None:
-            return composed_epsilon(counts, delta=privacy.delta), privacy.delta
+            return composed_epsilon(queries, delta=privacy.delta), privacy.delta
         if math.isinf(scores.cost[0]):
             return math.inf, max(privacy.delta, scores.cost[1])
         section = experiment.certainty
-        counts[Query(noise_multiplier(epsilon=section.epsilon, delta=section.delta))] = 1
+        queries[Query(noise_multiplier(epsilon=section.epsilon, delta=section.delta))] = 1
         delta = max(privacy.delta, section.delta)
-        return composed_epsilon(counts, delta=delta), delta
+        return composed_epsilon(queries, delta=delta), delta
 
     update = composed_epsilon({query: steps}, delta=privacy.delta), privacy.delta
     return ClientPlan(
@@ -390,6 +395,12 @@ def _score_plan(section: Certainty, size: int, feature_width: int, num_negatives
         # Class sums of a client that holds one class: 2 over n, as for its mean.
         dimensions = min(section.components or MEAN_COMPONENTS, feature_width)
         sensitivity, signal = mean.sensitivity_of, 1.0
+    elif section.mechanism == "counts":
+        assert section.components is not None, "the number of classes"
+        dimensions, signal = section.components, 1.0
+
+        def sensitivity(num_examples: int) -> float:
+            return counts.SENSITIVITY / num_examples
     elif section.mechanism == "paper":
         # At the optimum, lambda |w| is a mean of vectors of norm <= 1, and J(w) <= J(0) = log 2.
         dimensions = feature_width

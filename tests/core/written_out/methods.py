@@ -137,6 +137,16 @@ METHODS: dict[str, Method] = {
         smoothing=0.8,
         mechanism="classes",
     ),
+    "fedcounts": Method(
+        "fedcounts",
+        start="pretrained",
+        objectives=("jointly-adjusted", "rehearsal"),
+        scores=True,
+        server_rate=2.0,
+        head_by_class=True,
+        smoothing=0.8,
+        mechanism="counts",
+    ),
     "private-head": Method(
         "private-head", start="private-head", scores=True, mechanism="classes", trains=False
     ),

@@ -13,6 +13,7 @@ from fedaux.core.algorithms.fedaux2 import FedAux2
 from fedaux.core.algorithms.fedauxfdp import FedAuxFdp
 from fedaux.core.algorithms.fedavg import FedAvg
 from fedaux.core.algorithms.fedbe import FedBE
+from fedaux.core.algorithms.fedcounts import FedCounts
 from fedaux.core.algorithms.feddf import FedDF
 from fedaux.core.algorithms.private_head import PrivateHead, PrivateStudent
 from fedaux.core.algorithms.scaffold import FedDyn, Scaffold
@@ -58,6 +59,7 @@ METHODS: dict[str, Method] = {
         FedAux("fedaux+logits", mix="logits"),
         FedAux("fedaux+logits+m", mix="logits", memory=True),
         FedAux2("fedaux2"),
+        FedCounts("fedcounts"),
         PrivateHead("private-head"),
         PrivateStudent("private-student"),
         FedAuxFdp("fedauxfdp"),
