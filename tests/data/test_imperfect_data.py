@@ -20,7 +20,8 @@ from fedaux.config import Auxiliary, ConfigError, Data, Experiment
 from fedaux.data import load_auxiliary, load_labelled, notes
 from fedaux.data.folders import open_folder
 from fedaux.data.texts import text_of
-from fedaux.running.display import chance_lines
+from fedaux.report.run import Run
+from fedaux.report.warnings import warnings_of
 
 
 @pytest.fixture(autouse=True)
@@ -100,16 +101,15 @@ def test_a_run_records_skipped_rows_and_warnings_and_reports_them(tmp_path: Path
     assert recorded["test"]["largest_class"] >= 0.5
 
 
-def test_a_method_at_chance_is_warned_of(tmp_path: Path) -> None:
-    test = {"examples": 1000, "largest_class": 0.25}
-    (tmp_path / "data.json").write_text(json.dumps({"test": test}))
+def test_a_method_at_chance_is_warned_of() -> None:
     rows = [
         {"method": name, "accuracy_mean": accuracy}
         for name, accuracy in (("fedaux", 0.266), ("fedavg+p", 0.3), ("feddf", None))
     ]
-    (tmp_path / "summary.json").write_text(json.dumps({"rows": rows}))
-    (line,) = chance_lines(tmp_path)
-    assert line.startswith("Warning: fedaux is at chance: 26.6 % in the last round, and 25.0 % of")
+    test = {"examples": 1000, "largest_class": 0.25}
+    run = Run("run", "", {}, {}, [], {}, {"rows": rows}, {}, None, notes={"test": test})
+    (line,) = warnings_of(run)
+    assert line.startswith("fedaux: at chance, 26.6 % in the last round where the most frequent")
 
 
 def test_empty_class_folders_and_leftovers_of_archives_stop_nothing(tmp_path: Path) -> None:

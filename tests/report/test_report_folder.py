@@ -37,6 +37,7 @@ from fedaux.report.results import (
     read_runs,
     tuned_keys,
 )
+from fedaux.running.display import warning_lines
 from fedaux.sweep.display import MAX_ROWS, sweep_table
 
 ALPHAS, RATES = (0.01, 0.1, 1.0), (0.4, 0.8)
@@ -73,6 +74,19 @@ def truth(folder: Path) -> tuple[Values, Values]:
                     last.setdefault((method, alpha, rate), []).append(measured[-1])
                     best.setdefault((method, alpha, rate), []).append(max(measured))
     return last, best
+
+
+def test_warnings_of_all_runs_are_told_once_with_their_runs(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "grid", alphas=(0.01, 0.1), rates=(0.4,), seeds=1, rounds=1)
+    first, _ = (f"alpha={alpha:g},rate=0.4,epsilon=1" for alpha in (0.01, 0.1))
+    noisy = "fedaux: hopeless certainty scores of client 1"
+    (folder / first / "warnings.json").write_text(json.dumps({"noise": [noisy]}))
+    lines = warning_lines(folder)
+    assert f"Warning: {first}: {noisy}" in lines
+    assert "Warning: feddf+p: 1 of 8 answers were dropped, first: no data" in lines  # in both
+    page = html.unescape(write_report(folder).read_text(encoding="utf-8"))
+    assert f"<strong>Warning:</strong> {first}: {noisy}." in page
+    assert page.count('<p class="notice">') == len(lines)
 
 
 def cell(values: list[float]) -> str:

@@ -51,7 +51,7 @@ def test_finding_and_result_table_hold_the_numbers_of_the_metrics(run: Path, tex
     assert (
         f"fedaux reached {100 * statistics.mean(last('fedaux')):.1f} % in the last round, "
         f"{points:.1f} points above "
-        "feddf+p, the best other method. The clients' releases are "
+        "feddf+p, the next method. The clients' releases are "
         "(1, 1e-5)-differentially private."
     ) in html.unescape(text)
     table = read_table(text, "results")
@@ -179,7 +179,8 @@ def test_the_weight_on_public_data_is_shown_and_most_of_it_is_a_warning(
     split["names"] = [f"hospital_{client}" for client in range(20)]
     (directory / "split.json").write_text(json.dumps(split))
     page = html.unescape(write_report(directory).read_text())
-    assert page.count('<p class="notice">') == 3
+    assert page.count('<p class="notice">') == 4
+    assert "fedaux: 1 of 8 answers were dropped, first: no data" in page
     assert noise in page
     assert "hospital_0 has 80 % of the weight on public data" in page
     assert "class 0 has 82 % of the soft labels on public data" in page
@@ -346,22 +347,28 @@ def test_without_a_summary_the_last_accuracies_are_shown(tmp_path: Path) -> None
         (
             {"fedaux": 0.80, "feddf+p": 0.823},
             0.0,
-            "fedaux reached 80.0 % in the last round, 2.3 points below feddf+p",
+            "feddf+p reached 82.3 % in the last round, 2.3 points above fedaux, the only other",
         ),
         (
             {"fedaux": 0.80, "fedavg": 0.8001, "feddf": 0.1},
             0.0,
-            "level with fedavg, the best other method",
+            "fedavg reached 80.0 % in the last round, level with fedaux, 70.0 points above feddf",
         ),
         (
-            {"fedaux": 0.80, "fedavg": 0.79},
+            {"fedaux2": 0.8076, "fedaux": 0.7, "private-head": 0.808, "fedavg": 0.4},
+            0.01,
+            "private-head reached 80.8 % in the last round, level with fedaux2, 10.8 points above "
+            "fedaux, the next method",
+        ),
+        (
+            {"fedaux2": 0.80, "fedavg": 0.79},
             0.02,
-            "the only other method (less than one standard deviation over seeds)",
+            "fedaux2 reached 80.0 % in the last round, 1.0 points above fedavg, the only other",
         ),
         (
             {"fedaux": 0.5, "fedaux2": 0.6, "fedavg": 0.7},
             0.0,
-            "fedaux2 reached 60.0 % in the last round, 10.0 points below fedavg, the best other",
+            "fedavg reached 70.0 % in the last round, 10.0 points above fedaux2, the next method",
         ),
         (
             {"fedavg": 0.40, "feddf": 0.5},

@@ -85,7 +85,8 @@ def test_small_clients_are_warned_with_the_size_that_would_do() -> None:
     shown = plan(certainty={"epsilon": 0.1, "components": 16})
     needed = math.ceil(2 * noise_multiplier(epsilon=0.1, delta=1e-5) * 4 / NOISE_LIMIT)
     warning = next(line for line in shown.sentences() if line.startswith("Warning"))
-    assert "clients 0, 2 with 50 to 400 examples" in warning
+    assert warning.startswith("Warning: fedaux: ")
+    assert "certainty scores of clients 0, 2 with 50 to 400 examples" in warning
     assert f"would take {needed} examples" in warning
     assert not plan(certainty={"epsilon": 50.0}).warnings()
 
@@ -192,7 +193,7 @@ def test_clients_are_called_by_their_names() -> None:
     shown = plan(certainty={"epsilon": 0.1}, data={"source": "folder", "clients": silos})
     text = printed(shown)
     assert "No examples, never selected: hospital_b." in text
-    assert "Warning: hospital_a with 50 examples" in text
+    assert "certainty scores of hospital_a with 50 examples" in text
     assert "hospital_d" in text
     assert "client 0" not in text
 
@@ -225,26 +226,35 @@ def test_class_sums_are_planned_with_what_they_can_be_worth() -> None:
     worst, best = heads.reliability
     assert 0 < worst < best < 1
     text = printed(shown)
-    assert "Class sums with 10 components" in text
+    assert "private-head: good where clients hold few classes" in text
+    assert "class sums with 10 components" in text
     assert f"{worst:.2f} if every client holds all classes and {best:.2f} if each holds one" in text
     assert "class sums" in text
     alone = plan(method="private-head", certainty={"epsilon": 0.01, "components": 4})
     assert "No model update leaves a client" in printed(alone)
-    assert "too little for a useful private head" in printed(alone)
+    assert "Warning: private-head: hopeless class sums" in printed(alone)
 
 
 @pytest.mark.parametrize(
     ("epsilon", "verdict", "warned"),
     [
-        (0.03, "too little for a useful private head (below 0.33); raise certainty.epsilon", True),
-        (0.05, "only if h0 separates the classes well (0.33 to 0.6)", False),
-        (0.1, "only where clients hold few classes", False),
-        (0.5, "enough for a useful private head in both cases (above 0.6)", False),
+        (0.03, "private-head: hopeless class sums", True),
+        (0.05, "private-head: doubtful class sums", False),
+        (0.1, "private-head: good where clients hold few classes, otherwise doubtful", False),
+        (0.5, "private-head: good class sums", False),
     ],
 )
 def test_class_sums_warn_where_even_good_features_would_not_help(
     epsilon: float, verdict: str, warned: bool
 ) -> None:
-    shown = plan(method="fedaux2", certainty={"epsilon": epsilon, "components": 12})
+    section = {"epsilon": epsilon, "components": 12}
+    shown = plan(method=["private-head", "fedaux2"], certainty=section)
     assert verdict in printed(shown)
     assert any("class means" in line for line in shown.warnings()) == warned
+    assert "fedaux2: " not in "".join(shown.sentences())  # it trains what noise hides
+
+
+@pytest.mark.parametrize(("epsilon", "word"), [(0.1, "hopeless"), (0.5, "doubtful")])
+def test_scores_are_called_doubtful_or_hopeless_first(epsilon: float, word: str) -> None:
+    (warning,) = plan(certainty={"epsilon": epsilon, "components": 4}).warnings()
+    assert warning.startswith(f"Warning: fedaux: {word} certainty scores of client")

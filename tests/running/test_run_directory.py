@@ -29,7 +29,7 @@ from fedaux.files import save_checked
 from fedaux.pretrain.training import Training
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.recipes import load_experiment
-from fedaux.running.display import dropped_lines, privacy_lines
+from fedaux.running.display import privacy_lines, warning_lines
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
@@ -523,8 +523,6 @@ def test_a_finished_method_and_seed_is_not_read_again(stopped: Path, tmp_path: P
 
 def test_dropped_answers_are_told_at_the_end(tmp_path: Path) -> None:
     fedaux.run(tiny(method="fedavg", rounds=1, local={"learning_rate": 1e30}), out=tmp_path / "run")
-    dropped, kept = dropped_lines(tmp_path / "run")
-    assert dropped.startswith("Warning: 4 of 4 answers to fedavg were dropped, first: tensor ")
-    assert (
-        kept == "Warning: 1 of 1 rounds of fedavg had no usable update and left the model unchanged"
-    )
+    dropped, kept, *_ = warning_lines(tmp_path / "run")
+    assert dropped.startswith("Warning: fedavg: 4 of 4 answers were dropped, first: tensor ")
+    assert kept == "Warning: fedavg: 1 of 1 rounds had no usable update and changed nothing"

@@ -127,14 +127,15 @@ def run(
     models = directory / "models"
     lines = [
         *display.h0_lines(directory, experiment.pretraining.checkpoint),
-        *display.dropped_lines(directory),
-        *display.chance_lines(directory),
+        *display.warning_lines(directory),
         *display.privacy_lines(directory),
         f"Report: {directory / 'report.html'}",
     ]
     if models.is_dir():
         several = len(experiment.method) * len(experiment.seeds) > 1
-        which = f" --method {experiment.method[0]} --seed {experiment.seeds[0]}" if several else ""
+        best = display.best_method(result.summary)
+        which = f" --method {best} --seed {experiment.seeds[0]}" if several else ""
+        which += "".join(f" --plugin {plugin}" for plugin in plugins or ())
         lines.append(f"Models: {models}, for `fedaux predict {directory} PATH{which}`")
     if experiment.output.tensorboard:
         lines.append(f"Curves: tensorboard --logdir {directory / 'tensorboard'}")
@@ -176,6 +177,7 @@ def _run_sweep(
     cells: list[Cell], *, out: Path | None, resume: bool, options: dict[str, Any]
 ) -> None:
     from fedaux.report.results import group, read_records
+    from fedaux.running import display
     from fedaux.running.run import run_path
     from fedaux.sweep.display import ProgressDisplay, sweep_table
     from fedaux.sweep.runner import sweep
@@ -188,6 +190,8 @@ def _run_sweep(
     ):
         outcome = sweep(cells, directory, name=name, resume=resume, callback=callback, **options)
     console.print(sweep_table(name, group(read_records(directory))))
+    for line in display.warning_lines(directory):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     for cell, reason in outcome.failed.items():
         console.print(f"Failed: {cell}: {reason}", highlight=False, soft_wrap=True, markup=False)
     if outcome.waiting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 from urllib.parse import quote
@@ -15,10 +16,9 @@ from fedaux.formatting import as_number, mean_and_deviation, plural, privacy_bud
 from fedaux.recipes import flatten
 from fedaux.report import figures, html
 from fedaux.report.comparison import effect_of_settings
-from fedaux.report.public_weight import concentration_warnings
 from fedaux.report.results import (
+    LEVEL,
     Runs,
-    distils_with_releases,
     group,
     is_bound,
     ranked,
@@ -37,7 +37,8 @@ from fedaux.report.sections import (
     time_section,
 )
 from fedaux.report.tables import Table, to_html
-from fedaux.report.verdict import chance_warnings, verdict
+from fedaux.report.verdict import verdict
+from fedaux.report.warnings import all_warnings
 
 MOST_PANELS = MOST_COLUMNS = 8
 MOST_SETTINGS, MOST_ROWS = 6, 12
@@ -52,6 +53,7 @@ RESULTS = (
     ),
     *("epsilon", "delta", "seconds", "bytes_up", "bytes_down"),
 )
+LEVEL_NOTE = f" {LEVEL.strip()}: level with the best, within one standard error."
 CURVE = ("accuracy_mean", "accuracy_min", "accuracy_max", "seeds")
 
 
@@ -103,29 +105,23 @@ def finding(runs: Runs) -> str:
 
 def _finding_at_one_setting(runs: Runs) -> str:
     rows = [row for row in runs.rows if not is_bound(row["method"])] or runs.rows
-    hero = next((row for row in rows if distils_with_releases(row["method"])), rows[0])
-    rivals = [row for row in rows if row is not hero]
-    reached = f"{hero['method']} reached {mean_and_deviation(hero['accuracy_mean'])} % in"
+    best, level = rows[0], [row["method"] for row in rows if row["key"] in runs.level]
+    reached = f"{best['method']} reached {mean_and_deviation(best['accuracy_mean'])} % in"
     complete = all(run.complete for run in runs.runs.values())
     text = f"{reached} the last round" if complete else f"So far {reached} its last recorded round"
-    if rivals:
-        rival, others = (
-            rivals[0],
-            "the best other method" if len(rivals) > 1 else "the only other method",
-        )
-        points = 100 * (hero["accuracy_mean"] - rival["accuracy_mean"])
-        ahead = f"{abs(points):.1f} points {'above' if points > 0 else 'below'}"
-        text += f", {'level with' if abs(points) < 0.05 else ahead} {rival['method']}, {others}"
-        deviation = 100 * max(row["accuracy_std"] for row in (hero, rival))
-        if hero["seeds_done"] > 1 and 0.05 <= abs(points) <= deviation:
-            text += " (less than one standard deviation over seeds)"
-    if hero["epsilon"] is None:
+    if level:
+        text += f", level with {' and '.join(level)}"
+    if below := rows[1 + len(level) :]:
+        points = 100 * (best["accuracy_mean"] - below[0]["accuracy_mean"])
+        which = "next" if level or len(below) > 1 else "only other"
+        text += f", {points:.1f} points above {below[0]['method']}, the {which} method"
+    if best["epsilon"] is None:
         return f"{text}."
     what = "All that a client sent is" if runs.updates_protected else "The clients' releases are"
-    if math.isinf(hero["epsilon"]):
+    if math.isinf(best["epsilon"]):
         return f"{text}. {what} not differentially private."
     return (
-        f"{text}. {what} {privacy_budget(hero['epsilon'], hero['delta'])}-differentially private."
+        f"{text}. {what} {privacy_budget(best['epsilon'], best['delta'])}-differentially private."
     )
 
 
@@ -158,37 +154,29 @@ def _header(runs: Runs) -> str:
     kind = "fedaux run" if runs.only else "fedaux runs compared"
     return (
         f'<header>\n<p class="kind">{kind}</p>\n<h1>{escape(runs.name)}</h1>\n'
-        f'<p class="finding">{escape(finding(runs))}</p>\n{_verdict(runs)}{_notice(runs)}'
+        f'<p class="finding">{escape(finding(runs))}</p>\n{_verdict(runs)}'
+        f"{_warned(runs)}{_notice(runs)}"
         f'<p class="facts">{" · ".join(escape(fact) for fact in facts if fact)}</p>\n</header>'
     )
 
 
 def _verdict(runs: Runs) -> str:
-    """Return how far methods differ at one setting, and warnings."""
+    """Return how far methods differ at one setting."""
     if runs.keys:
         return ""
     accuracies: dict[str, dict[int, float]] = {}
     for record in runs.records:
         if record["accuracy"] is not None:
             accuracies.setdefault(record["method"], {})[record["seed"]] = record["accuracy"]
-    tests = [run.notes.get("test", {}).get("examples") for run in runs.runs.values()]
-    examples = min((size for size in tests if size), default=None)
-    table = verdict(accuracies, test_examples=examples)
-    warnings = list(dict.fromkeys(line for run in runs.runs.values() for line in _warnings(run)))
-    return ("" if table is None else to_html(table)) + "".join(
+    table = verdict(accuracies, test_examples=runs.test_examples)
+    return "" if table is None else to_html(table)
+
+
+def _warned(runs: Runs) -> str:
+    return "".join(
         f'<p class="notice"><strong>Warning:</strong> {escape(line.rstrip("."))}.</p>\n'
-        for line in warnings
+        for line in all_warnings(runs)
     )
-
-
-def _warnings(run: Run) -> list[str]:
-    classes = run.split.get("classes") or []
-    rows, test = run.summary.get("rows", ()), run.notes.get("test")
-    return [
-        *run.noise_warnings,
-        *concentration_warnings(run.metrics, classes, run.names),
-        *(chance_warnings(rows, test) if test else ()),
-    ]
 
 
 def _fact(pattern: str, value: object) -> str | None:
@@ -245,10 +233,13 @@ def _results(runs: Runs) -> str:
     each = "each method and setting" if runs.keys else "each method"
     caption = f"Test accuracy in % ({over}) and cost of {each}, best last round first."
     first, rest = (rows, []) if body else (rows[:MOST_ROWS], rows[MOST_ROWS:])
-    table = to_html(results_table(first, names=runs.short, caption=caption))
+    caption += LEVEL_NOTE if runs.level else ""
+    table = to_html(results_table(first, names=runs.short, caption=caption, level=runs.level))
     body += html.folded(f"Accuracy and cost of {each} ({len(rows)} rows)", table) if body else table
     if rest:
-        more = results_table(rest, names=runs.short, caption="Continued.", best=False)
+        more = results_table(
+            rest, names=runs.short, caption="Continued.", best=False, level=runs.level
+        )
         body += html.folded(f"The other {len(rest)} rows", to_html(more))
     covered = (
         "everything that the client sent" if runs.updates_protected else "what the client released"
@@ -294,9 +285,13 @@ def _by_setting(runs: Runs, measure: str, caption: str) -> Table:
             for number, mean in enumerate(means)
             if mean == max(means) > -math.inf
         }
+
+    def mark(row: Mapping[str, Any]) -> str:
+        return LEVEL if ranked_ and row["key"] in runs.level else ""
+
     rows = [
         (
-            *(method, *("–" if row is None else spread(row, measure) for row in line)),
+            *(method, *("–" if row is None else spread(row, measure) + mark(row) for row in line)),
             *([f"{runs.ranks[method]:.2f}" if method in runs.ranks else "–"] if ranked_ else []),
         )
         for method, line in zip(runs.methods, grid, strict=True)
@@ -307,9 +302,9 @@ def _by_setting(runs: Runs, measure: str, caption: str) -> Table:
         *(["mean\nrank"] if ranked_ else []),
     )
     over = ", mean ± standard deviation over seeds" if runs.several_seeds else ""
-    return Table(
-        headers, rows, caption=f"{caption}{over}; the best of each setting is bold.", bold=bold
-    )
+    caption += f"{over}; the best of each setting is bold."
+    caption += LEVEL_NOTE if ranked_ and runs.level else ""
+    return Table(headers, rows, caption=caption, bold=bold)
 
 
 def _curves(runs: Runs) -> str:

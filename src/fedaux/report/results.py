@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,11 +24,14 @@ from fedaux.formatting import (
 from fedaux.recipes import flatten
 from fedaux.report.run import REQUIRED, Point, Row, Run, curve_points, methods_of, read_run
 from fedaux.report.tables import Table, bold_row
+from fedaux.report.verdict import level
 
 NOT_SETTINGS = ("name", "method", "seeds")
 """Keys that are not swept settings: records have method and seed themselves."""
 NOT_SECTIONS = ("output.", "engine.")
 MEASURES = ("accuracy", "accuracy_max")
+LEVEL = " †"
+"""Marks results that are level with the best."""
 FIELDS = (
     *("cell", "method", "seed", "complete", "rounds_done", *MEASURES, "epsilon", "delta"),
     *("bytes_up", "bytes_down", "seconds", "key", "seeds_done"),
@@ -80,6 +83,12 @@ class Runs:
         """Whether (epsilon, delta) covers the model updates of some run, too."""
         return any(run.updates_protected for run in self.runs.values())
 
+    @property
+    def test_examples(self) -> int | None:
+        """The number of test examples, the least of all runs; None if it is not known."""
+        tests = [run.notes.get("test", {}).get("examples") for run in self.runs.values()]
+        return min((size for size in tests if size), default=None)
+
     @cached_property
     def records(self) -> list[Row]:
         """One record per run, method and seed, in the order of the runs."""
@@ -95,6 +104,16 @@ class Runs:
         return [
             dict(row) for row in ranked(group(self.records)) if row["accuracy_mean"] is not None
         ]
+
+    @cached_property
+    def level(self) -> set[str]:
+        """The keys of rows that are level with the best of their setting, without its own."""
+        found: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+        for record in self.records:
+            if record["accuracy"] is not None and not is_bound(record["method"]):
+                key, setting = group_key(record), self.setting(record)
+                found[setting][key][record["seed"]] = record["accuracy"]
+        return {key for one in found.values() for key in level(one, self.test_examples)}
 
     @cached_property
     def short(self) -> dict[str, str]:
@@ -320,14 +339,16 @@ def results_table(
     names: Mapping[str, str] | None = None,
     without: str = "",
     best: bool = True,
+    level: Collection[str] = (),
 ) -> Table:
     """Return accuracy and cost of rows of :func:`group`, or of a summary.
 
-    `names` are the headers of the swept keys, `without` is that of a column to leave out.
+    `names` are the headers of the swept keys, `without` is that of a column to leave out; rows with
+    a key in `level` are marked.
     """
     names = names or {}
     columns: dict[str, Callable[[Mapping[str, Any]], object]] = {
-        "last round": lambda row: spread(row, "accuracy"),
+        "last round": lambda row: spread(row) + LEVEL * (row.get("key") in level),
         "best round": lambda row: spread(row, "accuracy_max"),
         "seeds": lambda row: row["seeds_done"],
         "(ε, δ)": lambda row: privacy_budget(row["epsilon"], row["delta"]),
@@ -352,11 +373,6 @@ def results_table(
     bold = bold_row(means.index(max(means)), headers) if best and len(rows) > 1 else set()
     align = "l" * (1 + len(names)) + "r" * len(columns)
     return Table(headers, lines, align, caption, bold)
-
-
-def distils_with_releases(method: str) -> bool:
-    """Return whether a method distils with what clients release, as FedAUX does."""
-    return method in METHODS and bool(asks_of(method).releases) and asks_of(method).distills
 
 
 def is_bound(method: str) -> bool:

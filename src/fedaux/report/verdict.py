@@ -1,4 +1,4 @@
-"""Which methods of a run differ by more than chance, and which are no better than guessing."""
+"""Which methods of a run differ by more than chance."""
 
 from __future__ import annotations
 
@@ -30,20 +30,6 @@ def last_accuracies(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, fl
     return found
 
 
-def chance_warnings(rows: Iterable[Mapping[str, Any]], test: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each row of a summary that is no better than the most frequent test
-    class by more than two standard errors."""
-    share, examples = test["largest_class"], test["examples"]
-    chance = share + 2 * math.sqrt(share * (1 - share) / examples)
-    return [
-        f"{row['method']} is at chance: {100 * row['accuracy_mean']:.1f} % in the last round, and "
-        f"{100 * share:.1f} % of the test examples have the most frequent class; see the page "
-        "Tuning"
-        for row in rows
-        if row["accuracy_mean"] is not None and row["accuracy_mean"] <= chance
-    ]
-
-
 def verdict(accuracies: Accuracies, *, test_examples: int | None = None) -> Table | None:
     """Return by how many points each method is above each less accurate one; None for one method.
 
@@ -68,6 +54,13 @@ def verdict(accuracies: Accuracies, *, test_examples: int | None = None) -> Tabl
     headers = ["", *(f"{name} {100 * means[name]:.1f}" for name in names[1:])]
     caption = "Points by which a row is above a column, ± standard error over seeds"
     return Table(headers, rows, align="l" + "r" * (len(names) - 1), caption=caption, bold=bold)
+
+
+def level(accuracies: Accuracies, test_examples: int | None = None) -> list[str]:
+    """Return the methods whose difference from the most accurate one is a tie, best first."""
+    names = sorted(accuracies, key=lambda name: -fmean(accuracies[name].values()))
+    found = ((one, _difference(accuracies, names[0], one, test_examples)) for one in names[1:])
+    return [one for one, difference in found if difference is not None and difference.is_tie]
 
 
 @dataclass(frozen=True)

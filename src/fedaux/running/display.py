@@ -12,9 +12,10 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from fedaux.files import read_json
 from fedaux.formatting import decimal
-from fedaux.report.results import results_table
+from fedaux.report.results import is_bound, ranked, read_runs, results_table
 from fedaux.report.tables import Table, TerminalTable, bold_row
-from fedaux.report.verdict import chance_warnings, last_accuracies, verdict
+from fedaux.report.verdict import last_accuracies, verdict
+from fedaux.report.warnings import all_warnings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,6 +57,12 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return results_table(summary["rows"], caption=caption, without="seeds")
 
 
+def best_method(summary: Mapping[str, Any]) -> str:
+    """Return the most accurate federated method in the last round; of bounds alone, the best."""
+    rows = ranked(summary["rows"])
+    return next((row["method"] for row in rows if not is_bound(row["method"])), rows[0]["method"])
+
+
 def split_table(
     table: NDArray[np.int64], classes: Sequence[str], *, how: str, names: Sequence[str] = ()
 ) -> TerminalTable:
@@ -74,28 +81,6 @@ def split_table(
     return TerminalTable(Table(headers, rows, align, caption, bold))
 
 
-def dropped_lines(directory: Path) -> list[str]:
-    """Return a warning for each method with unusable answers of clients."""
-    lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    warnings = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        own = [row for row in rows if row["method"] == method]
-        reasons = [reason for row in own for reason in row["clients_dropped"].values()]
-        if reasons:
-            asked = sum(len(row["clients_asked"]) for row in own)
-            warnings.append(
-                f"Warning: {len(reasons)} of {asked} answers to {method} were dropped, first: "
-                f"{reasons[0]}"
-            )
-        if kept := sum(row["model_kept"] for row in own):
-            warnings.append(
-                f"Warning: {kept} of {len(own)} rounds of {method} had no usable update and left "
-                "the model unchanged"
-            )
-    return warnings
-
-
 def verdict_table(directory: Path) -> TerminalTable | None:
     """Return by how far methods differ; None if there is one method."""
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -104,11 +89,11 @@ def verdict_table(directory: Path) -> TerminalTable | None:
     return None if table is None else TerminalTable(table)
 
 
-def chance_lines(directory: Path) -> list[str]:
-    """Return a warning for each method that ends no better than the most frequent test class."""
-    rows = read_json(directory / "summary.json")["rows"]
-    test = read_json(directory / "data.json")["test"]
-    return [f"Warning: {line}" for line in chance_warnings(rows, test)]
+def warning_lines(directory: Path) -> list[str]:
+    """Return the warnings of a run, or of all runs of a sweep, each with its method."""
+    runs = read_runs(directory)
+    before = runs.only.noise_warnings if runs.only else ()  # printed when the run began
+    return [f"Warning: {line}" for line in all_warnings(runs) if line not in before]
 
 
 def privacy_lines(directory: Path) -> list[str]:

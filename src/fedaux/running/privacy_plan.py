@@ -96,19 +96,25 @@ class PrivacyPlan:
     """The clients' names, if they have any."""
 
     def warnings(self) -> list[str]:
-        """Return a warning for clients with too much noise, with the required size."""
-        lines: list[str] = []
+        """Return a warning for each release that noise drowns, with the methods that rest on it.
+
+        A method that trains is not warned of class sums: it learns what noise hides in them.
+        """
+        methods: dict[str, list[str]] = {}
         for group in self.groups:
             by_need: dict[int | None, list[ClientPlan]] = {}
             for client in group.clients if group.reliability is None else ():
                 if client.scores is not None and client.scores.noise_share > NOISE_LIMIT:
                     by_need.setdefault(client.scores.enough_examples, []).append(client)
+            lines = []
             for needed, members in by_need.items():
                 assert group.certainty is not None, "clients without a release have no scores"
                 lines.append(self._warning(group.certainty, needed, members))
             if group.reliability is not None and max(group.reliability) < classes.HOPELESS:
-                lines.append(f"Warning: {', '.join(group.methods)}: {_outlook(group)}")
-        return list(dict.fromkeys(lines))  # groups may share a release
+                lines += [line for line in [_outlook(group)] if line]
+            for line in lines:
+                methods.setdefault(line, []).extend(group.methods)  # groups may share a release
+        return [f"Warning: {', '.join(names)}: {line}" for line, names in methods.items()]
 
     def _warning(
         self, section: Certainty, needed: int | None, members: Sequence[ClientPlan]
@@ -126,10 +132,10 @@ class PrivacyPlan:
             else "is out of reach of any number of examples"
         )
         return (
-            f"Warning: {_listed([member.client for member in members], self.names)} with "
-            f"{interval(sizes)} examples: the noise on the {what_is_released(section)} is "
-            f"{interval(shares)} times the largest possible signal. A ratio of {NOISE_LIMIT:g} at "
-            f"epsilon = {section.epsilon:g} {remedy}; {advice}."
+            f"{'doubtful' if min(shares) <= 1 else 'hopeless'} {what_is_released(section)} of "
+            f"{_listed([member.client for member in members], self.names)} with {interval(sizes)} "
+            f"examples: their noise is {interval(shares)} times the largest possible signal. "
+            f"A good ratio, {NOISE_LIMIT:g}, {remedy} at epsilon = {section.epsilon:g}; {advice}."
         )
 
     def sentences(self) -> list[str]:
@@ -146,8 +152,10 @@ class PrivacyPlan:
                     )
                 lines.insert(0, what)
         warned = "".join(self.warnings())
-        outlooks = [_outlook(group) for group in self.groups]
-        lines += dict.fromkeys(line for line in outlooks if line and line not in warned)
+        outlooks = ((group.methods, _outlook(group)) for group in self.groups)
+        lines += [
+            f"{', '.join(methods)}: {line}" for methods, line in outlooks if line not in warned
+        ]
         if self.empty_clients:
             lines.append(f"No examples, never selected: {_listed(self.empty_clients, self.names)}.")
         if self.protected_updates:
@@ -310,28 +318,24 @@ def _head_costs(
 
 
 def _outlook(group: MethodsPlan) -> str:
-    """Return how good class sums can be, from public numbers alone; empty for other releases."""
-    if group.reliability is None or group.certainty is None:
+    """Return how good a head of class sums can be, from public numbers alone; empty where there is
+    none, or where clients train it further."""
+    if group.reliability is None or group.certainty is None or group.trains:
         return ""
     worst, best = group.reliability
-    enough, limit = "enough for a useful private head", f"{classes.RELIABLE:g}"
-    if worst >= classes.RELIABLE:
-        verdict = f"{enough} in both cases (above {limit})"
-    elif best >= classes.RELIABLE:
-        verdict = f"{enough} only where clients hold few classes (above {limit})"
-    elif best >= classes.HOPELESS:
-        verdict = (
-            f"{enough} only if h0 separates the classes well ({classes.HOPELESS:.2f} to {limit})"
-        )
-    else:
-        verdict = (
-            f"too little for a useful private head (below {classes.HOPELESS:.2f}); raise "
-            "certainty.epsilon, use more data or, if it is given, lower certainty.components"
-        )
+    verdict, remedy = "good", ""
+    if best < classes.HOPELESS:
+        verdict = "hopeless"
+        remedy = "; raise certainty.epsilon, use more data or lower certainty.components"
+    elif best < classes.RELIABLE:
+        verdict = "doubtful"
+    elif worst < classes.RELIABLE:
+        verdict = "good where clients hold few classes, otherwise doubtful"
     return (
-        f"Class sums with {group.certainty.components} components: the expected share of signal in "
-        f"the class means is {worst:.2f} if every client holds all classes and {best:.2f} if each "
-        f"holds one. That is {verdict}."
+        f"{verdict} class sums with {group.certainty.components} components: the expected share of "
+        f"signal in the class means is {worst:.2f} if every client holds all classes and "
+        f"{best:.2f} if each holds one (good from {classes.RELIABLE:g}, hopeless below "
+        f"{classes.HOPELESS:.2f}){remedy}."
     )
 
 

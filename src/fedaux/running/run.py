@@ -96,7 +96,7 @@ class Result:
                 console.print(compared)
         lines = [line.rstrip() for line in captured.get().splitlines()]
         lines += [
-            *display.chance_lines(self.directory),
+            *display.warning_lines(self.directory),
             *display.privacy_lines(self.directory),
         ]
         return "\n".join([*lines, f"Report: {self.directory / 'report.html'}"])
@@ -240,8 +240,7 @@ def run_with_clients(
     """Run every method and seed with any clients; the server uses test data and class names only.
 
     `tables` returns the content of split.json and `sizes` the clients' numbers of examples, if
-    they are known. Warns before pretraining if noise drowns the scores, and at the end if one
-    client or class has most of the weight on public data.
+    they are known. Warns before pretraining if noise drowns what clients release.
     """
     data, auxiliary, compute = inputs.data, inputs.auxiliary, inputs.compute
     preflight.check_data(experiment, data, auxiliary)
@@ -285,12 +284,7 @@ def run_with_clients(
         directory.write_metrics()
         summary = write_summary(directory)
         from fedaux.report import write_report  # a slow import
-        from fedaux.report.public_weight import concentration_warnings
-        from fedaux.report.run import client_names
 
-        rows = [row for header in directory.headers() for row in header["rows"]]
-        for line in concentration_warnings(rows, data.classes, client_names(path)):
-            warnings.warn(line, stacklevel=3)
         write_report(path)
     return Result(path, summary)
 

@@ -1,0 +1,70 @@
+"""What a reader of a run's results is warned of; each line names the method it is about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedaux.formatting import plural
+from fedaux.report.public_weight import concentration_warnings
+from fedaux.report.results import Runs
+from fedaux.report.run import Run
+
+MOST = 12
+"""Warnings of a folder of runs that are listed; each run's page has its own."""
+
+
+def all_warnings(runs: Runs) -> list[str]:
+    """Return the warnings of all runs, each once with the runs it is about."""
+    found: dict[str, list[str]] = {}
+    for name, run in runs.runs.items():
+        for line in warnings_of(run):
+            found.setdefault(line, []).append(name)
+    if runs.only:
+        return list(found)
+    lines = []
+    for line, names in found.items():
+        others = f" and {plural(len(names) - 1, 'other run')}" if len(names) > 1 else ""
+        lines.append(line if len(names) == len(runs.runs) else f"{names[0]}{others}: {line}")
+    rest = len(lines) - MOST
+    return lines if rest <= 0 else [*lines[:MOST], f"{rest} more, on the pages of the runs"]
+
+
+def warnings_of(run: Run) -> list[str]:
+    """Return the warnings of one run, in the order in which their causes act."""
+    return [
+        *run.noise_warnings,
+        *_dropped(run),
+        *concentration_warnings(run.metrics, run.split.get("classes") or [], run.names),
+        *_at_chance(run),
+    ]
+
+
+def _dropped(run: Run) -> Iterator[str]:
+    """Yield a line for each method with unusable answers, and with rounds that changed nothing."""
+    for method, (rounds, _) in run.progress.items():
+        own = [row for row in run.metrics if row["method"] == method]
+        reasons = [reason for row in own for reason in row["clients_dropped"].values()]
+        if reasons:
+            asked = sum(len(row["clients_asked"]) for row in own)
+            yield f"{method}: {len(reasons)} of {asked} answers were dropped, first: {reasons[0]}"
+        if kept := sum(bool(row.get("model_kept")) for row in own):
+            yield f"{method}: {kept} of {rounds} rounds had no usable update and changed nothing"
+
+
+def _at_chance(run: Run) -> Iterator[str]:
+    """Yield a line for each method that is no better than the most frequent test class by more than
+    two standard errors."""
+    if (test := run.notes.get("test")) is None:
+        return
+    share = test["largest_class"]
+    chance = share + 2 * math.sqrt(share * (1 - share) / test["examples"])
+    rows: list[Mapping[str, Any]] = run.summary.get("rows", [])
+    for row in rows:
+        if row["accuracy_mean"] is not None and row["accuracy_mean"] <= chance:
+            yield (
+                f"{row['method']}: at chance, {100 * row['accuracy_mean']:.1f} % in the last round "
+                f"where the most frequent class has {100 * share:.1f} % of the test examples; see "
+                "the page Tuning"
+            )
