@@ -17,8 +17,8 @@ from fedaux.config import Experiment
 from fedaux.files import save_json, save_text
 from fedaux.formatting import mean_and_deviation
 from fedaux.report import html, svg, tables
+from fedaux.report.latex import PACKAGES, pieces, sentence, to_latex
 from fedaux.report.tables import Table
-from reproduce.latex import PACKAGES, pieces, sentence, to_latex
 
 # Okabe and Ito's palette, most distinct colours first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

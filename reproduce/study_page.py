@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedaux.report.latex import sentence
 from fedaux.report.tables import Table
 from fedaux.sweep import sweep
 from reproduce import published
@@ -21,7 +22,6 @@ from reproduce.document import (
     unfinished,
     write,
 )
-from reproduce.latex import sentence
 from reproduce.planning import CENTRAL, Plan, Request, measure, plan, without_result
 from reproduce.study import Study
 from reproduce.study_figures import drawn

@@ -3,6 +3,7 @@ compare."""
 
 from __future__ import annotations
 
+import csv
 import html
 import io
 import json
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.latex_checks import check_latex
 from helpers.report_runs import (
     LEVELS,
     make_folder,
@@ -27,7 +29,7 @@ from rich.console import Console
 from scipy.stats import rankdata
 
 from fedaux.formatting import setting_text
-from fedaux.report import figures, write_report
+from fedaux.report import figures, write_report, write_tables
 from fedaux.report.figures import Mark
 from fedaux.report.results import (
     differences,
@@ -87,6 +89,24 @@ def test_warnings_of_all_runs_are_told_once_with_their_runs(tmp_path: Path) -> N
     page = html.unescape(write_report(folder).read_text(encoding="utf-8"))
     assert f"<strong>Warning:</strong> {first}: {noisy}." in page
     assert page.count('<p class="notice">') == len(lines)
+
+
+def test_tables_are_files(tmp_path: Path) -> None:
+    levels = {"fedaux": 0.8, "fedaux2": 0.8001, "fedavg": 0.3}
+    options: dict[str, Any] = {"levels": levels, "seeds": 1, "rates": (0.4,), "alphas": (0.1, 1.0)}
+    folder = make_folder(tmp_path / "grid", **options)
+    out = tmp_path / "tables"
+    assert set(write_tables(folder, out)) == set(out.iterdir())
+    with (out / "records.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    found = {(line["cell"], line["method"], line["accuracy"]) for line in lines}
+    records = read_records(folder)
+    assert found == {(one["cell"], one["method"], str(one["accuracy"])) for one in records}
+    tex = (out / "results.tex").read_text(encoding="utf-8")
+    assert check_latex(tex) == [4]
+    assert r" $^\dagger$ &" in tex
+    assert r"\textbf{" in tex
+    assert " † |" in (out / "results.md").read_text(encoding="utf-8")
 
 
 def cell(values: list[float]) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from helpers.latex_checks import check_latex
 
+from fedaux.report.latex import PACKAGES, latex_text, to_latex
 from fedaux.report.tables import Table, to_html, to_markdown
 from reproduce.document import Document, Items, html_text, write
-from reproduce.latex import PACKAGES, latex_text, to_latex
 
 NASTY = "50 % & more_of {it} \\ #1 ~ ^ <a|b> $5"
 SIGNS = "α ε δ λ μ σ τ Σ ² → × ∞ – ±"

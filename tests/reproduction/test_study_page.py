@@ -18,11 +18,11 @@ from helpers.study_data import saved
 from helpers.typing_commands import called
 
 from fedaux.recipes import load_experiment
+from fedaux.report.latex import to_latex
 from fedaux.report.tables import to_markdown
 from reproduce import command, comparison, published, study_figures, study_page
 from reproduce.document import Document
 from reproduce.experiments import EXPERIMENTS
-from reproduce.latex import to_latex
 from reproduce.planning import CENTRAL, Request
 from reproduce.study import quick_base
 

@@ -23,12 +23,20 @@ def report(
             "--figures", help="Also write the figures here, as PNG, SVG and PDF.", metavar="DIR"
         ),
     ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            "--tables", help="Also write the tables here, as CSV, LaTeX, Markdown.", metavar="DIR"
+        ),
+    ] = None,
 ) -> None:
     """Write report.html for a run, finished or not, or for a folder of runs such as a sweep."""
-    from fedaux.report import write_figures, write_report
+    from fedaux.report import write_figures, write_report, write_tables
 
-    typer.echo(write_report(directory))
-    for file in [] if figures is None else write_figures(directory, figures):
+    files = [write_report(directory)]
+    files += [] if figures is None else write_figures(directory, figures)
+    files += [] if tables is None else write_tables(directory, tables)
+    for file in files:
         typer.echo(file)
 
 

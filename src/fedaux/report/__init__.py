@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedaux.report.html import Parts
 
 
 def write_report(directory: Path) -> Path:
@@ -24,14 +28,40 @@ def write_figures(directory: Path, out: Path) -> list[Path]:
 
     Raises ValueError as :func:`write_report` does.
     """
-    from fedaux.report.html import collected_figures
-    from fedaux.report.page import render
-    from fedaux.report.results import read_runs
     from fedaux.report.svg import UNDATED, save
 
-    with collected_figures() as figures:
-        render(read_runs(directory))
+    figures = _parts(directory).figures
     files = [Path(out) / f"{name}{kind}" for name in figures for kind in UNDATED]
     for file in files:
         save(figures[file.stem], file)
     return files
+
+
+def write_tables(directory: Path, out: Path) -> list[Path]:
+    """Write every table of the report into a folder, as CSV, LaTeX and Markdown; return the files.
+
+    The numbers that the page offers as CSV are files, too: records.csv has a line for every run,
+    method and seed. Raises ValueError as :func:`write_report` does.
+    """
+    from fedaux.files import save_text
+    from fedaux.report.latex import PACKAGES, to_latex
+    from fedaux.report.tables import to_csv, to_markdown
+
+    parts = _parts(directory)
+    texts = {f"{name}.csv": to_csv(own) for name, own in (parts.tables | parts.numbers).items()}
+    for name, own in parts.tables.items():
+        texts[f"{name}.tex"] = f"{PACKAGES}\n{to_latex(own, label=f'tab:{name}')}\n"
+        texts[f"{name}.md"] = f"{own.caption}\n\n{to_markdown(own)}"
+    for name, text in texts.items():
+        save_text(Path(out) / name, text)
+    return [Path(out) / name for name in texts]
+
+
+def _parts(directory: Path) -> Parts:
+    from fedaux.report.html import collected
+    from fedaux.report.page import render
+    from fedaux.report.results import read_runs
+
+    with collected() as parts:
+        render(read_runs(directory))
+    return parts

@@ -5,15 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from html import escape
 from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
 from fedaux.report.svg import as_svg
-from fedaux.report.tables import Table, to_csv
+from fedaux.report.tables import Table, to_csv, to_html
 
-_FIGURES: ContextVar[dict[str, Figure] | None] = ContextVar("figures", default=None)
+
+@dataclass
+class Parts:
+    """The figures and tables of a page, by name."""
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
+    numbers: dict[str, Table] = field(default_factory=dict)
+    """What the page offers as CSV."""
+    unnamed: list[Table] = field(default_factory=list)
+    """Tables of a section that has not ended."""
+
+
+_PARTS: ContextVar[Parts | None] = ContextVar("parts", default=None)
 CSS = """
 :root{color-scheme:light dark;--ground:#fff;--ink:#1c2126;--soft:#59636e;--line:#d5dae0;
 --wash:#f3f5f8;--link:#0a5ea8;--warn:#8a3c00;--warn-wash:#fff3e6}
@@ -59,7 +73,11 @@ font-size:.85rem;line-height:1.45;font-family:ui-monospace,SFMono-Regular,Menlo,
 
 
 def section(key: str, title: str, body: str) -> str:
-    """Return a section of the page; ``key`` is the id of its heading."""
+    """Return a section of the page; ``key`` is the id of its heading, and names its tables."""
+    if (parts := _PARTS.get()) is not None:
+        for number, one in enumerate(parts.unnamed, start=1):
+            parts.tables[key if number == 1 else f"{key}-{number}"] = one
+        parts.unnamed.clear()
     return (
         f'<section aria-labelledby="{key}">\n<h2 id="{key}">{escape(title)}</h2>\n{body}</section>'
     )
@@ -70,6 +88,16 @@ def note(text: str, *, raw: bool = False) -> str:
     return f"<p>{text if raw else escape(text)}</p>\n"
 
 
+def table(rows: Table, *, name: str = "") -> str:
+    """Return a table; without a name, it is called after its section."""
+    if (parts := _PARTS.get()) is not None:
+        if name:
+            parts.tables[name] = rows
+        else:
+            parts.unnamed.append(rows)
+    return to_html(rows)
+
+
 def picture(
     figure: Figure, key: str, caption: str, numbers: Table, *, label: str = "", name: str = ""
 ) -> str:
@@ -78,8 +106,8 @@ def picture(
 
     ``label`` is the text for screen readers, by default the caption.
     """
-    if (figures := _FIGURES.get()) is not None:
-        figures[name or key] = figure
+    if (parts := _PARTS.get()) is not None:
+        parts.figures[name or key] = figure
     drawn = as_svg(figure, prefix=key, label=label or caption)
     return (
         f'<figure>\n<div class="scroll">{drawn}</div>\n<figcaption>{escape(caption)} '
@@ -88,18 +116,20 @@ def picture(
 
 
 @contextmanager
-def collected_figures() -> Iterator[dict[str, Figure]]:
-    """Collect the figures of a page by name while it is written."""
-    figures: dict[str, Figure] = {}
-    token = _FIGURES.set(figures)
+def collected() -> Iterator[Parts]:
+    """Collect the figures and tables of a page while it is written."""
+    parts = Parts()
+    token = _PARTS.set(parts)
     try:
-        yield figures
+        yield parts
     finally:
-        _FIGURES.reset(token)
+        _PARTS.reset(token)
 
 
 def download(name: str, numbers: Table, *, text: str = "Save the numbers (CSV)") -> str:
     """Return a link that saves numbers, which the page contains, as CSV."""
+    if (parts := _PARTS.get()) is not None:
+        parts.numbers[name] = numbers
     link = f"data:text/csv;charset=utf-8,{quote(to_csv(numbers))}"
     return f'<a download="{escape(name)}.csv" href="{link}">{escape(text)}</a>'
 

@@ -169,7 +169,7 @@ def _verdict(runs: Runs) -> str:
         if record["accuracy"] is not None:
             accuracies.setdefault(record["method"], {})[record["seed"]] = record["accuracy"]
     table = verdict(accuracies, test_examples=runs.test_examples)
-    return "" if table is None else to_html(table)
+    return "" if table is None else html.table(table, name="verdict")
 
 
 def _warned(runs: Runs) -> str:
@@ -226,21 +226,21 @@ def _results(runs: Runs) -> str:
     if not rows:
         return html.section("results", "Results", html.note("There are no results yet."))
     if len(runs.methods) > 1 and 1 < len(runs.settings_in_order()) <= MOST_COLUMNS:
-        body += to_html(_by_setting(runs, "accuracy", "Test accuracy in the last round, %"))
+        body += html.table(_by_setting(runs, "accuracy", "Test accuracy in the last round, %"))
         best = _by_setting(runs, "accuracy_max", "Highest test accuracy over the rounds, %")
-        body += html.folded("The same for the best round", to_html(best))
+        body += html.folded("The same for the best round", html.table(best))
     over = "mean ± standard deviation over seeds" if runs.several_seeds else "one seed"
     each = "each method and setting" if runs.keys else "each method"
     caption = f"Test accuracy in % ({over}) and cost of {each}, best last round first."
     first, rest = (rows, []) if body else (rows[:MOST_ROWS], rows[MOST_ROWS:])
     caption += LEVEL_NOTE if runs.level else ""
-    table = to_html(results_table(first, names=runs.short, caption=caption, level=runs.level))
+    table = html.table(results_table(first, names=runs.short, caption=caption, level=runs.level))
     body += html.folded(f"Accuracy and cost of {each} ({len(rows)} rows)", table) if body else table
     if rest:
         more = results_table(
             rest, names=runs.short, caption="Continued.", best=False, level=runs.level
         )
-        body += html.folded(f"The other {len(rest)} rows", to_html(more))
+        body += html.folded(f"The other {len(rest)} rows", html.table(more))
     covered = (
         "everything that the client sent" if runs.updates_protected else "what the client released"
     )
@@ -378,7 +378,7 @@ def _runs(runs: Runs) -> str:
         if run is not None:
             links[number] = f"{quote(name)}/report.html"
         rows.append((name, state, run.environment.get("device", "–") if run is not None else "–"))
-    table = to_html(
+    table = html.table(
         Table(
             ("run", "state", "device"), rows, "lll", "Each run has a page of its own.", links=links
         )

@@ -16,7 +16,7 @@ from fedaux.report.comparison import against_bytes, against_privacy
 from fedaux.report.public_weight import spreads
 from fedaux.report.results import Runs, group, is_bound
 from fedaux.report.run import Array, Record, Row, Run, Scores
-from fedaux.report.tables import Table, to_html
+from fedaux.report.tables import Table
 
 MOST_ROWS, TOP_TEXTS = 12, 3
 
@@ -40,7 +40,7 @@ def prototype_table(run: Run | None) -> str:
         return mean_and_deviation(over_seeds(known)[0])
 
     rows = [(method, *(mean(seeds, name) for name in names)) for method, seeds in last.items()]
-    return to_html(
+    return html.table(
         Table(
             ("method", *names),
             rows,
@@ -99,7 +99,7 @@ def loading_notes(run: Run) -> str:
         total = sum(row[2] for row in rows)
         caption = f"Rows that were skipped: {total} of {sum(row[3] for row in rows)}."
         heads = ("place", "allowed by", "skipped", "of", "first reason")
-        body += to_html(Table(heads, rows, caption=caption))
+        body += html.table(Table(heads, rows, caption=caption))
     return body
 
 
@@ -187,7 +187,7 @@ def _highest_scores(
             for row in shown
         ]
         caption = f"The {TOP_TEXTS} public texts that each client scores highest.{some}"
-        body += to_html(Table(("client", "main class", "texts"), rows, "lll", caption))
+        body += html.table(Table(("client", "main class", "texts"), rows, "lll", caption))
     return body
 
 
@@ -211,7 +211,7 @@ def classes_section(runs: Runs) -> str:
         for method, own in last.items()
     ]
     caption = "Figures that count every class equally, in % of the last round."
-    body = to_html(Table(headers, rows, "lrrr", caption))
+    body = html.table(Table(headers, rows, "lrrr", caption))
     shares = {method: _by_row(own).diagonal() for method, own in counts.items()}
     by_class = Table(
         ("class", *shares),
@@ -222,7 +222,7 @@ def classes_section(runs: Runs) -> str:
         "l" + "r" * len(shares),
         "Accuracy on the test examples of each class, %, mean over seeds.",
     )
-    table = to_html(by_class)
+    table = html.table(by_class)
     title = f"Accuracy on each of {len(classes)} classes"
     body += table if len(classes) <= MOST_ROWS else html.folded(title, table)
     hero = next((name for name in last if not is_bound(name)), next(iter(last)))
@@ -339,7 +339,7 @@ def privacy_section(runs: Runs) -> str:
         )
         over = "seeds" if runs.only else "seeds and runs"
         caption = f"Releases through a privacy mechanism, over all {over}."
-        body += to_html(Table(headers, rows, "llrrrrrr", caption))
+        body += html.table(Table(headers, rows, "llrrrrrr", caption))
     notes = [
         f"(ε, δ) holds for each release, between {text}."
         for text in _different(ledgers, "neighbours")
@@ -412,7 +412,7 @@ def _bytes_table(runs: Runs, run: Run) -> str:
         ),
     )
     caption = "Data sent to the server (up) and to the clients (down)."
-    return to_html(Table(headers, rows, "lrrrrrrl", caption)) + html.note(
+    return html.table(Table(headers, rows, "lrrrrrrl", caption)) + html.note(
         "Totals per run are means over seeds and include the preparation. Per client and round, "
         "uploads are divided by the clients that answered, downloads by those asked. The last "
         "three columns count clients over all rounds and seeds."
@@ -437,7 +437,7 @@ def time_section(runs: Runs) -> str:
         ]
         rows.append((method, *map(short, (*spent, sum(spent)))))
     caption = "Seconds per round by phase, mean over rounds and seeds, without the preparation."
-    body = to_html(Table(("method", *phases, "total"), rows, caption=caption))
+    body = html.table(Table(("method", *phases, "total"), rows, caption=caption))
     if shared := as_number(run.summary.get("shared_seconds"), missing=0):
         body += html.note(
             f"h0 and features, which methods share, took {short(shared)} s in the whole run."

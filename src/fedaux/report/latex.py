@@ -18,6 +18,7 @@ SIGNS = {
     "^": r"\textasciicircum{}",
     **{sign: f"${sign}$" for sign in "<>|"},
     "±": r"$\pm$",
+    "†": r"$^\dagger$",
     "α": r"$\alpha$",
     "ε": r"$\varepsilon$",
     "δ": r"$\delta$",
@@ -98,6 +99,6 @@ def pieces(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _row(cells: Sequence[object]) -> str:
-    line = " & ".join(latex_text(str(cell)) for cell in cells) + " \\\\"
+    line = " & ".join(latex_text(" ".join(str(cell).split("\n"))) for cell in cells) + " \\\\"
     # Otherwise it would be an argument of the \\\\ before it.
     return f"{{}}{line}" if line.startswith(("[", "*")) else line
