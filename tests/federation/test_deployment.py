@@ -12,7 +12,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPSConnection
@@ -223,16 +222,13 @@ def status_of(reader: Reader, path: str, *, source: str) -> int:
 def test_three_hospitals(reader: Reader) -> None:
     for number in range(1, 5):
         reader.follow(section(f"{number}. "))
-    began = time.monotonic()
     said = reader.follow(section("5. "))
-    seconds = time.monotonic() - began
     server = reader.machine("server")
     run = server / "hospitals/runs/hospitals"
     assert "finished" in said
     assert "3 present" in said
     assert (run / "report.html").exists()
     assert [row["clients_answered"] for row in rows_of(run)] == [[0, 1, 2]] * 5
-    assert seconds < 300, f"{seconds:.0f} s"
 
     compared = reader.follow(section("6. "))
     assert compared.count(", same\n") == 5, compared
