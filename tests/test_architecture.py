@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import fedaux
+from fedaux.core.algorithms import METHODS
+from fedaux.core.objectives import OBJECTIVES
 
 ROOT = Path(fedaux.__file__).parent
 ABOVE_CORE = {"fast", "federation", "report", "sweep", "cli", "running", "predict"}
 MOST_MODULES = 25
 """That `import fedaux.core.server` may load, of fedaux."""
 MOST_ROOT_FILES = 8
+PARTS = re.compile(r"fedaux\.core\.algorithms\.[a-z0-9_]+\.")
+MAY_NAME_METHODS = {"running/from_python.py", "report/figures.py"}
+"""A small default recipe, and colours."""
 
 
 def packages() -> set[str]:
@@ -66,6 +73,59 @@ def test_no_two_packages_import_each_other() -> None:
     }:
         placed |= ready
     assert {name: sorted(graph[name] - placed) for name in graph.keys() - placed} == {}
+
+
+def module_graph() -> dict[str, set[str]]:
+    """Return the modules that each module imports anywhere in it; the root's own imports are late
+    names for users."""
+    files = {
+        ".".join(["fedaux", *file.relative_to(ROOT).with_suffix("").parts]).removesuffix(
+            ".__init__"
+        ): file
+        for file in ROOT.rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {"fedaux": set()}
+    for name in files.keys() - graph.keys():
+        named = {
+            target if target in files else target.rpartition(".")[0]
+            for target in imports(files[name])
+        }
+        graph[name] = (named & files.keys()) - {name, "fedaux"}
+    return graph
+
+
+def test_no_modules_import_each_other_not_even_late_or_for_types() -> None:
+    order = tuple(TopologicalSorter(module_graph()).static_order())  # raises CycleError
+    assert order.index("fedaux.core.messages") < order.index("fedaux.core.server")
+
+
+def literals(tree: ast.Module) -> Iterator[str]:
+    """Yield the strings of a file, without its docstrings."""
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
+            yield node.value
+
+
+def test_only_the_algorithms_know_methods() -> None:
+    """No other module names a method or reads more of one than `Method` promises."""
+    promised = {"name", "asks", "problems", "prepare", "round", "finish", "evaluated"}
+    names = METHODS.keys() - OBJECTIVES.keys() - {"fedaux"}  # which is the package's name, too
+    found = []
+    for file in ROOT.rglob("*.py"):
+        place = file.relative_to(ROOT).as_posix()
+        if place.startswith("core/algorithms/") or place in MAY_NAME_METHODS:
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        found += [f"{place}: {text}" for text in literals(tree) if text in names]
+        found += [f"{place}: {one}" for one in imports(file) if PARTS.match(one)]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and node.attr not in promised:
+                held = node.value
+                row = isinstance(held, ast.Subscript) and ast.unparse(held.value) == "METHODS"
+                if row or ast.unparse(held) in ("task.method", "self._method", "self.task.method"):
+                    found.append(f"{place}: {ast.unparse(node)}")
+    assert not found
 
 
 def test_a_round_loads_the_algorithm_alone() -> None:

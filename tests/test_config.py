@@ -8,8 +8,7 @@ import tomli_w
 from helpers.experiments import tiny
 from helpers.paths import ROOT
 
-from fedaux.config import ConfigError, Experiment
-from fedaux.config_errors import inspect, known_keys
+from fedaux.config import ConfigError, Experiment, inspect, known_keys
 from fedaux.recipes import find_recipe, load_experiment, read_recipe
 from fedaux.running.preflight import problems_of
 

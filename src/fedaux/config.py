@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from fedaux.config_errors import (
+    DEVICE_PATTERN,
+    DIGEST_PATTERN,
+    NAME_PATTERN,
+    inspected,
+    keys_of,
+    plain,
+    touches,
+    without_none,
+)
+from fedaux.config_errors import ConfigError as ConfigError
 
 NO_DATA = "none"
 """The value of `data.source` without labelled data."""
 FEATURES = "features"
 """The source of feature vectors."""
-NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
-DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
-DIGEST_PATTERN = r"^[0-9a-f]{64}$"
-PATTERN_MEANING = {
-    DIGEST_PATTERN: "should be a digest, 64 hexadecimal digits",
-    NAME_PATTERN: "should be letters, digits, dots, dashes and underscores",
-    DEVICE_PATTERN: "should be auto, cpu, cuda or cuda:N",
-}
 
 
 def _as_tuple(value: object) -> object:
@@ -72,16 +77,6 @@ Name = Annotated[str, Field(min_length=1, pattern=NAME_PATTERN)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 Places = Annotated[tuple[Place, ...], BeforeValidator(_as_tuple)]
 Interval = Annotated[tuple[float, float], Field(strict=False)]
-
-
-class ConfigError(ValueError):
-    """All problems found in a configuration, one per line."""
-
-    def __init__(self, problems: Iterable[str], *, origin: str = "") -> None:
-        self.problems = list(problems)
-        heading = f"{origin}: " if origin else ""
-        count = f"{len(self.problems)} problem" + ("s" if len(self.problems) != 1 else "")
-        super().__init__("\n".join([f"{heading}{count} in the configuration", *self.problems]))
 
 
 class Section(BaseModel):
@@ -691,6 +686,52 @@ class ExperimentFields(Section):
                     values = {**values, key: {"learning_rate": rate, **section}}
         return values
 
+    def joint_problems(self) -> list[tuple[set[str], str]]:
+        """Return the problems that concern several keys, each with these keys."""
+        found: list[tuple[set[str], str]] = []
+        clients = self.split.num_clients
+        silos = len(self.data.clients) if self.data.given else 0
+        if silos and clients != silos:
+            line = (
+                f"split.num_clients = {clients}: should be {silos}, as in data.clients, or left out"
+            )
+            found.append(({"split.num_clients", "data.clients"}, line))
+        for key in ("method", "seeds"):
+            values = getattr(self, key)
+            repeated = sorted(str(value) for value, count in Counter(values).items() if count > 1)
+            if repeated:
+                found.append(
+                    ({key}, f"{key} = {list(values)}: {', '.join(repeated)} appears more than once")
+                )
+        names = [prototype.name for prototype in self.prototypes]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            found.append(
+                ({"prototypes"}, f"prototypes.name = {name!r}: used by more than one prototype")
+            )
+        owner: dict[int, str] = {}
+        for prototype in self.prototypes:
+            for client in prototype.clients or ():
+                if client >= clients:
+                    line = f"there are {clients} clients, numbered 0 to {clients - 1}"
+                    line = f"prototypes.clients = {client}: {line}"
+                    found.append(({"prototypes", "split.num_clients"}, line))
+                elif owner.setdefault(client, prototype.name) != prototype.name:
+                    both = f"both {owner[client]!r} and {prototype.name!r}"
+                    line = f"prototypes.clients = {client}: given to {both}"
+                    found.append(({"prototypes"}, line))
+        if (
+            all(prototype.clients is not None for prototype in self.prototypes)
+            and len(owner) < clients
+        ):
+            left = [client for client in range(clients) if client not in owner]
+            shown = ", ".join(map(str, left[:5])) + (", ..." if len(left) > 5 else "")
+            line = (
+                f"prototypes.clients: no prototype for client {shown}; add them, or leave "
+                "`clients` out of one prototype"
+            )
+            found.append(({"prototypes", "split.num_clients"}, line))
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved configuration as TOML can represent it: no None, lists for tuples."""
         table: dict[str, Any] = without_none(self.model_dump(mode="json"))
@@ -711,20 +752,24 @@ class ExperimentFields(Section):
         return hashlib.sha256(json.dumps(self.essentials(), sort_keys=True).encode()).hexdigest()
 
 
+def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
+    """Return the fields of an experiment and all problems; a field with a wrong value has its
+    default, so that callers can check the others further."""
+    fields, problems, broken = inspected(ExperimentFields, values)
+    joint = [line for keys, line in fields.joint_problems() if not touches(keys, broken)]
+    return fields, problems + joint
+
+
+def known_keys() -> list[str]:
+    """Return every dotted key a recipe may hold."""
+    return list(keys_of(ExperimentFields))
+
+
 class Experiment(ExperimentFields):
     """Every setting of a run. Raises ConfigError with all problems at once."""
 
     def __init__(self, **values: Any) -> None:
-        from fedaux.config_errors import inspect, plain  # imports the fields above
-
         _, problems = inspect(values)
         if problems:
             raise ConfigError(problems)
         super().__init__(**plain(values))
-
-
-def without_none(value: Any) -> Any:
-    """Return nested tables and lists without the keys that are None, which TOML lacks."""
-    if isinstance(value, dict):
-        return {key: without_none(item) for key, item in value.items() if item is not None}
-    return [without_none(item) for item in value] if isinstance(value, list) else value

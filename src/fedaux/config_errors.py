@@ -6,15 +6,20 @@ import difflib
 import json
 import re
 import tomllib
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from fedaux.config import PATTERN_MEANING, ConfigError, ExperimentFields, without_none
-
+NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
+DEVICE_PATTERN = r"^(auto|cpu|cuda(:\d+)?)$"
+DIGEST_PATTERN = r"^[0-9a-f]{64}$"
+PATTERN_MEANING = {
+    DIGEST_PATTERN: "should be a digest, 64 hexadecimal digits",
+    NAME_PATTERN: "should be letters, digits, dots, dashes and underscores",
+    DEVICE_PATTERN: "should be auto, cpu, cuda or cuda:N",
+}
 DROPPED = {"distillation.negligible_weight": "0.2.0", "pretraining.redundancy": "0.3.0"}
 """Keys of earlier versions, and the version that removed each."""
 DROPPED_VALUES = {"pretraining.kind": {"barlow": "0.3.0", "next-token": "0.3.0"}}
@@ -25,6 +30,19 @@ MOST_NESTED = 16
 """Tables and lists within each other in a TOML file."""
 MOST_DOTS = 1000
 """In one key: the parser's memory grows with their square, to 14 GB for 200 kB of them."""
+
+
+class ConfigError(ValueError):
+    """All problems found in a configuration, one per line."""
+
+    def __init__(self, problems: Iterable[str], *, origin: str = "") -> None:
+        self.problems = list(problems)
+        heading = f"{origin}: " if origin else ""
+        count = f"{len(self.problems)} problem" + ("s" if len(self.problems) != 1 else "")
+        super().__init__("\n".join([f"{heading}{count} in the configuration", *self.problems]))
+
+
+Fields = TypeVar("Fields", bound=BaseModel)
 
 
 def parsed_toml(text: str, *, origin: Path) -> dict[str, Any]:
@@ -54,25 +72,28 @@ MOST_PROBLEMS = 200
 """Problems of a recipe that are all explained."""
 
 
-def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
-    """Return the fields of an experiment and all problems; a field with a wrong value has its
-    default, so that callers can check the others further."""
+def inspected(
+    section: type[Fields], values: Mapping[str, Any]
+) -> tuple[Fields, list[str], set[str]]:
+    """Return the fields of a table, all problems, and the wrong keys; a field with a wrong value
+    has its default, so that callers can check the others further."""
     raw = plain(values)
+    known = list(keys_of(section))
     problems: list[str] = []
     wrong: set[tuple[str | int, ...]] = set()
     for _ in range(20):  # each pass removes the wrong keys; a removed key can uncover a missing one
         try:
-            fields = ExperimentFields.model_validate(raw)
+            fields = section.model_validate(raw)
             break
         except ValidationError as error:
             items = error.errors(include_url=False)
             if len(items) > MOST_PROBLEMS:  # no recipe of a person: say so, and look at no other
-                problems += [_explain(item, raw, known_keys())[0] for item in items[:MOST_PROBLEMS]]
-                return ExperimentFields(), [*problems, f"and {len(items) - MOST_PROBLEMS} more"]
+                problems += [_explain(item, raw, known)[0] for item in items[:MOST_PROBLEMS]]
+                return section(), [*problems, f"and {len(items) - MOST_PROBLEMS} more"], {""}
             # A list can be too short only because its items are wrong: report the items alone.
             outer = [item["loc"][:-1] for item in items]
             explained = [
-                _explain(item, raw, known_keys())
+                _explain(item, raw, known)
                 for item in items
                 if item["type"] != "too_short" or item["loc"] not in outer
             ]
@@ -91,8 +112,7 @@ def inspect(values: Mapping[str, Any]) -> tuple[ExperimentFields, list[str]]:
     else:
         raise AssertionError("removing wrong keys did not end")
     broken = {".".join(str(part) for part in location) for location in wrong}
-    problems += [line for keys, line in _joint_problems(fields) if not _touches(keys, broken)]
-    return fields, problems
+    return fields, problems, broken
 
 
 def problems_in(section: type[BaseModel], values: Mapping[str, Any]) -> list[str]:
@@ -101,7 +121,7 @@ def problems_in(section: type[BaseModel], values: Mapping[str, Any]) -> list[str
     try:
         section.model_validate(raw)
     except ValidationError as error:
-        known = list(_keys_of(section, ""))
+        known = list(keys_of(section))
         return [_explain(item, raw, known)[0] for item in error.errors(include_url=False)]
     return []
 
@@ -118,16 +138,12 @@ def _likeness(word: str, name: str) -> float:
     return difflib.SequenceMatcher(None, name, word).ratio()
 
 
-def known_keys() -> list[str]:
-    """Return every dotted key a recipe may hold."""
-    return list(_keys_of(ExperimentFields, ""))
-
-
-def _keys_of(section: type[BaseModel], prefix: str) -> Iterable[str]:
+def keys_of(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield every dotted key that a table may hold."""
     for name, field in section.model_fields.items():
         yield prefix + name
         if inner := section_in(field.annotation):
-            yield from _keys_of(inner, f"{prefix}{name}.")
+            yield from keys_of(inner, f"{prefix}{name}.")
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
@@ -136,51 +152,6 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
     return next(
         (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None
     )
-
-
-def _joint_problems(experiment: ExperimentFields) -> list[tuple[set[str], str]]:
-    """Return the problems that concern several keys, each with these keys."""
-    found: list[tuple[set[str], str]] = []
-    clients = experiment.split.num_clients
-    silos = len(experiment.data.clients) if experiment.data.given else 0
-    if silos and clients != silos:
-        line = f"split.num_clients = {clients}: should be {silos}, as in data.clients, or left out"
-        found.append(({"split.num_clients", "data.clients"}, line))
-    for key in ("method", "seeds"):
-        values = getattr(experiment, key)
-        repeated = sorted(str(value) for value, count in Counter(values).items() if count > 1)
-        if repeated:
-            found.append(
-                ({key}, f"{key} = {list(values)}: {', '.join(repeated)} appears more than once")
-            )
-    names = [prototype.name for prototype in experiment.prototypes]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        found.append(
-            ({"prototypes"}, f"prototypes.name = {name!r}: used by more than one prototype")
-        )
-    owner: dict[int, str] = {}
-    for prototype in experiment.prototypes:
-        for client in prototype.clients or ():
-            if client >= clients:
-                line = f"there are {clients} clients, numbered 0 to {clients - 1}"
-                line = f"prototypes.clients = {client}: {line}"
-                found.append(({"prototypes", "split.num_clients"}, line))
-            elif owner.setdefault(client, prototype.name) != prototype.name:
-                both = f"both {owner[client]!r} and {prototype.name!r}"
-                line = f"prototypes.clients = {client}: given to {both}"
-                found.append(({"prototypes"}, line))
-    if (
-        all(prototype.clients is not None for prototype in experiment.prototypes)
-        and len(owner) < clients
-    ):
-        left = [client for client in range(clients) if client not in owner]
-        shown = ", ".join(map(str, left[:5])) + (", ..." if len(left) > 5 else "")
-        line = (
-            f"prototypes.clients: no prototype for client {shown}; add them, or leave "
-            "`clients` out of one prototype"
-        )
-        found.append(({"prototypes", "split.num_clients"}, line))
-    return found
 
 
 def _explain(
@@ -240,7 +211,8 @@ def _existing(location: tuple[str | int, ...], raw: Any) -> tuple[str | int, ...
     return tuple(kept)
 
 
-def _touches(keys: set[str], broken: set[str]) -> bool:
+def touches(keys: set[str], broken: set[str]) -> bool:
+    """Return whether keys and broken ones overlap."""
     return any(
         b == k or b.startswith(k + ".") or k.startswith(b + ".") or not b
         for k in keys
@@ -273,3 +245,10 @@ def _remove(raw: Any, location: tuple[str | int, ...]) -> None:
         raw.pop(location[-1], None)
     elif isinstance(raw, list) and isinstance(location[-1], int) and location[-1] < len(raw):
         del raw[location[-1]]
+
+
+def without_none(value: Any) -> Any:
+    """Return nested tables and lists without the keys that are None, which TOML lacks."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value

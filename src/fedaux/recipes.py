@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedaux.config import ConfigError, Experiment, ExperimentFields
-from fedaux.config_errors import inspect, known_keys, nearest, parsed_toml, section_in
+from fedaux.config import ConfigError, Experiment, ExperimentFields, inspect, known_keys
+from fedaux.config_errors import nearest, parsed_toml, section_in
 
 
 def load_experiment(recipe: Path | str, *, overrides: Sequence[str] = ()) -> Experiment:

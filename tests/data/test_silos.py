@@ -12,8 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import fedaux
-from fedaux.config import ConfigError, Data, Experiment, Split
-from fedaux.config_errors import inspect
+from fedaux.config import ConfigError, Data, Experiment, Split, inspect
 from fedaux.data import count_labelled, load_labelled
 from fedaux.data.labelled import union_of_classes
 from fedaux.recipes import load_experiment

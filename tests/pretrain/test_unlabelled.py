@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import fedaux
 from fedaux import seeding
-from fedaux.config import Auxiliary, ConfigError, Experiment
-from fedaux.config_errors import inspect
+from fedaux.config import Auxiliary, ConfigError, Experiment, inspect
 from fedaux.data import load_auxiliary
 from fedaux.federation.folder import write_folder
 from fedaux.files import weights_digest

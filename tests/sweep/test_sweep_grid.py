@@ -12,8 +12,7 @@ from helpers.experiments import TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedaux.config import ConfigError, ExperimentFields
-from fedaux.config_errors import known_keys
+from fedaux.config import ConfigError, ExperimentFields, known_keys
 from fedaux.recipes import merged, parse_value
 from fedaux.sweep import axes_of, cells_of, expand
 from fedaux.sweep.grid import cell_names, is_list

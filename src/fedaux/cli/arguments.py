@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedaux.config import ConfigError, Experiment
-from fedaux.config_errors import inspect
+from fedaux.config import ConfigError, Experiment, inspect
 from fedaux.recipes import find_recipe, read_recipe
 
 Recipe = Annotated[

@@ -9,7 +9,8 @@ import click
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from fedaux.config_errors import known_keys, nearest
+from fedaux.config import known_keys
+from fedaux.config_errors import nearest
 
 
 def _one_suggestion(error: click.NoSuchOption, command: click.Command) -> click.UsageError:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from fedaux.core.messages import (
     problem_of_release,
 )
 from fedaux.core.task import Preparation, Task, build_models, extract
-from fedaux.privacy.classes import ClassEstimate, TellsClasses
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Limits, limits_of
 from fedaux.privacy.mechanisms import (
@@ -32,6 +32,9 @@ from fedaux.privacy.mechanisms import (
     takes_features,
     takes_labels,
 )
+
+if TYPE_CHECKING:
+    from fedaux.privacy.classes import ClassEstimate
 
 Settle = Callable[[dict[str, Public], Certainty], dict[str, Public]]
 """Takes the new public maps of a release and returns those to use: of an interrupted attempt, if
@@ -137,7 +140,16 @@ def release_width(task: Task, prototype: str, public: Public, section: Certainty
     )
 
 
-ClassEstimates = dict[str, tuple[list[int], ClassEstimate]]
+@runtime_checkable
+class TellsClasses(Protocol):
+    """A mechanism whose releases tell which client holds which class."""
+
+    def estimate(self, vectors: Tensor, sigmas: Tensor, public: Public) -> ClassEstimate:
+        """Return what releases [K, D] with noise sigmas [K] tell about the classes."""
+        ...
+
+
+ClassEstimates = dict[str, tuple[list[int], "ClassEstimate"]]
 """By prototype: clients that have released class sums or counts, and what these tell."""
 
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import tomli_w
 
-from fedaux.config import ConfigError, ExperimentFields
-from fedaux.config_errors import inspect
+from fedaux.config import ConfigError, ExperimentFields, inspect
 from fedaux.core.algorithms import all_asks
 from fedaux.core.asks import release_sections
 from fedaux.data import load_test

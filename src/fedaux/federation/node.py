@@ -16,7 +16,6 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from fedaux.config import (
-    DEVICE_PATTERN,
     FEATURES,
     ConfigError,
     Count,
@@ -27,7 +26,7 @@ from fedaux.config import (
     Section,
     _as_tuple,
 )
-from fedaux.config_errors import parsed_toml, problems_in
+from fedaux.config_errors import DEVICE_PATTERN, parsed_toml, problems_in
 from fedaux.privacy.bounds import DELTA, EPSILON
 
 LOGGER = logging.getLogger("fedaux.node")

@@ -16,8 +16,8 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from fedaux import seeding
-from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, EncoderSection
-from fedaux.config_errors import nearest
+from fedaux.config import EncoderSection
+from fedaux.config_errors import DEVICE_PATTERN, PATTERN_MEANING, nearest
 from fedaux.core.compute import choose_device
 from fedaux.data.decoding import Content, decode, from_pixels
 from fedaux.data.texts import text_of

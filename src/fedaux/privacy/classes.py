@@ -26,7 +26,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -122,15 +121,6 @@ class ClassEstimate:
         """Return f0(x) [N, C] of projected features u(x) [N, k]."""
         linear = (projected - self.centre) @ self.shifts.T
         return self.scale * (linear - self.shifts.square().sum(dim=1) / 2) + self.prior.log()
-
-
-@runtime_checkable
-class TellsClasses(Protocol):
-    """A mechanism whose releases tell which client holds which class."""
-
-    def estimate(self, vectors: Tensor, sigmas: Tensor, public: Public) -> ClassEstimate:
-        """Return what releases [K, D] with noise sigmas [K] tell about the classes."""
-        ...
 
 
 class ClassSums(PrivateMean):

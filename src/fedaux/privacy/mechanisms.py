@@ -4,9 +4,9 @@ scored."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 from fedaux.config import Certainty
-from fedaux.privacy.classes import ClassSums
 from fedaux.privacy.ledger import SCORES, purpose_of
 from fedaux.privacy.mean import PrivateMean, UnprotectedMean
 from fedaux.privacy.mechanism import (
@@ -22,42 +22,24 @@ from fedaux.privacy.mechanism import (
 )
 
 
-def paper_regression(section: Certainty) -> Mechanism:
-    """Return the paper's printed mechanism; imported late, because few use it."""
-    from fedaux.privacy.paper import PaperRegression
+def _late(module: str, name: str) -> Callable[[Certainty], Mechanism]:
+    """Return a mechanism that is imported when it is used."""
 
-    return PaperRegression(section)
+    def build(section: Certainty) -> Mechanism:
+        made: Mechanism = getattr(import_module(f"fedaux.privacy.{module}"), name)(section)
+        return made
 
-
-def released_code(section: Certainty) -> Mechanism:
-    """Return the authors' mechanism; imported late, because few use it."""
-    from fedaux.privacy.released_code import ReleasedRegression
-
-    return ReleasedRegression(section)
-
-
-def class_counts(section: Certainty) -> Mechanism:
-    """Return the mechanism of label counts; imported late, because few use it."""
-    from fedaux.privacy.counts import ClassCounts
-
-    return ClassCounts(section)
-
-
-def private_heads(section: Certainty) -> Mechanism:
-    """Return the mechanism of private heads; imported late, because few use it."""
-    from fedaux.privacy.heads import PrivateHeads
-
-    return PrivateHeads(section)
+    return build
 
 
 MECHANISMS: dict[str, Callable[[Certainty], Mechanism]] = {
     "mean": PrivateMean,
-    "paper": paper_regression,
-    "released-code": released_code,
+    "paper": _late("paper", "PaperRegression"),
+    "released-code": _late("released_code", "ReleasedRegression"),
     "none": UnprotectedMean,
-    "classes": ClassSums,
-    "counts": class_counts,
-    "heads": private_heads,
+    "classes": _late("classes", "ClassSums"),
+    "counts": _late("counts", "ClassCounts"),
+    "heads": _late("heads", "PrivateHeads"),
 }
 
 

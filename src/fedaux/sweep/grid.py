@@ -19,8 +19,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from fedaux.config import ConfigError, Experiment, ExperimentFields
-from fedaux.config_errors import inspect, plain, section_in, shortened
+from fedaux.config import ConfigError, Experiment, ExperimentFields, inspect
+from fedaux.config_errors import plain, section_in, shortened
 
 APART = ("method", "seeds")
 """Lists of methods or seeds within one run; `apart` makes each a separate run."""

@@ -22,7 +22,8 @@ from typing import IO, Any
 
 import tomli_w
 
-from fedaux.config import DEVICE_PATTERN, PATTERN_MEANING, ConfigError
+from fedaux.config import ConfigError
+from fedaux.config_errors import DEVICE_PATTERN, PATTERN_MEANING
 from fedaux.files import read_json, replacing, save_json
 from fedaux.recipes import load_experiment
 from fedaux.report import write_report
