@@ -293,6 +293,26 @@ def test_a_key_can_be_unset() -> None:
         load_experiment(path, overrides=["rounds=3,local.epochs=5"])
 
 
+@pytest.mark.parametrize(
+    ("key", "json", "toml"),
+    [
+        ("local.strengths", '{"rehearsal": 0.5}', "{rehearsal = 0.5}"),
+        (
+            "prototypes",
+            '[{"name": "a", "model": "cnn", "options": {"width": 8}}]',
+            '[{name = "a", model = "cnn", options = {width = 8}}]',
+        ),
+        ("certainty.components", "null", ""),
+    ],
+)
+def test_json_is_refused_with_the_same_value_in_toml(key: str, json: str, toml: str) -> None:
+    path = find_recipe("demo")
+    with pytest.raises(ConfigError) as refused:
+        load_experiment(path, overrides=[f"{key}={json}"])
+    assert f"is JSON, and values are TOML; should be --set '{key}={toml}'" in str(refused.value)
+    load_experiment(path, overrides=[f"{key}={toml}"])
+
+
 def test_a_recipe_that_extends_nothing_or_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('extends = "b.toml"\n')
     (tmp_path / "b.toml").write_text('extends = "a.toml"\n')

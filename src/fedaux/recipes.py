@@ -143,11 +143,33 @@ def _apply_override(raw: dict[str, Any], override: str) -> list[str]:
     second = re.search(r"[,;]\s*([a-z_.]+)\s*=", text)
     if second and text[0] not in "[{\"'" and second.group(1) in known_keys():
         return [f"--set {override}: should be one setting; repeat --set for {second.group(1)}"]
+    if (toml := _json_as_toml(text)) is not None:
+        return [f"--set {override}: is JSON, and values are TOML; should be --set '{key}={toml}'"]
     if text:
         table[parts[-1]] = parse_value(text)
     else:
         table.pop(parts[-1], None)
     return []
+
+
+def _json_as_toml(text: str) -> str | None:
+    """Return the TOML of a value that is JSON and no TOML, or None."""
+
+    def toml(value: Any) -> str:
+        if isinstance(value, dict):
+            return f"{{{', '.join(f'{key} = {toml(own)}' for key, own in value.items())}}}"
+        if isinstance(value, list):
+            return f"[{', '.join(map(toml, value))}]"
+        return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+    try:
+        tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        try:
+            return toml(json.loads(text))
+        except ValueError:
+            return None
+    return None
 
 
 def parse_value(text: str) -> Any:

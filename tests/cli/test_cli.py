@@ -99,6 +99,8 @@ def test_run_report_and_resume(recipe: Path, tmp_path: Path) -> None:
     assert "Points by which a row is above a column" in done.stdout  # the verdict
     summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
     assert [row["method"] for row in summary["rows"]] == ["feddf+p", "fedaux"]
+    best = max(summary["rows"], key=lambda row: float(row["accuracy_mean"]))["method"]
+    assert f"for `fedaux predict runs/tiny PATH --method {best} --seed 0`" in done.stdout
 
     (tmp_path / "runs/tiny/report.html").unlink()
     assert called("report", "runs/tiny", cwd=tmp_path).stdout == "runs/tiny/report.html\n"
@@ -232,6 +234,7 @@ def test_data_prints_the_table_and_draws_the_picture(recipe: Path, tmp_path: Pat
     )
     assert shown.returncode == 0, shown.stderr
     assert "1438" in shown.stdout  # all examples are somewhere
+    assert "Examples per class: least " in shown.stdout
     picture = (tmp_path / "bubbles.svg").read_text()
     assert "α = 0.01" in picture
     assert "α = 10" in picture

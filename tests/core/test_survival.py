@@ -264,6 +264,40 @@ def test_own_models_of_other_widths_are_refused_before_any_work(
         checks.check_data(experiment, data, auxiliary)
 
 
+class InTuples(nn.Module):
+    """Features and something else, as many encoders return them."""
+
+    def forward(self, inputs: Any) -> Any:
+        return inputs.flatten(1), inputs
+
+
+class FirstOf(nn.Module):
+    """A head for them."""
+
+    def forward(self, inputs: Any) -> Any:
+        return inputs[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear(64, 10), "returns a Linear, should be a SplitModel: fedaux.split_model"),
+        (
+            SplitModel(InTuples(), FirstOf(), feature_width=64),
+            "returns features a tuple for two examples, should be",
+        ),
+    ],
+)
+def test_models_that_return_something_else_are_refused(
+    model: nn.Module, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "own", lambda image_shape, num_classes: model)  # type: ignore[arg-type,return-value]
+    experiment = tiny(prototypes=[{"name": "own", "model": "own"}])
+    data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
+    with pytest.raises(ConfigError, match=message):
+        checks.check_data(experiment, data, auxiliary)
+
+
 def test_an_average_that_no_step_reaches_is_refused_before_any_work() -> None:
     experiment = tiny(method="feddf", distillation={"averaging": {"start": 500, "every": 1}})
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)

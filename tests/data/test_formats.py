@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,14 @@ from PIL import Image
 
 import fedaux
 from fedaux.config import Auxiliary, Data
-from fedaux.data import SOURCES, count_labelled, load_auxiliary, load_labelled
+from fedaux.data import (
+    SOURCES,
+    LabelledData,
+    Source,
+    count_labelled,
+    load_auxiliary,
+    load_labelled,
+)
 from fedaux.data.decoding import decode
 from fedaux.data.tables import number_labels
 from fedaux.running.preflight import problems_of
@@ -540,3 +548,36 @@ def test_every_source_of_files_reads_labelled_and_public_images() -> None:
     files = [name for name, one in SOURCES.items() if one.needs_path and name not in others]
     assert len(files) == 10
     assert all(SOURCES[name].load_labelled and SOURCES[name].load_auxiliary for name in files)
+
+
+@pytest.mark.parametrize(
+    ("loaded", "said"),
+    [
+        ((torch.zeros(2), torch.zeros(2)), "returns a tuple; should be a fedaux.data.LabelledData"),
+        ({"images": torch.rand(4, 1, 8, 8)}, r"returns images, torch.float32 \[4, 1, 8, 8\]"),
+        ({"labels": torch.zeros(4)}, r"returns labels, torch.float32 \[4\]; should be int64 \[4\]"),
+        ({"labels": torch.tensor([0, 1, 2, 1])}, "returns labels, 0 to 2; should be 0 to 1, posit"),
+        (
+            {"test_labels": torch.zeros(3).long()},
+            r"returns test_labels, torch.int64 \[3\]; should be",
+        ),
+    ],
+)
+def test_what_a_source_of_a_plugin_returns_is_checked(
+    loaded: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(loaded, dict):
+        images, labels = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+        loaded = replace(LabelledData(images, labels, images, labels, ("a", "b")), **loaded)
+    source = Source(count_labelled=lambda section: 4, load_labelled=lambda section: loaded)
+    monkeypatch.setitem(SOURCES, "own", source)
+    with pytest.raises(ValueError, match=f"^data.source = 'own': load_labelled {said}"):
+        load_labelled(Data(source="own"))
+
+
+def test_what_a_public_source_of_a_plugin_returns_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SOURCES, "own", Source(load_auxiliary=lambda section: torch.rand(4, 8, 8)))
+    with pytest.raises(ValueError, match=r"load_auxiliary returns torch.float32 \[4, 8, 8\]; imag"):
+        load_auxiliary(Auxiliary(source="own"))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from fedaux.models import MODELS, SplitModel, model_options, split_model
 from fedaux.models.convolutional import ImageConvolution, PointwiseConvolution, group_norm
 from fedaux.models.mobilenet import make_divisible
 from fedaux.models.shufflenet import ShuffleUnit, channel_shuffle
+from fedaux.models.split import find_head
 
 BATCH_FREE = ("cnn", "mlp", "mobilenetv2-gn", "resnet8-gn", "shufflenet-gn")
 
@@ -415,6 +417,24 @@ def test_any_module_becomes_a_split_model_by_naming_its_head() -> None:
     assert torch.equal(model(example), own(example))
     model.head.weight.data.zero_()  # type: ignore[operator]
     assert own.body["out"].weight.abs().sum() > 0  # type: ignore[operator]
+
+
+def test_a_module_whose_outputs_have_logits_can_be_split() -> None:
+    class Outputs(NamedTuple):
+        logits: Tensor
+        attentions: Tensor
+
+    class Other(Own):
+        def forward(self, inputs: Tensor) -> Outputs:  # type: ignore[override]
+            return Outputs(super().forward(inputs), inputs)
+
+    own, example = Other(), torch.rand(5, 4)
+    assert find_head(own, example=example) == "body.out"
+    model = split_model(own, head="body.out", example=example)
+    assert torch.equal(model(example), own(example).logits)
+    assert torch.equal(model.head(model.features(example)), own(example).logits)
+    with pytest.raises(ValueError, match="returns a tuple; should return logits"):
+        find_head(nn.LSTM(4, 4), example=example)
 
 
 def test_a_head_that_is_none_is_refused() -> None:

@@ -167,13 +167,32 @@ def test_a_file_that_fails_is_named_with_its_line(content: str, said: str, write
         ('SOURCES["x"] = Source(load_labelled=print)', "SOURCES['x'].count_labelled: missing"),
         ('SOURCES["x"] = print', "should be a fedaux.data.Source"),
         (
+            'OBJECTIVES["x"] = Objective(adjust=lambda counts, strength: counts)',
+            "OBJECTIVES['x'].adjust returns tensor([3., 1., 0.]): should be scale and offset",
+        ),
+        (
+            'OBJECTIVES["x"] = Objective(adjust=lambda counts, strength: (counts, counts.log()))',
+            "OBJECTIVES['x'].adjust, second, returns [3] for four examples of three classes; "
+            "should be finite numbers [3]",
+        ),
+        (
+            'OBJECTIVES["x"] = Objective(term=lambda f, y, q, p: f.mean())',
+            "OBJECTIVES['x'].term returns [] for four examples of three classes; should be finite "
+            "numbers [4]",
+        ),
+        (
+            'OBJECTIVES["x"] = Objective(term=lambda f, y, q, p: f @ q)',
+            "OBJECTIVES['x'] fails on four examples of three classes with RuntimeError: mat1",
+        ),
+        (
             'SOURCES["none"] = Source(load_auxiliary=print)',
             "SOURCES['none']: is reserved for no data",
         ),
     ],
 )
 def test_rows_that_cannot_be_are_refused(line: str, said: str, write: Write) -> None:
-    path = write(f"{OWN}from fedaux.data import SOURCES, Source\n{line}\n")
+    imports = "from fedaux.core.objectives import OBJECTIVES, Objective\n"
+    path = write(f"{OWN}{imports}from fedaux.data import SOURCES, Source\n{line}\n")
     assert said in refusal(path)
     assert refusal(path).startswith(f"plugin {path}: ")
 

@@ -29,7 +29,13 @@ from fedaux.files import save_checked
 from fedaux.pretrain.training import Training
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.recipes import load_experiment
-from fedaux.running.display import privacy_lines, warning_lines
+from fedaux.running.display import (
+    best_method,
+    classes_line,
+    privacy_lines,
+    split_table,
+    warning_lines,
+)
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
@@ -519,6 +525,23 @@ def test_a_finished_method_and_seed_is_not_read_again(stopped: Path, tmp_path: P
     before = rows_of(stopped)
     fedaux.run(tiny(**STOPPED, rounds=1), out=tmp_path / "run", resume=True)
     assert rows_of(tmp_path / "run") == before
+
+
+def test_the_best_method_is_the_best_that_is_no_bound() -> None:
+    means = {"fedavg": 0.4, "private-head": 0.8, "fedaux2": 0.7, "pooled+p": 0.9, "feddf": None}
+    rows = [{"method": name, "accuracy_mean": mean} for name, mean in means.items()]
+    assert best_method({"rows": rows}) == "private-head"
+    assert best_method({"rows": [row for row in rows if row["method"] == "pooled+p"]}) == "pooled+p"
+
+
+def test_a_split_of_many_classes_has_a_line_for_each_client() -> None:
+    table = np.array([[5, 0, 1] + [0] * 30, [0, 2, 1] + [0] * 30])
+    names = [f"class {number}" for number in range(33)]
+    shown = split_table(table, names, how="alpha = 1").table
+    assert shown.rows == [(0, 6, 2, "class 0", "83 %"), (1, 3, 2, "class 1", "67 %")]
+    assert len(split_table(table[:, :3], names[:3], how="alpha = 1").table.headers) == 5
+    line = "Examples per class: least 2, median 2, most 5; class b has 56 % of 9"
+    assert classes_line(table[:, [1, 0, 2]], "abc") == line
 
 
 def test_dropped_answers_are_told_at_the_end(tmp_path: Path) -> None:

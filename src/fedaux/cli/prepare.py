@@ -63,6 +63,7 @@ def data(
     how = "not split" if silos else f"alpha = {experiment.split.alpha:g}, seed {chosen}"
     names = experiment.data.client_names
     console.print(display.split_table(table, labelled.classes, how=how, names=names))
+    console.print(display.classes_line(table, labelled.classes), highlight=False, soft_wrap=True)
     empty = [client for client, row in enumerate(table) if row.sum() == 0]
     if empty:
         shown = ", ".join(names[one] if names else str(one) for one in empty[:10]) + (

@@ -29,7 +29,13 @@ from fedaux.data.features import (
 )
 from fedaux.data.folders import open_folder
 from fedaux.data.hub import open_hub
-from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
+from fedaux.data.labelled import (
+    LabelledData,
+    check_examples,
+    check_labelled,
+    renumbered,
+    union_of_classes,
+)
 from fedaux.data.lines import open_csv, open_jsonl, open_lines
 from fedaux.data.parquet import open_parquet
 from fedaux.data.rows import open_csv_rows, open_folder_rows, open_jsonl_rows
@@ -150,7 +156,8 @@ def load_labelled(section: Data, *, converter: Converter | None = None) -> Label
                 elif converter is not None and SOURCES[section.source].converts:
                     loaded.append(load(own, converter))
                 else:
-                    loaded.append(_converted(load(own), section, converter))
+                    found = check_labelled(load(own), source=section.source)
+                    loaded.append(_converted(found, section, converter))
             except BadRows as error:
                 bad.append(error)
         if bad:
@@ -266,7 +273,9 @@ def load_auxiliary(
     if source.is_made:
         images = load(section, shape if converter is None else NOISE_SHAPE)
     else:
-        images = convert(load(section), channels=section.channels, side=section.image_size)
+        found = load(section)
+        check_examples(found, what=f"auxiliary.source = {section.source!r}: load_auxiliary returns")
+        images = convert(found, channels=section.channels, side=section.image_size)
     return images if converter is None else features_of(images, converter)
 
 

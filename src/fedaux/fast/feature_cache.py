@@ -56,9 +56,10 @@ class FeatureCache:
         *,
         batch_size: int | None,
         folder: Path | None,
-        report: Callable[[int, int], None] = lambda done, total: None,
+        report: Callable[[int, str], None] = lambda done, total: None,
     ) -> None:
-        """`report(done, total)` is called while the features of many examples are computed."""
+        """`report(done, total)` is called while the features of many examples are computed, with
+        total as text: "6000 public examples"."""
         self._compute = compute
         self._report = report
         self._batch_size = batch_size
@@ -153,7 +154,9 @@ class FeatureCache:
         found: list[Tensor] = []
         for start in range(0, max(1, len(examples)), at_once):
             if start > 0:
-                self._report(start, len(examples))
+                public = any(examples is whole for _, whole, _ in self._parts)
+                kind = "public" if public else "labelled"
+                self._report(start, f"{len(examples)} {kind} examples")
             some = examples[start : start + at_once]
             pieces = some.tensor_split(workers) if len(some) >= workers else (some,)
             found += self._compute.spread(work, range(len(pieces)))

@@ -33,19 +33,35 @@ class SplitModel(nn.Module):
         return logits
 
 
+class _Logits(nn.Module):
+    """A module of Hugging Face, whose outputs have logits beside other things."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.module(inputs).logits
+        return logits
+
+
 def split_model(module: nn.Module, *, head: str, example: Tensor) -> SplitModel:
     """Make a SplitModel of any module by the name of its head: `split_model(net, head="fc", ...)`.
 
     The module is copied, and in the copy an identity replaces the head. `example`, a batch of
-    inputs, gives the feature width and checks that the outputs agree. Raises ValueError if there is
-    no such head or it is not the last step.
+    inputs, gives the feature width and checks that the outputs agree. Outputs are logits, or have
+    `logits` as those of Hugging Face. Raises ValueError if there is no such head or it is not the
+    last step.
     """
     whole = copy.deepcopy(module).eval()
     names = [name for name, _ in whole.named_modules() if name]
     if head not in names:
         raise ValueError(f"head = {head!r}: the module has no such part; it has {', '.join(names)}")
     with torch.no_grad():
-        expected = whole(example)
+        outputs = whole(example)
+    expected = _logits_of(outputs)
+    if expected is not outputs:
+        whole, head = _Logits(whole), f"module.{head}"
     parent_name, _, child = head.rpartition(".")
     parent = whole.get_submodule(parent_name)
     head_module = whole.get_submodule(head)
@@ -62,6 +78,14 @@ def split_model(module: nn.Module, *, head: str, example: Tensor) -> SplitModel:
     return model.train(module.training)
 
 
+def _logits_of(outputs: object) -> Tensor:
+    """Return the logits of a module's outputs. Raises ValueError if there are none."""
+    logits = getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"returns a {type(outputs).__name__}; should return logits [N, classes]")
+    return logits
+
+
 def find_head(module: nn.Module, *, example: Tensor) -> str:
     """Return the name of the nn.Linear whose outputs are those of the module.
 
@@ -75,9 +99,7 @@ def find_head(module: nn.Module, *, example: Tensor) -> str:
                 lambda _, __, output, name=name: outputs.update({name: output})
             )
     with torch.no_grad():
-        logits = whole(example)
-    if not isinstance(logits, Tensor):
-        raise ValueError(f"returns a {type(logits).__name__}; should return logits [N, classes]")
+        logits = _logits_of(whole(example))
     for name in reversed(outputs):
         if outputs[name].shape == logits.shape and torch.equal(outputs[name], logits):
             return name

@@ -6,6 +6,7 @@ the metrics of a finished round; a third method `close()` is called at the end, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from html import escape
@@ -86,18 +87,23 @@ class _Bar:
 
     def phase(self, task: Task, round: int, name: str) -> None:
         """Show a phase."""
+        self._remaining.phase(round)
         self._show_round(task.method.name, task.seed, round, done=max(0, round - 1), text=name)
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Show a finished round."""
+        self._remaining.round(row["method"])
         accuracy = row["accuracy"]
         text = "" if accuracy is None else f"{100 * accuracy:.1f} %"
         self._show_round(row["method"], row["seed"], row["round"], done=row["round"], text=text)
 
     def _show_round(self, method: str, seed: int, round: int, *, done: int, text: str) -> None:
-        done += self._tasks.index((method, seed)) * self._rounds
+        place = self._tasks.index((method, seed))
+        left = Counter({method: self._rounds - done})
+        for later, _ in self._tasks[place + 1 :]:
+            left[later] += self._rounds
         line = f"{method} seed {seed} round {round}/{self._rounds} {text}"
-        self.show(done, line + self._remaining.text(done, self._total))
+        self.show(done + place * self._rounds, line + self._remaining.text(left))
 
     def show(self, done: int, line: str) -> None:
         """Show the number of finished rounds and what goes on."""

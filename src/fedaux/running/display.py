@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 
 from fedaux.files import read_json
-from fedaux.formatting import decimal
+from fedaux.formatting import UNKNOWN, decimal
 from fedaux.report.results import is_bound, ranked, read_runs, results_table
 from fedaux.report.tables import Table, TerminalTable, bold_row
 from fedaux.report.verdict import last_accuracies, verdict
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 2.0
 """Minimum time between two lines of progress if the output is no terminal."""
+MOST_CLASSES = 20
+"""Of more classes than this, a table of a split has no columns."""
 
 
 def live_bar(console: Console, *columns: ProgressColumn) -> Progress:
@@ -66,19 +69,43 @@ def best_method(summary: Mapping[str, Any]) -> str:
 def split_table(
     table: NDArray[np.int64], classes: Sequence[str], *, how: str, names: Sequence[str] = ()
 ) -> TerminalTable:
-    """Return the client-by-class table of a split."""
+    """Return the client-by-class table of a split; of many classes, only how many clients have."""
+    caption = f"Examples by client and class ({how})"
+    align = "l" if names else "r"
+    labels = [names[client] if names else client for client in range(len(table))]
+    if len(classes) > MOST_CLASSES:
+        rows = [
+            (label, counts.sum(), (counts > 0).sum(), *_largest(counts, classes))
+            for label, counts in zip(labels, table, strict=True)
+        ]
+        headers: tuple[str, ...] = ("client", "examples", "classes", "largest class", "its share")
+        return TerminalTable(Table(headers, rows, f"{align}rrlr", caption))
     headers = ("client", *classes, "all")
     rows = [
         *(
-            (names[client] if names else client, *(count or "·" for count in counts), counts.sum())
-            for client, counts in enumerate(table)
+            (label, *(count or "·" for count in counts), counts.sum())
+            for label, counts in zip(labels, table, strict=True)
         ),
         ("all", *table.sum(axis=0), table.sum()),
     ]
-    caption = f"Examples by client and class ({how})"
     bold = bold_row(len(table), headers)
-    align = ("l" if names else "r") + "r" * (len(headers) - 1)
-    return TerminalTable(Table(headers, rows, align, caption, bold))
+    return TerminalTable(Table(headers, rows, align + "r" * (len(headers) - 1), caption, bold))
+
+
+def classes_line(table: NDArray[np.int64], classes: Sequence[str]) -> str:
+    """Return how the examples of a split are spread over the classes."""
+    counts = table.sum(axis=0)
+    name, share = _largest(counts, classes)
+    return (
+        f"Examples per class: least {min(counts):,}, median {int(median(counts)):,}, most "
+        f"{max(counts):,}; class {name} has {share} of {sum(counts):,}"
+    )
+
+
+def _largest(counts: NDArray[np.int64], classes: Sequence[str]) -> tuple[str, str]:
+    """Return the most frequent class, and its share."""
+    label, total = int(counts.argmax()), counts.sum()
+    return (classes[label], f"{100 * counts[label] / total:.0f} %") if total else (UNKNOWN, UNKNOWN)
 
 
 def verdict_table(directory: Path) -> TerminalTable | None:

@@ -11,6 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedaux.config import NO_DATA
 from fedaux.config_errors import nearest
 from fedaux.core.algorithms import METHODS, asks_of
@@ -177,11 +180,28 @@ def _method_problems(name: str, row: object) -> list[str]:
 
 
 def _objective_problems(name: str, row: object) -> list[str]:
-    return (
-        []
-        if isinstance(row, Objective)
-        else [f" = {row!r}: should be a fedaux.core.objectives.Objective"]
-    )
+    """Return what is wrong with a local objective, tried on a client that lacks a class."""
+    if not isinstance(row, Objective):
+        return [f" = {row!r}: should be a fedaux.core.objectives.Objective"]
+    counts, labels = torch.tensor([3.0, 1.0, 0.0]), torch.tensor([0, 0, 0, 1])
+    logits, even = torch.zeros(4, 3), torch.full((4, 3), 1 / 3)
+    found: dict[str, tuple[object, list[int]]] = {}
+    try:
+        if row.adjust is not None:
+            both: Any = row.adjust(counts, row.strength)
+            if not isinstance(both, tuple) or len(both) != 2:
+                return [f".adjust returns {both!r}: should be scale and offset, [classes] each"]
+            found |= {".adjust": (both[0], [3]), ".adjust, second,": (both[1], [3])}
+        if row.term is not None:
+            found[".term"] = row.term(logits, labels, even, counts / counts.sum()), [4]
+    except Exception as error:
+        return [f" fails on four examples of three classes with {type(error).__name__}: {error}"]
+    return [
+        f"{part} returns {list(own.shape) if isinstance(own, Tensor) else own!r} for four examples "
+        f"of three classes; should be finite numbers {shape}"
+        for part, (own, shape) in found.items()
+        if not isinstance(own, Tensor) or list(own.shape) != shape or not own.isfinite().all()
+    ]
 
 
 def _source_problems(name: str, row: object) -> list[str]:

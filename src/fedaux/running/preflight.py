@@ -407,6 +407,12 @@ def _model_problems(
             line = f"{prototype.model} cannot be built ({error})"
             problems.append(f"prototypes.options = {prototype.options}: {line}")
             continue
+        if not isinstance(model, SplitModel):
+            problems.append(
+                f"prototypes.model = {prototype.model!r}: returns a {type(model).__name__}, should "
+                "be a SplitModel: fedaux.split_model(module, head=..., example=...)"
+            )
+            continue
         if experiment.mode == "linear" and num_examples:
             _warn_of_small_steps(experiment, model, num_examples=num_examples)
         try:
@@ -473,12 +479,14 @@ def _check_outputs(
             raise ValueError(
                 f"prototypes.model = {prototype.model!r}: fails on two empty examples ({error})"
             ) from error
-    for what, found, width in (
+    outputs: tuple[tuple[str, object, int], ...] = (
         ("features", features, model.feature_width),
         ("logits", logits, num_classes),
-    ):
-        if tuple(found.shape) != (2, width):
-            line = f"returns {what} {list(found.shape)} for two examples, should be {[2, width]}"
+    )
+    for what, found, width in outputs:
+        shape = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        if shape != [2, width]:
+            line = f"returns {what} {shape} for two examples, should be {[2, width]}"
             raise ValueError(f"prototypes.model = {prototype.model!r}: {line}")
 
 

@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 
 class RemainingTime:
-    """Estimates the rest of some rounds by the mean of the rounds since it was first asked."""
+    """Estimates the rest of some rounds by the mean time of each method's rounds.
+
+    Only rounds count: neither h0 nor features nor what else precedes them. Several cells of a sweep
+    may run at once, each with a name.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._first: tuple[int, float] | None = None
-        self._last = (0, 0.0)
+        self._began: dict[str, float] = {}
+        self._spent: dict[str, list[float]] = defaultdict(list)
 
-    def text(self, done: int, total: int) -> str:
-        """Return `, ETA ...`; nothing before a round has ended."""
-        if self._first is None:
-            self._first = self._last = done, self._clock()
-        if done > self._last[0]:
-            self._last = done, self._clock()
-        rounds, seconds = (now - then for now, then in zip(self._last, self._first, strict=True))
-        if not rounds or done >= total:
+    def phase(self, round: int, *, cell: str = "") -> None:
+        """Note that a phase of a round begins; round 0 is the preparation."""
+        if round == 0 or cell not in self._began:
+            self._began[cell] = self._clock()
+
+    def round(self, method: str, *, cell: str = "") -> None:
+        """Note that a round of a method has ended."""
+        now = self._clock()
+        self._spent[method].append(now - self._began.get(cell, now))
+        self._began[cell] = now
+
+    def text(self, left: Mapping[str, int], *, at_once: int = 1) -> str:
+        """Return `, ETA ...` for the rounds left of each method, at first for those that have
+        begun."""
+        known = {
+            method: sum(spent) / len(spent) * left[method]
+            for method, spent in self._spent.items()
+            if left.get(method)
+        }
+        if not known:
             return ""
-        return f", ETA {_duration(seconds / rounds * (total - done))}"
+        rest = sum(rounds > 0 for rounds in left.values()) - len(known)
+        which = f" without {rest} method{'s' if rest > 1 else ''} to come" if rest else ""
+        return f", ETA {_duration(sum(known.values()) / at_once)}{which}"
 
 
 def _duration(seconds: float) -> str:

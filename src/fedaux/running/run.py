@@ -385,7 +385,7 @@ class ExperimentRunner:
                 batch_size=batch_size,
                 folder=store,
                 report=lambda done, total: self._callback.phase(
-                    task, 0, f"features {done}/{total}"
+                    task, 0, f"features of {done}/{total}"
                 ),
             )
             for part, own in zip(parts, rows, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,7 @@ class ProgressDisplay(SweepCallback):
         if event["event"] == "round":
             last = self._single and event["round"] == rounds
             self._done[cell.name] += 1
+            self._remaining.round(event["method"], cell=cell.name)
             if event["accuracy"] is not None:
                 where += f" {100 * event['accuracy']:.1f} %"
             if event.get("clients_dropped"):
@@ -125,6 +127,7 @@ class ProgressDisplay(SweepCallback):
                 where += ", no usable update, the model is unchanged"
         else:
             where += f" {event['phase']}"
+            self._remaining.phase(event["round"], cell=cell.name)
         if self._single:
             self._live.update(self._bars[""], description=escape(where))
         else:
@@ -158,7 +161,21 @@ class ProgressDisplay(SweepCallback):
         done, total = sum(self._done.values()), sum(cell.rounds for cell in self._cells)
         text = "" if self._single else f"{len(self._over)}/{len(self._cells)} cells, "
         text += f"{done}/{total} rounds"
-        return text + self._remaining.text(done, total)
+        left: Counter[str] = Counter()
+        for cell in self._cells:
+            if cell.name not in self._over:
+                left.update(rounds_left(cell.experiment, done=self._done[cell.name]))
+        return text + self._remaining.text(left, at_once=max(1, len(self._bars) - 1))
+
+
+def rounds_left(experiment: Experiment, *, done: int) -> Counter[str]:
+    """Return the rounds left of each method after some rounds of an experiment, in its order."""
+    left: Counter[str] = Counter()
+    for method in experiment.method * len(experiment.seeds):
+        now = min(done, experiment.rounds)
+        done -= now
+        left[method] += experiment.rounds - now
+    return left
 
 
 def plan_lines(
