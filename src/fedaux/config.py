@@ -605,7 +605,8 @@ class ExperimentFields(Section):
     name: Name = "experiment"
     """Name of the run. Default: the name of the recipe's file."""
     method: Annotated[Names, Field(min_length=1)] = ("fedaux",)
-    """One method or a list: names in `fedaux.METHODS`, see `fedaux methods`."""
+    """One method or a list: names in `fedaux.METHODS`, see `fedaux methods`. `NAME@sgd-0.1` and
+    `NAME@adam-0.001` have an optimizer of their own."""
     seeds: Annotated[tuple[Index, ...], Field(min_length=1), BeforeValidator(_as_tuple)] = (0,)
     """Seeds; each determines split, h0, client selection, noise and batches, and every method runs
     once per seed."""

@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 for command in (
     run.run,
+    run.tune,
     prepare.data,
     prepare.encoder,
     prepare.pretrain,

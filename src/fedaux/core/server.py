@@ -8,9 +8,9 @@ ledger and no clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -59,6 +59,7 @@ from fedaux.privacy.mechanism import Public
 if TYPE_CHECKING:
     from fedaux.models import SplitModel
 
+Settings = TypeVar("Settings", bound=ExperimentFields)
 DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
 NONFINITE = "its model predicts NaN or infinity on public examples"
 LARGEST_HALF = torch.finfo(torch.float16).max
@@ -76,6 +77,15 @@ class Method:
     """
 
     name: str
+    optimizer: tuple[Literal["adam", "sgd"], float] | None = field(default=None, kw_only=True)
+    """The optimizer of local training and its learning rate; None takes those of `[local]`."""
+
+    def own_settings(self, settings: Settings) -> Settings:
+        """Return the settings with the method's own optimizer."""
+        if self.optimizer is None:
+            return settings
+        changes = dict(zip(("optimizer", "learning_rate"), self.optimizer, strict=True))
+        return settings.model_copy(update={"local": settings.local.model_copy(update=changes)})
 
     def asks(self, settings: ExperimentFields) -> Asks:
         """Return what the method asks of clients."""

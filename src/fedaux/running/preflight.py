@@ -59,7 +59,8 @@ def problems_of(
         return value in names
 
     for name in experiment.method:
-        known("method", name, list(METHODS))
+        if name not in METHODS:
+            known("method", name, list(METHODS))
     for key, names in (
         ("local.objectives", experiment.local.objectives),
         ("local.strengths", tuple(experiment.local.strengths)),
@@ -127,6 +128,12 @@ def problems_of(
             "the simulator"
             for name, asks in asked.items()
             if asks.corrects
+        ]
+        problems += [
+            f"method = {name!r}: nodes train all methods with the optimizer of [local]; run it in "
+            "the simulator"
+            for name in asked
+            if METHODS[name].optimizer is not None
         ]
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
@@ -302,7 +309,7 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
             "certainty.epsilon = 1000"
         )
     for name in asked:
-        problems += METHODS[name].problems(experiment)
+        problems += METHODS[name].problems(METHODS[name].own_settings(experiment))
     used = {
         one: name
         for name, asks in asked.items()

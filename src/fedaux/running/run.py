@@ -390,7 +390,8 @@ class ExperimentRunner:
             )
             for part, own in zip(parts, rows, strict=True):
                 features.tell(part, whole=self._auxiliary, rows=own)
-        experiment, prototype_of = population(self._experiment, METHODS[method])
+        settings = METHODS[method].own_settings(self._experiment)
+        experiment, prototype_of = population(settings, METHODS[method])
         task = Task(
             experiment=experiment,
             method=METHODS[method],

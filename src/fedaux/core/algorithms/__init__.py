@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Literal
 
 from fedaux.config import ExperimentFields
 from fedaux.core.algorithms.bounds import LocalOnly, Pooled
@@ -31,8 +33,26 @@ def _and_from_h0(*methods: FedAvg) -> list[FedAvg]:
     ]
 
 
-METHODS: dict[str, Method] = {
-    method.name: method
+class Methods(dict[str, Method]):
+    """Methods by name; `NAME@OPTIMIZER-RATE`, such as `fedavg+p@sgd-0.1`, is one with an optimizer
+    of its own."""
+
+    def __missing__(self, name: str) -> Method:
+        found = re.fullmatch(r"(.+)@(adam|sgd)-(\d+\.?\d*(?:e-?\d+)?)", name)
+        if found is None or not dict.__contains__(self, found[1]) or not float(found[3]) > 0:
+            raise KeyError(name)
+        optimizer: Literal["adam", "sgd"] = "adam" if found[2] == "adam" else "sgd"
+        return replace(self[found[1]], name=name, optimizer=(optimizer, float(found[3])))
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return isinstance(name, str) and bool(self[name])
+        except KeyError:
+            return False
+
+
+METHODS = Methods(
+    (method.name, method)
     for method in (
         *_and_from_h0(FedAvg("fedavg")),
         FedAvg("fedavg+m", memory=True),
@@ -65,7 +85,7 @@ METHODS: dict[str, Method] = {
         FedAuxFdp("fedauxfdp"),
         *_and_from_h0(LocalOnly("local-only"), Pooled("pooled")),
     )
-}
+)
 """`fedaux` averages probabilities, as the paper's theory does; `fedaux+logits` is its Eq. 3."""
 
 
