@@ -35,10 +35,8 @@ test-gpu: $(EXTRAS)     ## what needs a CUDA GPU: the fast ways equal the plain 
 test-kernels: $(TRITON)/.ready ## the kernels for GPUs without one, in Triton's interpreter; a quarter of an hour
 	$(TRITON)/bin/python -m pytest -m 'slow or not slow' tests/fast/test_kernels.py tests/fast/test_depthwise.py
 
-benchmark: $(EXTRAS)    ## a round against a plain loop, and its growth; a minute or two on a CPU
-	$(BIN)/python benchmarks/round.py
-	$(BIN)/python benchmarks/scale.py --quick
-	$(BIN)/python benchmarks/linear.py
+benchmark: $(EXTRAS)    ## a table of seconds and memory beside a plain loop; minutes on a CPU
+	$(BIN)/python benchmarks/table.py
 
 # Not --quiet: MkDocs would then count no warnings.
 docs: $(SITE)           ## the site, offline: build/site/index.html; a warning or a broken link fails it

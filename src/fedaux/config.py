@@ -155,6 +155,9 @@ class Data(_Dataset):
     label_column: str | None = None
     """Column of a table that contains the labels. Default: found by name or type. For
     `cifar100-binary`, `fine` or `coarse`."""
+    client_column: str | None = None
+    """`features`: column of a Parquet file that names the client of each row. Nothing is split, and
+    `split.num_clients` is the number of different names."""
     channel_mean: Annotated[tuple[float, ...], BeforeValidator(_as_tuple)] = ()
     """Subtracted from every image, private and public: one number between 0 and 1 per channel.
     Default: 0."""

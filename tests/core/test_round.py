@@ -191,6 +191,20 @@ def test_a_latecomer_is_certified_once(tmp_path: Path) -> None:
     assert rows[0]["bytes_down"] > rows[1]["bytes_down"]
 
 
+@pytest.mark.parametrize("method", ["fedaux", "private-head"])
+def test_of_many_clients_those_that_train_release_when_they_are_selected(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedaux.core.server.FIRST_RELEASES", 2)
+    server, state, clients, _ = federation(tmp_path, method=method, participation_rate=0.25)
+    assert len(clients.certified) == (2 if method == "fedaux" else 4)
+    state, rows = play(server, state, 3)
+    asked = {client for row in rows for client in row["clients_asked"]}
+    assert set(clients.certified) == set(state.releases)
+    assert set(clients.certified) == set(clients.certified[:2]) | asked or method != "fedaux"
+    assert len(clients.certified) == len(state.releases), "nobody is asked twice"
+
+
 def test_empty_clients_take_no_part(tmp_path: Path) -> None:
     server, state, clients, _experiment = federation(
         tmp_path, split={"num_clients": 1400, "alpha": 0.01}, participation_rate=0.02

@@ -252,3 +252,60 @@ def test_a_federation_of_features_comes_to_the_simulators_figures(
     for simulated, real in zip(*rows, strict=True):
         for key in ("accuracy", "loss", "local_loss", "clients_answered", "bytes_up", "bytes_down"):
             assert real[key] == simulated[key], key
+
+
+def write_of_clients(file: Path, owners: Any, **more: Any) -> Path:
+    """Write a Parquet file with a column that names the client of each row."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"label": LABELS, "features": list(DRAWN), "owner": owners} | more
+    parquet.write_table(pyarrow.table(columns), file, row_group_size=7)
+    return file
+
+
+def test_a_column_names_the_client_of_each_row(tmp_path: Path) -> None:
+    owners = np.array(["b", "a", "c", "b"] * (ROWS // 4))
+    broken = [*DRAWN[:3], np.full(WIDTH, np.nan, np.float32), *DRAWN[4:]]
+    own = write_of_clients(tmp_path / "own.parquet", owners, features=broken)
+    test = write(tmp_path / "test.parquet")
+    data = load_labelled(
+        section(own, client_column="owner", skip_bad=True, test=str(test), size=ROWS - 2)
+    )
+    assert data.clients is not None
+    good = np.delete(np.arange(ROWS), 3)[: ROWS - 2]
+    for part, name in zip(data.clients, "abc", strict=True):
+        expected = good[owners[good] == name]
+        assert torch.equal(data.images[part], torch.from_numpy(DRAWN[expected]))
+        assert data.labels[part].tolist() == LABELS[expected].tolist()
+
+
+def test_rows_of_clients_are_read_when_they_are_needed(tmp_path: Path) -> None:
+    own = write_of_clients(tmp_path / "own.parquet", np.arange(ROWS) % 4)
+    data = load_labelled(
+        section(own, client_column="owner", test=str(write(tmp_path / "test.parquet")))
+    )
+    place, maps = data.images.data_ptr(), Path("/proc/self/maps").read_text(encoding="utf-8")
+    ranges = [line.split()[0].split("-") for line in maps.splitlines() if "deleted" in line]
+    assert any(int(low, 16) <= place < int(high, 16) for low, high in ranges)
+    assert np.array_equal(data.images.numpy(), DRAWN)
+
+
+def test_a_column_of_clients_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    test = str(write(tmp_path / "test.parquet"))
+    own = write_of_clients(tmp_path / "own.parquet", np.arange(ROWS) % 4)
+    with pytest.raises(ValueError, match=r"data\.client_column = 'owners': .* no such column"):
+        load_labelled(section(own, client_column="owners", test=test))
+    missing = write_of_clients(tmp_path / "missing.parquet", [None, *["a"] * (ROWS - 1)])
+    with pytest.raises(ValueError, match="a row has no owner"):
+        load_labelled(section(missing, client_column="owner", test=test))
+    with pytest.raises(ValueError, match="should be a column of a Parquet file"):
+        load_labelled(section(write(tmp_path / "own.npz"), client_column="owner"))
+    settings: dict[str, Any] = {
+        "data": {"source": "features", "path": str(own), "test": test, "client_column": "owner"},
+        "auxiliary": {"source": "features", "path": test},
+    }
+    with pytest.raises(ConfigError, match=r"split\.num_clients = 20: should be 4"):
+        fedaux.run(Experiment(**settings), out=tmp_path / "run")
+    digits = Experiment(data={"client_column": "owner"})
+    assert "only for data.source = 'features'" in "\n".join(problems_of(digits))

@@ -84,6 +84,10 @@ def run(
         *(["output.tensorboard=true"] if tensorboard else []),
     ]
     if (cells := _cells(recipe, overrides, apart=apart, plugins=plugins)) is not None:
+        from fedaux.core import ranks
+
+        if ranks.size() > 1:
+            raise ValueError("torchrun is for a single run, and this is a sweep; use --devices")
         if commands:
             from fedaux.running.run import run_path
             from fedaux.sweep.runner import commands as commands_of
@@ -103,13 +107,14 @@ def run(
             "single run is --set engine.device=..."
         )
     experiment = load(recipe, overrides, plugins=plugins)
+    from fedaux.core import ranks
     from fedaux.running import display
     from fedaux.running.run import run as run_experiment
     from fedaux.running.run import run_path
     from fedaux.sweep.display import ProgressDisplay
     from fedaux.sweep.runner import rounds_done
 
-    console = Console()
+    console = Console(quiet=ranks.rank() > 0)
     directory = run_path(experiment, out)
     done = rounds_done(directory) if resume else 0
     if resume and not (directory / "config.toml").exists():
@@ -121,6 +126,8 @@ def run(
         result = run_experiment(
             experiment, out=directory, resume=resume, callback=callback, progress=False
         )
+    if ranks.rank():
+        return
     console.print(display.result_table(result.summary))
     if (compared := display.verdict_table(directory)) is not None:
         console.print(compared)

@@ -57,7 +57,8 @@ class RoundLog:
         task = self._task
         answered = [client for client in self.answered if client not in self.dropped]
         losses = [self.losses[client] for client in answered if client in self.losses]
-        everybody = set(range(task.experiment.split.num_clients))
+        everybody, present = range(task.experiment.split.num_clients), self.present
+        absent = {*everybody} - {*present} if len(present) < len(everybody) else set[int]()
         row: dict[str, Any] = {
             "method": task.method.name,
             "seed": task.seed,
@@ -73,7 +74,7 @@ class RoundLog:
             "clients_asked": self.asked,
             "clients_answered": answered,
             "clients_dropped": {str(client): why for client, why in sorted(self.dropped.items())},
-            "clients_absent": sorted(everybody - set(self.present)),
+            "clients_absent": sorted(absent),
             "clients_remembered": sorted(set(memory) - set(answered)) if answered else [],
             "model_kept": task.asks.trains and not answered,
             **self._public_weight(),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Certainty, ExperimentFields
+from fedaux.core import ranks
 from fedaux.core.asks import Asks
 from fedaux.core.messages import (
     Clients,
@@ -64,6 +65,9 @@ DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be t
 NONFINITE = "its model predicts NaN or infinity on public examples"
 LARGEST_HALF = torch.finfo(torch.float16).max
 """Remembered predictions are kept in half precision."""
+FIRST_RELEASES = 1000
+"""Clients that release before the first round: at most so many, drawn at random, or as many as a
+round asks. The others release when they are first selected, if they train at all."""
 NO_CLIENT = -1
 """The client of a member that belongs to no client: a drawn model, or an average."""
 
@@ -271,19 +275,23 @@ class Server:
     def collect(
         self, section: Certainty, *, extractors: Mapping[str, Weights] | None = None
     ) -> Collected:
-        """Ask all clients that are present for a release under h0 or other extractors; return the
-        usable releases and the public maps they were made with.
+        """Ask clients for a release under h0 or other extractors: all that are present or, if they
+        train, at most `FIRST_RELEASES`. Return the usable releases and their public maps.
 
         The public maps of a method's first release are kept, for clients that come later.
         """
         own = self.preparation.extractors if extractors is None else extractors
-        present, log = self.log.present, self.log
+        present, log, task = self.log.present, self.log, self.task
+        chosen = present
+        if task.asks.trains:
+            count = max(FIRST_RELEASES, clients_per_round(task.experiment))
+            chosen = select(present, count=count, generator=self.generator("first releases"))
         with log.phase("certify"):
-            public = publish(self.task, self._clients, section, own, present)
+            public = publish(task, self._clients, section, own, present)
             public = self._settle(public, section)
-        if self.task.asks.releases[:1] == (section,):
+        if task.asks.releases[:1] == (section,):
             self.preparation = replace(self.preparation, public=public)
-        return self._request(section, present, public, extractors=own)
+        return self._request(section, chosen, public, extractors=own)
 
     def _request(
         self,
@@ -453,7 +461,7 @@ class Server:
             logits: dict[int, Tensor] = {}  # by identity: drawn models share a client number
             for name, model in self.server_models.items():
                 own = [member for member in new if member.prototype == name]
-                outputs = model.all_logits([member.weights for member in own])
+                outputs = ranks.spread(model.all_logits, [member.weights for member in own])
                 logits |= {id(one): output for one, output in zip(own, outputs, strict=True)}
             flags = [torch.isfinite(logits[id(member)]).all() for member in new]
             finite = torch.stack(flags).tolist() if flags else []
@@ -513,16 +521,21 @@ class Server:
             if (problem := problem_of_labels(labels, shape=shape)) is not None:
                 raise ValueError(f"method {task.method.name}: its soft labels {problem}")
             log.weight_by_class = labels.mean(dim=0).tolist()
-        distilled = {}
-        with log.phase("distill"):
-            for name, model in self.server_models.items():
-                generator = seeding.generator(task.seed, "distillation", round=log.round, part=name)
-                distilled[name] = model.distill(models[name], labels, generator=generator)
-        return distilled
 
-    def generator(self, purpose: str) -> np.random.Generator:
+        def distilled(names: Sequence[str]) -> list[Weights]:
+            return [
+                self.server_models[name].distill(
+                    models[name], labels, generator=self.generator("distillation", part=name)
+                )
+                for name in names
+            ]
+
+        with log.phase("distill"):
+            return dict(zip(models, ranks.spread(distilled, list(models)), strict=True))
+
+    def generator(self, purpose: str, *, part: str = "") -> np.random.Generator:
         """Return a random stream for a purpose of the method in this round."""
-        return seeding.generator(self.task.seed, purpose, round=self.log.round)
+        return seeding.generator(self.task.seed, purpose, round=self.log.round, part=part)
 
     def features(
         self, prototype: str, images: Tensor, *, extractors: Mapping[str, Weights] | None = None
@@ -558,5 +571,4 @@ def clients_per_round(experiment: ExperimentFields) -> int:
 
 def select(present: Sequence[int], *, count: int, generator: np.random.Generator) -> list[int]:
     """Return a random subset of the clients that are present, in ascending order."""
-    order = generator.permutation(np.asarray(sorted(present), dtype=np.int64))
-    return sorted(int(client) for client in order[:count])
+    return sorted(present[place] for place in generator.permutation(len(present))[:count])

@@ -1,4 +1,4 @@
-"""The simulator: all clients in one process, their data on one device."""
+"""The simulator: all clients in one process, or on the ranks of a run, which share them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedaux import seeding
+from fedaux.core import ranks
 from fedaux.core.backend import ClientJob, TrainContext, Training
 from fedaux.core.client import Client, release_stream
 from fedaux.core.dpsgd import check_ready
@@ -42,6 +43,7 @@ class SimulatedClients:
         self._images = task.compute.place_inputs(images)
         self._labels = labels
         self._parts = [torch.from_numpy(part).to(images.device) for part in parts]
+        self._present = [client for client, part in enumerate(parts) if len(part) > 0]
         self._models = trainable_models(task)
         self._inputs: dict[str, Tensor] = {}
         self._training: dict[tuple[str, float, str], Training] = {}
@@ -51,7 +53,7 @@ class SimulatedClients:
 
     def present(self) -> Sequence[int]:
         """Return the clients that hold examples."""
-        return [client for client, part in enumerate(self._parts) if len(part) > 0]
+        return self._present
 
     def sizes(self, clients: Sequence[int]) -> Sequence[int]:
         """Return n_i of clients."""
@@ -61,6 +63,9 @@ class SimulatedClients:
         self, clients: Sequence[int], request: ReleaseRequest
     ) -> Iterator[ScoreRelease]:
         """Release each client's certainty vector."""
+        yield from ranks.joined(self._release(ranks.share(clients), request))
+
+    def _release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
         reads = takes_features(MECHANISMS[request.certainty.mechanism](request.certainty))
         for prototype, members in self._by_prototype(clients).items():
             sizes = [len(self._parts[client]) for client in members]
@@ -90,8 +95,17 @@ class SimulatedClients:
         received_request = replace(
             request, weights=received, corrections=corrections, beliefs=beliefs
         )
-        for update in self._train(clients, received_request):
-            yield replace(update, weights=as_received(update.weights, wire=request.wire))
+        own = ranks.share(clients)
+        updates = (
+            replace(update, weights=as_received(update.weights, wire=request.wire))
+            for update in self._train(own, received_request)
+        )
+        yield from ranks.joined(updates)
+        if request.local.optimizer_state == "kept" and ranks.size() > 1:
+            parts = ranks.gathered({client: self._kept.get(client) for client in own})
+            found = {client: kept for part in parts for client, kept in part.items()}
+            others = {one: kept for one, kept in self._kept.items() if one not in found}
+            self._kept = others | {one: kept for one, kept in found.items() if kept is not None}
 
     def _train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         for prototype, members in self._by_prototype(clients).items():

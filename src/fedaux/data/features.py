@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,8 @@ class Columns:
     classes: tuple[str, ...] | None
     fixed_width: bool = True
     """Whether the file states F, so that no single row decides it."""
+    clients: NDArray[Any] | None = None
+    """Whose each row is [N], by `data.client_column`."""
 
 
 def count_features(section: Data) -> int:
@@ -60,23 +63,37 @@ def load_features(section: Data) -> LabelledData:
     train, test = _pair(section)
     with found_by("data.path", str(section.path)):
         examples = _joined(train, section)
+    if section.client_column is not None and examples[3] is None:
+        raise ValueError(f"{train[0][0]}: data.client_column should be a column of a Parquet file")
     if test:
         with found_by("data.test" if section.test else "data.path", str(section.path)):
             tested = _joined(test, section)
         classes = union_of_classes([examples[2], tested[2]])
-        parts = [(one, renumbered(labels, own, classes)) for one, labels, own in (examples, tested)]
+        features, labels, own, owners = examples
+        held, held_labels, names, _ = tested
+        labels = renumbered(labels, own, classes)
+        held_labels = renumbered(held_labels, names, classes)
     else:
-        features, labels, classes = examples
+        features, labels, classes, owners = examples
         chosen, rest = hold_out(len(labels), fraction=section.test_fraction)
-        parts = [(features[rest], labels[rest]), (features[chosen], labels[chosen])]
-    (features, labels), (held, held_labels) = parts
+        held, held_labels = features[chosen], labels[chosen]
+        features, labels = features[rest], labels[rest]
+        owners = None if owners is None else owners[rest]
     return LabelledData(
         images=torch.from_numpy(features),
         labels=torch.from_numpy(labels),
         test_images=torch.from_numpy(held),
         test_labels=torch.from_numpy(held_labels),
         classes=classes,
+        clients=None if owners is None else _by_client(owners),
     )
+
+
+def _by_client(owners: NDArray[Any]) -> tuple[NDArray[np.int64], ...]:
+    """Return the rows of each client, from whose each row is [N]; clients by name or number."""
+    order = np.argsort(owners, kind="stable")
+    ends = np.flatnonzero(owners[order][1:] != owners[order][:-1]) + 1
+    return tuple(np.split(order, ends))
 
 
 def count_feature_rows(section: Data) -> int:
@@ -90,7 +107,7 @@ def load_feature_rows(section: Data) -> tuple[LabelledData, int]:
     becomes of another."""
     with found_by("data.path", str(section.path)):
         files = _of_node(section)
-        features, labels, classes = _joined(files, section, row_by_row=True)
+        features, labels, classes, _ = _joined(files, section, row_by_row=True)
     images, none = torch.from_numpy(features), torch.zeros(0, dtype=torch.int64)
     data = LabelledData(images, torch.from_numpy(labels), images[:0], none, classes)
     return data, sum(len(columns.features) for _, columns in files)
@@ -99,7 +116,7 @@ def load_feature_rows(section: Data) -> tuple[LabelledData, int]:
 def load_public_features(section: Auxiliary) -> Tensor:
     """Read public features."""
     with found_by("auxiliary.path", str(section.path)):
-        features, _, _ = _joined(_files(str(section.path), "train", section), section)
+        features, *_ = _joined(_files(str(section.path), "train", section), section)
     if section.size is not None and section.size > len(features):
         raise ValueError(
             f"auxiliary.size = {section.size}: should be at most {len(features)}, the number of "
@@ -141,7 +158,7 @@ def _pair(section: Data) -> tuple[Files, Files]:
         train = _files(str(section.path), "train", section)
         if section.test is None:
             return train, _files(str(section.path), "test", section)
-    elsewhere = section.model_copy(update={"split": None})
+    elsewhere = section.model_copy(update={"split": None, "client_column": None})
     with found_by("data.test", section.test):
         tested = _files(section.test, "test", elsewhere)
         return train, tested or _files(section.test, "train", elsewhere)
@@ -174,10 +191,15 @@ def _files(path: str, part: Part, section: Data | Auxiliary) -> Files:
 
 def _joined(
     files: Files, section: Data | Auxiliary, *, row_by_row: bool = False
-) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
-    """Return the usable rows of several files. Raises BadRows, unless `skip_bad` leaves them
-    out."""
-    features = np.concatenate([columns.features for _, columns in files])
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...], NDArray[Any] | None]:
+    """Return the usable rows of several files: features, labels, classes, and whose they are.
+
+    Raises BadRows, unless `skip_bad` leaves them out.
+    """
+    parts = [columns.features for _, columns in files]
+    features = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    known = [columns.clients for _, columns in files if columns.clients is not None]
+    owners = np.concatenate(known) if known else None
     labels, names = np.zeros(len(features), dtype=np.int64), tuple[str, ...]()
     bad: dict[int, str] = {}
     if isinstance(section, Data):
@@ -196,7 +218,9 @@ def _joined(
             labels, names, bad = number(values, classes=files[0][1].classes)
         except ValueError as error:
             raise ValueError(f"{files[0][0]}: {error}") from error
-    for row in np.flatnonzero(~np.isfinite(features).all(axis=1)).tolist():
+    with np.errstate(invalid="ignore"):  # infinite features of both signs
+        finite = np.isfinite(features.sum(axis=1, dtype=np.float64))
+    for row in np.flatnonzero(~finite).tolist():
         bad.setdefault(row, "a feature is missing, NaN or infinite")
     if bad:
         starts = np.cumsum([0, *(len(columns.features) for _, columns in files)])
@@ -217,9 +241,10 @@ def _joined(
         )
         good = np.setdiff1d(np.arange(len(features)), list(bad))
         features, labels = features[good], labels[good]
+        owners = None if owners is None else owners[good]
     if len(features) == 0 and not row_by_row:
         raise ValueError(f"{files[0][0]}: no usable rows")
-    return np.ascontiguousarray(features), labels, names
+    return np.ascontiguousarray(features), labels, names, owners
 
 
 def _of_arrays(
@@ -341,7 +366,7 @@ def _parquet(file: Path, part: Part, section: Data | Auxiliary) -> Columns | Non
     if part == "test":
         return None
     opened = parquet_file(file)
-    from pyarrow import compute, types
+    from pyarrow import types
 
     schema, key = opened.schema_arrow, key_of(section)
     labelled = section.label_column if isinstance(section, Data) else None
@@ -354,33 +379,61 @@ def _parquet(file: Path, part: Part, section: Data | Auxiliary) -> Columns | Non
             setting="data.label_column",
             where=file,
         )
+    owner = section.client_column if isinstance(section, Data) else None
     numeric = [
         name
         for name in schema.names
-        if name != label
+        if name not in (label, owner)
         and (types.is_integer(kind := schema.field(name).type) or types.is_floating(kind))
     ]
     usual = next((name for name in FEATURE_COLUMNS if name in schema.names), None)
     chosen = list(section.feature_column) or ([usual] if usual else numeric)
     for name in chosen or [""]:
         find_column(schema.names, given=name, names=(), setting=f"{key}.feature_column", where=file)
-    table = opened.read(columns=[*chosen, *([label] if label else [])])
+    if owner is not None:
+        find_column(schema.names, given=owner, names=(), setting="data.client_column", where=file)
+    kind, several = schema.field(chosen[0]).type, len(chosen) > 1
+    lists = not several and (types.is_list(kind) or types.is_fixed_size_list(kind))
+    table = opened.read(columns=[name for name in (label, owner) if name is not None])
     labels = _labels(table.column(label), file) if isinstance(section, Data) else None
-    kind = schema.field(chosen[0]).type
-    if len(chosen) > 1 or not (types.is_list(kind) or types.is_fixed_size_list(kind)):
+    owners = None if owner is None else np.asarray(_labels(table.column(owner), file))
+    if owners is not None and table.column(owner).null_count:
+        raise ValueError(f"{file}: a row has no {owner}, which data.client_column names")
+    if not lists:
+        table = opened.read(columns=chosen)
         columns = [
             np.asarray(table.column(name).to_numpy(), dtype=np.float64)[:, None] for name in chosen
         ]
-        return Columns(_numbers(np.hstack(columns), str(file)), labels, None)
-    cells = table.column(chosen[0]).combine_chunks()
-    lengths = compute.fill_null(compute.list_value_length(cells), -1).to_numpy()
-    width = kind.list_size if types.is_fixed_size_list(kind) else int(lengths.max(initial=0))
-    rows = np.full((len(cells), width), np.nan, dtype=np.float32)
-    flat = cells.filter(compute.equal(compute.list_value_length(cells), width)).flatten()
-    good = lengths == width
-    numbers = _numbers(flat.to_numpy(zero_copy_only=False).reshape(-1, max(1, width)), str(file))
-    rows[good] = numbers
-    return Columns(rows, labels, None, fixed_width=types.is_fixed_size_list(kind))
+        return Columns(_numbers(np.hstack(columns), str(file)), labels, None, clients=owners)
+    fixed = types.is_fixed_size_list(kind)
+    return Columns(_mapped(opened, chosen[0], file, fixed), labels, None, fixed, owners)
+
+
+def _mapped(opened: Any, column: str, file: Path, fixed: bool) -> NDArray[np.float32]:
+    """Return a column of lists [N, F] as a memory-mapped file, of which rows are read when they are
+    needed; NaN where a list has another length than the longest."""
+    from pyarrow import compute
+
+    def batches() -> Iterator[tuple[Any, NDArray[Any]]]:
+        for batch in opened.iter_batches(columns=[column]):
+            lengths = compute.fill_null(compute.list_value_length(batch.column(0)), -1)
+            yield batch.column(0), lengths.to_numpy(zero_copy_only=False)
+
+    kind = opened.schema_arrow.field(column).type
+    longest = (int(lengths.max(initial=0)) for _, lengths in batches())
+    width = kind.list_size if fixed else max(longest, default=0)
+    shape = opened.metadata.num_rows, width
+    with tempfile.TemporaryFile() as stream:
+        for cells, lengths in batches():
+            rows = np.full((len(cells), width), np.nan, dtype=np.float32)
+            flat = cells.filter(compute.equal(compute.list_value_length(cells), width)).flatten()
+            numbers = flat.to_numpy(zero_copy_only=False).reshape(-1, max(1, width))
+            rows[lengths == width] = _numbers(numbers, str(file))
+            stream.write(rows.data)
+        stream.flush()
+        if 0 in shape:
+            return np.zeros(shape, dtype=np.float32)
+        return np.memmap(stream, dtype=np.float32, mode="c", shape=shape)  # outlives the name
 
 
 def _labels(column: Any, file: Path) -> list[object]:

@@ -305,8 +305,12 @@ def _shortened(data: LabelledData, section: Data) -> LabelledData:
             raise ValueError(
                 f"data.{key} = {wanted}: should be at most {held}, the number of {kind} examples"
             )
+    clients = data.clients
+    if section.size is not None and clients is not None:
+        clients = tuple(own for part in clients if len(own := part[part < section.size]))
     return replace(
         data,
+        clients=clients,
         images=data.images[: section.size],
         labels=data.labels[: section.size],
         test_images=data.test_images[: section.test_size],

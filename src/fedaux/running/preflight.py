@@ -346,6 +346,12 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
         problems.append(
             "data: no examples to hold out for testing; data.test should be a file or folder"
         )
+    clients = experiment.split.num_clients
+    if data.clients is not None and len(data.clients) != clients:
+        problems.append(
+            f"split.num_clients = {clients}: should be {len(data.clients)}, the number of clients "
+            "with training examples"
+        )
     problems += _channel_problems(experiment.data, data.images) if data.vocabulary is None else []
     try:
         _, public = split_auxiliary(
@@ -568,6 +574,11 @@ def _missing_data(section: Data) -> list[str]:
         problems.append(f"data.test = {section.test!r}: the source {section.source} takes none")
     elif section.test is not None:
         problems += _not_there("data.test", section.source, section.test)
+    if section.client_column and (section.clients or not source.holds_features):
+        problems.append(
+            f"data.client_column = {section.client_column!r}: only for data.source = 'features' in "
+            "a Parquet file, data.path"
+        )
     if not section.clients:
         return _missing_file("data", section.source, section.path) + problems
     if not source.needs_path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 
 from rich.console import RenderableType
@@ -392,6 +393,7 @@ def _client_plan(
     )
 
 
+@cache  # many clients have the same number of examples
 def _score_plan(section: Certainty, size: int, feature_width: int, num_negatives: int) -> ScorePlan:
     """Return the cost of scores; infinite for a mechanism without a proved sensitivity."""
     sensitivity: Callable[[int], float]

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 import fedaux
 from fedaux import seeding
 from fedaux.config import Certainty, Experiment, ExperimentFields
+from fedaux.core import ranks
 from fedaux.core.algorithms import METHODS, asks_of
 from fedaux.core.compute import (
     CLIENTS_AT_ONCE,
@@ -56,6 +57,8 @@ from fedaux.running.summary import summarise
 
 TOP_IMAGES = 8
 """Number of each client's highest-scored auxiliary images in the report."""
+LISTED = 200
+"""Clients in split.json and in the figures of the report: at most the first ones."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,15 +190,21 @@ def run(
             "settings in a dict are fedaux.Experiment(**settings)"
         )
     given = in_memory(experiment, model=model, clients=clients, public=public, test=test)
-    with given as experiment:
-        preflight.check(experiment)
-        tensorboard.check(experiment)
+    with given as experiment, ranks.connected(choose_device(experiment.engine.device)):
         path = run_path(experiment, out)
-        if resume:
-            plugins.check_same(path)
-        stored_experiment(path, experiment, resume=resume)  # before much data is read
+
+        def checked() -> None:
+            preflight.check(experiment)
+            tensorboard.check(experiment)
+            if resume:
+                plugins.check_same(path)
+            stored_experiment(path, experiment, resume=resume)  # before much data is read
+
+        ranks.of_first(checked)
         inputs = load(experiment)
         first = partial(split_for, experiment, inputs.data, experiment.seeds[0])
+        if ranks.rank():
+            callback, progress = None, False
         with watched(experiment, callback, progress=progress) as watching:
             return run_with_clients(
                 experiment,
@@ -259,6 +268,14 @@ def run_with_clients(
     )
     for line in drowned:
         warnings.warn(line, stacklevel=3)
+    if ranks.rank():
+        directory = RunDirectory(path, experiment)  # which rank 0 alone opens and writes
+        runner = ExperimentRunner(
+            experiment, directory, data, auxiliary, callback, compute, clients
+        )
+        for method, seed in directory.tasks():
+            runner.run(method, seed)
+        return Result(path, {})
     with RunDirectory.open(path, experiment, resume=resume) as directory:
         save_json(path / "environment.json", environment(compute))
         if data.encoder is not None:
@@ -314,14 +331,8 @@ class ExperimentRunner:
     def run(self, method: str, seed: int) -> None:
         """Run one method and seed, from its last saved round to the end."""
         directory, rounds = self._directory, self._experiment.rounds
-        finished = directory.rounds_done(method, seed) >= rounds
-        lacks_models = model_files.lacks_models(directory, method, seed)
-        if finished and not lacks_models and not self._lacks_scores(method, seed):
-            return  # its tensors are not read again
-        progress = directory.load(method, seed, device=str(self._auxiliary.device))
-        if progress is not None and finished and lacks_models:
-            self._write_models(method, seed, progress)
-        if finished and not self._lacks_scores(method, seed):
+        finished, progress = ranks.of_first(lambda: self._stored(method, seed))
+        if finished:
             return
         task = self.task(method, seed)
         clients = self._clients(task)
@@ -333,11 +344,14 @@ class ExperimentRunner:
                 clients,
                 extractor=self.extractor(task),
                 callback=self._callback,
-                settle=lambda public, section: self._shared_public(public, section, seed),
+                settle=lambda public, section: ranks.of_first(
+                    lambda: self._shared_public(public, section, seed)
+                ),
             )
             progress = Progress(state, preparation, [])
-            directory.save(method, seed, progress)
-            directory.write_ledger()
+            if ranks.rank() == 0:
+                directory.save(method, seed, progress)
+                directory.write_ledger()
         federation = Server(task, progress.preparation, clients, callback=self._callback)
         while progress.state.round < rounds:
             state, row = federation.play_round(progress.state)
@@ -345,17 +359,34 @@ class ExperimentRunner:
             progress = Progress(
                 state, progress.preparation, [*progress.rows, row], clients.client_states()
             )
+            if ranks.rank():
+                continue
             directory.save(method, seed, progress)
             directory.append_metrics(row)
             if released:
                 directory.write_ledger()
-        if self._lacks_scores(method, seed) and progress.state.releases:
+        if ranks.rank():
+            return
+        listed = any(client < LISTED for client in progress.state.releases)
+        if self._lacks_scores(method, seed) and listed:
             tensors, metadata = describe_scores(
                 federation, progress.state, vocabulary=self._data.vocabulary
             )
             save_tensors(directory.path / "scores.safetensors", tensors, metadata=metadata)
         self._write_models(method, seed, progress)
         write_summary(directory)
+
+    def _stored(self, method: str, seed: int) -> tuple[bool, Progress | None]:
+        """Return whether a method and seed is finished, and otherwise its saved progress."""
+        directory, progress = self._directory, None
+        finished = directory.rounds_done(method, seed) >= self._experiment.rounds
+        lacks_models = model_files.lacks_models(directory, method, seed)
+        lacks_scores = self._lacks_scores(method, seed)
+        if not finished or lacks_models or lacks_scores:  # else its tensors are not read again
+            progress = directory.load(method, seed, device=str(self._auxiliary.device))
+        if progress is not None and finished and lacks_models:
+            self._write_models(method, seed, progress)
+        return finished and not lacks_scores, progress
 
     def _write_models(self, method: str, seed: int, progress: Progress) -> None:
         model_files.write_models(
@@ -424,11 +455,13 @@ class ExperimentRunner:
                 compute=self._compute,
                 vocabulary=self._data.vocabulary,
             )
-            return pretrained_extractor(
-                request,
-                store=self._directory.path / "pretrained",
-                shared=shared_store(),
-                on_epoch=lambda progress: self._callback.phase(task, 0, f"pretrain {progress}"),
+            return ranks.of_first(
+                lambda: pretrained_extractor(
+                    request,
+                    store=self._directory.path / "pretrained",
+                    shared=shared_store(),
+                    on_epoch=lambda progress: self._callback.phase(task, 0, f"pretrain {progress}"),
+                )
             )
 
         return extract
@@ -493,9 +526,9 @@ def split_for(
 
 
 def split_table(experiment: Experiment, data: LabelledData, seed: int) -> NDArray[np.int64]:
-    """Return the number of examples per client and class."""
+    """Return the number of examples per client and class, of the first `LISTED` clients."""
     labels = data.labels.cpu().numpy()
-    parts = split_for(experiment, data, seed)
+    parts = split_for(experiment, data, seed)[:LISTED]
     return np.stack([np.bincount(labels[part], minlength=len(data.classes)) for part in parts])
 
 
@@ -524,7 +557,7 @@ def describe_scores(
     Test labels are used for this figure only.
     """
     task, scorer = federation.task, federation.scorer
-    chosen = sorted(state.releases)
+    chosen = [client for client in sorted(state.releases) if client < LISTED]
     projected = {
         name: scorer.project(name, task.test_images) for name in federation.preparation.public
     }

@@ -38,7 +38,6 @@ from fedaux.files import (
     load_checked,
     replacing,
     save_checked,
-    save_json,
     save_text,
     weights_digest,
 )
@@ -209,7 +208,7 @@ class RunDirectory:
             kind: {str(client): one.round for client, one in clients.items()}
             for kind, clients in stamped.items()
         }
-        save_json(folder / STATE, header)
+        save_text(folder / STATE, json.dumps(header, allow_nan=False) + "\n")  # fast in one line
         _remove_old(folder, header)
         if state.ledger:  # updates add entries in every round
             self.write_ledger()
@@ -256,17 +255,15 @@ class RunDirectory:
     def write_ledger(self) -> None:
         """Write ledger.json from the headers: every release of every client with its privacy
         cost."""
-        entries = [
-            {"method": header["method"], "seed": header["seed"]} | entry
+        entries = [  # one in a line, which is fast to write
+            json.dumps({"method": header["method"], "seed": header["seed"]} | entry)
             for header in self.headers()
             for entry in header["ledger"]
         ]
-        ledger = {
-            "neighbours": NEIGHBOURS,
-            "unprotected": unprotected_by(all_asks(self.experiment).values(), self.experiment),
-            "entries": entries,
-        }
-        save_json(self.path / "ledger.json", ledger)
+        unprotected = unprotected_by(all_asks(self.experiment).values(), self.experiment)
+        about = json.dumps({"neighbours": NEIGHBOURS, "unprotected": unprotected})
+        lines = f'{about[:-1]}, "entries": [\n' + ",\n".join(entries) + "\n]}\n"
+        save_text(self.path / "ledger.json", lines)
 
 
 STATE = "state.json"
