@@ -46,10 +46,13 @@ def same_round(
     return after, row, expected, expected_row
 
 
+FROM_H0 = {f"{name}+p" for name in METHODS} - {"fedavg+p"}
+"""Methods that differ from another in their start alone."""
 FEDERATED = [
     name
     for name, method in METHODS.items()
-    if asks_of(name).trains
+    if name not in FROM_H0
+    and asks_of(name).trains
     and not asks_of(name).is_bound
     and not isinstance(method, FedAvgM | FedAdam | FedExP)  # tests/core/test_server_steps.py
 ]

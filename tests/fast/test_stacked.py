@@ -384,6 +384,8 @@ QUICK: dict[str, Any] = {
 
 QUICKLY = ("fedavg", "fedprox", "fedbe+p", "fedaux+m")
 """Methods that train, teach and remember in all ways that there are."""
+FROM_H0 = {f"{name}+p" for name in METHODS} - {*QUICKLY}
+"""Methods that differ from another in their start alone."""
 
 
 @pytest.mark.usefixtures("double_precision")
@@ -392,7 +394,8 @@ QUICKLY = ("fedavg", "fedprox", "fedbe+p", "fedaux+m")
     [
         pytest.param(name, marks=() if name in QUICKLY else pytest.mark.slow)
         for name in METHODS
-        if asks_of(name).trains
+        if name not in FROM_H0
+        and asks_of(name).trains
         and not asks_of(name).is_bound  # the others have no clients side by side
     ],
 )

@@ -62,8 +62,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 def best_method(summary: Mapping[str, Any]) -> str:
     """Return the most accurate federated method in the last round; of bounds alone, the best."""
-    rows = ranked(summary["rows"])
-    return next((row["method"] for row in rows if not is_bound(row["method"])), rows[0]["method"])
+    names: list[str] = [row["method"] for row in ranked(summary["rows"])]
+    return next((name for name in names if not is_bound(name)), names[0])
 
 
 def split_table(
