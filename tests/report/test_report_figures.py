@@ -9,6 +9,7 @@ import pytest
 from helpers.report_runs import make_run, read_metrics
 
 from fedaux.report import data_figures, figures, svg
+from fedaux.report.figures import Mark
 from fedaux.report.run import Point, curve_points
 
 
@@ -23,6 +24,23 @@ def test_methods_keep_their_colour_and_never_share_a_look() -> None:
     assert len(set(styles.values())) == len(names)
     assert figures.method_styles(["fedaux"])["fedaux"] == styles["fedaux"]
     assert styles["feddf"].colour == styles["feddf+p"].colour != styles["fedaux"].colour
+
+
+def test_methods_of_a_usual_comparison_have_colours_of_their_own() -> None:
+    peers = ["fedavg", "fedprox", "feddf", "scaffold", "feddyn", "fedadam", "fedavgm"]
+    names = [*(f"{peer}+p" for peer in peers), "fedaux", "fedaux2", "private-head"]
+    styles = figures.method_styles(names)
+    assert len({style.colour for style in styles.values()}) == len(names)
+
+
+def test_marks_stand_at_their_tick() -> None:
+    marks = [Mark("fedavg", -1.0, 0.4, 0.0, "a"), Mark("fedaux2", 0.5, 0.8, 0.0, "b")]
+    marks += [Mark("fedaux2", 1.0, 0.9, 0.0, "b"), Mark("fedaux", 1.0, 0.7, 0.0, "c")]
+    figure = figures.against_values(marks, xlabel="ε", names={-1.0: "none", 0.5: "0.5", 1.0: "1"})
+    axes = figure.axes[0]
+    places = [place for line in axes.get_lines() for place in np.asarray(line.get_xdata()).tolist()]
+    assert sorted(place for place in places if place < 1.5) == [0.0, 1.0]
+    assert [abs(place - 2) < 0.05 for place in places if place > 1.5] == [True, True]
 
 
 def test_the_curve_that_ends_highest_is_bold() -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 
 import pytest
 from rich.console import Console
@@ -78,6 +79,16 @@ def test_a_narrow_terminal_truncates_nothing_and_breaks_no_number(width: int) ->
     for own in numbers:
         assert all(any(number in line for line in lines) for number in own)
     assert set(remark.split()) <= set(" ".join(lines).split())
+
+
+def test_a_table_that_is_split_repeats_all_that_tells_its_rows_apart() -> None:
+    rows = [("fedaux", str(alpha), *["0.123456789"] * 9) for alpha in (0.01, 0.1)]
+    table = Table(("method", "alpha", *map(str, range(9))), rows, keys=2)
+    lines = [line for line in printed(table, width=60).splitlines() if "0.123456789" in line]
+    assert len(lines) > 4
+    assert {tuple(line.split()[:2]) for line in lines} == {("fedaux", "0.01"), ("fedaux", "0.1")}
+    parts = Counter(tuple(line.split()[:2]) for line in lines)
+    assert len(set(parts.values())) == 1
 
 
 def test_csv_can_be_read_back() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
@@ -28,6 +28,7 @@ METHOD_STYLES = {
     "fedbe": ("#CC79A7", "^"),
     "fedaux": ("#D55E00", "o"),
     "fedaux2": ("#E69F00", "P"),
+    "private-head": ("#8A63B8", "h"),
 }
 OTHER_STYLES = (
     ("#E69F00", "P"),
@@ -35,6 +36,11 @@ OTHER_STYLES = (
     ("#56B4E9", "<"),
     ("#009E73", ">"),
     ("#0072B2", "p"),
+    ("#D55E00", "d"),
+    ("#7F7F7F", "*"),
+    ("#8C564B", "H"),
+    ("#8A63B8", "8"),
+    ("#999933", "X"),
 )
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
 BLUE = "#2A86C8"  # between the palette's two blues: visible on white and on black
@@ -68,22 +74,28 @@ class Mark(NamedTuple):
     """The other settings, shown by the size of a mark."""
 
 
-def method_styles(methods: Iterable[str]) -> dict[str, Style]:
-    """Return a different colour, marker and line for each method.
+def method_styles(methods: Collection[str]) -> dict[str, Style]:
+    """Return a different look for each method; with and without `+p` it has the same colour, which
+    no other has while there are any left.
 
     Methods that start from pretrained features are drawn solid, the others dashed.
     """
+    families: dict[str, tuple[str, str]] = {}
+    bases = {method.partition("+")[0] for method in methods}
+    for base in sorted(bases, key=lambda base: (base not in METHOD_STYLES, base)):
+        preferred = METHOD_STYLES.get(base, OTHER_STYLES[crc32(base.encode()) % len(OTHER_STYLES)])
+        taken = {colour for colour, _ in families.values()}
+        free = (look for look in (preferred, *OTHER_STYLES) if look[0] not in taken)
+        families[base] = next(free, preferred)
     styles: dict[str, Style] = {}
     for method in sorted(methods):
         base = method.partition("+")[0]
-        preferred = METHOD_STYLES.get(base, OTHER_STYLES[crc32(base.encode()) % len(OTHER_STYLES)])
-        solid = "+" in method or base not in METHOD_STYLES or base.startswith("fedaux")
+        solid = "+" in method or base not in METHOD_STYLES or base.startswith(("fedaux", "private"))
         first = 0 if solid else 1
-        looks = [preferred, *(look for look in OTHER_STYLES if look != preferred)]
         dashes = [*DASHES[first:], *DASHES[:first]]
+        looks = [families[base], *(look for look in OTHER_STYLES if look != families[base])]
         choices = [Style(colour, marker, dash) for colour, marker in looks for dash in dashes]
-        free = (style for style in choices if style not in styles.values())
-        styles[method] = next(free, choices[0])
+        styles[method] = next((one for one in choices if one not in styles.values()), choices[0])
     return styles
 
 
@@ -283,15 +295,23 @@ def against_values(
     """
     figure, axes, styles, sizes = _scatter(marks, xlabel=xlabel, settings=settings)
     places = {cost: place for place, cost in enumerate(names)}
-    beside = {
-        method: 0.5 * ((place + 0.5) / len(styles) - 0.5) for place, method in enumerate(styles)
+    here = {
+        cost: [name for name in styles if any((name, cost) == mark[:2] for mark in marks)]
+        for cost in names
     }
+
+    def place_of(mark: Mark) -> float:
+        own = here[mark.cost]
+        beside = own.index(mark.method) - (len(own) - 1) / 2
+        return places[mark.cost] + min(0.06, 0.4 / len(own)) * beside
+
     for line in dict.fromkeys(mark.line for mark in marks):
         joined = sorted(
             (mark for mark in marks if mark.line == line), key=lambda mark: places[mark.cost]
         )
-        where = [places[mark.cost] + beside[mark.method] for mark in joined]
-        _draw_marks(axes, where, joined, styles[joined[0].method], sizes, join=len(set(where)) > 1)
+        join = len({mark.cost for mark in joined}) > 1
+        where = list(map(place_of, joined))
+        _draw_marks(axes, where, joined, styles[joined[0].method], sizes, join=join)
     step = max(1, -(-len(names) // 8))
     axes.set_xticks(range(0, len(names), step), list(names.values())[::step])
     axes.set_xlim(-0.5, len(names) - 0.5)

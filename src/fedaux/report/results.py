@@ -372,7 +372,7 @@ def results_table(
     ]
     bold = bold_row(means.index(max(means)), headers) if best and len(rows) > 1 else set()
     align = "l" * (1 + len(names)) + "r" * len(columns)
-    return Table(headers, lines, align, caption, bold)
+    return Table(headers, lines, align, caption, bold, keys=1 + len(names))
 
 
 def is_bound(method: str) -> bool:

@@ -36,6 +36,8 @@ class Table:
     """Bold cells, as (row, column)."""
     links: Mapping[int, str] = field(default_factory=dict)
     """Targets of links on the first cell, by row."""
+    keys: int = 1
+    """The number of first columns that tell rows apart."""
 
     def __post_init__(self) -> None:
         widths = {len(row) for row in self.rows} | ({len(self.align)} if self.align else set())
@@ -61,7 +63,8 @@ def bold_row(number: int, headers: Sequence[object]) -> set[tuple[int, int]]:
 
 class TerminalTable:
     """A table that rich prints: in a narrow terminal text wraps at words, numbers stay whole, and
-    columns that find no room follow in further tables, each with the first column."""
+    columns that find no room follow in further tables, each with the columns that tell rows
+    apart."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -93,10 +96,11 @@ class TerminalTable:
         """Yield the columns of each table with their widths."""
         widths = [self._widths(column) for column in range(len(self.table.headers))]
         part: dict[int, int] = {}
+        keys = min(self.table.keys, len(widths))
         for column, (least, _) in enumerate(widths):
-            if len(part) > 1 and sum(part.values()) + GAP * len(part) + least > room:
+            if len(part) > keys and sum(part.values()) + GAP * len(part) + least > room:
                 yield _widened(part, widths, room)
-                part = {0: widths[0][0]}
+                part = {key: widths[key][0] for key in range(keys)}
             part[column] = least
         yield _widened(part, widths, room)
 
