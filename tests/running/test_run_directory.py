@@ -36,6 +36,7 @@ from fedaux.running.display import (
     split_table,
     warning_lines,
 )
+from fedaux.running.shared import digest_of
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
@@ -542,6 +543,53 @@ def test_a_split_of_many_classes_has_a_line_for_each_client() -> None:
     assert len(split_table(table[:, :3], names[:3], how="alpha = 1").table.headers) == 5
     line = "Examples per class: least 2, median 2, most 5; class b has 56 % of 9"
     assert classes_line(table[:, [1, 0, 2]], "abc") == line
+
+
+@pytest.mark.usefixtures("without_pages")
+def test_a_sweep_runs_what_a_key_does_not_change_once(tmp_path: Path) -> None:
+    class Trained:
+        def __init__(self) -> None:
+            self.rounds: list[str] = []
+
+        def phase(self, task: Any, round: int, name: str) -> None:
+            pass
+
+        def round(self, row: Any) -> None:
+            self.rounds.append(row["method"])
+
+    (tmp_path / "sweep.json").touch()
+    methods, seen = ["fedavg+p", "fedaux"], {}
+    for epsilon in (1.0, 2.0):
+        seen[epsilon] = Trained()
+        experiment = tiny(method=methods, certainty={"epsilon": epsilon}, rounds=2)
+        fedaux.run(experiment, out=tmp_path / f"{epsilon:g}", callback=seen[epsilon])
+    assert seen[1.0].rounds == ["fedavg+p"] * 2 + ["fedaux"] * 2
+    assert seen[2.0].rounds == ["fedaux"] * 2
+    first, second = (rows_of(tmp_path / name) for name in "12")
+    assert first[:2] == second[:2]
+    assert first[2:] != second[2:]
+    assert len(list((tmp_path / "2/models").rglob("*.safetensors"))) == 2
+    fedaux.run(
+        tiny(method=methods, certainty={"epsilon": 2.0}, rounds=3), out=tmp_path / "2", resume=True
+    )
+    assert len(rows_of(tmp_path / "2")) == 6
+    alone = tmp_path / "alone" / "2"
+    fedaux.run(tiny(method=methods, certainty={"epsilon": 2.0}, rounds=3), out=alone)
+    extended, whole = (
+        [(row["method"], row["accuracy"]) for row in rows_of(place)]
+        for place in (tmp_path / "2", alone)
+    )
+    assert extended == whole
+
+
+def test_keys_that_change_nothing_are_left_out_of_what_runs_share() -> None:
+    noisy, clear = (tiny(certainty={"epsilon": epsilon}) for epsilon in (0.1, 1.0))
+    assert digest_of(noisy, "feddf+p") == digest_of(clear, "feddf+p")
+    assert digest_of(noisy, "feddf+p") != digest_of(clear, "fedavg+p")
+    for method in ("fedaux", "fedaux2", "private-head"):
+        assert digest_of(noisy, method) != digest_of(clear, method)
+    assert digest_of(tiny(rounds=2), "fedavg") != digest_of(tiny(rounds=3), "fedavg")
+    assert digest_of(tiny(local={"epochs": 2}), "fedavg") != digest_of(tiny(), "fedavg")
 
 
 def test_dropped_answers_are_told_at_the_end(tmp_path: Path) -> None:

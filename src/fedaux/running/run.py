@@ -53,6 +53,7 @@ from fedaux.running.callbacks import imported, watched
 from fedaux.running.from_python import Factory, in_memory
 from fedaux.running.privacy_plan import noise_warnings
 from fedaux.running.run_directory import Progress, RunDirectory, stored_experiment
+from fedaux.running.shared import turn
 from fedaux.running.summary import summarise
 
 TOP_IMAGES = 8
@@ -290,14 +291,20 @@ def run_with_clients(
             runner = ExperimentRunner(
                 experiment, directory, data, auxiliary, both, compute, clients
             )
-            for method, seed in directory.tasks():
-                try:
-                    runner.run(method, seed)
-                except torch.cuda.OutOfMemoryError as error:
-                    hint = "; engine settings can be changed with --resume"
-                    raise ValueError(
-                        out_of_memory(experiment, f"{method}, seed {seed}") + hint
-                    ) from error
+            later: list[tuple[str, int]] = []
+            for wait, tasks in ((False, directory.tasks()), (True, later)):
+                for method, seed in tasks:
+                    with turn(directory, method, seed, wait=wait) as mine:
+                        if not mine:  # another run of a sweep is at it
+                            later.append((method, seed))
+                            continue
+                        try:
+                            runner.run(method, seed)
+                        except torch.cuda.OutOfMemoryError as error:
+                            hint = "; engine settings can be changed with --resume"
+                            raise ValueError(
+                                out_of_memory(experiment, f"{method}, seed {seed}") + hint
+                            ) from error
         directory.write_metrics()
         summary = write_summary(directory)
         from fedaux.report import write_report  # a slow import

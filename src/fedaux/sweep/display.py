@@ -142,6 +142,8 @@ class ProgressDisplay(SweepCallback):
     def ended(self, cell: Cell, reason: str | None) -> None:
         """Report the outcome of a cell."""
         self._over.add(cell.name)
+        if reason is None:
+            self._done[cell.name] = cell.rounds  # some may be those of another cell
         if (bar := self._bars.pop(cell.name, None)) is not None:
             self._live.remove_task(bar)
         self._update_total()

@@ -272,7 +272,9 @@ def _check_directory(path: Path, *, resume: bool) -> None:
                 f"{path} already contains a sweep; continue it or add cells with --resume "
                 "(resume=True), or choose another directory with --out (out=)"
             )
-    elif path.exists() and any(item.name not in (".lock", ".shared") for item in path.iterdir()):
+    elif path.exists() and any(
+        item.name not in (".lock", ".shared", ".once") for item in path.iterdir()
+    ):
         raise ValueError(
             f"{path} is not empty and contains no sweep; choose another directory with --out (out=)"
         )
