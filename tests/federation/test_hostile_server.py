@@ -582,6 +582,14 @@ def test_a_request_that_departs_from_its_plan_is_refused(tmp_path: Path) -> None
     words = refusal(asked(file, content, PREPARE).content)
     assert words == "refused: certainty: not that of the plan of this run"
     assert spent(file) == []
+    planned = Local().model_dump(mode="json")
+    for changes, expected in (
+        ({"epochs": 3}, "refused: local: not that of the plan of this run"),
+        ({"privacy": {"noise_multiplier": 0.2}}, "refused: local: not that of the plan"),
+        ({"optimizer": "sgd", "learning_rate": 0.1}, None),  # a method's own
+    ):
+        words = refusal(ask_for_update(file, terms={"local": planned | changes}))
+        assert words == expected or str(words).startswith(str(expected))
 
 
 def test_training_outside_the_proofs_is_refused_before_scores_are_paid(

@@ -58,7 +58,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     "changes",
     [
         {},
-        {"method": ["fedavg", "feddf+p"]},
+        {"method": ["fedavg@sgd-0.3", "feddf+p"]},
         {"mode": "linear", "method": ["fedaux", "feddf+p"]},
         {"federation": {"wire": "fp16"}},
         {"local": {"optimizer_state": "kept"}, "method": ["fedavg"]},

@@ -53,11 +53,6 @@ def test_names_with_an_optimizer_are_not_listed_and_read_as_numbers() -> None:
     assert not any("@" in name for name in METHODS)
 
 
-def test_a_federation_refuses_an_optimizer_of_a_method() -> None:
-    problems = preflight.problems_of(tiny(method="fedavg@sgd-0.1"), federated=True)
-    assert any("nodes train all methods with the optimizer of [local]" in one for one in problems)
-
-
 def test_candidates_follow_from_the_recipe() -> None:
     experiment = tiny(
         method=["scaffold@sgd-0.1", "fedavg", "private-head"], local={"learning_rate": 0.003}

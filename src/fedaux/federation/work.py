@@ -128,7 +128,7 @@ def train(
 ) -> Answer:
     """Train one round within the node's policy; answers that must be unique are stored and
     repeated."""
-    if _without_strengths(terms.local) != _without_strengths(terms.plan.local):
+    if _as_planned(terms.local) != _as_planned(terms.plan.local):
         raise Refusal("local: not that of the plan of this run")
     if not set(terms.objectives) <= set(terms.plan.objectives):
         raise Refusal("local.objectives: not those of the plan of this run")
@@ -485,7 +485,8 @@ def _finite(tensors: Mapping[str, Tensor]) -> bool:
     return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
 
-def _without_strengths(local: Local | None) -> Local | None:
-    """Return the settings of training that a plan fixes; a server may change how strong objectives
-    are."""
-    return None if local is None else local.model_copy(update={"strengths": {}})
+def _as_planned(local: Local | None) -> Local | None:
+    """Return the settings of training that a plan fixes. A server may change how strong objectives
+    are, and the optimizer with the method: neither changes what a gradient costs."""
+    free = {"strengths": {}, "optimizer": "adam", "learning_rate": 1.0}
+    return None if local is None else local.model_copy(update=free)

@@ -129,12 +129,6 @@ def problems_of(
             for name, asks in asked.items()
             if asks.corrects
         ]
-        problems += [
-            f"method = {name!r}: nodes train all methods with the optimizer of [local]; run it in "
-            "the simulator"
-            for name in asked
-            if METHODS[name].optimizer is not None
-        ]
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
             problems += _size_problems(experiment)
