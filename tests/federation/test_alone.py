@@ -20,15 +20,19 @@ from torch import Tensor, nn
 pytest.importorskip("flwr", reason="needs the extra flower")
 pytest.importorskip("opendp", reason="needs the extra privacy (opendp)")
 from flwr.app import RecordDict
+from helpers.encoders import KINDS, image_encoder
 from helpers.loopback import asked
 from helpers.recorded_draws import Recorded
 
-from fedaux.config import Certainty, Local, LocalPrivacy, Prototype
+from fedaux.config import Certainty, EncoderSection, Local, LocalPrivacy, Prototype
 from fedaux.core import dpsgd
 from fedaux.core.compute import Compute
 from fedaux.core.plain_backend import PlainPredictor
 from fedaux.core.weights import snapshot
+from fedaux.data import load_rows
+from fedaux.encoders import Encoder, Extractor, Images, open_encoder
 from fedaux.federation import records, work
+from fedaux.federation.node import load_node
 from fedaux.federation.policy import digest_of
 from fedaux.federation.terms import PREPARE, TRAIN, Plan, PrepareTerms, TrainTerms
 from fedaux.models import MODELS, SplitModel, model_input
@@ -167,12 +171,57 @@ def test_features_are_a_function_of_their_image(name: str, precision: torch.dtyp
 
 
 def test_an_extractor_that_mixes_the_examples_of_a_batch_sees_one_at_a_time() -> None:
-    class Mixing(nn.Module):
-        def forward(self, inputs: Tensor) -> Tensor:
-            return inputs.flatten(1) - inputs.flatten(1).mean(dim=0)
-
     images = torch.randint(0, 256, (5, 1, 4, 4), dtype=torch.uint8)
     assert not bool(PlainPredictor(Mixing(), Compute()).alone({}, images).any())
+
+
+class Mixing(nn.Module):
+    """A network whose features depend on everything in their batch."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.flatten(1) - inputs.flatten(1).mean(dim=0)
+
+
+def test_features_of_a_node_never_come_from_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not from the cache, in which a run on the same images left features of batches."""
+    monkeypatch.setenv("FEDAUX_CACHE", str(tmp_path / "cache"))
+    encoder = Encoder(Mixing(), Images(4, 4, (0.5,), (0.5,)))
+    monkeypatch.setattr(work, "encoder_of", lambda path: encoder)
+    labels = ["a", "b", "b", "b", "c"]
+    file = node(tmp_path, write(tmp_path / "data", pictures(5), labels))
+    file.write_text(f'encoder = "e"\n{file.read_text(encoding="utf-8")}', encoding="utf-8")
+    section = load_node(file).data.model_copy(update={"skip_bad": True, "encoding": "utf-8"})
+    batched, _ = load_rows(section, converter=Extractor(encoder, Compute()))
+    assert bool(batched.images.any())
+    examples = work.own_examples(load_node(file), CLASSES)
+    assert examples.images.shape == (5, 16)
+    assert not bool(examples.images.any())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_of_an_encoder_are_a_function_of_their_image(tmp_path: Path, kind: str) -> None:
+    """Permuted, replaced by an image that cannot be read, fewer, on other threads."""
+    encoder = open_encoder(EncoderSection(source=f"hf:{image_encoder(tmp_path / kind, kind)}"))
+    generator = np.random.default_rng(0)
+    sizes = [(9, 33), (32, 32), (64, 20), (47, 47), (5, 5)]
+    images = [generator.integers(0, 256, (3, *size), dtype=np.uint8) for size in sizes]
+
+    def features(contents: list[Any], *, workers: int) -> dict[int, np.ndarray]:
+        extractor = Extractor(encoder, Compute(workers=workers), batch_size=1)
+        entries = ((str(place), one) for place, one in enumerate(contents))
+        (block,) = extractor.encode_all(entries, bad_labels={})
+        return dict(zip(block.rows, block.images, strict=True))
+
+    whole = features(images, workers=1)
+    order = [4, 2, 0, 3, 1]
+    moved = features([images[place] for place in order], workers=3)
+    assert all((moved[place] == whole[row]).all() for place, row in enumerate(order))
+    replaced = features([b"no image", *images[1:]], workers=2)
+    assert sorted(replaced) == [1, 2, 3, 4]
+    assert all((own == whole[row]).all() for row, own in replaced.items())
+    assert (features(images[3:4], workers=2)[0] == whole[3]).all()
 
 
 def gradient_sums(

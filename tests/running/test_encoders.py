@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fedaux.core.compute import Compute
 from fedaux.data.decoding import DecodedBlock
 from fedaux.encoders import Encoder, Extractor, Images, extraction, network, of_file, open_encoder
 from fedaux.encoders.preprocessing import images_of
+from fedaux.files import save_tensors, weights_digest
 from fedaux.predict import export as model_export
 from fedaux.recipes import load_experiment
 from fedaux.running.preflight import problems_of
@@ -55,6 +57,76 @@ def test_features_are_those_of_the_network_and_survive_one_file(tmp_path: Path, 
     again = of_file(tmp_path / "one.safetensors", key="file")
     assert (again.digest, again.licence) == (encoder.digest, "mit")
     torch.testing.assert_close(Extractor(again, Compute()).features([PIXELS])[0], found)
+
+
+def test_the_file_of_an_encoder_is_frozen(tmp_path: Path) -> None:
+    """A network in training mode changes its running means by every batch, and so its digest."""
+    opened(image_encoder(tmp_path / "resnet", "resnet")).save(tmp_path / "one.safetensors")
+    encoder = of_file(tmp_path / "one.safetensors", key="file")
+    before = weights_digest(encoder.module.state_dict())
+    assert encoder.width == 16
+    assert weights_digest(encoder.module.state_dict()) == before
+
+
+def test_an_encoder_that_draws_random_numbers_is_refused(tmp_path: Path) -> None:
+    """Features would depend on how many images came before, as with the masks of ViTMAE."""
+    tensors, metadata = opened(image_encoder(tmp_path / "vit")).packed()
+    changed = metadata["encoder"].replace('"model_type": "vit"', '"model_type": "vit_mae"')
+    save_tensors(tmp_path / "mae.safetensors", tensors, metadata=metadata | {"encoder": changed})
+    encoder = of_file(tmp_path / "mae.safetensors", key="file")
+    with pytest.raises(ValueError, match="its features are random"):
+        Extractor(encoder, Compute()).features([PIXELS])
+
+
+ODD: list[Any] = [
+    *(None, True, -1, 0, 2**31, 10**30, 1e308, "", "x" * 1000, [], {}, [[]], [0], [0.5] * 2),
+    *("hf-hub:other/model", "../../etc/passwd", "kernels-community/flash-attn", "nan", "lanczos"),
+]
+OTHERS: list[dict[str, Any]] = [
+    {"library": "transformers", "config": {"model_type": "dpt", "backbone": "other/model"}},
+    {
+        "library": "transformers",
+        "config": {"model_type": "detr", "backbone": "other/model", "use_timm_backbone": False},
+    },
+    {"library": "timm", "config": {"architecture": "hf-hub:other/model"}},
+    {"library": "other", "config": {}},
+]
+
+
+def changed_encoder(content: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """Return the description of an encoder with one change."""
+    if draw.random() < 0.1:
+        return content | {"network": draw.choice(OTHERS)}
+    inputs, config = content["inputs"], content["network"]["config"]
+    holder = draw.choice([content, inputs, inputs, content["network"], config, config])
+    added = ["attn_implementation", "_attn_implementation", "quantization_config", "auto_map"]
+    key = draw.choice([*holder, *(added if holder is config else [])])
+    if draw.random() < 0.2:
+        holder.pop(key, None)
+    else:
+        holder[key] = draw.choice(ODD)
+    return content
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_changed_files_of_encoders_are_refused_or_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """One clear error, and nobody is asked: a description can name models and code on the hub."""
+    asked: list[object] = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *names, **_: asked.append(names))
+    tensors, metadata = opened(image_encoder(tmp_path / "vit")).packed()
+    draw, refused, path = random.Random(seed), 0, tmp_path / "one.safetensors"
+    for _ in range(40):
+        content = changed_encoder(json.loads(metadata["encoder"]), draw)
+        save_tensors(path, tensors, metadata=metadata | {"encoder": json.dumps(content)})
+        try:
+            encoder = of_file(path, key="encoder")
+            assert Extractor(encoder, Compute()).features([PIXELS]).shape == (1, encoder.width)
+        except ValueError:
+            refused += 1
+    assert refused > 10
+    assert not asked
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])

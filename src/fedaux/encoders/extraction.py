@@ -83,6 +83,7 @@ class Extractor:
         compute = self._compute
         return {
             "encoder": self.encoder.digest,
+            "alone": self.batch_size == 1,
             "device": compute.device.type,
             "precision": str(compute.precision),
             "encoding": section.encoding,
@@ -150,7 +151,7 @@ class Extractor:
     def _prepare(self, expected: int) -> None:
         if self._module is not None:
             return
-        module = self.encoder.module.eval()
+        module = self.encoder.module
         if self._compute.device.type != "cpu":
             module = copy.deepcopy(module).to(self._compute.device)
         if self._compute.device.type == "cuda" and not self.reads_texts:
@@ -216,7 +217,7 @@ class Extractor:
                 task.result()
             found[start : start + len(tasks)] = self._halving(pixels)[: len(tasks)].numpy()
 
-        size = self.batch_size
+        size = self.batch_size if self.batch_size > 1 else self._compute.workers
         for start in range(0, len(found), size):
             pixels = torch.zeros(size, *inputs.shape, dtype=torch.uint8)  # always full
             array = pixels.numpy()
@@ -245,9 +246,15 @@ class Extractor:
 
     def _halving(self, pixels: Tensor) -> Tensor:
         """Return features [N, F]; batches that do not fit into memory are halved, and one line
-        says so."""
+        says so. In batches of one, each is computed on one thread, as if it were alone."""
+
+        def alone(rows: Sequence[int]) -> Tensor:
+            return torch.cat([self._run(pixels[row : row + 1]) for row in rows])
+
         while True:
             try:
+                if self.batch_size == 1:
+                    return torch.cat(self._compute.spread_alone(alone, range(len(pixels))))
                 return torch.cat([self._run(part) for part in pixels.split(self.batch_size)])
             except torch.cuda.OutOfMemoryError as error:
                 if self.batch_size == 1:

@@ -98,6 +98,9 @@ class Encoder:
     """The tokenizer of texts, as tokenizer.json."""
     licence: str | None = None
 
+    def __post_init__(self) -> None:
+        self.module.eval().requires_grad_(False)
+
     @property
     def reads_texts(self) -> bool:
         """Whether inputs are texts."""
@@ -105,21 +108,25 @@ class Encoder:
 
     @cached_property
     def width(self) -> int:
-        """F. Raises ValueError if the network does not map its inputs to vectors."""
+        """F. Raises ValueError if the network does not map its inputs to vectors, or draws random
+        numbers: features would then depend on the order of the inputs."""
         shape = self.inputs.shape if isinstance(self.inputs, Images) else (4,)
         device = next((one.device for one in self.module.parameters()), torch.device("cpu"))
         kind = torch.float32 if isinstance(self.inputs, Images) else torch.int64
         example = torch.ones(2, *shape, dtype=kind, device=device)
+        state = torch.get_rng_state()
         try:
             with torch.no_grad():
                 found = self.module(example)
-        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except Exception as error:  # networks come from anywhere, and fail in any way
             raise ValueError(
                 f"{self.source}: its network fails on inputs {list(example.shape)} ({error})"
             ) from error
         if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != 2:
             shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(f"{self.source}: returns {shown}; should return features [N, F]")
+        if not torch.equal(state, torch.get_rng_state()):
+            raise ValueError(f"{self.source}: its features are random; should be those of an input")
         return found.shape[1]
 
     @cached_property
@@ -200,7 +207,6 @@ def open_encoder(
             "that `fedaux encoder --out` wrote"
         )
     found = _changed(found, section)
-    found.module.eval().requires_grad_(False)
     if section.digest is not None and found.digest != section.digest:
         raise ValueError(
             f"{key} = {source!r}: its digest is {found.digest}, not {section.digest} "
@@ -253,7 +259,7 @@ def unpacked(
         check_weights(lambda: _built(about, inputs), weights)
         module = _built(about, inputs)
         module.load_state_dict(dict(weights))
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except Exception as error:  # transformers and timm fail in any way
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{where}: its network cannot be built here ({reason})") from error
     return Encoder(
@@ -262,9 +268,9 @@ def unpacked(
 
 
 def _built(about: Mapping[str, Any], inputs: Preprocessing) -> nn.Module:
-    """Return a network with random weights. No code comes from its description."""
+    """Return a network with random weights. Neither code nor files come from its description."""
     library, config = about["library"], dict(about["config"])
-    with seeding.initialisation(0, part="encoder"), _quiet():
+    with seeding.initialisation(0, part="encoder"), _quiet(), _offline():
         if library == "timm":
             made: nn.Module = _timm().create_model(
                 str(config["architecture"]), pretrained=False, num_classes=0
@@ -275,6 +281,7 @@ def _built(about: Mapping[str, Any], inputs: Preprocessing) -> nn.Module:
         transformers = _transformers()
         values = {key: value for key, value in config.items() if key != "auto_map"}
         kind = transformers.AutoConfig.for_model(**values)
+        kind._attn_implementation = None  # it can name a kernel on the hub
         return Pooled(_class_of(kind)(kind, **_without_pooler(_class_of(kind))), inputs)
 
 
@@ -450,6 +457,20 @@ def _timm() -> Any:
     except ImportError as error:
         raise ValueError(f"timm: cannot be imported ({error}): {install_hint('timm')}") from error
     return timm
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Keep a configuration from names on the hub, which some networks look up."""
+    hub: Any = import_module("huggingface_hub.constants") if find_spec("huggingface_hub") else None
+    before = getattr(hub, "HF_HUB_OFFLINE", None)
+    try:
+        if hub is not None:
+            hub.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        if hub is not None:
+            hub.HF_HUB_OFFLINE = before
 
 
 @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from PIL import Image
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
 from fedaux.data.decoding import Content, Pixels, decode
 from fedaux.files import read_json
@@ -16,23 +17,25 @@ Resize = Literal["stretch", "crop", "pad"]
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 PIXEL_SCALE = 255.0
 POOLINGS = ("mean", "cls", "max", "lasttoken")
+INTERPOLATIONS = tuple(one.name.lower() for one in Image.Resampling)
 MOST_TOKENS = 512
+Side = Annotated[int, Field(gt=0, le=2**12)]
 
 
 @dataclass(frozen=True)
 class Images:
     """Images of any size to pixels [C, height, width], then (pixels / 255 - mean) / deviation."""
 
-    height: int
-    width: int
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
+    height: Side
+    width: Side
+    mean: tuple[FiniteFloat, ...]
+    deviation: tuple[Annotated[FiniteFloat, Field(gt=0)], ...]
     resize: Resize = "crop"
     """`crop`: the shorter side becomes `shorter`, and the middle is kept; `stretch` changes the
     proportions; `pad` adds margins in the mean colour."""
-    shorter: int = 0
+    shorter: Annotated[int, Field(ge=0, le=2**13)] = 0
     """Length of the shorter side before cropping; 0 is the smallest that fills the image."""
-    interpolation: str = "bilinear"
+    interpolation: Annotated[str, Field(pattern=rf"^({'|'.join(INTERPOLATIONS)})$")] = "bilinear"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -81,11 +84,11 @@ class Images:
 class Tokens:
     """Texts to at most `length` token ids, and token vectors to one vector per text."""
 
-    length: int
-    pooling: str = "mean"
+    length: Annotated[int, Field(gt=0, le=2**16)]
+    pooling: Annotated[str, Field(pattern=rf"^({'|'.join(POOLINGS)})$")] = "mean"
     normalise: bool = False
     """Whether vectors are divided by their norm."""
-    padding: int = 0
+    padding: Annotated[int, Field(ge=0)] = 0
     """The id of the padding token."""
 
     def __str__(self) -> str:
@@ -103,15 +106,17 @@ def to_json(inputs: Preprocessing) -> dict[str, Any]:
 
 def from_json(about: Mapping[str, Any]) -> Preprocessing:
     """Return preprocessing that `to_json` wrote. Raises ValueError for other content."""
-    values: dict[str, Any] = {name: value for name, value in about.items() if name != "kind"}
+    values = {name: value for name, value in about.items() if name != "kind"}
+    kind: type[Preprocessing] = Tokens if about.get("kind") == "text" else Images
     try:
-        if about["kind"] == "text":
-            return Tokens(**values)
-        for key in ("mean", "deviation"):
-            values[key] = tuple(map(float, values[key]))
-        return Images(**values)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"its preprocessing is damaged ({error})") from error
+        made: Preprocessing = TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"its preprocessing is damaged ({where}: {first['msg']})") from error
+    if isinstance(made, Images) and not len(made.mean) == len(made.deviation) in (1, 3):
+        raise ValueError("its preprocessing is damaged (mean, deviation: should be of 1 or 3)")
+    return made
 
 
 def images_of(folder: Path, *, key: str) -> Images:

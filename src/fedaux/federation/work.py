@@ -358,9 +358,9 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
     split = config.split
     converter = None
     if config.encoder is not None:
-        compute = compute_for(Engine(device=config.device, compile=False), choose(config.device))
-        alone = 1 if config.privacy.noise == "secure" else None  # no example depends on another
-        converter = Extractor(encoder_of(config.encoder), compute, batch_size=alone)
+        alone = config.privacy.noise == "secure"
+        compute = _computing(config, Engine(device=config.device, compile=False), alone=alone)
+        converter = Extractor(encoder_of(config.encoder), compute, batch_size=1 if alone else None)
     if split is None:
         return load_rows(section, converter=converter)
     if section.source not in SOURCES or SOURCES[section.source].load_labelled is None:
@@ -400,12 +400,19 @@ def count_examples(config: NodeConfig) -> int:
 
 def compute_of(config: NodeConfig, terms: Terms, *, alone: bool = False) -> Compute:
     """Return plain computation on this node's device; `alone` for one example at a time."""
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
     engine = Engine(
         device=config.device, precision=terms.precision, compile=False, clients_at_once=1
     )
     data = Data(channel_mean=terms.channel_mean, channel_deviation=terms.channel_deviation)
+    return _computing(config, engine, data, alone=alone)
+
+
+def _computing(
+    config: NodeConfig, engine: Engine, data: Data | None = None, *, alone: bool
+) -> Compute:
+    """Return how this node computes, with its own number of threads."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     compute = compute_for(engine, choose(config.device), data)
     if not alone:
         return compute
@@ -470,14 +477,9 @@ def blank_model(terms: Terms, *, most_bytes: int) -> SplitModel:
     return model
 
 
-def update_noise(config: NodeConfig) -> str:
-    """Return the ledger's noise kind of private training."""
-    return config.privacy.noise
-
-
 def _update_entry(config: NodeConfig, terms: TrainTerms, num_examples: int) -> LedgerEntry:
     return update_entry(
-        terms.local, num_examples=num_examples, client=config.number, noise=update_noise(config)
+        terms.local, num_examples=num_examples, client=config.number, noise=config.privacy.noise
     )
 
 

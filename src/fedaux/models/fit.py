@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+MOST_BUFFERS = 2**24
+"""Numbers in tensors of a network that are not in its file."""
+
 
 class Unfit(ValueError):
     """Weights that are not those of a network."""
@@ -29,9 +32,13 @@ def check_weights(build: Callable[[], nn.Module], weights: Mapping[str, Tensor])
     handle = register_module_parameter_registration_hook(count)
     try:
         with torch.device("meta"):
-            expected = build().state_dict()
+            made = build()
     finally:
         handle.remove()
+    expected = made.state_dict()
+    size = sum(one.numel() for one in made.buffers())
+    if size > MOST_BUFFERS + sum(one.numel() for one in weights.values()):
+        raise Unfit(f"the network has {size} numbers in buffers; should be at most {MOST_BUFFERS}")
     if names := sorted(expected.keys() ^ weights.keys()):
         place = "file" if names[0] in weights else "network"
         raise Unfit(f"{names[0]} is in the {place} alone")
