@@ -105,6 +105,37 @@ def test_too_many_pixels_or_bytes_are_refused_before_decoding(
         decode(encoded(random_picture("RGB", 16, 16), "PNG"))
 
 
+def jpeg_of_scans(count: int) -> bytes:
+    """Return a progressive JPEG whose last scan comes `count` times."""
+    content = encoded(Image.new("L", (64, 64), 128), "JPEG", progressive=True)
+    last = content.rindex(b"\xff\xda")
+    return content[:last] + content[last:-2] * count + content[-2:]
+
+
+def test_a_jpeg_of_many_scans_is_refused() -> None:
+    """Each takes as long as the whole image: one file of a megabyte took ten minutes."""
+    assert decode(jpeg_of_scans(20), side=8).shape == (1, 8, 8)
+    with pytest.raises(ValueError, match=r"\d+ scans; should be at most 100"):
+        decode(jpeg_of_scans(200), side=8)
+
+
+def tiff_of_tile(side: int) -> bytes:
+    """Return a TIFF of 8x8 pixels in one tile."""
+    data = zlib.compress(bytes(2**14))
+    tags = {256: 8, 257: 8, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side, 324: 8}
+    tags[325] = len(data)
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    start = b"II*\0" + struct.pack("<I", 8 + len(data)) + data
+    return start + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def test_a_tiff_of_one_large_tile_is_refused() -> None:
+    """A tile is decoded as a whole: eight pixels took 1.3 GB."""
+    assert decode(tiff_of_tile(128)).shape == (1, 8, 8)
+    with pytest.raises(ValueError, match="a tile of 67108864 pixels; should be at most"):
+        decode(tiff_of_tile(2**13))
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
 @pytest.mark.parametrize("channels", [1, 3, None])
 def test_strips_of_a_large_image_are_converted_as_a_whole(

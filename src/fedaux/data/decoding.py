@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import stat
 from collections import Counter, deque
@@ -47,6 +48,10 @@ MOST_PIXELS = 30_000_000
 MOST_WEBP_PIXELS = 2**23
 """Its decoder holds four copies."""
 LONGEST_SIDE = 2**15
+MOST_SCANS = 100
+"""Of a JPEG. Each takes as long as the whole image, and forty bytes; cameras write at most ten."""
+TILE = 0x0142, 0x0143
+"""The TIFF tags of the size of a tile, which is decoded as a whole."""
 LARGE_PIXELS = 2**22
 """Size from which an image is converted strip by strip, and shrunk on the way."""
 STRIP_PIXELS = 2**20
@@ -101,6 +106,8 @@ def decode(
         return _finish(from_pixels(content), channels=channels, side=side, fit=fit)
     try:
         with opened(content) as picture:
+            if picture.format in {"JPEG", "MPO"} and (scans := _scans(picture)) > MOST_SCANS:
+                raise ValueError(f"{scans} scans; should be at most {MOST_SCANS}")
             if side is not None and _pixels(picture) > LARGE_PIXELS:
                 picture.draft(None, (4 * side, 4 * side))  # a JPEG is decoded to no more
             with _ONE_LARGE if _pixels(picture) > LARGE_PIXELS else nullcontext():
@@ -142,17 +149,28 @@ def opened(content: bytes | Path) -> Iterator[Image.Image]:
             raise ValueError(f"{size} bytes; should be at most {MOST_BYTES}, and not empty")
         with Image.open(stream, formats=FORMATS) as picture:
             most = MOST_WEBP_PIXELS if picture.format == "WEBP" else MOST_PIXELS
-            if _pixels(picture) > most or max(picture.size) > LONGEST_SIDE:
+            tile = math.prod(getattr(picture, "tag_v2", {}).get(tag, 1) for tag in TILE)
+            if max(_pixels(picture), tile) > most or max(picture.size) > LONGEST_SIDE:
                 width, height = picture.size
+                found = f"{width}x{height}" if tile <= most else f"a tile of {tile}"
                 raise ValueError(
-                    f"{width}x{height} pixels; should be at most {most} in all and {LONGEST_SIDE} "
-                    "on a side"
+                    f"{found} pixels; should be at most {most} in all and {LONGEST_SIDE} on a side"
                 )
             yield picture
 
 
 def _pixels(picture: Image.Image) -> int:
     return picture.size[0] * picture.size[1]
+
+
+def _scans(picture: Image.Image) -> int:
+    """Return the number of scans of a JPEG, in whose data the marker of a scan does not occur."""
+    stream: BinaryIO = picture.fp  # type: ignore[attr-defined]
+    place = stream.tell()
+    stream.seek(0)
+    found = sum(block.count(b"\xff\xda") for block in iter(lambda: stream.read(2**20), b""))
+    stream.seek(place)
+    return found
 
 
 def picture_size(content: Content) -> tuple[int, int] | None:

@@ -270,10 +270,10 @@ def unpacked(
 def _built(about: Mapping[str, Any], inputs: Preprocessing) -> nn.Module:
     """Return a network with random weights. Neither code nor files come from its description."""
     library, config = about["library"], dict(about["config"])
-    with seeding.initialisation(0, part="encoder"), _quiet(), _offline():
+    with seeding.initialisation(0, part="encoder"), _quiet():
         if library == "timm":
             made: nn.Module = _timm().create_model(
-                str(config["architecture"]), pretrained=False, num_classes=0
+                str(config["architecture"]).rpartition(":")[2], pretrained=False, num_classes=0
             )
             return made
         if library == LITE:
@@ -368,14 +368,14 @@ def _of_timm(
     try:
         _, height, width = about["input_size"]
         share = float(about.get("crop_pct") or 1.0)
-        inputs = Images(
-            int(height),
-            int(width),
-            tuple(map(float, about["mean"])),
-            tuple(map(float, about["std"])),
-            shorter=int(min(height, width) / share),
-            interpolation=str(about.get("interpolation", "bicubic")),
-        )
+        values = {
+            "height": height,
+            "width": width,
+            "mean": about["mean"],
+            "deviation": about["std"],
+        }
+        values["shorter"] = int(min(height, width) / share)
+        inputs = from_json(values | {"interpolation": about.get("interpolation", "bicubic")})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{key} = {folder}: its pretrained_cfg is not understood") from error
     network = {"library": "timm", "config": {"architecture": config["architecture"]}}
@@ -460,35 +460,25 @@ def _timm() -> Any:
 
 
 @contextmanager
-def _offline() -> Iterator[None]:
-    """Keep a configuration from names on the hub, which some networks look up."""
-    hub: Any = import_module("huggingface_hub.constants") if find_spec("huggingface_hub") else None
-    before = getattr(hub, "HF_HUB_OFFLINE", None)
-    try:
-        if hub is not None:
-            hub.HF_HUB_OFFLINE = True
-        yield
-    finally:
-        if hub is not None:
-            hub.HF_HUB_OFFLINE = before
-
-
-@contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers from printing progress and reports; what matters is raised."""
+    """Keep transformers from the network, and from printing; what matters is raised."""
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     bars: Any = None
+    hub: Any = None
     if find_spec("transformers") is not None:
-        bars = import_module("transformers.utils.logging")
-        shown = bars.is_progress_bar_enabled()
+        bars, hub = map(import_module, ("transformers.utils.logging", "huggingface_hub.constants"))
+        shown, before = bars.is_progress_bar_enabled(), hub.HF_HUB_OFFLINE
         bars.disable_progress_bar()
+        hub.HF_HUB_OFFLINE = True  # some networks look up names of their configuration there
     try:
         yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+        if bars is not None:
+            hub.HF_HUB_OFFLINE = before
         if bars is not None and shown:
             bars.enable_progress_bar()

@@ -119,7 +119,7 @@ def from_json(about: Mapping[str, Any]) -> Preprocessing:
     return made
 
 
-def images_of(folder: Path, *, key: str) -> Images:
+def images_of(folder: Path, *, key: str) -> Preprocessing:
     """Return the preprocessing in a folder's processor files (transformers).
 
     Raises ValueError if there is none, or it makes no images of one size.
@@ -147,25 +147,23 @@ def images_of(folder: Path, *, key: str) -> Images:
             shorter = int(shorter / share) if shorter < 384 else None
         height, width = cropped or _sides(shorter or size)
         normal = about.get("do_normalize", True)
-        mean = tuple(map(float, about["image_mean"])) if normal else (0.0, 0.0, 0.0)
-        deviation = tuple(map(float, about["image_std"])) if normal else (1.0, 1.0, 1.0)
+        mean = about["image_mean"] if normal else (0.0, 0.0, 0.0)
+        deviation = about["image_std"] if normal else (1.0, 1.0, 1.0)
         scale = about.get("rescale_factor", 1 / PIXEL_SCALE) * PIXEL_SCALE
         if not about.get("do_rescale", True):
             scale = PIXEL_SCALE
-        made = Images(
-            int(height),
-            int(width),
-            tuple(one / scale for one in mean),
-            tuple(one / scale for one in deviation),
-            resize="crop" if shorter else "stretch",
-            shorter=int(shorter or 0),
-            interpolation=Image.Resampling(about.get("resample", 2)).name.lower(),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{where} is not understood ({error!r})") from error
-    if len(made.mean) not in (1, 3) or min(made.height, made.width, *made.deviation) <= 0:
-        raise ValueError(f"{where} is not understood: {made}")
-    return made
+        values = {
+            "height": height,
+            "width": width,
+            "mean": [one / scale for one in mean],
+            "deviation": [one / scale for one in deviation],
+            "resize": "crop" if shorter else "stretch",
+            "shorter": shorter or 0,
+            "interpolation": Image.Resampling(about.get("resample", 2)).name.lower(),
+        }
+        return from_json({"kind": "image", **values})
+    except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ValueError(f"{where} is not understood ({error})") from error
 
 
 def _sides(size: Any) -> tuple[int, int]:
