@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 pytest.importorskip("flwr", reason="needs the extra flower")
 pytest.importorskip("opendp", reason="needs the extra privacy (opendp)")
-from flwr.app import RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from helpers.loopback import asked
 
 from fedaux import __version__
@@ -531,6 +531,23 @@ def test_a_map_that_fails_tells_nothing_of_the_budget(tmp_path: Path, attack: st
     assert str(words).startswith("refused: ")
 
 
+def test_a_tensor_whose_name_is_half_a_letter_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = records.arrays
+
+    def changed(tensors: Mapping[str, torch.Tensor]) -> ArrayRecord:
+        one = arrays(tensors)[records.ALL]
+        data = one.data.replace(b'"centre"', b'"\\ud800"')
+        return ArrayRecord({records.ALL: Array(one.dtype, one.shape, one.stype, data)})
+
+    file = node(tmp_path / "node", images(tmp_path / "data", ["cat", "dog"] * 4))
+    monkeypatch.setattr(records, "arrays", changed)
+    words = refusal(ask_with_map(file, WHOLE_MAP))
+    assert words == "refused: tensor ? of type F32 is not valid"
+    assert spent(file) == []
+
+
 EDITS: dict[str, Any] = {
     "a price": lambda ledger, _: ledger["spent"][0]["entry"].update(epsilon=0.01),
     "its noise": lambda ledger, _: ledger["spent"][0]["entry"].update(sigma=99.0),
@@ -639,6 +656,7 @@ MALFORMED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {},
         "training with these weights and settings ends in NaN or infinity",
     ),
+    "a batch beyond any float": ({}, {"batch_size": 10**400}, "batch_size = 1e+308"),
     "half a letter": ({}, {"run": "\\ud800"}, "the terms of the request"),
 }
 

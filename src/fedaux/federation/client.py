@@ -245,7 +245,8 @@ def _terms(message: Message, config: NodeConfig, kind: type[Kind]) -> Kind:
         for number in value if isinstance(value, tuple) else (value,):
             most = LARGEST.get(type(number))
             if most is not None and abs(number) > most:
-                raise Refusal(f"{name} = {number:g}: should be at most {most:g} in size")
+                shown = max(-1e308, min(1e308, number))  # whole numbers may be beyond a float
+                raise Refusal(f"{name} = {shown:g}: should be at most {most:g} in size")
     return terms
 
 

@@ -209,7 +209,8 @@ def _piece(name: str, entry: object, body: memoryview) -> Piece:
     given = entry if isinstance(entry, dict) else {}
     kind, shape, place = given.get("dtype"), given.get("shape"), given.get("data_offsets")
     if not (
-        isinstance(kind, str)
+        name.isprintable()
+        and isinstance(kind, str)
         and kind in DTYPES
         and _are_counts(shape)
         and _are_counts(place)
