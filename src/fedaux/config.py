@@ -123,6 +123,9 @@ class _Dataset(Section):
     skip_bad: bool = False
     """Skip and count rows without a readable image, text or label, instead of stopping the run.
     Without `image_size`, images of another size than most are skipped, too."""
+    contained: bool = False
+    """`csv` and `jsonl`: names of files that lead out of the folder of their table are bad rows,
+    also by links."""
 
 
 class Data(_Dataset):

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 
-from fedaux.config import ConfigError
+from fedaux.config import ConfigError, Data
 from fedaux.core.client import BLANK
-from fedaux.data import SOURCES, rows
+from fedaux.data import SOURCES, load_rows, rows
 from fedaux.federation.check import check_node
 from fedaux.federation.node import NODE_SOURCES, load_node
 from fedaux.federation.work import count_examples, own_examples
@@ -303,3 +303,25 @@ def test_a_hostile_row_of_features_decides_about_itself_alone(
 def test_other_sources_are_refused_by_a_node(source: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"data\.source = '{source}': a node reads folder, csv"):
         load_node(node(tmp_path, source, tmp_path))
+
+
+@pytest.mark.parametrize("source", ["csv", "jsonl"])
+def test_a_contained_table_names_only_files_below_its_folder(tmp_path: Path, source: str) -> None:
+    folder, outside = tmp_path / "data", tmp_path / "secret.png"
+    (folder / "images").mkdir(parents=True)
+    for file in (outside, folder / "images/own.png"):
+        file.write_bytes(png(0))
+    (folder / "link.png").symlink_to(outside)
+    (folder / "loop.png").symlink_to("loop.png")
+    good = ["images/own.png", "images/../images/own.png"]
+    names = [*good, str(outside), "../secret.png", "link.png", "loop.png", "a\0b"]
+    lines = [json.dumps({"image": name, "label": "cat"}) for name in names]
+    if source == "csv":
+        lines = ["image,label", *(f"{name},cat" for name in names)]
+    (folder / f"train.{source}").write_text("".join(f"{line}\n" for line in lines))
+    columns = {"image_column": "image", "label_column": "label", "image_size": 8, "channels": 1}
+    section = Data(source=source, path=str(folder), skip_bad=True, encoding="utf-8", **columns)
+    data, total = load_rows(section)
+    assert (len(data.labels), total) == (5, 7)
+    data, total = load_rows(section.model_copy(update={"contained": True}))
+    assert (len(data.labels), total) == (2, 7)

@@ -6,6 +6,7 @@ import base64
 import binascii
 import csv
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -196,7 +197,7 @@ def _open_rows(
         ]
     else:
         entries = [
-            (row.where, content_of(row.values.get(content[0]), folder=row.file.parent))
+            (row.where, content_of(row.values.get(content[0]), row.file.parent, section))
             for row in rows
         ]
     pictures = {held: None for _, held in entries if isinstance(held, Path) and is_decodable(held)}
@@ -210,16 +211,27 @@ def _open_rows(
     )
 
 
-def content_of(value: Any, *, folder: Path) -> Content:
-    """Return the image of a field: base64, or a path relative to the table."""
+def content_of(value: Any, folder: Path, section: Data | Auxiliary) -> Content:
+    """Return the image of a field: base64, or a path relative to the table's folder."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     if not isinstance(value, str) or not value:
         return None
     text = value.partition("base64,")[2] if value.startswith("data:") else value
-    if text is value and len(value) <= MAX_PATH_LENGTH and is_decodable(folder / value):
+    named = text is value and len(value) <= MAX_PATH_LENGTH
+    if named and section.contained:
+        named = _is_below(folder / value, folder)
+    if named and is_decodable(folder / value):
         return folder / value
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        return folder / value if len(value) <= MAX_PATH_LENGTH else b""
+        return folder / value if named else b""
+
+
+def _is_below(file: Path, folder: Path) -> bool:
+    """Return whether a file lies below a folder, links followed."""
+    try:
+        return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder))
+    except ValueError:  # no name of a file
+        return False

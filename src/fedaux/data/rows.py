@@ -47,7 +47,7 @@ def _open_lines(
     files = part_files(section.path, "train", section, suffix=suffix)
     rows = [row for file in files for row in read(file, section)]
     entries = [
-        (row.where, content_of(row.values.get(IMAGE), folder=row.file.parent)) for row in rows
+        (row.where, content_of(row.values.get(IMAGE), row.file.parent, section)) for row in rows
     ]
     pictures = {held: None for _, held in entries if isinstance(held, Path) and is_decodable(held)}
     bad = {number: row.problem for number, row in enumerate(rows) if row.problem is not None}
