@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from fedaux.core.metrics import information
 from fedaux.report.public_weight import concentration_warnings, most, spreads
+from fedaux.report.run import Run
 from fedaux.report.verdict import Accuracies, last_accuracies, verdict
+from fedaux.report.warnings import warnings_of
 
 
 def seeds(*accuracies: float) -> dict[int, float]:
@@ -130,3 +134,23 @@ def test_a_client_or_class_with_most_of_the_weight_is_named() -> None:
     assert "client 1 has 70 %" in concentration_warnings([row(greedy, flat)], [], ())[0]
     assert concentration_warnings([row({"4": 1.0}, flat)], classes, ()) == []  # it teaches alone
     assert [most(count) for count in (2, 3, 4, 10)] == [0.9, pytest.approx(2 / 3), 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("public", "test", "warned"), [(0.05, 0.4, True), (0.2, 0.4, False), (0.001, 0.05, False)]
+)
+def test_public_data_that_tell_little_are_warned_of(
+    public: float, test: float, warned: bool
+) -> None:
+    row = {"method": "fedaux2", "seed": 0, "round": 1, "clients_dropped": {}}
+    rows = [row, row | {"round": 2, "information": {"public": public, "test": test}}]
+    lines = warnings_of(Run("run", "", {"method": "fedaux2"}, {}, rows, {}, {}, {}, None))
+    assert [line[:39] for line in lines] == ["fedaux2: the public data are unlike the"] * warned
+
+
+def test_information_is_none_for_equal_predictions_and_all_for_sure_ones() -> None:
+    assert information(torch.full((5, 4), 0.25)) == pytest.approx(0.0)
+    assert information(torch.tensor([[0.7, 0.3]] * 3)) == pytest.approx(0.0, abs=1e-6)
+    assert information(torch.eye(4)) == pytest.approx(1.0)
+    halves = information(torch.tensor([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]]))
+    assert halves == pytest.approx(0.5)

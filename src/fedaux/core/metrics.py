@@ -25,6 +25,17 @@ def evaluate(logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> tu
     return float(weights @ hits), float(weights @ losses)
 
 
+def information(q_NC: Tensor) -> float:
+    """Return what predictions [N, C] tell of the class, (H(mean q) - mean H(q)) / log C: 0 where
+    all are alike, 1 where all are sure and classes are balanced."""
+
+    def entropy(rows: Tensor) -> Tensor:
+        return -torch.xlogy(rows, rows).sum(dim=-1)
+
+    gain = entropy(q_NC.mean(dim=0)) - entropy(q_NC).mean()
+    return float(gain) / math.log(max(2, q_NC.shape[1]))
+
+
 def measure(logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> dict[str, Any]:
     """Return all figures of logits [N, C] against labels [N]; None for those that do not exist.
 

@@ -30,7 +30,7 @@ from fedaux.core.messages import (
     num_bytes,
     problem_of,
 )
-from fedaux.core.metrics import measure_models
+from fedaux.core.metrics import information, measure_models
 from fedaux.core.objectives import strength_of
 from fedaux.core.releases import (
     Collected,
@@ -240,9 +240,16 @@ class Server:
             return {}
         with log.phase("evaluate"):
             measured = self.evaluate(self._method.evaluated(self, state))
-            if log.round != experiment.rounds:
-                del measured["confusion"]  # large if there are many classes
-            return measured
+        if log.round != experiment.rounds:
+            del measured["confusion"]  # large if there are many classes
+        elif self.task.asks.distills or "rehearsal" in self.task.objectives:
+            sides = self.server_models.items()
+            tested = [side.test_logits(state.final[name]).softmax(dim=1) for name, side in sides]
+            measured["information"] = {
+                "public": information(self.beliefs(state.final)),
+                "test": information(torch.stack(tested).mean(dim=0)),
+            }
+        return measured
 
     def evaluate(self, models: Iterable[Measured]) -> dict[str, Any]:
         """Measure models on the test data, personal ones in the proportions of their client."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from statistics import fmean
 from typing import Any
 
 from fedaux.formatting import plural
@@ -11,6 +12,11 @@ from fedaux.report.public_weight import concentration_warnings
 from fedaux.report.results import Runs
 from fedaux.report.run import Run
 
+UNFIT = 0.3
+"""Public examples that tell less of their class than this share of what test examples tell: with
+digits, letters have 0.4 to 0.5, noise and patches of photographs 0.1 to 0.2 (alpha = 0.01)."""
+LEAST_INFORMATION = 0.1
+"""A model that sees less in test examples is no judge of public data."""
 MOST = 12
 """Warnings of a folder of runs that are listed; each run's page has its own."""
 
@@ -37,6 +43,7 @@ def warnings_of(run: Run) -> list[str]:
         *run.noise_warnings,
         *_dropped(run),
         *concentration_warnings(run.metrics, run.split.get("classes") or [], run.names),
+        *_unfit(run),
         *_at_chance(run),
     ]
 
@@ -51,6 +58,22 @@ def _dropped(run: Run) -> Iterator[str]:
             yield f"{method}: {len(reasons)} of {asked} answers were dropped, first: {reasons[0]}"
         if kept := sum(bool(row.get("model_kept")) for row in own):
             yield f"{method}: {kept} of {rounds} rounds had no usable update and changed nothing"
+
+
+def _unfit(run: Run) -> Iterator[str]:
+    """Yield a line for each method whose model sees much in test examples and little in public
+    ones."""
+    for method in run.progress:
+        own = [row for row in run.metrics if row["method"] == method and row.get("information")]
+        if not own:
+            continue
+        public, test = (fmean(row["information"][of] for row in own) for of in ("public", "test"))
+        if test >= LEAST_INFORMATION and public < UNFIT * test:
+            yield (
+                f"{method}: the public data are unlike the private ones: its predictions tell "
+                f"{100 * public:.0f} % of the class of a public example, and {100 * test:.0f} % "
+                "of that of a test example; distillation may cost more than it brings"
+            )
 
 
 def _at_chance(run: Run) -> Iterator[str]:
