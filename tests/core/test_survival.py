@@ -291,7 +291,7 @@ class FirstOf(nn.Module):
 def test_models_that_return_something_else_are_refused(
     model: nn.Module, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS, "own", lambda image_shape, num_classes: model)  # type: ignore[arg-type,return-value]
+    monkeypatch.setitem(MODELS, "own", lambda image_shape, num_classes: model)
     experiment = tiny(prototypes=[{"name": "own", "model": "own"}])
     data, auxiliary = load_labelled(experiment.data), load_auxiliary(experiment.auxiliary)
     with pytest.raises(ConfigError, match=message):

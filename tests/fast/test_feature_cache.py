@@ -60,7 +60,7 @@ def plain(module: nn.Module, weights: Weights, images: Tensor) -> Tensor:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_long_work_reports_its_progress(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frozen, "REPORTED", PROCESSOR_BATCH)
-    module, reports = Counting([]), list[tuple[int, int]]()
+    module, reports = Counting([]), list[tuple[int, str]]()
     features = FeatureCache(
         Compute(workers=workers),
         batch_size=7,
@@ -70,7 +70,8 @@ def test_long_work_reports_its_progress(workers: int, monkeypatch: pytest.Monkey
     expected = plain(module, module.state_dict(), IMAGES)
     assert torch.allclose(features(module, module.state_dict(), IMAGES), expected, atol=1e-6)
     at_once = workers * PROCESSOR_BATCH
-    assert reports == [(done, len(IMAGES)) for done in range(at_once, len(IMAGES), at_once)]
+    total = f"{len(IMAGES)} labelled examples"
+    assert reports == [(done, total) for done in range(at_once, len(IMAGES), at_once)]
     assert features(module, module.state_dict(), IMAGES[:0]).shape == (0, *expected.shape[1:])
 
 

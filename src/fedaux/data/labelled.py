@@ -76,35 +76,6 @@ class LabelledData:
         )
 
 
-def check_labelled(data: object, *, source: str) -> LabelledData:
-    """Return what a source has loaded. Raises ValueError if it is not what `LabelledData` says."""
-    what = f"data.source = {source!r}: load_labelled returns"
-    if not isinstance(data, LabelledData):
-        raise ValueError(f"{what} a {type(data).__name__}; should be a fedaux.data.LabelledData")
-    for prefix in ("", "test_"):
-        images, labels = getattr(data, f"{prefix}images"), getattr(data, f"{prefix}labels")
-        check_examples(images, what=f"{what} {prefix}images,")
-        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
-            found = f"{labels.dtype} {list(labels.shape)}"
-            raise ValueError(f"{what} {prefix}labels, {found}; should be int64 [{len(images)}]")
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(data.classes):
-            found = f"{int(labels.min())} to {int(labels.max())}"
-            right = f"0 to {len(data.classes) - 1}, positions in classes"
-            raise ValueError(f"{what} {prefix}labels, {found}; should be {right}")
-    return data
-
-
-def check_examples(examples: object, *, what: str) -> None:
-    """Raise ValueError if examples of a source are neither images nor token ids nor features."""
-    found = type(examples).__name__
-    if isinstance(examples, Tensor):
-        kinds = {4: (torch.uint8,), 2: (torch.int32, torch.float32, torch.float16)}
-        if examples.dtype in kinds.get(examples.ndim, ()):
-            return
-        found = f"{examples.dtype} {list(examples.shape)}"
-    raise ValueError(f"{what} {found}; images should be uint8 [N, channels, height, width]")
-
-
 def input_shape(examples: Tensor, vocabulary: Vocabulary | None) -> tuple[int, ...]:
     """Return the input shape of models: (C, H, W) of images, (L, vocabulary) of token ids."""
     return tuple(examples.shape[1:]) if vocabulary is None else (examples.shape[1], vocabulary.size)

@@ -29,13 +29,7 @@ from fedaux.data.features import (
 )
 from fedaux.data.folders import open_folder
 from fedaux.data.hub import open_hub
-from fedaux.data.labelled import (
-    LabelledData,
-    check_examples,
-    check_labelled,
-    renumbered,
-    union_of_classes,
-)
+from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
 from fedaux.data.lines import open_csv, open_jsonl, open_lines
 from fedaux.data.parquet import open_parquet
 from fedaux.data.rows import open_csv_rows, open_folder_rows, open_jsonl_rows
@@ -277,6 +271,35 @@ def load_auxiliary(
         check_examples(found, what=f"auxiliary.source = {section.source!r}: load_auxiliary returns")
         images = convert(found, channels=section.channels, side=section.image_size)
     return images if converter is None else features_of(images, converter)
+
+
+def check_labelled(data: object, *, source: str) -> LabelledData:
+    """Return what a source has loaded. Raises ValueError if it is not what `LabelledData` says."""
+    what = f"data.source = {source!r}: load_labelled returns"
+    if not isinstance(data, LabelledData):
+        raise ValueError(f"{what} a {type(data).__name__}; should be a fedaux.data.LabelledData")
+    for prefix in ("", "test_"):
+        images, labels = getattr(data, f"{prefix}images"), getattr(data, f"{prefix}labels")
+        check_examples(images, what=f"{what} {prefix}images,")
+        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            found = f"{labels.dtype} {list(labels.shape)}"
+            raise ValueError(f"{what} {prefix}labels, {found}; should be int64 [{len(images)}]")
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(data.classes):
+            found = f"{int(labels.min())} to {int(labels.max())}"
+            right = f"0 to {len(data.classes) - 1}, positions in classes"
+            raise ValueError(f"{what} {prefix}labels, {found}; should be {right}")
+    return data
+
+
+def check_examples(examples: object, *, what: str) -> None:
+    """Raise ValueError if examples of a source are neither images nor token ids nor features."""
+    found = type(examples).__name__
+    if isinstance(examples, Tensor):
+        kinds = {4: (torch.uint8,), 2: (torch.int32, torch.float32, torch.float16)}
+        if examples.dtype in kinds.get(examples.ndim, ()):
+            return
+        found = f"{examples.dtype} {list(examples.shape)}"
+    raise ValueError(f"{what} {found}; images should be uint8 [N, channels, height, width]")
 
 
 def features_of(images: Tensor, converter: Converter) -> Tensor:
