@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Certainty
-from fedaux.privacy.mechanisms import MECHANISMS, Noise, SimulatedNoise, takes_labels
+from fedaux.privacy.mechanisms import MECHANISMS, Noise, SimulatedNoise
 from fedaux.report.tables import Table
 from reproduce.document import epsilon_text
 
@@ -73,7 +73,7 @@ class Toy:
         """Yield every mechanism without labels under every change of settings that changes its
         weights, with a name for each."""
         for name, build in MECHANISMS.items():
-            if takes_labels(build(Certainty())):
+            if build(Certainty()).scores != "alone":
                 continue
             seen: list[Tensor] = []
             for change in changes:

@@ -18,7 +18,7 @@ import fedaux
 from fedaux.config import ConfigError
 from fedaux.core.algorithms import asks_of
 from fedaux.core.asks import release_sections
-from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
+from fedaux.core.messages import ClientRelease, ReleaseRequest, TrainRequest, Update
 from fedaux.privacy.accounting import ledger_lines, tight_composition, total_cost
 from fedaux.privacy.ledger import HEADS, LedgerEntry
 from fedaux.running.run_directory import RunDirectory
@@ -39,10 +39,8 @@ class WithoutHeads(Wrapped):
 
     silent: tuple[int, ...] = (1,)
 
-    def release_scores(
-        self, clients: Sequence[int], request: ReleaseRequest
-    ) -> Iterator[ScoreRelease]:
-        for answer in super().release_scores(clients, request):
+    def release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ClientRelease]:
+        for answer in super().release(clients, request):
             if request.certainty.mechanism != "heads" or answer.client not in self.silent:
                 yield answer
 

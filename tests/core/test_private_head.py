@@ -32,7 +32,7 @@ from fedaux.core.algorithms.private_head import (
     start_with_head,
 )
 from fedaux.core.asks import Asks
-from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update
+from fedaux.core.messages import ClientRelease, ReleaseRequest, TrainRequest, Update
 from fedaux.core.server import Server
 from fedaux.core.task import State, extract
 from fedaux.privacy.classes import ClassEstimate
@@ -51,9 +51,7 @@ class NeverTrained(Wrapped):
 class Silent(Wrapped):
     """Clients that release nothing."""
 
-    def release_scores(
-        self, clients: Sequence[int], request: ReleaseRequest
-    ) -> Iterator[ScoreRelease]:
+    def release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ClientRelease]:
         return iter(())
 
 

@@ -13,7 +13,7 @@ from helpers.federations import Wrapped, federation, play, same_weights
 from fedaux import seeding
 from fedaux.core.algorithms import METHODS
 from fedaux.core.compute import Compute
-from fedaux.core.messages import ReleaseRequest, ScoreRelease, TrainRequest, Update, num_bytes
+from fedaux.core.messages import ClientRelease, ReleaseRequest, TrainRequest, Update, num_bytes
 from fedaux.core.server import Server, select
 from fedaux.core.task import Preparation, assign_prototypes, trainable_models
 from fedaux.core.weights import average, snapshot
@@ -24,10 +24,8 @@ from fedaux.running.run import NullCallback
 class Backwards(Wrapped):
     """Clients that work in the opposite order."""
 
-    def release_scores(
-        self, clients: Sequence[int], request: ReleaseRequest
-    ) -> Iterator[ScoreRelease]:
-        yield from super().release_scores(clients[::-1], request)
+    def release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ClientRelease]:
+        yield from super().release(clients[::-1], request)
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         yield from super().train(clients[::-1], request)

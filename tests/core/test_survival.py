@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedaux.config import ConfigError
 from fedaux.core.algorithms import METHODS
 from fedaux.core.algorithms.feddf import FedDF
-from fedaux.core.messages import Member, ReleaseRequest, ScoreRelease, TrainRequest, Update
+from fedaux.core.messages import ClientRelease, Member, ReleaseRequest, TrainRequest, Update
 from fedaux.core.server import DIVERGED, Server
 from fedaux.core.server_model import ServerModel
 from fedaux.core.task import State
@@ -193,10 +193,8 @@ def test_who_answers_better_the_second_time_has_answered(tmp_path: Path) -> None
 class Misreleasing(Wrapped):
     """Client 0 releases NaN, client 1 a number too many."""
 
-    def release_scores(
-        self, clients: Sequence[int], request: ReleaseRequest
-    ) -> Iterator[ScoreRelease]:
-        for answer in super().release_scores(clients, request):
+    def release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ClientRelease]:
+        for answer in super().release(clients, request):
             vector = answer.vector.clone()
             if answer.client == 0:
                 vector[0] = float("nan")

@@ -17,7 +17,7 @@ from fedaux.core.messages import Weights
 from fedaux.core.server_model import ServerModel
 from fedaux.fast import FastBackend
 from fedaux.fast import feature_cache as frozen
-from fedaux.fast.feature_cache import LOOKED_AT, PROCESSOR_BATCH, FeatureCache
+from fedaux.fast.feature_cache import COMPARED_EXAMPLES, PROCESSOR_BATCH, FeatureCache
 from fedaux.fast.inference import FastPredictor
 from fedaux.models import MODELS, SplitModel
 
@@ -123,7 +123,7 @@ def test_features_that_took_long_are_kept_on_disk_for_other_runs(
     (file,) = tmp_path.iterdir()
     seen.clear()
     assert torch.equal(kept(tmp_path)(module, weights, IMAGES), expected)
-    assert sum(seen) == LOOKED_AT
+    assert sum(seen) == COMPARED_EXAMPLES
     kept(tmp_path, precision=torch.bfloat16)(module, weights, IMAGES)
     assert len(list(tmp_path.iterdir())) == 2
     # The same weights in a network whose code has changed, and a damaged file: computed anew, and
@@ -147,7 +147,7 @@ def test_runs_on_kept_features_come_out_alike(
     def counted(
         self: FeatureCache, module: nn.Module, weights: Weights, examples: Tensor
     ) -> Tensor:
-        if len(examples) > LOOKED_AT:
+        if len(examples) > COMPARED_EXAMPLES:
             whole.append(len(examples))
         return computed(self, module, weights, examples)
 

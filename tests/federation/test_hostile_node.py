@@ -248,7 +248,7 @@ def read_release(content: RecordDict) -> Any:
         certainty=SECTION,
         purpose=SCORES,
         width=4,
-        limits=lambda examples: MECHANISM.limits(examples, PUBLIC),  # type: ignore[attr-defined]
+        limits=lambda examples: MECHANISM.limits(examples, PUBLIC),
         most_examples=100,
     )
 

@@ -34,7 +34,7 @@ from fedaux.federation.terms import PREPARE, TRAIN, Plan, PrepareTerms, TrainTer
 from fedaux.federation.work import own_examples
 from fedaux.models import MODELS
 from fedaux.privacy.mechanism import integer_mean
-from fedaux.privacy.mechanisms import MECHANISMS, publish_map
+from fedaux.privacy.mechanisms import MECHANISMS
 
 CLASSES = ("cat", "cow", "dog")
 MODEL = Prototype(name="p", model="cnn", options={"width": 4})
@@ -108,7 +108,7 @@ def prepare_content(
     content: dict[str, Any] = {
         "terms": records.text_record(terms.model_dump_json()),
         "extractor": records.arrays(snapshot(model.features)),
-        "public": records.arrays(publish_map(mechanism, features, num_classes=len(classes))),
+        "public": records.arrays(mechanism.publish(features, num_classes=len(classes))),
     }
     return RecordDict(content)
 

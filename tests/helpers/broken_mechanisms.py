@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +29,9 @@ class Mean(PrivateMean):
     """`mean`, with its public map remembered: many audits of one seed look at the same
     negatives."""
 
-    def publish(self, negatives: Tensor) -> Public:
+    def publish(
+        self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
+    ) -> Public:
         digest = hashlib.sha256(negatives.numpy().tobytes()).hexdigest()
         key = (digest, self._components)
         if key not in PUBLISHED:
@@ -62,7 +64,9 @@ def bent(make: Callable[[], Bend]) -> type[Mean]:
             super().__init__(section)
             self._bend = make()
 
-        def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+        def release(
+            self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+        ) -> Release:
             return super().release(features, public, noise=BentNoise(noise, self._bend))
 
     return Bent
@@ -159,7 +163,9 @@ def random_scale() -> Bend:
 class NoNoise(Mean):
     """No noise at all, under a finite epsilon."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         return replace(
             super().release(features, public, noise=noise),
             vector=self.project(features, public).mean(dim=0),
@@ -169,7 +175,9 @@ class NoNoise(Mean):
 class NoNoiseOnOne(Mean):
     """A client with one example is forgotten."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         release = super().release(features, public, noise=noise)
         return (
             replace(release, vector=self.project(features, public)[0])
@@ -221,7 +229,9 @@ class StatedPrivateSigma(Mean):
     """The noise follows the spread of the private features, and the release says how much it
     was."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         factor = 1 + float(self.project(features, public).norm(dim=1).mean())
         release = super().release(
             features, public, noise=BentNoise(noise, lambda standard: factor * standard)
@@ -232,7 +242,9 @@ class StatedPrivateSigma(Mean):
 class HiddenPrivateSigma(Mean):
     """The noise follows the spread of the private features, and the release hides it."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         factor = 0.5 + float(self.project(features, public).norm(dim=1).mean())
         return super().release(
             features, public, noise=BentNoise(noise, lambda standard: factor * standard)
@@ -242,7 +254,9 @@ class HiddenPrivateSigma(Mean):
 class SeededByData(Mean):
     """Whoever guesses the data can compute the noise."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         seed = int.from_bytes(hashlib.sha256(features.numpy().tobytes()).digest()[:8], "little")
         own = SimulatedNoise(np.random.default_rng(seed))
         return super().release(features, public, noise=own)
@@ -251,7 +265,9 @@ class SeededByData(Mean):
 class OwnNoise(Mean):
     """Noise of its own beside what was passed in: too much of it, from an unknown source."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         release = super().release(features, public, noise=noise)
         return replace(
             release, vector=release.vector + release.sigma * torch.randn(len(release.vector))
@@ -261,7 +277,9 @@ class OwnNoise(Mean):
 class Cheap(Mean):
     """Says honestly how little noise it adds, and claims the same epsilon."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         release = super().release(
             features, public, noise=BentNoise(noise, lambda standard: standard / 2)
         )
@@ -271,7 +289,9 @@ class Cheap(Mean):
 class Averaged(Mean):
     """The mean of two releases, at the price of one."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         first, second = (
             super(Averaged, self).release(features, public, noise=noise) for _ in range(2)
         )
@@ -281,14 +301,18 @@ class Averaged(Mean):
 class Mislabelled(Mean):
     """Seeded noise that is stated as secure."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         return replace(super().release(features, public, noise=noise), noise="secure")
 
 
 class Refusing(Mean):
     """An error that depends on one example is a release without noise."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         if not bool(features.isfinite().all()):
             raise ValueError("features are not finite")
         return super().release(features, public, noise=noise)
@@ -297,7 +321,9 @@ class Refusing(Mean):
 class Overflowing(Mean):
     """One example of a huge norm turns the vector into NaN."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         release = super().release(features, public, noise=noise)
         overflows = bool((features.norm(dim=1) > 1e5).any())
         return replace(release, vector=release.vector * (math.nan if overflows else 1.0))

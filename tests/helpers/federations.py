@@ -17,9 +17,9 @@ from fedaux.config import Experiment
 from fedaux.core.algorithms.scaffold import stored_control
 from fedaux.core.compute import Compute
 from fedaux.core.messages import (
+    ClientRelease,
     ClientState,
     ReleaseRequest,
-    ScoreRelease,
     TrainRequest,
     Update,
     Weights,
@@ -47,11 +47,9 @@ class Wrapped:
     def sizes(self, clients: Sequence[int]) -> Sequence[int]:
         return self.inner.sizes(clients)
 
-    def release_scores(
-        self, clients: Sequence[int], request: ReleaseRequest
-    ) -> Iterator[ScoreRelease]:
+    def release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ClientRelease]:
         self.certified += clients
-        yield from self.inner.release_scores(clients, request)
+        yield from self.inner.release(clients, request)
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         yield from self.inner.train(clients, request)

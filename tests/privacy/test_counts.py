@@ -14,7 +14,7 @@ from fedaux.config import Certainty
 from fedaux.privacy.counts import SENSITIVITY, ClassCounts
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.mechanism import Noise, Release, SimulatedNoise
-from fedaux.privacy.mechanisms import MECHANISMS, takes_features
+from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.privacy.secure import SecureNoise
 
 CLASSES = 3
@@ -49,8 +49,8 @@ def test_the_release_is_the_number_of_examples_of_each_class() -> None:
     assert release.vector.tolist() == [float(labels.count(c)) for c in range(CLASSES)]
     assert (release.mechanism, release.sensitivity) == ("counts", math.sqrt(2.0))
     assert release.sigma == math.sqrt(2.0) * noise_multiplier(epsilon=1.0, delta=1e-5)
-    assert not takes_features(MECHANISMS["counts"](Certainty()))
-    assert all(takes_features(MECHANISMS[name](Certainty())) for name in ("mean", "classes"))
+    assert not MECHANISMS["counts"](Certainty()).reads_features
+    assert all(MECHANISMS[name](Certainty()).reads_features for name in ("mean", "classes"))
 
 
 def test_every_replacement_moves_the_counts_by_at_most_the_root_of_two_and_some_by_it() -> None:

@@ -16,13 +16,10 @@ from fedaux import seeding
 from fedaux.config import Certainty
 from fedaux.privacy.gaussian import delta_of, noise_multiplier
 from fedaux.privacy.mean import variance_within, without_errors
-from fedaux.privacy.mechanism import limits_of
 from fedaux.privacy.mechanisms import (
     MECHANISMS,
+    Mechanism,
     SimulatedNoise,
-    publish_map,
-    release_of,
-    takes_labels,
 )
 from fedaux.privacy.paper import objective, solve
 
@@ -188,7 +185,7 @@ def test_negatives_without_spread_are_refused() -> None:
         MECHANISMS["mean"](section()).publish(negatives)
 
 
-UNLABELLED = [name for name, build in MECHANISMS.items() if not takes_labels(build(Certainty()))]
+UNLABELLED = [name for name, build in MECHANISMS.items() if build(Certainty()).scores == "alone"]
 
 
 @pytest.mark.parametrize("name", UNLABELLED)
@@ -360,14 +357,14 @@ def test_honest_releases_lie_within_the_stated_limits_and_swamping_ones_do_not(
     name: str, regularisation: float
 ) -> None:
     mechanism = MECHANISMS[name](section(components=4, regularisation=regularisation))
-    public = publish_map(mechanism, normal(60, 5), num_classes=3, sizes=[12])
+    public = mechanism.publish(normal(60, 5), num_classes=3, sizes=[12])
     for num_examples, shift in ((1, 0.0), (12, 3.0), (300, -50.0)):
         labels = torch.arange(num_examples) % 3
-        limits = limits_of(mechanism, num_examples=num_examples, public=public)
+        limits = mechanism.limits(num_examples, public)
         features = normal(num_examples, 5, seed=1, shift=shift)
         for seed in range(20):
             noise = SimulatedNoise(np.random.default_rng(seed))
-            release = release_of(mechanism, features, labels, public, noise=noise)
+            release = mechanism.release(features, public, noise=noise, labels=labels)
             assert limits.problem(release.vector) is None
             if name != "released-code":  # its sigma is that of w and b, before w is divided by r
                 assert (release.sensitivity, release.sigma) == (limits.sensitivity, limits.sigma)
@@ -378,6 +375,6 @@ def test_honest_releases_lie_within_the_stated_limits_and_swamping_ones_do_not(
 
 
 def test_a_mechanism_without_limits_is_still_limited() -> None:
-    limits = limits_of(object(), num_examples=3, public={})
+    limits = Mechanism().limits(3, {})
     assert limits.problem(torch.full((4,), 1e5)) is None
     assert limits.problem(torch.full((4,), 1e9)) is not None

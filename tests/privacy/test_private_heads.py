@@ -126,10 +126,10 @@ def test_noise_is_limited_by_the_penalty_and_calibrated() -> None:
     section = Certainty(epsilon=0.5, delta=1e-5)
     multiplier = noise_multiplier(epsilon=0.5, delta=1e-5)
     mechanism = MECHANISMS["heads"](section)
-    public = mechanism.publish(normal(40, 6), num_classes=3)  # type: ignore[call-arg]
+    public = mechanism.publish(normal(40, 6), num_classes=3)
     for size in (1, 144, 30_000):
         features, labels = normal(size, 6), torch.arange(size) % 3
-        release = mechanism.release(features, public, noise=FixedNoise(0), labels=labels)  # type: ignore[call-arg]
+        release = mechanism.release(features, public, noise=FixedNoise(0), labels=labels)
         penalty = penalty_of(size, multiplier=multiplier)
         expected = sensitivity_of(size, num_classes=3, penalty=penalty)
         assert release.sensitivity == expected

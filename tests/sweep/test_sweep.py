@@ -337,14 +337,14 @@ def test_a_worker_tells_every_part_of_the_preparation_and_rounds_now_and_then() 
     for number, name in (
         (0, "pretrain"),
         (0, "pretrain 1/5"),
-        (0, "certify"),
+        (0, "release"),
         (1, "train"),
         (1, "teach"),
     ):
         telling.phase(task, number, name)  # type: ignore[arg-type]
     assert [json.loads(line)["phase"] for line in out.getvalue().splitlines()] == [
         "pretrain",
-        "certify",
+        "release",
     ]
 
 

@@ -14,14 +14,14 @@ from fedaux.config import Certainty, Local
 from fedaux.core.backend import Backend, ClientJob, TrainContext, TrainResult
 from fedaux.core.dpsgd import train_privately
 from fedaux.core.local_training import joined_inputs
-from fedaux.core.messages import ScoreRelease, Update, Weights
+from fedaux.core.messages import ClientRelease, Update, Weights
 from fedaux.core.objectives import class_adjustment, local_loss
 from fedaux.core.weights import load, snapshot
 from fedaux.models import SplitModel
 from fedaux.privacy.exact_gaussian import Draws
-from fedaux.privacy.ledger import entry_of, purpose_of
+from fedaux.privacy.ledger import entry_of
 from fedaux.privacy.mechanism import Noise, Public
-from fedaux.privacy.mechanisms import MECHANISMS, release_of
+from fedaux.privacy.mechanisms import MECHANISMS
 
 BLANK = -1
 """The label of an example that counts and contributes nothing: unreadable, or of an unknown
@@ -30,7 +30,7 @@ class."""
 
 def release_stream(section: Certainty, *, seed: int, client: int) -> np.random.Generator:
     """Return the source of simulated noise; a client that releases scores and a head has two."""
-    part = section.mechanism if section.mechanism == "heads" else ""
+    part = MECHANISMS[section.mechanism](section).stream
     return seeding.generator(seed, "certainty noise", client=client, part=part)
 
 
@@ -65,7 +65,7 @@ class Client:
 
     def release(
         self, section: Certainty, features: Tensor, public: Public, *, noise: Noise
-    ) -> ScoreRelease:
+    ) -> ClientRelease:
         """Release certainty about features [n, F] of this client under h0 (Algorithm 1).
 
         Mechanisms that take labels get those of the same examples; BLANK is out of their range.
@@ -73,14 +73,14 @@ class Client:
         # Mechanisms read NaN as zero.
         features = features.masked_fill((self.labels == BLANK)[:, None], torch.nan)
         mechanism = MECHANISMS[section.mechanism](section)
-        release = release_of(mechanism, features, self.labels, public, noise=noise)
+        release = mechanism.release(features, public, noise=noise, labels=self.labels)
         entry = entry_of(
             release,
             client=self.number,
             num_examples=len(features),
-            purpose=purpose_of(mechanism),
+            purpose=mechanism.purpose,
         )
-        return ScoreRelease(self.number, release.vector, entry)
+        return ClientRelease(self.number, release.vector, entry)
 
     def train(
         self,

@@ -44,7 +44,7 @@ class ReleaseRequest:
 
 
 @dataclass(frozen=True)
-class ScoreRelease:
+class ClientRelease:
     """A client's answer: the released vector and its price."""
 
     client: int
@@ -132,9 +132,7 @@ class Clients(Protocol):
         """Return the numbers of examples n_i, or nothing where they are not known beforehand."""
         ...
 
-    def release_scores(
-        self, clients: Sequence[int], request: ReleaseRequest
-    ) -> Iterator[ScoreRelease]:
+    def release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ClientRelease]:
         """Ask for certainty releases (preparation phase)."""
         ...
 

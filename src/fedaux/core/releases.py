@@ -14,23 +14,19 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.config import Certainty
 from fedaux.core.messages import (
+    ClientRelease,
     Clients,
     ReleaseRequest,
-    ScoreRelease,
     Weights,
     problem_of_release,
 )
 from fedaux.core.task import Preparation, Task, build_models, extract
 from fedaux.privacy.ledger import LedgerEntry
-from fedaux.privacy.mechanism import Limits, limits_of
+from fedaux.privacy.mechanism import Limits
 from fedaux.privacy.mechanisms import (
     MECHANISMS,
     Public,
     SimulatedNoise,
-    publish_map,
-    release_of,
-    takes_features,
-    takes_labels,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +47,7 @@ def keep_new(public: dict[str, Public], section: Certainty) -> dict[str, Public]
 class Collected:
     """What clients have released."""
 
-    releases: Mapping[int, ScoreRelease]
+    releases: Mapping[int, ClientRelease]
     """The usable ones, by client."""
     public: Mapping[str, Public]
     """The public map that each prototype's clients have used."""
@@ -68,11 +64,11 @@ def publish(
     mechanism, public = MECHANISMS[section.mechanism](section), dict[str, Public]()
     for name in extractors:
         negatives = torch.zeros(0, device=task.device)
-        if takes_features(mechanism):
+        if mechanism.reads_features:
             negatives = extract(task, name, extractors[name], task.negatives)
         own = [client for client in present if task.prototype_of[client] == name]
         sizes = clients.sizes(own or present)
-        public[name] = publish_map(mechanism, negatives, num_classes=task.num_classes, sizes=sizes)
+        public[name] = mechanism.publish(negatives, num_classes=task.num_classes, sizes=sizes)
     return public
 
 
@@ -84,7 +80,7 @@ def request_releases(
     section: Certainty,
     extractors: Mapping[str, Weights],
     public: Mapping[str, Public],
-) -> tuple[dict[int, ScoreRelease], list[LedgerEntry], int, int]:
+) -> tuple[dict[int, ClientRelease], list[LedgerEntry], int, int]:
     """Ask clients for releases; return usable ones by id, what others cost, and bytes down and up.
 
     An unusable release causes a warning. The client is asked again when it is selected to train.
@@ -94,10 +90,10 @@ def request_releases(
         name: release_width(task, name, public[name], section)
         for name in {task.prototype_of[one] for one in chosen}
     }
-    answers: dict[int, ScoreRelease] = {}
+    answers: dict[int, ClientRelease] = {}
     wasted: list[LedgerEntry] = []
     bytes_up = 0
-    for answer in clients.release_scores(chosen, request) if chosen else ():
+    for answer in clients.release(chosen, request) if chosen else ():
         if answer.client not in chosen:
             continue
         bytes_up += answer.num_bytes()
@@ -119,7 +115,7 @@ def request_releases(
 def release_limits(section: Certainty, public: Public, *, num_examples: int) -> Limits:
     """Return the possible range of a release of n examples."""
     mechanism = MECHANISMS[section.mechanism](section)
-    return limits_of(mechanism, num_examples=max(1, num_examples), public=public)
+    return mechanism.limits(max(1, num_examples), public)
 
 
 def release_width(task: Task, prototype: str, public: Public, section: Certainty) -> int:
@@ -130,7 +126,7 @@ def release_width(task: Task, prototype: str, public: Public, section: Certainty
         labels = torch.zeros(2, dtype=torch.int64, device=task.device)
         noise = SimulatedNoise(seeding.generator(0, "width of a release"))
         mechanism = MECHANISMS[section.mechanism](section)
-        made = release_of(mechanism, features, labels, dict(public), noise=noise)
+        made = mechanism.release(features, dict(public), noise=noise, labels=labels)
         return len(made.vector)
 
     certainty = section.model_dump_json()
@@ -155,7 +151,7 @@ ClassEstimates = dict[str, tuple[list[int], "ClassEstimate"]]
 
 def class_estimates(
     task: Task,
-    releases: Mapping[int, ScoreRelease],
+    releases: Mapping[int, ClientRelease],
     public: Mapping[str, Public],
     section: Certainty,
 ) -> ClassEstimates:
@@ -179,7 +175,7 @@ def class_estimates(
 
 
 def stacked(
-    releases: Mapping[int, ScoreRelease], members: Sequence[int], *, device: torch.device
+    releases: Mapping[int, ClientRelease], members: Sequence[int], *, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return released vectors [K, D] and the sigmas of their noise [K]."""
     vectors = torch.stack([releases[client].vector for client in members])
@@ -193,7 +189,7 @@ class Scorer:
     def __init__(self, task: Task, preparation: Preparation) -> None:
         self._task = task
         self._preparation = preparation
-        self._estimated: tuple[Mapping[int, ScoreRelease], ClassEstimates] | None = None
+        self._estimated: tuple[Mapping[int, ClientRelease], ClassEstimates] | None = None
 
     @property
     def _section(self) -> Certainty:
@@ -219,7 +215,7 @@ class Scorer:
         mechanism = MECHANISMS[section.mechanism](section)
         return mechanism.project(features, prepared.public[prototype])
 
-    def class_estimates(self, releases: Mapping[int, ScoreRelease]) -> ClassEstimates:
+    def class_estimates(self, releases: Mapping[int, ClientRelease]) -> ClassEstimates:
         """Return what class sums tell; kept, because it is asked for in every round."""
         if self._estimated is None or self._estimated[0] is not releases:
             public, section = self._preparation.public, self._section
@@ -229,7 +225,7 @@ class Scorer:
 
     def log_scores(
         self,
-        releases: Mapping[int, ScoreRelease],
+        releases: Mapping[int, ClientRelease],
         chosen: Sequence[int],
         projected: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
@@ -238,8 +234,7 @@ class Scorer:
         projected = self.projected if projected is None else projected
         rows: dict[int, Tensor] = {}
         for name, features in projected.items():
-            # Mechanisms with labels pool what all clients have released.
-            pool = sorted(releases) if takes_labels(mechanism) else chosen
+            pool = sorted(releases) if mechanism.scores == "together" else chosen
             members = [client for client in pool if self._task.prototype_of[client] == name]
             if members:
                 vectors, sigmas = stacked(releases, members, device=features.device)

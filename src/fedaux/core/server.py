@@ -293,7 +293,7 @@ class Server:
         if task.asks.trains:
             count = max(FIRST_RELEASES, clients_per_round(task.experiment))
             chosen = select(present, count=count, generator=self.generator("first releases"))
-        with log.phase("certify"):
+        with log.phase("release"):
             public = publish(task, self._clients, section, own, present)
             public = self._settle(public, section)
         if task.asks.releases[:1] == (section,):
@@ -310,7 +310,7 @@ class Server:
     ) -> Collected:
         """Ask clients for releases; an unusable one is paid for all the same."""
         own = self.preparation.extractors if extractors is None else extractors
-        with self.log.phase("certify"):
+        with self.log.phase("release"):
             found, wasted, down, up = request_releases(
                 self.task, self._clients, chosen, section=section, extractors=own, public=public
             )

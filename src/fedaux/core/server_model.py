@@ -22,7 +22,7 @@ from fedaux.core.task import Task, extract, trainable_models
 from fedaux.core.weights import load, recompute_statistics, snapshot
 
 STATISTICS_BATCH = 512
-LOOKED_AT = 16
+PROBED_EXAMPLES = 16
 """Public examples on which the predictions of every model must be finite."""
 
 
@@ -76,7 +76,7 @@ class ServerModel:
         Finite weights can still lead to NaN: huge ones, or a negative variance in batch
         normalisation.
         """
-        few = self._distill_inputs[:LOOKED_AT]
+        few = self._distill_inputs[:PROBED_EXAMPLES]
         by_batch = self._experiment.batch_normalisation.teachers == "batch"
         return torch.isfinite(self._predict(weights, few, by_batch=by_batch)).all()
 

@@ -17,9 +17,9 @@ from fedaux.core.client import Client, release_stream
 from fedaux.core.dpsgd import check_ready
 from fedaux.core.local_training import joined_inputs
 from fedaux.core.messages import (
+    ClientRelease,
     ClientState,
     ReleaseRequest,
-    ScoreRelease,
     TrainRequest,
     Update,
     as_received,
@@ -29,7 +29,7 @@ from fedaux.core.objectives import LocalLoss, class_adjustment, local_loss
 from fedaux.core.task import Task, extract, rehearsed_rows, trainable_models
 from fedaux.privacy.exact_gaussian import SimulatedDraws
 from fedaux.privacy.mechanism import Noise
-from fedaux.privacy.mechanisms import MECHANISMS, takes_features
+from fedaux.privacy.mechanisms import MECHANISMS
 from fedaux.privacy.secure import noise_for
 
 
@@ -59,14 +59,12 @@ class SimulatedClients:
         """Return n_i of clients."""
         return [len(self._parts[client]) for client in clients]
 
-    def release_scores(
-        self, clients: Sequence[int], request: ReleaseRequest
-    ) -> Iterator[ScoreRelease]:
+    def release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ClientRelease]:
         """Release each client's certainty vector."""
         yield from ranks.joined(self._release(ranks.share(clients), request))
 
-    def _release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ScoreRelease]:
-        reads = takes_features(MECHANISMS[request.certainty.mechanism](request.certainty))
+    def _release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ClientRelease]:
+        reads = MECHANISMS[request.certainty.mechanism](request.certainty).reads_features
         for prototype, members in self._by_prototype(clients).items():
             sizes = [len(self._parts[client]) for client in members]
             rows = torch.cat([self._parts[client] for client in members])

@@ -17,7 +17,7 @@ from fedaux.config import ExperimentFields
 from fedaux.core.asks import Asking, Asks
 from fedaux.core.backend import Backend
 from fedaux.core.compute import Compute, inference_batch
-from fedaux.core.messages import ClientState, ScoreRelease, Weights
+from fedaux.core.messages import ClientRelease, ClientState, Weights
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Public
 
@@ -104,7 +104,7 @@ class State:
     round: int
     models: Mapping[str, Weights]
     """The server model of each prototype."""
-    releases: Mapping[int, ScoreRelease] = field(default_factory=dict)
+    releases: Mapping[int, ClientRelease] = field(default_factory=dict)
     """What clients have released; no client is asked twice."""
     ledger: tuple[LedgerEntry, ...] = ()
     """What private updates have cost the clients."""

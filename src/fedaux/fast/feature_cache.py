@@ -30,7 +30,7 @@ REPORTED = 32 * PROCESSOR_BATCH
 """Images per worker between two reports of progress on a CPU; a GPU is too fast to need any."""
 RECENT = 4
 """Sets of features in memory: of private, public, test and validation examples."""
-LOOKED_AT = 8
+COMPARED_EXAMPLES = 8
 """Examples whose features are computed again to check stored ones."""
 
 
@@ -122,9 +122,9 @@ class FeatureCache:
                 stored = load_file(file, device=str(examples.device))["features"]
             except (OSError, SafetensorError, KeyError):  # damaged: treated as missing
                 stored = torch.empty(0)
-            expected = self._computed(module, weights, examples[:LOOKED_AT])
+            expected = self._computed(module, weights, examples[:COMPARED_EXAMPLES])
             if stored.shape == (len(examples), *expected.shape[1:]) and torch.allclose(
-                stored[:LOOKED_AT], expected, rtol=1e-3, atol=1e-4
+                stored[:COMPARED_EXAMPLES], expected, rtol=1e-3, atol=1e-4
             ):
                 return stored
         began = time.monotonic()

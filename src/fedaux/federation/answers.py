@@ -19,7 +19,7 @@ from torch import Tensor
 from fedaux.config import Certainty
 from fedaux.core.dpsgd import schedule
 from fedaux.core.messages import (
-    ScoreRelease,
+    ClientRelease,
     TrainRequest,
     Update,
     Weights,
@@ -79,7 +79,7 @@ def read_release(
     width: int,
     limits: Callable[[int], Limits],
     most_examples: int,
-) -> ScoreRelease:
+) -> ClientRelease:
     """Return a client's release; `limits(n)` is the range of one of n examples. Raises Unusable."""
     answer = _answer(content, client=client, most_bytes=8 * width)
     entry = _entry(answer, client=client, purpose=purpose)
@@ -94,7 +94,7 @@ def read_release(
     problem = problem_of_release(vector["vector"], width=width, limits=possible)
     if problem is not None:
         raise Unusable(problem)
-    return ScoreRelease(client, vector["vector"], entry)
+    return ClientRelease(client, vector["vector"], entry)
 
 
 def read_update(

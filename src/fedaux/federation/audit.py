@@ -31,7 +31,7 @@ from fedaux.privacy.audit.distribution import PValue, deviations
 from fedaux.privacy.audit.mechanisms import FixedNoise
 from fedaux.privacy.audit.neighbours import Findings, uncalibrated
 from fedaux.privacy.ledger import LedgerEntry
-from fedaux.privacy.mechanisms import MECHANISMS, Public, Release, publish_map, release_of
+from fedaux.privacy.mechanisms import MECHANISMS, Public, Release
 
 IMAGE_SHAPE = (1, 6, 6)
 NUM_EXAMPLES, NUM_NEGATIVES, WIDTH = 30, 60, 12
@@ -56,8 +56,8 @@ class NodeAudit:
             self._model: SplitModel = MODELS["mlp"](IMAGE_SHAPE, 2, width=WIDTH)
         self.mechanism = MECHANISMS[section.mechanism](section)
         negatives = self._features(_images(generator, NUM_NEGATIVES))
-        self.public: Public = publish_map(
-            self.mechanism, negatives, num_classes=len(CLASSES), sizes=[NUM_EXAMPLES]
+        self.public: Public = self.mechanism.publish(
+            negatives, num_classes=len(CLASSES), sizes=[NUM_EXAMPLES]
         )
         for side in (0, 1):
             self._write(side)
@@ -67,7 +67,7 @@ class NodeAudit:
         node."""
         features = self._features(self._images[side])
         noise = FixedNoise(0.0, kind="secure")
-        return release_of(self.mechanism, features, self._labels[side], self.public, noise=noise)
+        return self.mechanism.release(features, self.public, noise=noise, labels=self._labels[side])
 
     def fresh(self, side: int) -> Path:
         """Return the state folder of a node, emptied: a node that has not been asked before."""

@@ -24,7 +24,7 @@ from fedaux.federation.terms import PrepareTerms, Terms, TrainTerms
 from fedaux.recipes import flatten
 
 if TYPE_CHECKING:
-    from fedaux.core.messages import ScoreRelease, Update
+    from fedaux.core.messages import ClientRelease, Update
     from fedaux.federation.policy import Guard, Refusal
 
 NODE_KEY, NODE_VARIABLE = "fedaux", "FEDAUX_NODE"
@@ -163,7 +163,7 @@ def _log_plan(terms: Terms) -> None:
     )
 
 
-def _log_sent(guard: Guard, what: str, terms: Terms, answer: ScoreRelease | Update) -> None:
+def _log_sent(guard: Guard, what: str, terms: Terms, answer: ClientRelease | Update) -> None:
     """Log what leaves, its price, and the hash by which the record can be checked later."""
     from fedaux.federation.records import reason_of
 

@@ -13,9 +13,9 @@ from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from fedaux.core.messages import (
+    ClientRelease,
     ClientState,
     ReleaseRequest,
-    ScoreRelease,
     TrainRequest,
     Update,
     Weights,
@@ -28,13 +28,12 @@ from fedaux.federation.plan import plan_of
 from fedaux.federation.policy import digest_of
 from fedaux.federation.records import Unusable
 from fedaux.federation.terms import PREPARE, TRAIN, PrepareTerms, RehearsalTerms, TrainTerms
-from fedaux.privacy.ledger import purpose_of
 from fedaux.privacy.mechanisms import MECHANISMS
 
 POLL_SECONDS = (0.1, 1.0)
 """Shortest and longest pause between two polls for answers."""
 LOGGER = logging.getLogger("fedaux.server")
-Answer = TypeVar("Answer", ScoreRelease, Update)
+Answer = TypeVar("Answer", ClientRelease, Update)
 
 
 class FlowerClients:
@@ -70,9 +69,7 @@ class FlowerClients:
         components for all."""
         return ()
 
-    def release_scores(
-        self, clients: Sequence[int], request: ReleaseRequest
-    ) -> Iterator[ScoreRelease]:
+    def release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ClientRelease]:
         """Request certainty releases: h0 and the public map down, a vector and its cost up."""
         self._reasons = {}
         contents: dict[int, RecordDict] = {}
@@ -88,7 +85,7 @@ class FlowerClients:
                     "public": public[name],
                 }
             )
-        for client, content in self._ask(contents, kind=PREPARE, what="certify", round=0):
+        for client, content in self._ask(contents, kind=PREPARE, what="release", round=0):
             name = self._task.prototype_of[client]
             release = self._read(
                 client, partial(self._certificate, client, content, request.public[name], request)
@@ -304,14 +301,15 @@ class FlowerClients:
         content: RecordDict,
         public: Mapping[str, Tensor],
         request: ReleaseRequest,
-    ) -> ScoreRelease:
+    ) -> ClientRelease:
         """Return a usable release. Raises Unusable."""
         task, tensors, section = self._task, dict(public), request.certainty
+        mechanism = MECHANISMS[section.mechanism](section)
         release = answers.read_release(
             content,
             client=client,
             certainty=section,
-            purpose=purpose_of(MECHANISMS[section.mechanism](section)),
+            purpose=mechanism.purpose,
             width=release_width(task, task.prototype_of[client], tensors, section),
             limits=lambda examples: release_limits(section, tensors, num_examples=examples),
             most_examples=self._members.most_examples(client),
@@ -319,8 +317,7 @@ class FlowerClients:
         vector = release.vector
         stated = release.entry.num_examples
         counted = self._counted(client, stated)
-        # Sums grow with the claim.
-        if counted < stated and section.mechanism in ("classes", "counts"):
+        if counted < stated and mechanism.is_sum:  # sums grow with the claim
             vector = vector * (counted / stated)
         return replace(release, vector=vector.to(task.device))
 

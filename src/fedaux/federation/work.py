@@ -16,7 +16,7 @@ from fedaux.config import Data, Engine, Local
 from fedaux.core.client import BLANK, Client, release_stream
 from fedaux.core.compute import Compute, compute_for
 from fedaux.core.dpsgd import check_ready, refusal_of, update_entry
-from fedaux.core.messages import ScoreRelease, Update, Weights
+from fedaux.core.messages import ClientRelease, Update, Weights
 from fedaux.core.plain_backend import PlainBackend, PlainPredictor
 from fedaux.core.task import head_alone
 from fedaux.data import (
@@ -41,8 +41,6 @@ from fedaux.privacy.mechanism import Noise, Public
 from fedaux.privacy.mechanisms import (
     MECHANISMS,
     UNPROTECTED_MECHANISMS,
-    release_of,
-    takes_features,
 )
 from fedaux.privacy.secure import noise_for
 
@@ -62,7 +60,7 @@ class Answer:
 class Released:
     """A release of certainty."""
 
-    scores: ScoreRelease
+    scores: ClientRelease
     request: str
     """Digest of the request."""
     repeated: bool
@@ -89,13 +87,13 @@ def prepare(
         "channel_mean",
         "channel_deviation",
     }
-    reads = takes_features(MECHANISMS[terms.certainty.mechanism](terms.certainty))
+    reads = MECHANISMS[terms.certainty.mechanism](terms.certainty).reads_features
     read = extractor if reads else {}  # what does not depend on h0 is not paid for again
     key = digest_of(terms.model_dump_json(include=about) + config.privacy.noise, read, public)
     if terms.mode == "linear" and extractor:
         guard.keep_received("extractor", extractor)
     if (stored := guard.stored_release(key)) is not None:
-        return Released(ScoreRelease(config.number, *stored), key, repeated=True)
+        return Released(ClientRelease(config.number, *stored), key, repeated=True)
     alone = config.privacy.noise == "secure"
     compute = compute_of(config, terms, alone=alone)
     if terms.certainty.mechanism in UNPROTECTED_MECHANISMS:
@@ -115,7 +113,7 @@ def prepare(
     )
     vector = released.vector.detach().cpu()
     guard.store_release(key, vector, released.entry, run=terms.plan.run)
-    return Released(ScoreRelease(config.number, vector, released.entry), key, repeated=False)
+    return Released(ClientRelease(config.number, vector, released.entry), key, repeated=False)
 
 
 def train(
@@ -252,7 +250,7 @@ def check_map(
     labels = torch.full((num_examples,), BLANK)
     mechanism = MECHANISMS[terms.certainty.mechanism](terms.certainty)
     try:
-        release_of(mechanism, nothing, labels, public, noise=release_noise(config, terms))
+        mechanism.release(nothing, public, noise=release_noise(config, terms), labels=labels)
     except ValueError as error:
         raise Refusal(str(error)) from error
     except (RuntimeError, TypeError, LookupError, ArithmeticError) as error:

@@ -34,6 +34,7 @@ from torch.nn import functional
 from fedaux.config import Certainty
 from fedaux.privacy.bounds import MOST_COMPONENTS
 from fedaux.privacy.gaussian import noise_multiplier
+from fedaux.privacy.ledger import CLASS_SUMS
 from fedaux.privacy.mean import PrivateMean
 from fedaux.privacy.mechanism import (
     Limits,
@@ -126,7 +127,9 @@ class ClassEstimate:
 class ClassSums(PrivateMean):
     """Noisy class sums with a linear discriminant."""
 
-    takes_labels = True
+    purpose = CLASS_SUMS
+    scores = "together"
+    is_sum = True
 
     def __init__(self, section: Certainty) -> None:
         super().__init__(section)

@@ -21,18 +21,27 @@ from fedaux.config import Certainty
 from fedaux.privacy.classes import ClassEstimate, class_prior, denoised_counts
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.ledger import CLASS_COUNTS
-from fedaux.privacy.mechanism import Limits, Noise, Public, Release, integer_sums, number_of_classes
+from fedaux.privacy.mechanism import (
+    Limits,
+    Mechanism,
+    Noise,
+    Public,
+    Release,
+    integer_sums,
+    number_of_classes,
+)
 
 SENSITIVITY = math.sqrt(2.0)
 """How far replacing one example moves the counts."""
 
 
-class ClassCounts:
+class ClassCounts(Mechanism):
     """Noisy numbers of examples per class."""
 
-    takes_labels = True
-    takes_features = False
     purpose = CLASS_COUNTS
+    reads_features = False
+    scores = "none"
+    is_sum = True
 
     def __init__(self, section: Certainty) -> None:
         self._epsilon = section.epsilon
@@ -64,6 +73,13 @@ class ClassCounts:
     def limits(self, num_examples: int, public: Public) -> Limits:
         """Return the range of a release: n examples of one class, plus noise."""
         return Limits(float(num_examples), *self._scale())
+
+    def noise_share(
+        self, num_examples: int, *, feature_width: int, num_negatives: int, num_classes: int
+    ) -> float | None:
+        """Return sigma sqrt(C) over n."""
+        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        return SENSITIVITY / num_examples * multiplier * math.sqrt(num_classes)
 
     def _scale(self) -> tuple[float, float]:
         """Return sensitivity and sigma, which do not depend on n."""

@@ -33,6 +33,7 @@ from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.ledger import HEADS
 from fedaux.privacy.mechanism import (
     Limits,
+    Mechanism,
     Noise,
     Public,
     Release,
@@ -83,11 +84,12 @@ def largest(num_classes: int, *, penalty: float) -> tuple[float, float]:
     return norm, min(1.0, most * (1.0 + 1e-12))
 
 
-class PrivateHeads:
+class PrivateHeads(Mechanism):
     """Regularised multinomial logistic regression on clipped features, perturbed at the output."""
 
-    takes_labels = True
     purpose = HEADS
+    scores = "none"
+    stream = "heads"
 
     def __init__(self, section: Certainty) -> None:
         self._epsilon = section.epsilon

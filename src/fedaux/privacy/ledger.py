@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedaux.privacy.mechanism import Mechanism, Release, takes_labels
+from fedaux.privacy.mechanism import SCORES as SCORES
+from fedaux.privacy.mechanism import Release
 
 NEIGHBOURS = "data sets that differ by replacing one example; the number of examples n_i is public"
 UNPROTECTED_UPDATES = (
@@ -26,7 +27,6 @@ UNPROTECTED_BESIDES_RELEASES = (
     "The number of examples of a client is sent as it is. No model update leaves a client: the "
     "(epsilon, delta) stated here covers everything else that it sends."
 )
-SCORES = "certainty scores"
 CLASS_SUMS = "class sums"
 CLASS_COUNTS = "class counts"
 HEADS = "linear heads"
@@ -72,12 +72,6 @@ def entry_of(release: Release, *, client: int, num_examples: int, purpose: str) 
         *(client, num_examples, release.mechanism, purpose, release.sensitivity),
         *(release.sigma, release.epsilon, release.delta, release.noise),
     )
-
-
-def purpose_of(mechanism: Mechanism) -> str:
-    """Return what a mechanism's releases are, in the words of the ledger."""
-    stated: str = getattr(mechanism, "purpose", CLASS_SUMS if takes_labels(mechanism) else SCORES)
-    return stated
 
 
 def basic_composition(entries: Iterable[LedgerEntry]) -> tuple[float, float]:

@@ -33,6 +33,7 @@ v = (1 - sum_i n_i |m_i|^2 / n) / (1 - K / n).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ from fedaux.privacy.bounds import COMPONENTS
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.mechanism import (
     Limits,
+    Mechanism,
     Noise,
     Public,
     Release,
@@ -66,8 +68,10 @@ def suitable_components(num_examples: int, *, epsilon: float, delta: float) -> i
     return max(1, round(num_examples / noise_multiplier(epsilon=epsilon, delta=delta)))
 
 
-class PrivateMean:
+class PrivateMean(Mechanism):
     """Whitened, clipped, private mean with density-ratio scores."""
+
+    remedy = "raise certainty.epsilon or lower certainty.components"
 
     def __init__(self, section: Certainty) -> None:
         self._components = section.components or MEAN_COMPONENTS
@@ -75,7 +79,9 @@ class PrivateMean:
         self._epsilon = section.epsilon
         self._delta = section.delta
 
-    def publish(self, negatives: Tensor) -> Public:
+    def publish(
+        self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
+    ) -> Public:
         """Return centre [F], map [F, k], clipping norm [] and the negatives' own mean [k]."""
         return self.whitening_map(negatives, components=self._components)
 
@@ -100,7 +106,9 @@ class PrivateMean:
         public = {"centre": centre.float(), "whitening": whitening.float(), "bound": bound.float()}
         return public | {"mean": self.project(features, public).mean(dim=0).float()}
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         """Release the client's mean; sensitivity 2 / n_i."""
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
@@ -112,6 +120,15 @@ class PrivateMean:
     def limits(self, num_examples: int, public: Public) -> Limits:
         """Return the range of a release: a mean of vectors of norm at most 1, plus noise."""
         return Limits(1.0, *self._scale(num_examples))
+
+    def noise_share(
+        self, num_examples: int, *, feature_width: int, num_negatives: int, num_classes: int
+    ) -> float | None:
+        """Return sigma sqrt(k) for a mean of vectors of norm 1, of which class sums of a client
+        with one class are n times as large."""
+        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        components = min(self._components, feature_width)
+        return sensitivity_of(num_examples) * multiplier * math.sqrt(components)
 
     def _scale(self, num_examples: int) -> tuple[float, float]:
         """Return sensitivity and sigma."""
@@ -179,7 +196,9 @@ def _centre(shifts: Tensor, weights: Tensor) -> Tensor:
 class UnprotectedMean(PrivateMean):
     """The `mean` mechanism without noise, at infinite epsilon: for ablations."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         """Release the client's mean without noise."""
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
@@ -189,6 +208,12 @@ class UnprotectedMean(PrivateMean):
     def limits(self, num_examples: int, public: Public) -> Limits:
         """Return the range of a release: a mean of vectors of norm at most 1."""
         return Limits(1.0, sensitivity_of(num_examples), 0.0)
+
+    def noise_share(
+        self, num_examples: int, *, feature_width: int, num_negatives: int, num_classes: int
+    ) -> float | None:
+        """Return None: nothing is protected."""
+        return None
 
     def errors(self, vectors: Tensor, sigmas: Tensor, sizes: Tensor | None) -> Tensor:
         """Return the mean square [K] of the sampling error in means [K, k] of `sizes` [K]; 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from fedaux.privacy.bounds import MOST_COMPONENTS, require_size
 
+SCORES = "certainty scores"
 Public = dict[str, Tensor]
 """What a mechanism derives from public data alone and sends to every client."""
 
@@ -62,22 +63,6 @@ UNKNOWN = Limits(radius=1e6, sensitivity=math.inf, sigma=0.0)
 """For mechanisms that do not state their limits: larger vectors would swamp those of others."""
 
 
-@runtime_checkable
-class Limited(Protocol):
-    """A mechanism that states the range of its releases. All that ship do."""
-
-    def limits(self, num_examples: int, public: Public) -> Limits:
-        """Return the range of a release of n examples; uses public numbers only."""
-        ...
-
-
-def limits_of(mechanism: object, *, num_examples: int, public: Public) -> Limits:
-    """Return the range of a mechanism's releases, or `UNKNOWN`."""
-    if isinstance(mechanism, Limited):
-        return mechanism.limits(num_examples, public)
-    return UNKNOWN
-
-
 class Noise(Protocol):
     """A source of Gaussian noise; `kind` is "simulated" or "secure"."""
 
@@ -107,25 +92,50 @@ class SimulatedNoise:
         )
 
 
-class Mechanism(Protocol):
-    """One way to release certainty. `release` runs where the data is; the rest needs public data
-    and releases.
+class Mechanism:
+    """One way to release something about a client's examples. `release` runs where the data is; the
+    rest needs public data and releases. Subclasses override what they do otherwise."""
 
-    A mechanism with an attribute `takes_labels = True` is a `LabelMechanism`: call it through
-    `publish_map` and `release_of`.
-    """
+    purpose: str = SCORES
+    """What is released, in the words of the ledger."""
+    reads_features: bool = True
+    """Whether releases depend on features; without, neither h0 nor public examples are needed."""
+    scores: Literal["alone", "together", "none"] = "alone"
+    """Whether a client's scores follow from its own release, from those of all, or do not exist."""
+    is_sum: bool = False
+    """Whether releases are sums, which grow with the number of examples."""
+    stream: str = ""
+    """Part of the simulated noise's stream, of what is released beside scores."""
+    remedy: str = "raise certainty.epsilon"
+    """What helps if noise drowns a release."""
 
-    def publish(self, negatives: Tensor) -> Public:
-        """Derive from the negatives' features [M, F] what clients need (server)."""
-        ...
+    def publish(
+        self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
+    ) -> Public:
+        """Derive what clients need from the negatives' features [M, F], the number of classes and
+        the clients' numbers of examples, if known (server)."""
+        raise NotImplementedError
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
-        """Release a vector about the client's features [n, F] (client)."""
-        ...
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
+        """Release a vector about the client's features [n, F] and labels [n] (client)."""
+        raise NotImplementedError
+
+    def limits(self, num_examples: int, public: Public) -> Limits:
+        """Return the range of a release of n examples; uses public numbers only."""
+        return UNKNOWN
+
+    def noise_share(
+        self, num_examples: int, *, feature_width: int, num_negatives: int, num_classes: int
+    ) -> float | None:
+        """Return the noise of a release over its largest signal; None if no sensitivity is known
+        beforehand, and the price counts as infinite."""
+        return None
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Prepare public features [N, F] for scoring, once (server)."""
-        ...
+        raise NotImplementedError
 
     def log_scores(
         self,
@@ -138,54 +148,7 @@ class Mechanism(Protocol):
     ) -> Tensor:
         """Return log s_i(x) [K, N] of released vectors [K, D] with noise sigmas [K] on projected
         features (server); `sizes` [K] are the clients' numbers of examples."""
-        ...
-
-
-class LabelMechanism(Mechanism, Protocol):
-    """A mechanism whose releases depend on labels and are scored together."""
-
-    takes_labels: bool
-
-    def publish(
-        self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
-    ) -> Public:
-        """Derive what clients need from the negatives' features [M, F], the number of classes and
-        the clients' numbers of examples (server)."""
-        ...
-
-    def release(
-        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
-    ) -> Release:
-        """Release a vector about the client's features [n, F] and labels [n] (client)."""
-        ...
-
-
-def takes_labels(mechanism: Mechanism) -> TypeGuard[LabelMechanism]:
-    """Return whether a mechanism needs labels."""
-    return bool(getattr(mechanism, "takes_labels", False))
-
-
-def takes_features(mechanism: Mechanism) -> bool:
-    """Return whether a mechanism reads features; all but those that say otherwise do."""
-    return bool(getattr(mechanism, "takes_features", True))
-
-
-def publish_map(
-    mechanism: Mechanism, negatives: Tensor, *, num_classes: int, sizes: Sequence[int] = ()
-) -> Public:
-    """Return the public map of any mechanism. `sizes` are the clients' n_i, if known."""
-    if takes_labels(mechanism):
-        return mechanism.publish(negatives, num_classes=num_classes, sizes=sizes)
-    return mechanism.publish(negatives)
-
-
-def release_of(
-    mechanism: Mechanism, features: Tensor, labels: Tensor, public: Public, *, noise: Noise
-) -> Release:
-    """Return the release of features [n, F] and labels [n] by any mechanism."""
-    if takes_labels(mechanism):
-        return mechanism.release(features, public, noise=noise, labels=labels)
-    return mechanism.release(features, public, noise=noise)
+        raise NotImplementedError
 
 
 def require_shapes(public: Public, expected: Mapping[str, tuple[int | None, ...]]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from fedaux.config import Certainty
-from fedaux.privacy.ledger import SCORES, purpose_of
+from fedaux.privacy.ledger import SCORES
 from fedaux.privacy.mean import PrivateMean, UnprotectedMean
 from fedaux.privacy.mechanism import (
     Mechanism,
@@ -15,10 +15,6 @@ from fedaux.privacy.mechanism import (
     Public,
     Release,
     SimulatedNoise,
-    publish_map,
-    release_of,
-    takes_features,
-    takes_labels,
 )
 
 
@@ -46,7 +42,7 @@ MECHANISMS: dict[str, Callable[[Certainty], Mechanism]] = {
 def what_is_released(section: Certainty) -> str:
     """Return what a mechanism releases, in the words of the ledger; scores if it is not known."""
     known = section.mechanism in MECHANISMS
-    return purpose_of(MECHANISMS[section.mechanism](section)) if known else SCORES
+    return MECHANISMS[section.mechanism](section).purpose if known else SCORES
 
 
 UNPROTECTED_MECHANISMS = ("released-code", "none")
@@ -60,9 +56,5 @@ __all__ = [
     "Public",
     "Release",
     "SimulatedNoise",
-    "publish_map",
-    "release_of",
-    "takes_features",
-    "takes_labels",
     "what_is_released",
 ]

@@ -11,6 +11,7 @@ score its own data low. The solver stops at a gradient norm of at most `TOLERANC
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from fedaux.privacy.bounds import require_exact_regression, require_size
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.mechanism import (
     Limits,
+    Mechanism,
     Noise,
     Public,
     Release,
@@ -39,20 +41,26 @@ def sensitivity_of(num_examples: int, num_negatives: int, *, regularisation: flo
     return 2.0 * (1.0 / (num_examples + num_negatives) + TOLERANCE) / regularisation
 
 
-class PaperRegression:
+class PaperRegression(Mechanism):
     """Regularised logistic regression of client data against negatives, perturbed at the output."""
+
+    remedy = "raise certainty.epsilon or certainty.regularisation"
 
     def __init__(self, section: Certainty) -> None:
         self._epsilon = section.epsilon
         self._delta = section.delta
         self._regularisation = section.regularisation
 
-    def publish(self, negatives: Tensor) -> Public:
+    def publish(
+        self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
+    ) -> Public:
         """Return the norm bound [] and the negatives' features divided by it [M, F]."""
         public = {"bound": negatives.double().norm(dim=1).amax().clamp_min(1e-12).float()}
         return public | {"negatives": self.project(negatives, public).float()}
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         """Release the regression's weights; sensitivity 2 (a + TOLERANCE) / lambda."""
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")
@@ -80,6 +88,17 @@ class PaperRegression:
         penalty = self._regularisation
         radius = math.sqrt(2.0 * math.log(2.0) / penalty) + TOLERANCE / penalty
         return Limits(radius, *self._scale(num_examples, len(public["negatives"])))
+
+    def noise_share(
+        self, num_examples: int, *, feature_width: int, num_negatives: int, num_classes: int
+    ) -> float | None:
+        """Return sigma sqrt(F) over the largest |w|: at the optimum lambda |w| is a mean of vectors
+        of norm <= 1, and J(w) <= J(0) = log 2."""
+        penalty = self._regularisation
+        signal = min(1.0 / penalty, math.sqrt(2.0 * math.log(2.0) / penalty))
+        sensitivity = sensitivity_of(num_examples, num_negatives, regularisation=penalty)
+        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+        return sensitivity * multiplier * math.sqrt(feature_width) / signal
 
     def _scale(self, num_examples: int, num_negatives: int) -> tuple[float, float]:
         """Return sensitivity and sigma."""

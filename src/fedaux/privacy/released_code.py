@@ -17,17 +17,18 @@ almost without noise, which no epsilon allows. Hence epsilon and sensitivity are
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fedaux.config import Certainty
-from fedaux.privacy.mechanism import Limits, Noise, Public, Release
+from fedaux.privacy.mechanism import Limits, Mechanism, Noise, Public, Release
 from fedaux.privacy.paper import SCORE_FLOOR, minimise
 
 
-class ReleasedRegression:
+class ReleasedRegression(Mechanism):
     """Logistic regression on the summed loss, with a free intercept and the client's own norm."""
 
     def __init__(self, section: Certainty) -> None:
@@ -35,11 +36,15 @@ class ReleasedRegression:
         self._delta = section.delta
         self._regularisation = section.regularisation
 
-    def publish(self, negatives: Tensor) -> Public:
+    def publish(
+        self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
+    ) -> Public:
         """Return the negatives' features [M, F]."""
         return {"negatives": negatives.float()}
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         """Release (w / r, b) [F + 1]; `sigma` is the noise on w and b, before w is divided by r."""
         if len(features) == 0:
             raise ValueError("a client without examples has nothing to release")

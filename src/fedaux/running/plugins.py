@@ -23,7 +23,7 @@ from fedaux.core.server import Method
 from fedaux.data.sources import SOURCES, Source
 from fedaux.files import read_json
 from fedaux.models import MODELS
-from fedaux.privacy.mechanisms import MECHANISMS
+from fedaux.privacy.mechanisms import MECHANISMS, Mechanism
 
 Rows = dict[str, dict[str, Any]]
 
@@ -220,10 +220,16 @@ def _function_problems(name: str, row: object) -> list[str]:
     return [] if callable(row) else [f" = {row!r}: should be a function"]
 
 
+def _mechanism_problems(name: str, row: object) -> list[str]:
+    if isinstance(row, type) and not issubclass(row, Mechanism):
+        return [": should be a subclass of fedaux.privacy.mechanism.Mechanism, since 0.3.0"]
+    return _function_problems(name, row)
+
+
 CHECKS: Mapping[str, Callable[[str, object], list[str]]] = {
     "OBJECTIVES": _objective_problems,
     "METHODS": _method_problems,
     "MODELS": _function_problems,
     "SOURCES": _source_problems,
-    "MECHANISMS": _function_problems,
+    "MECHANISMS": _mechanism_problems,
 }

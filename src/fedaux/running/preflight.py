@@ -80,7 +80,7 @@ def problems_of(
                     problems.append(f"prototypes.options.{option} = {value!r}: {problem}")
     problems += _text_problems(experiment)
     problems += _contradictions(experiment)
-    scored = [name for name in MECHANISMS if name not in ("heads", "counts")]
+    scored = [name for name, make in MECHANISMS.items() if make(Certainty()).scores != "none"]
     known("certainty.mechanism", experiment.certainty.mechanism, scored)
     labelled = labelled_sources()
     public = [name for name, source in SOURCES.items() if source.load_auxiliary]
@@ -97,10 +97,12 @@ def problems_of(
         if experiment.text is not None:
             problems.append("text: not supported in a federation; use the simulator")
         asked = all_asks(experiment)
-        if (
-            "classes" in release_sections(asked.values())
-            and experiment.certainty.components is None
-        ):
+        sections = release_sections(asked.values()).values()
+        releasing = [
+            MECHANISMS[one.mechanism](one) for one in sections if one.mechanism in MECHANISMS
+        ]
+        together = any(mechanism.scores == "together" for mechanism in releasing)
+        if together and experiment.certainty.components is None:
             problems.append(
                 "certainty.components: missing; mechanism classes needs a whole number such as 16 "
                 "in a federation, because one node that overstates its examples would choose too "

@@ -22,11 +22,11 @@ from fedaux.core.server import clients_per_round
 from fedaux.core.task import assign_prototypes
 from fedaux.formatting import UNKNOWN, interval, privacy_budget
 from fedaux.models import MODELS
-from fedaux.privacy import classes, counts, mean, paper
+from fedaux.privacy import classes, mean
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.gaussian import epsilon_of, noise_multiplier
 from fedaux.privacy.ledger import NEIGHBOURS, SCORES
-from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS, what_is_released
+from fedaux.privacy.mechanisms import MECHANISMS, UNPROTECTED_MECHANISMS, what_is_released
 from fedaux.report.tables import Table, TerminalTable
 
 NOISE_LIMIT = 0.5
@@ -122,11 +122,7 @@ class PrivacyPlan:
     ) -> str:
         sizes = [member.num_examples for member in members]
         shares = [member.scores.noise_share for member in members if member.scores is not None]
-        knobs = {
-            "mean": "raise certainty.epsilon or lower certainty.components",
-            "counts": "raise certainty.epsilon",
-        }
-        advice = knobs.get(section.mechanism, "raise certainty.epsilon or certainty.regularisation")
+        advice = MECHANISMS[section.mechanism](section).remedy
         remedy = (
             f"would take {needed} examples"
             if needed is not None
@@ -171,7 +167,7 @@ class PrivacyPlan:
     def _hints(self) -> list[str]:
         """Suggest a number of components that suits the noise, if it is very different."""
         scoring = [group for group in self.groups if group.certainty is not None]
-        chosen = [group for group in scoring if group.certainty.mechanism == "mean"]  # type: ignore[union-attr]
+        chosen = [group for group in scoring if group.certainty.mechanism == Certainty().mechanism]  # type: ignore[union-attr]
         if not chosen or not chosen[0].clients:
             return []
         section = chosen[0].certainty
@@ -257,7 +253,8 @@ def privacy_plan(
     for (_, trains), methods in alike.items():
         section, *further = asked[methods[0]].all_releases or (None,)
         reliability = None
-        if section is not None and section.mechanism == "classes":
+        mechanism = None if section is None else MECHANISMS[section.mechanism](section)
+        if section is not None and mechanism is not None and mechanism.scores == "together":
             budget = {"epsilon": section.epsilon, "delta": section.delta}
             components = min(
                 max(widths),
@@ -272,8 +269,6 @@ def privacy_plan(
                 for held in (num_classes, 1)
             )
             reliability = (worst, best)
-        if section is not None and section.mechanism == "counts":
-            section = section.model_copy(update={"components": num_classes})
         clients = tuple(
             _client_plan(
                 experiment,
@@ -281,7 +276,13 @@ def privacy_plan(
                 sizes[client],
                 scores=None
                 if section is None
-                else _score_plan(section, sizes[client], widths[client], num_negatives),
+                else _score_plan(
+                    section,
+                    sizes[client],
+                    feature_width=widths[client],
+                    num_negatives=num_negatives,
+                    num_classes=num_classes,
+                ),
                 expected_rounds=expected_rounds,
                 trains=trains,
             )
@@ -394,39 +395,21 @@ def _client_plan(
 
 
 @cache  # many clients have the same number of examples
-def _score_plan(section: Certainty, size: int, feature_width: int, num_negatives: int) -> ScorePlan:
-    """Return the cost of scores; infinite for a mechanism without a proved sensitivity."""
-    sensitivity: Callable[[int], float]
-    if section.mechanism in {"mean", "classes"}:
-        # Class sums of a client that holds one class: 2 over n, as for its mean.
-        dimensions = min(section.components or MEAN_COMPONENTS, feature_width)
-        sensitivity, signal = mean.sensitivity_of, 1.0
-    elif section.mechanism == "counts":
-        assert section.components is not None, "the number of classes"
-        dimensions, signal = section.components, 1.0
+def _score_plan(section: Certainty, size: int, **sizes: int) -> ScorePlan:
+    """Return the cost of a release of n = `size` examples; infinite without a proved sensitivity.
 
-        def sensitivity(num_examples: int) -> float:
-            return counts.SENSITIVITY / num_examples
-    elif section.mechanism == "paper":
-        # At the optimum, lambda |w| is a mean of vectors of norm <= 1, and J(w) <= J(0) = log 2.
-        dimensions = feature_width
-        signal = min(
-            1.0 / section.regularisation, math.sqrt(2.0 * math.log(2.0) / section.regularisation)
-        )
+    `sizes` are the other arguments of `Mechanism.noise_share`."""
+    mechanism = MECHANISMS[section.mechanism](section)
 
-        def sensitivity(num_examples: int) -> float:
-            return paper.sensitivity_of(
-                num_examples, num_negatives, regularisation=section.regularisation
-            )
-    else:
+    def noise_share(num_examples: int) -> float | None:
+        return mechanism.noise_share(num_examples, **sizes)
+
+    share = noise_share(size)
+    if share is None:
         return ScorePlan((math.inf, section.delta), 0.0, 1)
-    multiplier = noise_multiplier(epsilon=section.epsilon, delta=section.delta)
-
-    def noise_share(num_examples: int) -> float:
-        return sensitivity(num_examples) * multiplier * math.sqrt(dimensions) / signal
-
     cost = section.epsilon, section.delta
-    return ScorePlan(cost, noise_share(size), least_examples(noise_share, limit=NOISE_LIMIT))
+    enough = least_examples(lambda count: noise_share(count) or 0.0, limit=NOISE_LIMIT)
+    return ScorePlan(cost, share, enough)
 
 
 def least_examples(noise_share: Callable[[int], float], *, limit: float) -> int | None:

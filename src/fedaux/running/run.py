@@ -46,7 +46,7 @@ from fedaux.files import read_json, save_json, save_tensors
 from fedaux.models import SplitModel
 from fedaux.predict.trained_model import TrainedModel, load
 from fedaux.pretrain import H0Request, content_digest, pretrained_extractor, shared_store
-from fedaux.privacy.mechanisms import MECHANISMS, Public, takes_features
+from fedaux.privacy.mechanisms import MECHANISMS, Public
 from fedaux.recipes import load_experiment
 from fedaux.running import model_files, plugins, preflight, tensorboard
 from fedaux.running.callbacks import imported, watched
@@ -503,7 +503,7 @@ class ExperimentRunner:
         scoring = [
             name
             for name in self._experiment.method
-            if any(takes_features(MECHANISMS[one.mechanism](one)) for one in asks_of(name).releases)
+            if any(MECHANISMS[one.mechanism](one).reads_features for one in asks_of(name).releases)
         ]
         first = (scoring[:1], self._experiment.seeds[0]) == ([method], seed)
         return first and not (self._directory.path / "scores.safetensors").exists()

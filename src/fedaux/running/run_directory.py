@@ -31,7 +31,7 @@ from torch import Tensor
 from fedaux.config import ConfigError, Experiment
 from fedaux.core.algorithms import all_asks
 from fedaux.core.asks import unprotected_by
-from fedaux.core.messages import ClientState, ScoreRelease, Weights
+from fedaux.core.messages import ClientRelease, ClientState, Weights
 from fedaux.core.task import Preparation, State
 from fedaux.files import (
     UNFINISHED,
@@ -144,10 +144,10 @@ class RunDirectory:
             weights = tensors["weights"]
             vectors = tensors.get("vector", {}).get("client", {})
             releases = {
-                entry.client: ScoreRelease(entry.client, vectors[str(entry.client)], entry)
+                entry.client: ClientRelease(entry.client, vectors[str(entry.client)], entry)
                 for entry in entries[: len(vectors)]
             }
-        stamped: dict[str, dict[int, ClientState]] = {kind: {} for kind in STAMPED}
+        stamped: dict[str, dict[int, ClientState]] = {kind: {} for kind in KEPT_BY_CLIENT}
         for kind, states in stamped.items():
             for client, number in header.get(kind, {}).items():
                 file = _stamped_file(folder, kind, int(client), number)
@@ -179,7 +179,7 @@ class RunDirectory:
             | {f"own/{key}": tensor for key, tensor in state.own.items()}
             | _flat("vector", {"client": vectors}),
         )
-        stamped = dict(zip(STAMPED, (state.memory, progress.kept), strict=True))
+        stamped = dict(zip(KEPT_BY_CLIENT, (state.memory, progress.kept), strict=True))
         for kind, clients in stamped.items():
             for client, one in clients.items():
                 if not (file := _stamped_file(folder, kind, client, one.round)).exists():
@@ -267,7 +267,7 @@ class RunDirectory:
 
 
 STATE = "state.json"
-STAMPED = ("memory", "kept")
+KEPT_BY_CLIENT = ("memory", "kept")
 """Stored in one file per client: the server's memory, and the state of simulated clients."""
 
 
@@ -302,10 +302,10 @@ def _reading(file: Path, *, folder: Path | None = None) -> Iterator[None]:
 def _remove_old(folder: Path, header: Mapping[str, Any]) -> None:
     """Remove tensors of earlier rounds, which the header no longer names."""
     current = {folder / header["checkpoint"]}
-    for kind in STAMPED:
+    for kind in KEPT_BY_CLIENT:
         for client, number in header.get(kind, {}).items():
             current.add(_stamped_file(folder, kind, int(client), number))
-    for pattern in ("round-*", *(f"{kind}/client-*" for kind in STAMPED)):
+    for pattern in ("round-*", *(f"{kind}/client-*" for kind in KEPT_BY_CLIENT)):
         for file in folder.glob(f"{pattern}.safetensors"):
             if file not in current:
                 file.unlink()

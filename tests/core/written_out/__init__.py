@@ -38,9 +38,6 @@ from fedaux.privacy.mechanisms import (
     Public,
     Release,
     SimulatedNoise,
-    publish_map,
-    release_of,
-    takes_labels,
 )
 from written_out.methods import Method, head_section
 from written_out.parts import (
@@ -161,9 +158,7 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
         for name, negatives in features(task.negatives).items():
             clients = [one for one in clients_with_data(task) if task.prototype_of[one] == name]
             sizes = [len(task.parts[client]) for client in clients]
-            public[name] = publish_map(
-                mechanism, negatives, num_classes=task.num_classes, sizes=sizes
-            )
+            public[name] = mechanism.publish(negatives, num_classes=task.num_classes, sizes=sizes)
         for name, own in features(task.distill_set).items():
             projected[name] = mechanism.project(own, public[name])
         for client in clients_with_data(task):
@@ -171,8 +166,8 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
             rows = task.parts[client]
             own = extract_features(models[name], h0[name], task.images[rows])
             noise = SimulatedNoise(seeding.generator(task.seed, "certainty noise", client=client))
-            releases[client] = release_of(
-                mechanism, own, task.labels[rows], public[name], noise=noise
+            releases[client] = mechanism.release(
+                own, public[name], noise=noise, labels=task.labels[rows]
             )
     if task.method.start == "private-head":
         for name, own in features(task.distill_set).items():
@@ -207,10 +202,10 @@ def release_heads(
     members = []
     for client in clients_with_data(task):
         name, rows = task.prototype_of[client], task.parts[client]
-        public = publish_map(mechanism, negatives[name], num_classes=task.num_classes)
+        public = mechanism.publish(negatives[name], num_classes=task.num_classes)
         stream = seeding.generator(task.seed, "certainty noise", client=client, part="heads")
         noise = SimulatedNoise(stream)
-        own = release_of(mechanism, features[name][rows], task.labels[rows], public, noise=noise)
+        own = mechanism.release(features[name][rows], public, noise=noise, labels=task.labels[rows])
         head = dict(zip(("head.weight", "head.bias"), layer_of(own.vector, public), strict=True))
         weights = snapshot(preparation.models[name]) | head
         members.append(with_logits(preparation, Member(client, name, 0, len(rows), weights)))
@@ -274,7 +269,7 @@ def log_scores(task: Task, preparation: Preparation, clients: Sequence[int]) -> 
     Mechanisms with labels pool the releases of all clients.
     """
     mechanism = mechanism_of(task)
-    pool = sorted(preparation.releases) if takes_labels(mechanism) else clients
+    pool = sorted(preparation.releases) if mechanism.scores == "together" else clients
     scores: dict[int, Tensor] = {}
     for name, projected in preparation.projected.items():
         own = [client for client in pool if task.prototype_of[client] == name]
@@ -515,13 +510,13 @@ def calibrate(task: Task, preparation: Preparation, weights: Weights, prototype:
 
     negatives = features(task.negatives)
     sizes = [len(task.parts[client]) for client in clients]
-    public = publish_map(mechanism, negatives, num_classes=task.num_classes, sizes=sizes)
+    public = mechanism.publish(negatives, num_classes=task.num_classes, sizes=sizes)
     releases = {}
     for client in clients:
         rows = task.parts[client]
         noise = SimulatedNoise(seeding.generator(task.seed, "certainty noise", client=client))
         own = features(task.images[rows])
-        releases[client] = release_of(mechanism, own, task.labels[rows], public, noise=noise)
+        releases[client] = mechanism.release(own, public, noise=noise, labels=task.labels[rows])
     estimate = class_estimate(task, releases, public, prototype)
     generator = seeding.generator(task.seed, "virtual features", part=prototype)
     back = torch.linalg.pinv(public["whitening"].double())  # from whitened features to h

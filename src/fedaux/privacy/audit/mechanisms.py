@@ -45,7 +45,9 @@ class Published(ReleasedRegression):
     protected.
     """
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         """Release the weights [F] with the claimed sensitivity 2 / (lambda (|D_i| + |D-|))."""
         both = torch.cat([features.double(), public["negatives"].double()])
         scaled = (both / both.norm(dim=1).amax()).split([len(features), len(public["negatives"])])
@@ -59,7 +61,9 @@ class Published(ReleasedRegression):
 class Unfolded(ReleasedRegression):
     """(w, b) of the released code in the units of the paper's claim: before w is divided by r."""
 
-    def release(self, features: Tensor, public: Public, *, noise: Noise) -> Release:
+    def release(
+        self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
+    ) -> Release:
         """Return (w, b) [F + 1] without noise, with the sensitivity that the paper claims."""
         negatives = public["negatives"].double()
         vector, _ = regress(features.double(), negatives, regularisation=self._regularisation)

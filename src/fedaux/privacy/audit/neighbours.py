@@ -25,9 +25,6 @@ from fedaux.privacy.mechanisms import (
     Noise,
     Public,
     Release,
-    publish_map,
-    release_of,
-    takes_labels,
 )
 
 NUM_FEATURES = 4
@@ -47,14 +44,16 @@ class Neighbours:
     public: Public
     neighbours: Pair
     labels: Pair
-    """[n] each; only mechanisms that take labels look at them."""
+    """[n] each."""
+    labelled: bool = False
+    """Whether releases depend on labels."""
     ratio: float = 0.0
     """Distance of the noiseless vectors over the stated sensitivity."""
 
     def release(self, side: int, *, noise: Noise) -> Release:
         """Return the release of one of the two data sets."""
-        return release_of(
-            self.mechanism, self.neighbours[side], self.labels[side], self.public, noise=noise
+        return self.mechanism.release(
+            self.neighbours[side], self.public, noise=noise, labels=self.labels[side]
         )
 
     def noiseless(self, side: int, *, kind: str = "simulated") -> Release:
@@ -234,8 +233,19 @@ def _start(scene: str, mechanism: Mechanism, examples: Tensor, negatives: Tensor
     """Return a data set twice, with the labels 0, 1, 2, 0, ..., so that some classes may have no
     example."""
     labels = torch.arange(len(examples)) % NUM_CLASSES
-    public = publish_map(mechanism, negatives, num_classes=NUM_CLASSES, sizes=[len(examples)])
-    return Neighbours(scene, "", mechanism, public, (examples, examples), (labels, labels))
+    public = mechanism.publish(negatives, num_classes=NUM_CLASSES, sizes=[len(examples)])
+    start = Neighbours(scene, "", mechanism, public, (examples, examples), (labels, labels))
+    return replace(start, labelled=_depends_on_labels(start))
+
+
+def _depends_on_labels(start: Neighbours) -> bool:
+    """Return whether the noiseless release changes if all examples change their class."""
+    ones = torch.ones_like(start.labels[0])
+    try:
+        found = [replace(start, labels=(one, one)).noiseless(0) for one in (0 * ones, ones)]
+    except Exception:  # the search reports it
+        return False
+    return not torch.equal(found[0].vector, found[1].vector)
 
 
 def _labelled(start: Neighbours, *, first: int) -> Neighbours:
@@ -250,7 +260,7 @@ def _replaced(
     examples, labels = start.neighbours[0], start.labels[0]
     left, right = REPLACEMENTS[kind](examples, normal(generator, 1, examples.shape[1])[0])
     pair = (_with_first(examples, left), _with_first(examples, right))
-    if not takes_labels(start.mechanism):
+    if not start.labelled:
         return replace(start, kind=kind, neighbours=pair)
     first, second = (torch.tensor(one) for one in LABELS[label](int(labels[0])))
     both = (_with_first(labels, first), _with_first(labels, second))
