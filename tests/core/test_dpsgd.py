@@ -162,7 +162,7 @@ def test_entries_state_the_price_in_terms_of_replacing_one() -> None:
     )
     assert (entry.sensitivity, entry.sigma) == pytest.approx((0.4, 0.3))
     assert (entry.steps, entry.sampling_probability, entry.noise) == (4, 0.25, "simulated")
-    assert tight_composition([entry], delta=1e-4) == pytest.approx(entry.epsilon)
+    assert tight_composition(delta=1e-4)([entry])[0] == pytest.approx(entry.epsilon)
     assert LedgerEntry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
 
 

@@ -490,8 +490,8 @@ def test_requests_chosen_after_answers_end_at_the_budget(tmp_path: Path) -> None
     entries = [LedgerEntry.from_json(row["entry"]) for row in spent(file)]
     assert len(entries) == 1 + rounds
     assert rounds >= 1
-    assert FILTERS["renyi"](entries, epsilon=1.0, delta=1e-5) <= 1.0
-    assert FILTERS["renyi"]([*entries, entries[-1]], epsilon=1.0, delta=1e-5) > 1.0
+    assert FILTERS["renyi"](epsilon=1.0, delta=1e-5)(entries)[0] <= 1.0
+    assert FILTERS["renyi"](epsilon=1.0, delta=1e-5)([*entries, entries[-1]])[0] > 1.0
 
 
 @pytest.mark.parametrize(("budget", "paid"), [(0.3, 0), (0.7, 1), (0.9, 2)])

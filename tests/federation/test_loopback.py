@@ -289,7 +289,7 @@ def test_private_updates_are_counted_and_refused_at_once_beyond_the_budget(
     assert rows[0]["local_loss"] is None
     # One round would fit, two do not.
     entries = [LedgerEntry.from_json(row["entry"]) for row in spent(tmp_path / "large", 0)]
-    one, two = (FILTERS["renyi"](entries[:count], epsilon=0.8, delta=1e-5) for count in (1, 2))
+    one, two = (FILTERS["renyi"](epsilon=0.8, delta=1e-5)(entries[:count])[0] for count in (1, 2))
     assert one < 0.8 < two
     with pytest.raises(ValueError, match="every client refuses"):
         play(tmp_path / "small", experiment, nodes={"privacy": DPSGD | {"epsilon": 0.8}})

@@ -57,8 +57,8 @@ def update(
 @needs_accountant
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_one_release_costs_what_it_states(epsilon: float) -> None:
-    assert tight_composition([release(epsilon)], delta=1e-5) == pytest.approx(epsilon, rel=2e-3)
-    assert tight_composition([release(epsilon)], delta=1e-5) <= epsilon
+    assert tight_composition(delta=1e-5)([release(epsilon)])[0] == pytest.approx(epsilon, rel=2e-3)
+    assert tight_composition(delta=1e-5)([release(epsilon)])[0] <= epsilon
 
 
 @needs_accountant
@@ -67,7 +67,7 @@ def test_releases_compose_like_one_gaussian() -> None:
     known."""
     entries = [release(0.5)] * 4
     multiplier = noise_multiplier(epsilon=0.5, delta=1e-5)
-    epsilon = tight_composition(entries, delta=1e-5)
+    epsilon = tight_composition(delta=1e-5)(entries)[0]
     assert delta_of(epsilon, noise_multiplier=multiplier / 2) == pytest.approx(1e-5, rel=1e-2)
     assert delta_of(epsilon, noise_multiplier=multiplier / 2) <= 1e-5
     assert epsilon < basic_composition(entries)[0]
@@ -78,7 +78,7 @@ def test_the_result_is_never_above_basic_composition() -> None:
     for epsilons in ((0.1,), (0.1, 0.1), (0.01, 3.0), (20.0, 20.0)):
         entries = [release(epsilon) for epsilon in epsilons]
         epsilon, delta = basic_composition(entries)
-        assert tight_composition(entries, delta=delta) <= epsilon
+        assert tight_composition(delta=delta)(entries)[0] <= epsilon
 
 
 @needs_accountant
@@ -142,10 +142,10 @@ def test_scores_and_updates_come_to_one_number() -> None:
     entries = [release(0.5), *[update(steps=20)] * 5]
     epsilon, delta = total_cost(entries)
     assert delta == 1e-5
-    assert epsilon == tight_composition(entries, delta=1e-5)
+    assert epsilon == tight_composition(delta=1e-5)(entries)[0]
     updates = composed_epsilon({Query(1.0, 0.1): 100}, delta=1e-5)
     assert updates < epsilon < 0.5 + updates
-    assert worst_client([*entries, update(client=1, steps=1)], compose=total_cost) == (
+    assert worst_client([*entries, update(client=1, steps=1)], accountant=total_cost) == (
         epsilon,
         delta,
     )
@@ -156,22 +156,22 @@ def test_several_releases_cost_what_their_composition_costs() -> None:
     entries = [release(0.5), release(0.25)]
     epsilon, delta = total_cost(entries)
     assert delta == 1e-5
-    assert epsilon == pytest.approx(tight_composition(entries, delta=1e-5), abs=1e-3)
+    assert epsilon == pytest.approx(tight_composition(delta=1e-5)(entries)[0], abs=1e-3)
     assert 0.5 < epsilon < basic_composition(entries)[0] == 0.75
     assert total_cost([release(0.5)]) == (0.5, 1e-5)  # one has its own price, unrounded
 
 
 def test_what_was_not_protected_stays_so() -> None:
     bare = LedgerEntry(0, 10, "none", SCORES, 0.2, 0.0, math.inf, 0.0, "none")
-    assert tight_composition([bare, update()], delta=1e-5) == math.inf
+    assert tight_composition(delta=1e-5)([bare, update()])[0] == math.inf
     assert total_cost([bare, update()])[0] == math.inf
 
 
 def test_mistakes_are_told() -> None:
     with pytest.raises(ValueError, match="several clients"):
-        tight_composition([release(1.0), release(1.0, client=1)], delta=1e-5)
+        tight_composition(delta=1e-5)([release(1.0), release(1.0, client=1)])[0]
     with pytest.raises(ValueError, match="delta = 0"):
-        tight_composition([release(1.0)], delta=0)
+        tight_composition(delta=0)([release(1.0)])[0]
 
 
 def test_without_the_accountant_the_error_says_what_to_install(
@@ -181,5 +181,5 @@ def test_without_the_accountant_the_error_says_what_to_install(
     _losses.cache_clear()
     _composed_epsilon.cache_clear()
     with pytest.raises(ValueError, match=r"pip install -e '\.\[privacy\]'"):
-        tight_composition([update()], delta=1e-5)
+        tight_composition(delta=1e-5)([update()])[0]
     assert total_cost([update(), update()]) == (10.0, 2e-5)

@@ -29,13 +29,13 @@ def update(multiplier: float, probability: float, steps: int) -> LedgerEntry:
 def test_a_release_costs_what_it_states_and_releases_add_up_as_one_gaussian() -> None:
     for epsilon, delta in itertools.product((0.05, 0.1, 1.0, 8.0), (1e-9, 1e-5)):
         entry = release(noise_multiplier(epsilon=epsilon, delta=delta))
-        spent = FILTERS["gaussian"]([entry], epsilon=epsilon, delta=delta)
+        spent = FILTERS["gaussian"](epsilon=epsilon, delta=delta)([entry])[0]
         assert spent == pytest.approx(epsilon, rel=ROUNDING)
-    four = FILTERS["gaussian"]([release(20.0)] * 4, epsilon=1.0, delta=1e-5)
+    four = FILTERS["gaussian"](epsilon=1.0, delta=1e-5)([release(20.0)] * 4)[0]
     assert delta_of(four, noise_multiplier=10.0) == pytest.approx(1e-5, rel=1e-6)
     assert (
-        FILTERS["gaussian"]([], epsilon=1.0, delta=1e-5)
-        == FILTERS["renyi"]([], epsilon=1.0, delta=1e-5)
+        FILTERS["gaussian"](epsilon=1.0, delta=1e-5)([])[0]
+        == FILTERS["renyi"](epsilon=1.0, delta=1e-5)([])[0]
         == 0.0
     )
 
@@ -162,7 +162,7 @@ def test_the_worst_adaptive_server_stays_within_the_budget(accountant: str, shar
     first = release(noise_multiplier(epsilon=share * epsilon, delta=delta))
 
     def spent(entries: Sequence[LedgerEntry]) -> float:
-        return FILTERS[accountant](entries, epsilon=epsilon, delta=delta)
+        return FILTERS[accountant](epsilon=epsilon, delta=delta)(entries)[0]
 
     choices = largest_updates(spent, first, epsilon=epsilon, delta=delta)
     rest = (
@@ -185,7 +185,10 @@ def test_the_rule_for_fixed_requests_is_exceeded_by_an_adaptive_server() -> None
     epsilon, delta = 1.0, 1e-5
     first = release(noise_multiplier(epsilon=0.7 * epsilon, delta=delta))
     choices = largest_updates(
-        lambda entries: tight_composition(entries, delta=delta), first, epsilon=epsilon, delta=delta
+        lambda entries: tight_composition(delta=delta)(entries)[0],
+        first,
+        epsilon=epsilon,
+        delta=delta,
     )
     assert adaptive_delta(first, choices, epsilon=epsilon) > 1.1 * delta
 
@@ -198,11 +201,11 @@ def test_orders_follow_from_the_budget_alone() -> None:
 
 def test_what_renyi_charges_for_a_release_and_saves_on_training() -> None:
     one = release(noise_multiplier(epsilon=1.0, delta=1e-5))
-    charged = FILTERS["renyi"]([one], epsilon=1.2, delta=1e-5)
+    charged = FILTERS["renyi"](epsilon=1.2, delta=1e-5)([one])[0]
     assert 1.0 < charged < 1.25
     trained = [update(1.0, 32 / 2500, 79)] * 40
-    assert FILTERS["renyi"](trained, epsilon=8.0, delta=1e-5) < 10.0
-    assert FILTERS["gaussian"](trained, epsilon=8.0, delta=1e-5) > 1000.0
+    assert FILTERS["renyi"](epsilon=8.0, delta=1e-5)(trained)[0] < 10.0
+    assert FILTERS["gaussian"](epsilon=8.0, delta=1e-5)(trained)[0] > 1000.0
 
 
 def test_little_noise_at_a_small_budget_takes_no_memory() -> None:

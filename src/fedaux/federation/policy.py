@@ -138,7 +138,8 @@ class Guard:
     def spent(self, entries: Sequence[LedgerEntry]) -> float:
         """Return the epsilon of entries at the budget's delta, by the node's filter."""
         terms = self._terms
-        return FILTERS[terms.accountant](entries, epsilon=terms.epsilon, delta=terms.delta)
+        spent, _ = FILTERS[terms.accountant](epsilon=terms.epsilon, delta=terms.delta)(entries)
+        return spent
 
     def check_release(self, section: Certainty) -> None:
         """Raise Refusal for a release that is not allowed whatever the budget, before any work."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from fedaux.formatting import install_hint, interval, privacy_budget
 from fedaux.privacy.gaussian import epsilon_of
-from fedaux.privacy.ledger import SCORES, LedgerEntry, basic_composition
+from fedaux.privacy.ledger import SCORES, Accountant, LedgerEntry, basic_composition
 
 INTERVAL = 5e-4
 """Spacing of the grid of privacy losses, which are rounded up; coarser if noise is small."""
@@ -48,29 +48,32 @@ def query_of(entry: LedgerEntry) -> Query:
     return Query(2.0 * entry.sigma / entry.sensitivity, entry.sampling_probability)
 
 
-def tight_composition(entries: Iterable[LedgerEntry], *, delta: float) -> float:
-    """Return an epsilon at which all releases of one client together are (epsilon, delta)-private.
+def tight_composition(*, delta: float) -> Accountant:
+    """Return the accountant by privacy loss distributions, at one delta.
 
     Never above basic composition if that holds at this delta; infinite if a release was not
-    protected. Raises ValueError for entries of several clients, and if dp-accounting is not
+    protected. It raises ValueError for entries of several clients, and if dp-accounting is not
     installed.
     """
-    listed = list(entries)
     if not 0 < delta < 1:
         raise ValueError(f"delta = {delta}: should lie between 0 and 1")
-    if len({entry.client for entry in listed}) > 1:
-        raise ValueError("entries of several clients: compose those of each client separately")
-    if any(math.isinf(entry.epsilon) for entry in listed):
-        return math.inf
-    counts: Counter[Query] = Counter()
-    for entry in listed:
-        counts[query_of(entry)] += 1 if entry.steps is None else entry.steps
-    tight = composed_epsilon(counts, delta=delta)
-    epsilon, spent = basic_composition(listed)
-    return min(tight, epsilon) if spent <= delta else tight
+
+    def cost(entries: Sequence[LedgerEntry], /) -> tuple[float, float]:
+        if len({entry.client for entry in entries}) > 1:
+            raise ValueError("entries of several clients: compose those of each client separately")
+        if any(math.isinf(entry.epsilon) for entry in entries):
+            return math.inf, delta
+        counts: Counter[Query] = Counter()
+        for entry in entries:
+            counts[query_of(entry)] += 1 if entry.steps is None else entry.steps
+        tight = composed_epsilon(counts, delta=delta)
+        epsilon, spent = basic_composition(entries)
+        return min(tight, epsilon) if spent <= delta else tight, delta
+
+    return cost
 
 
-def total_cost(entries: Sequence[LedgerEntry]) -> tuple[float, float]:
+def total_cost(entries: Sequence[LedgerEntry], /) -> tuple[float, float]:
     """Return one (epsilon, delta) for everything that one client has sent.
 
     One release has its own price. Several have the exact price of their composition, at the largest
@@ -84,7 +87,7 @@ def total_cost(entries: Sequence[LedgerEntry]) -> tuple[float, float]:
         squared = math.fsum((entry.sensitivity / entry.sigma) ** 2 for entry in entries)
         return epsilon_of(1.0 / math.sqrt(squared), delta=delta), delta
     try:
-        return tight_composition(entries, delta=delta), delta
+        return tight_composition(delta=delta)(entries)
     except MissingAccountantError:
         return basic_composition(entries)
 

@@ -21,7 +21,7 @@ from scipy.special import logsumexp
 
 from fedaux.privacy.accounting import query_of
 from fedaux.privacy.gaussian import epsilon_of
-from fedaux.privacy.ledger import LedgerEntry
+from fedaux.privacy.ledger import Accountant, LedgerEntry
 
 ROUNDING = 1e-9
 """Tolerated relative excess over a budget, for rounding; secure noise exceeds its stated sigma
@@ -33,36 +33,45 @@ MOST_POINTS = 2_000_000
 memory."""
 
 
-def gaussian_epsilon(entries: Sequence[LedgerEntry], *, epsilon: float, delta: float) -> float:
-    """Return the epsilon at `delta` of adaptively chosen releases, as one Gaussian of squared
-    distance sum mu_i^2."""
-    squared = math.fsum(_squared_distance(entry) for entry in entries)
-    return 0.0 if squared == 0.0 else epsilon_of(1.0 / math.sqrt(squared), delta=delta)
+def gaussian_filter(*, epsilon: float, delta: float) -> Accountant:
+    """Return the accountant of adaptively chosen releases as one Gaussian of squared distance
+    sum mu_i^2, at `delta`."""
+
+    def cost(entries: Sequence[LedgerEntry], /) -> tuple[float, float]:
+        squared = math.fsum(_squared_distance(entry) for entry in entries)
+        return 0.0 if squared == 0.0 else epsilon_of(1.0 / math.sqrt(squared), delta=delta), delta
+
+    return cost
 
 
-def renyi_epsilon(entries: Sequence[LedgerEntry], *, epsilon: float, delta: float) -> float:
-    """Return the epsilon at `delta` of adaptively chosen releases and updates.
+def renyi_filter(*, epsilon: float, delta: float) -> Accountant:
+    """Return the accountant of adaptively chosen releases and updates, at `delta`.
 
     The least over the orders a of sum_i D_a(i) + log((a - 1) / a) - (log(delta / 3) + log a) / (a -
     1). The orders follow from the budget (`epsilon`, `delta`) alone.
     """
-    if not entries:
-        return 0.0
     orders = orders_of(epsilon, delta)
     share = delta / len(orders)
 
-    def converted(order: float) -> float:
-        divergence = math.fsum(_divergence_of(entry, order) for entry in entries)
-        return (
-            divergence + math.log1p(-1 / order) - (math.log(share) + math.log(order)) / (order - 1)
-        )
+    def converted(divergence: float, order: float) -> float:
+        shares = (math.log(share) + math.log(order)) / (order - 1)
+        return divergence + math.log1p(-1 / order) - shares
 
-    return max(0.0, min(map(converted, orders)))
+    def cost(entries: Sequence[LedgerEntry], /) -> tuple[float, float]:
+        if not entries:
+            return 0.0, delta
+        sums = [math.fsum(_divergence_of(entry, order) for entry in entries) for order in orders]
+        return max(0.0, min(map(converted, sums, orders))), delta
+
+    return cost
 
 
-FILTERS: dict[str, Callable[..., float]] = {"gaussian": gaussian_epsilon, "renyi": renyi_epsilon}
-"""Each is called as filter(entries, epsilon=..., delta=...) with the budget and returns what is
-spent at its delta."""
+FILTERS: dict[str, Callable[..., Accountant]] = {
+    "gaussian": gaussian_filter,
+    "renyi": renyi_filter,
+}
+"""Each takes the budget as epsilon=..., delta=..., and returns what tells how much is spent at its
+delta."""
 
 
 def orders_of(epsilon: float, delta: float) -> tuple[float, float, float]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from fedaux.privacy.mechanism import SCORES as SCORES
 from fedaux.privacy.mechanism import Release
@@ -74,21 +74,25 @@ def entry_of(release: Release, *, client: int, num_examples: int, purpose: str) 
     )
 
 
-def basic_composition(entries: Iterable[LedgerEntry]) -> tuple[float, float]:
-    """Return the (epsilon, delta) of all releases of one client together: the sums (Dwork &
-    Roth, 2014)."""
-    listed = list(entries)
-    return sum(entry.epsilon for entry in listed), min(1.0, sum(entry.delta for entry in listed))
+class Accountant(Protocol):
+    """Turns everything that one client has sent into one (epsilon, delta)."""
+
+    def __call__(self, entries: Sequence[LedgerEntry], /) -> tuple[float, float]:
+        """Return the cost of all entries of one client together."""
+        ...
+
+
+def basic_composition(entries: Sequence[LedgerEntry], /) -> tuple[float, float]:
+    """Return the sums of epsilon and of delta (Dwork & Roth, 2014)."""
+    return sum(entry.epsilon for entry in entries), min(1.0, sum(entry.delta for entry in entries))
 
 
 def worst_client(
-    entries: Iterable[LedgerEntry],
-    *,
-    compose: Callable[[Sequence[LedgerEntry]], tuple[float, float]] = basic_composition,
+    entries: Iterable[LedgerEntry], *, accountant: Accountant = basic_composition
 ) -> tuple[float, float] | None:
     """Return the largest composed epsilon over clients, with its delta; None if nothing was
     released."""
     by_client: dict[int, list[LedgerEntry]] = {}
     for entry in entries:
         by_client.setdefault(entry.client, []).append(entry)
-    return max(map(compose, by_client.values()), default=None)
+    return max(map(accountant, by_client.values()), default=None)

@@ -180,7 +180,7 @@ def _privacy(experiment: Experiment, method: str, progress: Progress) -> Card:
     """Return the cost of this method and seed for the client with the largest one."""
     state = progress.state
     entries = [*(released.entry for released in state.releases.values()), *state.ledger]
-    spent = worst_client(entries, compose=total_cost)
+    spent = worst_client(entries, accountant=total_cost)
     epsilon, delta = spent or (None, None)
     asks = asks_of(method, experiment)
     protected = experiment.local.privacy is not None

@@ -48,7 +48,7 @@ def _row(cells: Sequence[Mapping[str, Any]], *, protected: bool) -> dict[str, An
     last = over_seeds([accuracies[-1] for accuracies in measured if accuracies])
     best = over_seeds([max(accuracies) for accuracies in measured if accuracies])
     entries = [[LedgerEntry.from_json(entry) for entry in cell["ledger"]] for cell in cells]
-    costs = [worst_client(cell, compose=total_cost) for cell in entries]
+    costs = [worst_client(cell, accountant=total_cost) for cell in entries]
     spent = max((cost for cost in costs if cost is not None), default=None)
     return {
         "seeds_done": len(cells),
