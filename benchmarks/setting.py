@@ -40,7 +40,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "clients": 10,
         "participants": 10,
         "examples": 144,
-        "distill": 2400,
+        "distill": 1200,
         "test": 360,
         "rounds": 9,
         "warmup": 1,
