@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedaux.core.compute import Compute, to_float
 from fedaux.core.plain_backend import PlainPredictor, one_by_one
 from fedaux.core.weights import snapshot
 from fedaux.data.vocabulary import Vocabulary
+from fedaux.encoders import Encoder, Extractor, Images
 from fedaux.fast import FastBackend, depthwise
 from fedaux.fast.fusion import FusedInference
 from fedaux.fast.inference import FastPredictor
@@ -316,6 +318,25 @@ def test_features_of_one_image_at_a_time_do_not_depend_on_the_others(
     projected = within_unit_ball(products(rows, matrix))
     assert torch.equal(within_unit_ball(products(rows[order], matrix)), projected[order])
     assert torch.equal(within_unit_ball(products(rows[7:8], matrix)), projected[7:8])
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet8", "mobilenetv2"])
+def test_features_of_a_nodes_encoder_are_a_function_of_their_image(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    inputs = Images(32, 32, (0.5,) * 3, (0.25,) * 3)
+    encoder = Encoder(MODELS[name]((3, 32, 32), 10).features, inputs)
+    compute = Compute(torch.device("cuda"), torch.bfloat16)
+
+    def features(contents: Sequence[Any]) -> torch.Tensor:
+        return Extractor(encoder, compute, batch_size=1).features(list(contents))
+
+    images = np.random.default_rng(0).integers(0, 256, (9, 3, 40, 33), dtype=np.uint8)
+    whole, order = features(images), [4, 2, 8, 5, 0, 3, 1, 7, 6]
+    assert torch.equal(features(images[order]), whole[order])
+    assert torch.equal(features([255 - images[0], *images[1:]])[1:], whole[1:])
+    assert torch.equal(features(images[3:4]), whole[3:4])
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet8-gn", "mobilenetv2-gn", "shufflenet-gn"])
