@@ -97,6 +97,9 @@ class TerminalTable:
         widths = [self._widths(column) for column in range(len(self.table.headers))]
         part: dict[int, int] = {}
         keys = min(self.table.keys, len(widths))
+        widest = max((least for least, _ in widths[keys:]), default=0)
+        while keys > 1 and sum(own for own, _ in widths[:keys]) + GAP * keys + widest > room:
+            keys -= 1  # without room for all of them beside another column, the first ones
         for column, (least, _) in enumerate(widths):
             if len(part) > keys and sum(part.values()) + GAP * len(part) + least > room:
                 yield _widened(part, widths, room)
