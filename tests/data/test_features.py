@@ -148,10 +148,10 @@ def test_no_row_of_a_node_decides_about_another(tmp_path: Path) -> None:
         feature_width(section(lists))
 
 
-def experiment(folder: Path, **changes: Any) -> Experiment:
+def experiment(folder: Path, *, scale: float = 1.0, **changes: Any) -> Experiment:
     """Write real measurements of four hospitals, and return their experiment."""
     found = load_breast_cancer()
-    inputs = (found.data - found.data.mean(axis=0)) / found.data.std(axis=0)
+    inputs = scale * (found.data - found.data.mean(axis=0)) / found.data.std(axis=0)
     order = np.random.default_rng(0).permutation(len(inputs))
     public, test, own = np.split(order, [170, 270])
     write(folder / "public.npy", inputs[public])
@@ -189,6 +189,18 @@ def test_linear_heads_without_pretraining_are_the_default_for_features(tmp_path:
     assert result.metrics()[-1]["accuracy"] > 0.85
     again = fedaux.run(made, out=tmp_path / "run", progress=False, resume=True)
     assert again.summary == result.summary
+
+
+def test_the_default_rates_suit_features_of_any_norm(tmp_path: Path) -> None:
+    figures = []
+    for scale in (1.0, 1 / 64, 64.0):
+        (folder := tmp_path / str(scale)).mkdir()
+        made = experiment(folder, scale=scale, method=["fedavg+p"], local={})
+        result = fedaux.run(made, out=folder / "run", progress=False)
+        figures.append([row["accuracy"] for row in result.metrics()])
+    assert figures[0][-1] > 0.9
+    assert figures[1] == figures[0]
+    assert figures[2] == figures[0]
 
 
 def test_settings_of_images_and_other_models_are_refused(tmp_path: Path) -> None:

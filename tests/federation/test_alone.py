@@ -36,6 +36,7 @@ from fedaux.federation.node import load_node
 from fedaux.federation.policy import digest_of
 from fedaux.federation.terms import PREPARE, TRAIN, Plan, PrepareTerms, TrainTerms
 from fedaux.models import MODELS, SplitModel, model_input
+from fedaux.models.standardised import MAP, standardised
 from fedaux.privacy.accounting import Query
 from fedaux.privacy.mechanism import products, within_unit_ball
 
@@ -237,6 +238,9 @@ def gradient_sums(
     torch.manual_seed(0)
     options: Any = {"width": 24} if name in ("mlp", "cnn") else {}
     whole = MODELS[name](SHAPE, len(CLASSES), **options)
+    if mode == "linear":  # with a map that a hostile server chose
+        whole = standardised(whole)
+        whole.features.load_state_dict({MAP: torch.randn(2 * (whole.feature_width,))}, strict=False)
     local = Local(
         batch_size=1,
         epochs=len(steps),

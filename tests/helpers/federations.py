@@ -29,6 +29,7 @@ from fedaux.core.server import Server, prepare
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import State
 from fedaux.data import load_auxiliary, load_labelled
+from fedaux.models.standardised import has_map, without_map
 from fedaux.running.run import ExperimentRunner, NullCallback, client_parts
 from fedaux.running.run_directory import RunDirectory
 from helpers.experiments import tiny
@@ -141,7 +142,9 @@ def h0_of(server: Server, state: State) -> Mapping[str, Weights]:
     """h0 as preparation keeps it or, of methods that only start from it, as the features they start
     from."""
     prefix = "features."
-    return server.preparation.extractors or {
+    if kept := server.preparation.extractors:
+        return {name: without_map(own) if has_map(own) else own for name, own in kept.items()}
+    return {
         prototype: {
             name.removeprefix(prefix): own
             for name, own in weights.items()

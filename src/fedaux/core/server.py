@@ -51,6 +51,7 @@ from fedaux.core.task import (
     build_models,
     extract,
     rehearsed_rows,
+    standardised_by_public,
     trainable_models,
 )
 from fedaux.core.weights import AVERAGES, average_by_prototype, clipped, own_weights, snapshot
@@ -275,7 +276,13 @@ class Server:
                     if not linear:
                         trained[name].features.load_state_dict(model.features.state_dict())
         if task.asks.releases or linear:
-            extractors = {name: snapshot(model.features) for name, model in models.items()}
+            extractors: dict[str, Weights] = {
+                name: snapshot(model.features) for name, model in models.items()
+            }
+            if linear:
+                with log.phase("standardise"):
+                    for name, own in extractors.items():
+                        extractors[name] = standardised_by_public(task, name, own)
             self.preparation = replace(self.preparation, extractors=extractors)
         return State(round=0, models={name: snapshot(model) for name, model in trained.items()})
 

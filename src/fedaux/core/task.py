@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from fedaux.models import SplitModel
 
 Fields = TypeVar("Fields", bound=ExperimentFields)
+MAP_EXAMPLES = 20_000
+"""Public examples that give the map of standardised features, at most."""
 
 
 @dataclass(frozen=True)
@@ -245,12 +247,13 @@ def extract(
 
     Raises ValueError if they do not fit into a GPU's memory.
     """
-    module, batch_size = (
-        build_models(task)[prototype].features,
-        task.experiment.evaluation.batch_size,
-    )
-    if isinstance(module, nn.Identity):  # features are data themselves, read where they are needed
-        return (examples if rows is None else examples[rows]).float()
+    from fedaux.models.standardised import has_map, standardise, standardised
+
+    model, batch_size = build_models(task)[prototype], task.experiment.evaluation.batch_size
+    if isinstance(model.features, nn.Identity):  # data themselves, read where they are needed
+        chosen = examples if rows is None else examples[rows]
+        return standardise(chosen, weights) if has_map(weights) else chosen.float()
+    module = standardised(model).features if has_map(weights) else model.features
     try:
         return task.backend.features(module, weights, examples, batch_size=batch_size, rows=rows)
     except torch.cuda.OutOfMemoryError as error:
@@ -258,3 +261,17 @@ def extract(
             f"features of {prototype}: out of GPU memory. Reduce evaluation.batch_size (now "
             f"{batch_size or inference_batch(task.device)}), in a new run directory"
         ) from error
+
+
+def standardised_by_public(task: Task, prototype: str, weights: Weights) -> Weights:
+    """Return a prototype's h0 with the map of `models/standardised.py`, if its head allows one."""
+    from fedaux.models.standardised import public_map, standardised, with_map
+
+    model = build_models(task)[prototype]
+    if standardised(model) is model:
+        return weights
+    features = []
+    for examples in (task.negatives, task.distill_images):
+        rows = torch.arange(min(len(examples), MAP_EXAMPLES), device=examples.device)
+        features.append(extract(task, prototype, weights, examples, rows=rows))
+    return with_map(weights, public_map(torch.cat(features)[:MAP_EXAMPLES]))

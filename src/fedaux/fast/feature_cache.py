@@ -21,6 +21,7 @@ from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
 from fedaux.fast.inference import FastPredictor
 from fedaux.files import content_digest, save_tensors, weights_digest
+from fedaux.models.standardised import Standardised, standardise, without_map
 
 WORTH_KEEPING = 10.0
 """Seconds that features must have taken to be stored on disk."""
@@ -28,8 +29,9 @@ PROCESSOR_BATCH = 32
 """Images per batch on a CPU: activations then stay in its cache (1.5 times as fast as 256)."""
 REPORTED = 32 * PROCESSOR_BATCH
 """Images per worker between two reports of progress on a CPU; a GPU is too fast to need any."""
-RECENT = 4
-"""Sets of features in memory: of private, public, test and validation examples."""
+RECENT = 5
+"""Sets of features in memory: of private, public (also before they are standardised), test and
+validation examples."""
 COMPARED_EXAMPLES = 8
 """Examples whose features are computed again to check stored ones."""
 
@@ -80,13 +82,27 @@ class FeatureCache:
                 return self(module, weights, whole, rows=own if rows is None else own[rows])
         key = self._key(module, weights, examples)
         features = self._recent.features.pop(key, None)
-        if features is None:
+        if features is None and isinstance(module, Standardised):
+            features = self._standardised(module, weights, examples)
+        elif features is None:
             with self._compute.sharing():
                 features = self._found(key, module, weights, examples)
         self._recent.features[key] = features
         while len(self._recent.features) > RECENT:
             self._recent.features.pop(next(iter(self._recent.features)))
         return features if rows is None else features[rows]
+
+    def _standardised(self, module: Standardised, weights: Weights, examples: Tensor) -> Tensor:
+        """Return mapped features; the network's own stay only of public examples, which give the
+        maps of later tasks."""
+        inner = without_map(weights)
+        features = standardise(self(module.network, inner, examples), weights)
+        if not self._is_public(examples):
+            del self._recent.features[self._key(module.network, inner, examples)]
+        return features
+
+    def _is_public(self, examples: Tensor) -> bool:
+        return any(examples is whole for _, whole, _ in self._parts)
 
     def _digest(self, examples: Tensor) -> str:
         recent = self._recent.digests
@@ -154,8 +170,7 @@ class FeatureCache:
         found: list[Tensor] = []
         for start in range(0, max(1, len(examples)), at_once):
             if start > 0:
-                public = any(examples is whole for _, whole, _ in self._parts)
-                kind = "public" if public else "labelled"
+                kind = "public" if self._is_public(examples) else "labelled"
                 self._report(start, f"{len(examples)} {kind} examples")
             some = examples[start : start + at_once]
             pieces = some.tensor_split(workers) if len(some) >= workers else (some,)

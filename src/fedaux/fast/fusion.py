@@ -30,6 +30,7 @@ from fedaux.fast.convolutions import (
     pointwise_matrix,
 )
 from fedaux.models.convolutional import DepthwiseConvolution, ImageConvolution, PointwiseConvolution
+from fedaux.models.standardised import Standardised
 
 CONVOLUTIONS = (nn.Conv2d, ImageConvolution, DepthwiseConvolution, PointwiseConvolution)
 
@@ -54,10 +55,8 @@ class FusedInference:
     def __init__(self, module: nn.Module) -> None:
         module = copy.deepcopy(module).eval()
         make_plain(module)
-        if any(isinstance(part, nn.Embedding) for part in module.modules()):
-            raise Untraceable(
-                "looks tokens up, whose numbers must not become floats, and has nothing to join"
-            )
+        if any(isinstance(part, nn.Embedding | Standardised) for part in module.modules()):
+            raise Untraceable("has token ids, which are no floats, or a map in double precision")
         try:
             self._graph = _Tracer().trace(module)
         except Exception as error:

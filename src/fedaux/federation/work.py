@@ -35,6 +35,7 @@ from fedaux.federation.policy import Guard, Refusal, digest_of
 from fedaux.federation.rehearsal import Received, check_batches, public_images, rehearsal_of
 from fedaux.federation.terms import PrepareTerms, Terms, TrainTerms
 from fedaux.models import MODELS, SplitModel, model_input, model_options
+from fedaux.models.standardised import standardised
 from fedaux.privacy.exact_gaussian import Draws, SecureDraws, SimulatedDraws
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Noise, Public
@@ -259,9 +260,13 @@ def check_map(
 
 def _on_meta(terms: Terms) -> SplitModel:
     with torch.device("meta"):
-        return MODELS[terms.prototype.model](
-            terms.image_shape, len(terms.classes), **terms.prototype.options
-        )
+        return _made(terms)
+
+
+def _made(terms: Terms) -> SplitModel:
+    section = terms.prototype
+    model = MODELS[section.model](terms.image_shape, len(terms.classes), **section.options)
+    return standardised(model) if terms.mode == "linear" else model
 
 
 def release_noise(config: NodeConfig, terms: PrepareTerms) -> Noise:
@@ -422,11 +427,8 @@ def _computing(
 
 def built(terms: Terms, compute: Compute) -> SplitModel:
     """Return the model of the terms with initial weights."""
-    section = terms.prototype
-    with seeding.initialisation(terms.seed, part=section.name):
-        return compute.place(
-            MODELS[section.model](terms.image_shape, len(terms.classes), **section.options)
-        )
+    with seeding.initialisation(terms.seed, part=terms.prototype.name):
+        return compute.place(_made(terms))
 
 
 def choose(name: str) -> torch.device:

@@ -23,6 +23,7 @@ from fedaux.data.vocabulary import METADATA
 from fedaux.files import save_tensors
 from fedaux.models import SHIPPED, model_options
 from fedaux.models.bert import without_checkpoint
+from fedaux.models.standardised import whole
 from fedaux.predict.files import FOLDER, FORMAT, Card, keeps_model
 from fedaux.privacy.accounting import total_cost
 from fedaux.privacy.ledger import NEIGHBOURS, worst_client
@@ -83,7 +84,7 @@ def whole_network(progress: Progress, prototype: str) -> Weights:
     if any(name.startswith("features.") for name in weights):
         return weights
     frozen = progress.preparation.extractors.get(prototype, {})
-    return {f"features.{name}": tensor for name, tensor in frozen.items()} | dict(weights)
+    return whole(frozen, weights)
 
 
 def _card(

@@ -52,6 +52,7 @@ from written_out.parts import (
     sample_models,
     snapshot,
     soft_labels,
+    standardisation,
     teacher_weights,
     train_client,
 )
@@ -100,6 +101,7 @@ class Preparation:
 
     models: Mapping[str, SplitModel]
     images: Mapping[str, Tensor]  # the models' inputs: private ones,
+    negatives: Mapping[str, Tensor]  # public ones,
     distill_set: Mapping[str, Tensor]  # public ones,
     test_images: Mapping[str, Tensor]  # and those of the test data
     public: Mapping[str, Public]  # what the mechanism derives from the negatives
@@ -147,24 +149,32 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
 
     h0 = {name: snapshot(model.features) for name, model in models.items()}
 
-    def features(images: Tensor) -> dict[str, Tensor]:
-        return {name: extract_features(models[name], h0[name], images) for name in models}
+    def own_features(name: str, images: Tensor) -> Tensor:
+        values = extract_features(models[name], h0[name], images)
+        return maps[name](values) if name in maps else values
 
+    def features(images: Tensor) -> dict[str, Tensor]:
+        return {name: own_features(name, images) for name in models}
+
+    maps: dict[str, Callable[[Tensor], Tensor]] = {}
+    if task.experiment.mode == "linear":
+        found = [features(own) for own in (task.negatives, task.distill_set)]
+        maps = {name: standardisation(torch.cat([own[name] for own in found])) for name in models}
     public: dict[str, Public] = {}
     projected: dict[str, Tensor] = {}
     releases: dict[int, Release] = {}
     if task.method.scores_first:
         mechanism = mechanism_of(task)
-        for name, negatives in features(task.negatives).items():
+        for name, negative in features(task.negatives).items():
             clients = [one for one in clients_with_data(task) if task.prototype_of[one] == name]
             sizes = [len(task.parts[client]) for client in clients]
-            public[name] = mechanism.publish(negatives, num_classes=task.num_classes, sizes=sizes)
+            public[name] = mechanism.publish(negative, num_classes=task.num_classes, sizes=sizes)
         for name, own in features(task.distill_set).items():
             projected[name] = mechanism.project(own, public[name])
         for client in clients_with_data(task):
             name = task.prototype_of[client]
             rows = task.parts[client]
-            own = extract_features(models[name], h0[name], task.images[rows])
+            own = own_features(name, task.images[rows])
             noise = SimulatedNoise(seeding.generator(task.seed, "certainty noise", client=client))
             releases[client] = mechanism.release(
                 own, public[name], noise=noise, labels=task.labels[rows]
@@ -176,15 +186,17 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
             largest = 0.25 if task.experiment.mode == "linear" else 0.5
             share = largest * estimate.concentration * trust if task.method.trains else 1.0
             fit_head(models[name], own, estimate.logits(projected[name]), share=share)
-    images, distill_set, test_images = (
+    images, negatives, distill_set, test_images = (
         features(own) if task.experiment.mode == "linear" else dict.fromkeys(models, own)
-        for own in (task.images, task.distill_set, task.test_images)
+        for own in (task.images, task.negatives, task.distill_set, task.test_images)
     )
     seen = [features(own) for own in (task.images, task.negatives) if task.method.heads]
     if task.experiment.mode == "linear":
         for model in models.values():
             model.features = nn.Identity()
-    prepared = Preparation(models, images, distill_set, test_images, public, projected, releases)
+    prepared = Preparation(
+        models, images, negatives, distill_set, test_images, public, projected, releases
+    )
     heads = release_heads(task, prepared, *seen) if task.method.heads else []
     weights = {name: snapshot(model) for name, model in models.items()}
     return prepared, State(0, weights | average_by_prototype(heads), by_client(heads))
@@ -493,10 +505,6 @@ def calibrate(task: Task, preparation: Preparation, weights: Weights, prototype:
     Clients release class sums under the trained features. Features of class c are drawn from
     N(mu_c, Sigma) with the covariance of the negatives, 1000 per class on average.
     """
-    if task.experiment.mode == "linear":
-        raise ValueError(
-            "mode = 'linear': calibration is not part of the algorithm written out there"
-        )
     model, mechanism = preparation.models[prototype], mechanism_of(task)
     clients = [one for one in clients_with_data(task) if task.prototype_of[one] == prototype]
     trained = {
@@ -508,14 +516,14 @@ def calibrate(task: Task, preparation: Preparation, weights: Weights, prototype:
     def features(images: Tensor) -> Tensor:
         return extract_features(model, trained, images)
 
-    negatives = features(task.negatives)
+    negatives = features(preparation.negatives[prototype])
     sizes = [len(task.parts[client]) for client in clients]
     public = mechanism.publish(negatives, num_classes=task.num_classes, sizes=sizes)
     releases = {}
     for client in clients:
         rows = task.parts[client]
         noise = SimulatedNoise(seeding.generator(task.seed, "certainty noise", client=client))
-        own = features(task.images[rows])
+        own = features(preparation.images[prototype][rows])
         releases[client] = mechanism.release(own, public, noise=noise, labels=task.labels[rows])
     estimate = class_estimate(task, releases, public, prototype)
     generator = seeding.generator(task.seed, "virtual features", part=prototype)

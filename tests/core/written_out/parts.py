@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+import scipy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -132,6 +133,24 @@ def predict(model: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
 def extract_features(model: SplitModel, weights: Weights, images: Tensor) -> Tensor:
     """Return h(x) [N, F] under the given weights of the feature extractor."""
     return predict(model.features, weights, images)
+
+
+def standardisation(public: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the map h -> s (S + c I)^(-1/4) (h - mu) of public features [N, F]; c is a tenth of
+    the mean variance, and s makes the mean square of public features after it 256."""
+    values = public.double().numpy()
+    covariance = np.cov(values.T, bias=True)
+    ridge = 0.1 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    quarter = np.linalg.inv(scipy.linalg.sqrtm(scipy.linalg.sqrtm(covariance + ridge)))
+    centre = values.mean(axis=0)
+    mapped = np.stack([quarter @ (row - centre) for row in values])
+    scale = 16.0 / np.sqrt((mapped**2).sum(axis=1).mean())
+
+    def standardised(features: Tensor) -> Tensor:
+        rows = [scale * quarter @ (row - centre) for row in features.double().numpy()]
+        return torch.from_numpy(np.stack(rows)).to(features)
+
+    return standardised
 
 
 def average(weights: Sequence[Weights], *, sizes: Sequence[float]) -> Weights:
