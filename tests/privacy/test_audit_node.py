@@ -38,7 +38,9 @@ def found(releases: int = FEW, *, mechanism: str = "mean") -> str:
     return "; ".join(f"{fault}: {where}" for fault, where in (findings | alarms(values)).items())
 
 
-@pytest.mark.parametrize(("mechanism", "releases"), [("mean", RELEASES), ("paper", FEW)])
+@pytest.mark.parametrize(
+    ("mechanism", "releases"), [("mean", RELEASES), ("paper", FEW), ("counts", FEW)]
+)
 def test_a_node_keeps_what_its_ledger_promises(mechanism: str, releases: int) -> None:
     assert found(releases, mechanism=mechanism) == ""
 

@@ -76,9 +76,9 @@ class NodeAudit:
             file.unlink()
         return state / f"client-{CLIENT:05d}"
 
-    def ask(self, side: int, *, public: Public | None = None) -> tuple[Tensor, LedgerEntry] | str:
-        """Send a prepare request to a node; return the vector with the entry that came with it, or
-        the refusal."""
+    def ask(self, side: int, *, share: float = 1.0) -> tuple[Tensor, LedgerEntry] | str:
+        """Send a prepare request to a node, for a share of its budget; return the vector with the
+        entry that came with it, or the refusal."""
         from flwr.app import Context, Message, RecordDict
         from flwr.app.metadata import Metadata
 
@@ -86,22 +86,23 @@ class NodeAudit:
         from fedaux.federation.client import NODE_KEY, app
         from fedaux.federation.terms import PREPARE, Plan, PrepareTerms
 
+        section = self._section.model_copy(update={"epsilon": share * self._section.epsilon})
         terms = PrepareTerms(
             client=CLIENT,
             run="audit",
-            plan=Plan(run="audit", certainty=(self._section,), releases=1),
+            plan=Plan(run="audit", certainty=(section,), releases=1),
             seed=0,
             prototype=Prototype(name="audit", model="mlp", options={"width": WIDTH}),
             mode="full",
             image_shape=IMAGE_SHAPE,
             classes=CLASSES,
-            certainty=self._section,
+            certainty=section,
         )
         content = RecordDict(
             {
                 "terms": records.text_record(terms.model_dump_json()),
                 "extractor": records.arrays(self._model.features.state_dict()),
-                "public": records.arrays(public or self.public),
+                "public": records.arrays(self.public),
             }
         )
         about = Metadata(
@@ -220,10 +221,7 @@ def _ask_again(nodes: NodeAudit, findings: Findings) -> None:
     first, second = nodes.ask(0), nodes.ask(0)
     if isinstance(first, str) or isinstance(second, str) or not torch.equal(first[0], second[0]):
         findings.setdefault("a node answers the same request twice", "with different noise")
-    other = {"centre": 0.99, "bound": 0.99, "negatives": 0.99}
-    third = nodes.ask(
-        0, public={name: other.get(name, 1) * tensor for name, tensor in nodes.public.items()}
-    )
+    third = nodes.ask(0, share=0.99)
     if not isinstance(third, str):
         findings.setdefault("a node goes beyond its budget", "it answers a second request")
     if len(_booked(state)) != 1:
