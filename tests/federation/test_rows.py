@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -319,7 +320,8 @@ def test_a_contained_table_names_only_files_below_its_folder(tmp_path: Path, sou
     if source == "csv":
         lines = ["image,label", *(f"{name},cat" for name in names)]
     (folder / f"train.{source}").write_text("".join(f"{line}\n" for line in lines))
-    columns = {"image_column": "image", "label_column": "label", "image_size": 8, "channels": 1}
+    columns: dict[str, Any] = {"image_column": "image", "label_column": "label"}
+    columns |= {"image_size": 8, "channels": 1}
     section = Data(source=source, path=str(folder), skip_bad=True, encoding="utf-8", **columns)
     data, total = load_rows(section)
     assert (len(data.labels), total) == (5, 7)

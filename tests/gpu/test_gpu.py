@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -329,7 +328,7 @@ def test_features_of_a_nodes_encoder_are_a_function_of_their_image(
     encoder = Encoder(MODELS[name]((3, 32, 32), 10).features, inputs)
     compute = Compute(torch.device("cuda"), torch.bfloat16)
 
-    def features(contents: Sequence[Any]) -> torch.Tensor:
+    def features(contents: Any) -> torch.Tensor:
         return Extractor(encoder, compute, batch_size=1).features(list(contents))
 
     images = np.random.default_rng(0).integers(0, 256, (9, 3, 40, 33), dtype=np.uint8)
