@@ -360,8 +360,8 @@ class Certainty(Section):
     """The δ of the release."""
     components: Count | None = None
     """`mean` and `classes`: number of principal components of the negatives' features. When not
-    given, 96 for `mean`; for `classes` it follows from the numbers of clients, examples and
-    classes, and from ε and δ."""
+    given, 96 for `mean`; for `classes` it follows from the public features, the numbers of
+    clients, examples and classes, and from ε and δ."""
     sharpness: Positive = 0.5
     """`mean`: exponent applied to density ratios before they become weights."""
     regularisation: Positive = 0.1

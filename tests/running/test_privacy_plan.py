@@ -221,13 +221,13 @@ def test_class_sums_are_planned_with_what_they_can_be_worth() -> None:
     heads, scored = shown.groups
     assert (heads.methods, scored.methods) == (("private-head",), ("fedaux",))
     assert heads.certainty is not None
-    assert (heads.certainty.mechanism, heads.certainty.components) == ("classes", 10)
+    assert (heads.certainty.mechanism, heads.certainty.components) == ("classes", 24)
     assert heads.reliability is not None
     worst, best = heads.reliability
     assert 0 < worst < best < 1
     text = printed(shown)
     assert "private-head: good where clients hold few classes" in text
-    assert "class sums with 10 components" in text
+    assert "class sums with 24 components" in text
     assert f"{worst:.2f} if every client holds all classes and {best:.2f} if each holds one" in text
     assert "class sums" in text
     alone = plan(method="private-head", certainty={"epsilon": 0.01, "components": 4})

@@ -21,6 +21,7 @@ from fedaux.core.messages import (
     problem_of_release,
 )
 from fedaux.core.task import Preparation, Task, build_models, extract
+from fedaux.privacy.classes import ClassSums
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Limits
 from fedaux.privacy.mechanisms import (
@@ -60,12 +61,17 @@ def publish(
     extractors: Mapping[str, Weights],
     present: Sequence[int],
 ) -> dict[str, Public]:
-    """Return the public map of each prototype, from public examples and numbers alone."""
+    """Return the public map of each prototype, from public examples and numbers alone.
+
+    Class sums have no use for negatives as such: their map follows from all public examples.
+    """
     mechanism, public = MECHANISMS[section.mechanism](section), dict[str, Public]()
+    examples = [task.negatives] if mechanism.reads_features else []
+    if isinstance(mechanism, ClassSums):
+        examples.append(task.distill_images)
     for name in extractors:
-        negatives = torch.zeros(0, device=task.device)
-        if mechanism.reads_features:
-            negatives = extract(task, name, extractors[name], task.negatives)
+        found = [extract(task, name, extractors[name], own) for own in examples]
+        negatives = torch.cat(found) if found else torch.zeros(0, device=task.device)
         own = [client for client in present if task.prototype_of[client] == name]
         sizes = clients.sizes(own or present)
         public[name] = mechanism.publish(negatives, num_classes=task.num_classes, sizes=sizes)

@@ -1,6 +1,7 @@
 """Class sums: one noisy sum of features and one noisy count per class.
 
-Public map: u(x), |u(x)| <= 1, of the mechanism `mean`.
+Public map: u(x), |u(x)| <= 1, of the mechanism `mean`, but of all public features, with shrinkage
+of their covariance.
 
 Release: T[c] = sum of (u(x), 1) over the client's examples of class c, shape [C, k + 1], plus
 Gaussian noise on all rows. Replacing one example moves T by at most 2 (docs/proofs.md): within a
@@ -23,6 +24,7 @@ Everything after the release is post-processing.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,13 +64,22 @@ EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 """Candidates for p."""
 SIGNAL = 0.07
 """Variance between class means per whitened component that is expected beforehand."""
+TAIL, FLAT = 0.75, 40
+"""Class means are expected to vary by TAIL sqrt(R) / (j + FLAT) in whitened component j, with R the
+effective rank of the public features. Chosen on ResNet-8 and EfficientNet-lite0, confirmed on
+MiniLM (notes/successor.md)."""
+USUAL_RANK = 100.0
+"""An effective rank, where features are not known yet: 33 is that of ResNet-8, 326 that of
+EfficientNet-lite0."""
 RELIABLE = 0.6
-"""Number of components: as many as keep the expected reliability above this."""
+"""An expected reliability above this is enough for a useful private head."""
 HOPELESS = 1 / 3
 """An expected reliability below this is too little even if class means differ three times as much
 as SIGNAL says. So they do on the digits: 0.38 is expected of them, and 0.80 is found."""
 LEAST_COMPONENTS = 16
 """The number of components is at least this, or the number of classes if that is smaller."""
+FEWEST = 0.25
+"""Public examples per feature below which the public map is poor."""
 TRUSTED = 0.5
 """Reliability from which releases are used as they are (notes/successor.md)."""
 
@@ -148,7 +159,19 @@ class ClassSums(PrivateMean):
         components = self._given
         if components is None:
             components = suitable_components(
-                sizes, num_classes=num_classes, epsilon=self._epsilon, delta=self._delta
+                sizes,
+                num_classes=num_classes,
+                epsilon=self._epsilon,
+                delta=self._delta,
+                rank=effective_rank(negatives),
+            )
+        examples, width = negatives.shape
+        if examples < FEWEST * width:
+            warnings.warn(
+                f"{examples} public examples for {width} features, {examples / width:.2g} per "
+                f"feature: class sums know few directions of the features well; at least "
+                f"{math.ceil(FEWEST * width)} public examples would be better",
+                stacklevel=2,
             )
         public = self.whitening_map(negatives, components=components)
         return public | {"classes": torch.tensor(num_classes, device=negatives.device)}
@@ -170,6 +193,10 @@ class ClassSums(PrivateMean):
         return Release(
             vector, "classes", SENSITIVITY, sigma, self._epsilon, self._delta, noise.kind
         )
+
+    def _spectrum(self, variances: Tensor, *, num_examples: int) -> Tensor:
+        """Return the variances [F] with shrinkage towards their mean."""
+        return torch.lerp(variances, variances.mean(), shrinkage(variances, num_examples))
 
     def limits(self, num_examples: int, public: Public) -> Limits:
         """Return the range of a release: n vectors of norm at most sqrt(2), plus noise."""
@@ -212,6 +239,18 @@ class ClassSums(PrivateMean):
         estimate = self.estimate(vectors, sigmas, public)
         beliefs = torch.softmax(estimate.logits(projected.double()), dim=1)
         return torch.log(estimate.shares @ beliefs.T + FLOOR)
+
+
+def shrinkage(variances: Tensor, num_examples: int) -> float:
+    """Return the weight of the mean variance in a covariance with eigenvalues l [F] of n examples.
+
+    It is that of OAS (Chen et al., 2010): (a + m^2) / ((n + 1) (a - m^2 / F)) with m the mean of l
+    and a = sum l^2 / F^2, at most 1.
+    """
+    width, level = len(variances), float(variances.mean()) ** 2
+    squares = float(variances.square().sum()) / width**2
+    apart = (num_examples + 1) * (squares - level / width)
+    return 1.0 if apart <= 0 else min(1.0, (squares + level) / apart)
 
 
 def classes_of(public: Public) -> int:
@@ -298,19 +337,41 @@ def expected_reliability(
     If each client holds h of C classes (`held`), a class mean has the variance v = sigma^2 / sum_i
     n_ic^2 = C h sigma^2 / sum_i n_i^2.
     """
+    noise = _noise_of_means(sizes, num_classes=num_classes, held=held, epsilon=epsilon, delta=delta)
+    return SIGNAL / (SIGNAL + components * noise)
+
+
+def _noise_of_means(
+    sizes: Sequence[int], *, num_classes: int, held: float, epsilon: float, delta: float
+) -> float:
+    """Return v, the variance of the noise of a class mean per coordinate of u."""
     sigma = SENSITIVITY * noise_multiplier(epsilon=epsilon, delta=delta)
     squares = float(sum(size * size for size in sizes))
-    variance = num_classes * held * sigma**2 / max(squares, 1.0)
-    return SIGNAL / (SIGNAL + components * variance)
+    return num_classes * held * sigma**2 / max(squares, 1.0)
+
+
+def effective_rank(features: Tensor) -> float:
+    """Return e^H of features [N, F]; H is the entropy of their components' shares of variance."""
+    variances = torch.linalg.eigvalsh(torch.cov(features.double().T)).clamp_min(0)
+    shares = variances / variances.sum().clamp_min(1e-30)
+    return float(torch.exp(-torch.xlogy(shares, shares).sum()))
 
 
 def suitable_components(
-    sizes: Sequence[int], *, num_classes: int, epsilon: float, delta: float
+    sizes: Sequence[int],
+    *,
+    num_classes: int,
+    epsilon: float,
+    delta: float,
+    rank: float = USUAL_RANK,
 ) -> int:
-    """Return the number of components for clients of n_i examples: the most with an expected
-    reliability of RELIABLE, and at least one per class, or LEAST_COMPONENTS if there are more.
+    """Return the number of components k for clients of n_i examples: at least one per class, or
+    LEAST_COMPONENTS if there are more classes.
 
-    How many classes a client holds is not known beforehand: between 1 and C, so sqrt(C) is taken.
+    A whitened class mean has noise of variance k v per component, because all components share a
+    norm of 1. The last component is the one whose signal equals that: k (k + FLAT) = TAIL sqrt(R) /
+    v. How many classes a client holds is not known beforehand: between 1 and C, so sqrt(C) is
+    taken.
     Raises ValueError without sizes. The result is public, because all n_i are.
     """
     if not sizes:
@@ -319,10 +380,8 @@ def suitable_components(
             "whole number, which `fedaux privacy` suggests"
         )
     held = math.sqrt(num_classes)
-    one = expected_reliability(
-        1, sizes, num_classes=num_classes, held=held, epsilon=epsilon, delta=delta
-    )
-    # t / (t + v) = 1 / (1 + k v / SIGNAL), so k = (1 / RELIABLE - 1) / (1 / rho_1 - 1).
-    most = (1 / RELIABLE - 1) / max(1 / one - 1, 1e-12)
+    noise = _noise_of_means(sizes, num_classes=num_classes, held=held, epsilon=epsilon, delta=delta)
     largest = max(1, MOST_COMPONENTS // num_classes - 1)
-    return min(largest, max(min(LEAST_COMPONENTS, num_classes), int(most)))
+    half = FLAT / 2
+    most = math.sqrt(half * half + TAIL * math.sqrt(rank) / noise) - half
+    return min(largest, max(min(LEAST_COMPONENTS, num_classes), round(most)))

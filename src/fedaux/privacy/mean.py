@@ -93,6 +93,7 @@ class PrivateMean(Mechanism):
         variances, directions = torch.linalg.eigh(covariance)  # rising
         # Whitening would amplify directions in which the negatives hardly vary.
         usable = int((variances > 1e-6 * variances[-1].clamp_min(1e-12)).sum())
+        variances = self._spectrum(variances, num_examples=len(features))
         keep = min(components, usable)
         if keep == 0:
             raise ValueError("the negatives' features do not vary: pretraining has collapsed")
@@ -105,6 +106,10 @@ class PrivateMean(Mechanism):
         # Single precision halves the message; the rounded map is public, and norms stay clipped.
         public = {"centre": centre.float(), "whitening": whitening.float(), "bound": bound.float()}
         return public | {"mean": self.project(features, public).mean(dim=0).float()}
+
+    def _spectrum(self, variances: Tensor, *, num_examples: int) -> Tensor:
+        """Return the variances [F] by which components are whitened: those of the negatives."""
+        return variances
 
     def release(
         self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None

@@ -32,6 +32,7 @@ from fedaux.core.objectives import (
     strength_of,
 )
 from fedaux.models import MODELS, SplitModel
+from fedaux.privacy.classes import ClassSums
 from fedaux.privacy.heads import layer_of
 from fedaux.privacy.mechanisms import (
     MECHANISMS,
@@ -165,7 +166,9 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
     releases: dict[int, Release] = {}
     if task.method.scores_first:
         mechanism = mechanism_of(task)
-        for name, negative in features(task.negatives).items():
+        by_class = isinstance(mechanism, ClassSums)
+        used = [task.negatives, task.distill_set] if by_class else [task.negatives]
+        for name, negative in features(torch.cat(used)).items():
             clients = [one for one in clients_with_data(task) if task.prototype_of[one] == name]
             sizes = [len(task.parts[client]) for client in clients]
             public[name] = mechanism.publish(negative, num_classes=task.num_classes, sizes=sizes)
@@ -518,7 +521,8 @@ def calibrate(task: Task, preparation: Preparation, weights: Weights, prototype:
 
     negatives = features(preparation.negatives[prototype])
     sizes = [len(task.parts[client]) for client in clients]
-    public = mechanism.publish(negatives, num_classes=task.num_classes, sizes=sizes)
+    every = features(torch.cat([task.negatives, task.distill_set]))
+    public = mechanism.publish(every, num_classes=task.num_classes, sizes=sizes)
     releases = {}
     for client in clients:
         rows = task.parts[client]
