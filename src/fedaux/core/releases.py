@@ -21,7 +21,6 @@ from fedaux.core.messages import (
     problem_of_release,
 )
 from fedaux.core.task import Preparation, Task, build_models, extract
-from fedaux.privacy.classes import ClassSums
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Limits
 from fedaux.privacy.mechanisms import (
@@ -63,11 +62,11 @@ def publish(
 ) -> dict[str, Public]:
     """Return the public map of each prototype, from public examples and numbers alone.
 
-    Class sums have no use for negatives as such: their map follows from all public examples.
+    Sums of features have no use for negatives as such: their map follows from all public examples.
     """
     mechanism, public = MECHANISMS[section.mechanism](section), dict[str, Public]()
     examples = [task.negatives] if mechanism.reads_features else []
-    if isinstance(mechanism, ClassSums):
+    if examples and mechanism.is_sum:
         examples.append(task.distill_images)
     for name in extractors:
         found = [extract(task, name, extractors[name], own) for own in examples]
