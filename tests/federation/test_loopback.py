@@ -446,6 +446,8 @@ def rubbish(change: str) -> Any:
         elif change == "missing":
             del header[name]
         elif change == "more":
+            header["evil<script>"] = header[name]
+        elif change == "two lines":
             header["evil\n<script>"] = header[name]
         elif change == "other":
             said["client"] = 0
@@ -481,7 +483,8 @@ def rubbish(change: str) -> Any:
         ("header", "header of the tensors cannot be read"),
         ("long", "header of the tensors cannot be read"),
         ("missing", "is missing"),
-        ("more", "tensor evil?<script> is unknown"),
+        ("more", "tensor evil<script> is unknown"),
+        ("two lines", "tensor evil?<script> of type F32 is not valid"),
         ("other", "answers as client 0"),
         ("examples", "number of examples is not valid"),
         ("loss", "training came to a loss of nan"),
