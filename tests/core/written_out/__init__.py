@@ -521,7 +521,9 @@ def calibrate(task: Task, preparation: Preparation, weights: Weights, prototype:
 
     negatives = features(preparation.negatives[prototype])
     sizes = [len(task.parts[client]) for client in clients]
-    every = features(torch.cat([task.negatives, task.distill_set]))
+    every = features(
+        torch.cat([preparation.negatives[prototype], preparation.distill_set[prototype]])
+    )
     public = mechanism.publish(every, num_classes=task.num_classes, sizes=sizes)
     releases = {}
     for client in clients:
