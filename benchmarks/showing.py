@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PHASES = ("certify", "train", "average", "teach", "distill", "settle", "evaluate", "all")
+PHASES = ("release", "train", "average", "teach", "distill", "settle", "evaluate", "all")
 ENDINGS = (".png", ".svg", ".pdf")
 
 

@@ -126,7 +126,7 @@ def _ensemble_rows(
                 {
                     "weights": f"{mechanism} {name}",
                     "accuracy": _accuracy(mixture(members, weights, of=name), task),
-                    "certify_seconds": preparation.seconds["certify"],
+                    "release_seconds": preparation.seconds["release"],
                     "all_seconds": time.perf_counter() - began,
                 }
             )

@@ -248,7 +248,7 @@ def test_adjustment_does_what_rehearsal_leaves(normalised: bool, tmp_path: Path)
             method="fedaux2",
             prototypes=[model],
             local={"batch_size": 400, **local},
-            auxiliary={"size": 60},
+            auxiliary={"size": 140},
             data={"size": 200},
         )
         server.play_round(state)

@@ -271,6 +271,7 @@ def test_it_imports_nothing_fast() -> None:
     own = {name for name in imported if name.startswith(("fedaux", "written_out"))}
     assert own == {
         "fedaux",
+        "fedaux.privacy.classes",
         "fedaux.privacy.heads",
         "fedaux.privacy.mechanisms",
         "fedaux.config",

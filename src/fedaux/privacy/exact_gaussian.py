@@ -55,16 +55,15 @@ def _refined(tail: int, scale: float, near: float | None) -> int:
     import mpmath  # rarely needed
 
     extra = int.from_bytes(os.urandom(EXTRA_BITS // 8), "little")
-    with mpmath.workprec(4 * EXTRA_BITS):
-        probability = (
-            mpmath.mpf(tail) + (mpmath.mpf(extra) + 0.5) / mpmath.mpf(2) ** EXTRA_BITS
-        ) / 2**63
+    exact = mpmath.MPContext()  # the global precision may change in another thread
+    exact.prec = 4 * EXTRA_BITS
+    probability = (exact.mpf(tail) + (exact.mpf(extra) + 0.5) / exact.mpf(2) ** EXTRA_BITS) / 2**63
     if near is not None:
-        with mpmath.workprec(COMPARED_BITS):
-            boundary = (mpmath.mpf(near) + 0.5) / mpmath.mpf(scale)
-            above = mpmath.erfc(boundary / mpmath.sqrt(2)) - probability
-            if abs(above) > probability * mpmath.mpf(2) ** (32 - COMPARED_BITS):
-                return int(near) + int(above > 0)
+        exact.prec = COMPARED_BITS
+        boundary = (exact.mpf(near) + 0.5) / exact.mpf(scale)
+        above = exact.erfc(boundary / exact.sqrt(2)) - probability
+        if abs(above) > probability * exact.mpf(2) ** (32 - COMPARED_BITS):
+            return int(near) + int(above > 0)
     return _inverted(probability, scale)
 
 
@@ -72,8 +71,10 @@ def _inverted(probability: Any, scale: float) -> int:
     """Return round(scale * z) with P[|Z| > z] = probability, by 1,024 bits: about 36 ms."""
     import mpmath
 
-    with mpmath.workprec(4 * EXTRA_BITS):
-        return int(mpmath.nint(mpmath.mpf(scale) * mpmath.sqrt(2) * mpmath.erfinv(1 - probability)))
+    exact = mpmath.MPContext()
+    exact.prec = 4 * EXTRA_BITS
+    own = exact.mpf(probability)
+    return int(exact.nint(exact.mpf(scale) * exact.sqrt(2) * exact.erfinv(1 - own)))
 
 
 class SecureDraws:
