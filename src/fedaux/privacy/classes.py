@@ -66,8 +66,8 @@ SIGNAL = 0.07
 """Variance between class means per whitened component that is expected beforehand."""
 TAIL, FLAT = 0.75, 40
 """Class means are expected to vary by TAIL sqrt(R) / (j + FLAT) in whitened component j, with R the
-effective rank of the public features. Chosen on ResNet-8 and EfficientNet-lite0, confirmed on
-MiniLM (notes/successor.md)."""
+effective rank of the public features. Chosen on ResNet-8 and EfficientNet-lite0, the form with
+MiniLM in view (notes/successor.md)."""
 USUAL_RANK = 100.0
 """An effective rank, where features are not known yet: 33 is that of ResNet-8, 326 that of
 EfficientNet-lite0."""
