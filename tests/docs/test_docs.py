@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from statistics import mean, stdev
@@ -127,12 +126,12 @@ def extending() -> tuple[dict[str, str], list[str], str]:
         for _, content in blocks
         if (name := re.match(r"# (\S+\.(?:py|toml))\n", content))
     }
-    assert list(files) == ["own.py", "own.toml", "test_own.py"]
+    assert list(files) == ["own.py", "own.toml"]
     (commands,) = [content for language, content in blocks if not language]
     (program,) = [
         content
         for language, content in blocks
-        if language == "python" and content not in files.values()
+        if language == "python" and "import fedaux\n" in content
     ]
     return files, [line.partition("#")[0].strip() for line in commands.splitlines()], program
 
@@ -144,18 +143,9 @@ def test_the_worked_example_of_a_plugin_runs(
     files, commands, _ = extending
     for name, content in files.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
-    assert [command.split()[:2] for command in commands] == [
-        ["pytest", "test_own.py"],
-        ["fedaux", "data"],
-        ["fedaux", "run"],
-    ]
-    tested, *others = [command.split() for command in commands]
-    done = subprocess.run(
-        [sys.executable, "-m", *tested], cwd=tmp_path, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
-    said = typed(others, tmp_path)
+    lines = [command.split() for command in commands]
+    assert [line[:2] for line in lines] == [["fedaux", "data"], ["fedaux", "run"]]
+    said = typed(lines, tmp_path)
     assert "720" in said[0]
     summary = json.loads((tmp_path / "runs/own/summary.json").read_text(encoding="utf-8"))
     assert [row["method"] for row in summary["rows"]] == ["entropy+m", "feddf+m"]
@@ -180,7 +170,9 @@ def test_the_worked_example_of_a_sweep_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.S | re.M)
     (recipe,) = [content for language, content in blocks if language == "toml"]
     (commands,) = [content for language, content in blocks if not language]
-    (program,) = [content for language, content in blocks if language == "python"]
+    (program,) = [
+        content for language, content in blocks if language == "python" and "ray" not in content
+    ]
     (tmp_path / "grid.toml").write_text(recipe, encoding="utf-8")
     lines = [line.partition("#")[0].split() for line in commands.splitlines()]
     assert {line[0] for line in lines} == {"fedaux"}

@@ -53,7 +53,7 @@ def test_ablation_rows_differ_in_one_part_and_run(tmp_path: Path) -> None:
     peers = [f"{peer}+head+reh" for peer in ("fedavg", "fedprox", "feddf")]
     assert len(without) == 10
     assert all(rows[name] != rows["fedaux2"] for name in without)
-    assert all(rows[name]["start"] == "private-head" for name in peers)
+    assert all(rows[name]["releases"] == rows["fedaux2"]["releases"] for name in peers)
     chosen = json.dumps(["fedaux2", *without, *peers])
     settings = [f"method={chosen}", "seeds=[0]", "rounds=1", "mode=linear", "data.size=300"]
     options = [word for one in settings for word in ("--set", one)]

@@ -533,15 +533,19 @@ def split_for(
 
 
 def split_table(experiment: Experiment, data: LabelledData, seed: int) -> NDArray[np.int64]:
-    """Return the number of examples per client and class, of the first `LISTED` clients."""
+    """Return the number of examples per client and class."""
     labels = data.labels.cpu().numpy()
-    parts = split_for(experiment, data, seed)[:LISTED]
+    parts = split_for(experiment, data, seed)
     return np.stack([np.bincount(labels[part], minlength=len(data.classes)) for part in parts])
 
 
 def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
-    """Return the client-by-class table of every seed, for split.json."""
-    tables = {str(seed): split_table(experiment, data, seed).tolist() for seed in experiment.seeds}
+    """Return the client-by-class table of every seed, of at most `LISTED` clients, for
+    split.json."""
+    tables = {
+        str(seed): split_table(experiment, data, seed)[:LISTED].tolist()
+        for seed in experiment.seeds
+    }
     drawn = (
         {"alpha": experiment.split.alpha}
         if data.clients is None
