@@ -1,7 +1,8 @@
 """The ranks of a run: processes that `torchrun` starts to share the work of each round.
 
 All ranks play the same rounds on the same state. Clients train, and models predict, on one rank
-each; then every rank has every answer. Rank 0 alone writes and prints.
+each; then every rank has every answer. Rank 0 alone writes and prints. Ranks unpickle what other
+ranks send: they are processes of one user, who has started them together.
 """
 
 from __future__ import annotations
