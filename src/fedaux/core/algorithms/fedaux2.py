@@ -74,7 +74,7 @@ class FedAux2(FedAux):
         return class_sums(settings)
 
     def prepare(self, server: Server) -> State:
-        """Start from the private head, as far as clients hold few classes and it is reliable."""
+        """Start from the private head: more where clients hold few classes and it is reliable."""
         for name, model in server.task.initial_models.items():
             require_linear(model.head, prototype=name)
         if not self.from_private_head:
