@@ -21,7 +21,7 @@ from torch import Tensor
 UNFINISHED = ".*.part"
 """Pattern of files that are being written; a killed process leaves them."""
 
-CHECKSUM = "crc32"
+CHECKSUM, ORDER = "crc32", "order"
 
 
 def save_text(path: Path, text: str) -> None:
@@ -58,15 +58,19 @@ def save_tensors(
 
 
 def save_checked(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file atomically, with a checksum of its tensors."""
-    save_tensors(path, tensors, metadata={CHECKSUM: _checksum(tensors)})
+    """Write a safetensors file atomically, with a checksum of its tensors and their order: sums
+    over the tensors of a model are rounded in that order."""
+    order = json.dumps(list(tensors))
+    save_tensors(path, tensors, metadata={CHECKSUM: _checksum(tensors), ORDER: order})
 
 
 def load_checked(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:
     """Return the tensors of a file that `save_checked` wrote. Raises ValueError if they changed."""
     with safe_open(path, framework="pt") as file:
-        stated = (file.metadata() or {}).get(CHECKSUM)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = file.metadata() or {}
+        stated = about.get(CHECKSUM)
+        order = json.loads(about[ORDER]) if ORDER in about else file.keys()
+        tensors = {name: file.get_tensor(name) for name in order}
     if stated is not None and stated != (found := _checksum(tensors)):
         raise ValueError(f"the checksum of its tensors is {found}, not {stated}")
     return {name: tensor.to(device) for name, tensor in tensors.items()}
