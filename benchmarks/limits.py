@@ -57,7 +57,7 @@ def machine_of(device: torch.device) -> dict[str, Any]:
 def operations_of_image(model: nn.Module, images: Tensor) -> dict[str, float]:
     """Return the floating-point operations of one image by phase, counted by torch on a batch."""
     model = copy.deepcopy(model)
-    make_plain(model)  # torch does not see what is in operations of our own
+    make_plain(model)  # torch does not see into custom operations
     with FlopCounterMode(display=False) as forward, torch.no_grad():
         model.eval()(to_float(images))
     with FlopCounterMode(display=False) as both:

@@ -3,7 +3,7 @@
     python benchmarks/ranks.py
     python benchmarks/ranks.py --processes 4 --method fedaux2
 
-Seconds are the least of a round, and those of the processor in the process that works most: they
+Seconds are the least of a round, and processor seconds of the process that works most: they
 also tell on a machine with other work, where processes wait for it.
 """
 

@@ -214,7 +214,7 @@ def time_peer(
 
 
 def arguments_of(words: Sequence[str] | None) -> tuple[argparse.Namespace, torch.device]:
-    """Read the command line; what is not given is the paper's setting on a GPU and the demo's on a
+    """Read the command line; the default is the paper's setting on a GPU and the demo's on a
     CPU."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

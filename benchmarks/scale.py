@@ -54,7 +54,7 @@ SIZES: dict[str, dict[str, tuple[int, ...]]] = {
     "participants": {"full": (1, 2, 4, 8, 16, 32), "quick": (1, 4, 16)},
     "distill": {"full": (1, 2, 4), "quick": (1, 4)},
 }
-"""Points of each sweep; those of the distill set are in units of the default."""
+"""Points of each sweep; sizes of the distill set are in units of the default."""
 
 
 def sweep(

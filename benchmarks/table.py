@@ -3,7 +3,7 @@
     python benchmarks/table.py
     python benchmarks/table.py --only demo --rounds 3
 
-Seconds are the least of several rounds; the encoder's are those of 64 images of 224 px. Memory is
+Seconds are the least of several rounds; the encoder's are for 64 images of 224 px. Memory is
 the most that the work holds beyond what it starts with. Table 1 needs a GPU.
 """
 

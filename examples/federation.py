@@ -1,4 +1,4 @@
-"""A federation: a server and two nodes as processes of their own, over TLS and with authenticated
+"""A federation: a server and two nodes as separate processes, over TLS and with authenticated
 nodes.
 
     python examples/federation.py

@@ -32,7 +32,7 @@ from fedaux.core.task import State
 
 
 class Surest(FedDF):
-    """FedDF whose soft labels are those of the surest client."""
+    """FedDF that learns the soft labels of the surest client."""
 
     def soft_labels(self, server: Server, state: State, members: Sequence[Member]) -> Tensor:
         """Return for every public example the probabilities [N, C] of the client whose highest

@@ -43,7 +43,7 @@ def run(
     """Measure the ensemble over heterogeneity: plain means, and each mechanism's weights on logits
     and probabilities.
 
-    Seeds, clients and privacy are those of the context's experiment.
+    Seeds, clients and privacy follow the context's experiment.
     """
     experiment = context.experiment
     checks.check(experiment)

@@ -177,7 +177,7 @@ def read_base(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def without_paths(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe without the paths of its own data."""
+    """Return a recipe without the paths of its data."""
     sections = {
         name: {key: value for key, value in raw[name].items() if key != "path"}
         for name in ("data", "auxiliary")
@@ -202,9 +202,7 @@ def find_data(
         if request.data_root is not None:
             raise ValueError(f"--data-root {request.data_root}: --quick has embedded data")
         if request.auxiliary is not None:
-            raise ValueError(
-                f"--aux {request.auxiliary}: quick versions have public data of their own"
-            )
+            raise ValueError(f"--aux {request.auxiliary}: quick versions have other public data")
         folder = request.out / "data"
         return {
             (data, public): embedded.settings(data, "data", folder)

@@ -242,7 +242,7 @@ def _preparation(column: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _round(column: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return the operations of clients and server in a round, and the privacy of what is sent."""
+    """Return the operations of clients and server in a round, and the privacy of their messages."""
     clients, server = column["clients"], column["server"]
     work = f"average of {server['models averaged']:.0f} models"
     if server["distillation examples"]:

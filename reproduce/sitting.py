@@ -83,7 +83,7 @@ def guess(cell: Cell) -> float:
 
 @dataclass
 class Job:
-    """A cell that runs in a process of its own."""
+    """A cell that runs in a separate process."""
 
     cell: Cell
     process: subprocess.Popen[bytes]

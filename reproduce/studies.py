@@ -117,7 +117,7 @@ DIGITS = (
     "handwritten digits, letters as public data, 10 clients, a small network, one seed, ε = 0.5"
 )
 ALPHAS_OF_FIGURE = (
-    "the figure's values of α are not in the text; those of the CIFAR-100 table are taken"
+    "the figure's values of α are not in the text; the values of the CIFAR-100 table are taken"
 )
 
 

@@ -39,7 +39,7 @@ MOST_NAMED = 8
 
 
 def run_study(study: Study, request: Request) -> Outcome:
-    """Run what is not finished yet under OUT/cells, and write tables and figure into OUT."""
+    """Run the unfinished cells under OUT/cells, and write tables and figure into OUT."""
     prepared = plan(study, request)
     swept = sweep(prepared.cells, request.cells, name=study.name, resume=True, **request.sweeping)
     numbers = gather(study, prepared, request, without_result(swept))

@@ -352,7 +352,7 @@ def error_table(numbers: Mapping[str, Any], *, size: int) -> Table:
 
 @matplotlib.rc_context(STYLE)
 def draw_weights(toy: Gaussians, *, seed: int) -> Drawing:
-    """Draw the data, the true weights, and those of every mechanism: a row per client, a column per
+    """Draw the data, the true weights, and every mechanism's: a row per client, a column per
     mechanism.
 
     Private mechanisms are drawn with noise; contours show where the data is.
@@ -410,7 +410,7 @@ def draw_weights(toy: Gaussians, *, seed: int) -> Drawing:
     caption = (
         "The data of each client, its true weight at every point, and the weight that each "
         "mechanism gives it, from 0 (white) to 1; in the titles the mean error. One draw of noise. "
-        f"The numbers are those of every {EVERY}th point across and up."
+        f"Numbers are given for every {EVERY}th point across and up."
     )
     headers = ("client", "x", "y", *(" ".join(title.split()) for title, _ in columns))
     return Drawing(figure, caption, Table(headers, numbers))

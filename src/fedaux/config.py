@@ -408,8 +408,9 @@ class Local(Section):
     """Objectives that every method gets besides its own: names in
     `fedaux.core.objectives.OBJECTIVES`, such as `logit-adjusted` or `rehearsal`."""
     strengths: dict[str, NonNegative] = {}
-    """Strengths of objectives by name. Default: those of `fedaux.core.objectives.OBJECTIVES`;
-    methods with class sums and soft labels, such as `fedaux2`, choose that of `logit-adjusted`."""
+    """Strengths of objectives by name. Default: the strengths in
+    `fedaux.core.objectives.OBJECTIVES`; methods with class sums and soft labels, such as `fedaux2`,
+    choose the strength of `logit-adjusted`."""
     privacy: LocalPrivacy | None = None
 
 

@@ -139,7 +139,7 @@ def setting_text(value: Any) -> str:
 def cell(value: object) -> str:
     """Return a value for a CSV file; a text that a spreadsheet would compute begins with a quote.
 
-    Names of files and classes can be anything, and those that begin with =, +, -, @, a tab or a
+    Names of files and classes can be anything, and names that begin with =, +, -, @, a tab or a
     line break are formulas there, which can start programs.
     """
     text = str(value)

@@ -95,7 +95,7 @@ def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _extended(text: str, path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """Return the values of a TOML text, merged into those of the recipe that it extends."""
+    """Return the values of a TOML text, merged into the values of the recipe that it extends."""
     raw = parsed_toml(text, origin=path)
     base = raw.pop("extends", None)
     if base is None:
@@ -183,7 +183,7 @@ def parse_value(text: str) -> Any:
 
 
 def keys_of(override: str) -> set[str]:
-    """Return the settings that KEY=VALUE changes: of a table, those of its entries."""
+    """Return the settings that KEY=VALUE changes: for a table, its entries."""
     key, _, text = override.partition("=")
     return set(flatten({key.strip(): parse_value(text)}))
 

@@ -163,7 +163,7 @@ def test_the_average_is_asked_before_the_drawn_models() -> None:
 def test_soft_labels_are_the_mean_over_clients_and_drawn_models(
     include: bool, tmp_path: Path
 ) -> None:
-    """Each prototype has a distribution of its own; remembered clients count by their share and are
+    """Each prototype has its own distribution; remembered clients count by their share and are
     not drawn from."""
     prototypes = [{"name": name, "model": "mlp", "options": {"width": 4}} for name in ("a", "b")]
     bayesian = {"samples": 2, "scale": 0.0, "include_clients": include}

@@ -48,12 +48,12 @@ def test_the_last_round_is_the_algorithm_written_out(mode: str, tmp_path: Path) 
     server, state, clients, experiment = federation(
         tmp_path, method="ccvr+p", mode=mode, rounds=2, participation_rate=0.5
     )
-    assert not clients.certified
+    assert not clients.released
     middle, first = server.play_round(state)
     assert not middle.releases
     assert middle.final is middle.models
     after, last = server.play_round(middle)
-    assert clients.certified == [0, 1, 2, 3], "all clients release, once"
+    assert clients.released == [0, 1, 2, 3], "all clients release, once"
     assert {one.entry.epsilon for one in after.releases.values()} == {experiment.certainty.epsilon}
     assert last["bytes_up"] > first["bytes_up"]
     task, preparation, before = written_out(server, middle)

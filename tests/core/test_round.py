@@ -177,14 +177,14 @@ class Late(Wrapped):
     """Client 3 cannot be reached during preparation."""
 
     def present(self) -> Sequence[int]:
-        return [0, 1, 2, 3] if self.certified else [0, 1, 2]
+        return [0, 1, 2, 3] if self.released else [0, 1, 2]
 
 
-def test_a_latecomer_is_certified_once(tmp_path: Path) -> None:
+def test_a_latecomer_releases_once(tmp_path: Path) -> None:
     server, state, clients, _ = federation(tmp_path, kind=Late)
     assert sorted(state.releases) == [0, 1, 2]
     state, rows = play(server, state, 2)
-    assert clients.certified == [0, 1, 2, 3]
+    assert clients.released == [0, 1, 2, 3]
     assert rows[0]["clients_answered"] == [0, 1, 2, 3]
     assert rows[0]["bytes_down"] > rows[1]["bytes_down"]
 
@@ -195,12 +195,12 @@ def test_of_many_clients_those_that_train_release_when_they_are_selected(
 ) -> None:
     monkeypatch.setattr("fedaux.core.server.FIRST_RELEASES", 2)
     server, state, clients, _ = federation(tmp_path, method=method, participation_rate=0.25)
-    assert len(clients.certified) == (2 if method == "fedaux" else 4)
+    assert len(clients.released) == (2 if method == "fedaux" else 4)
     state, rows = play(server, state, 3)
     asked = {client for row in rows for client in row["clients_asked"]}
-    assert set(clients.certified) == set(state.releases)
-    assert set(clients.certified) == set(clients.certified[:2]) | asked or method != "fedaux"
-    assert len(clients.certified) == len(state.releases), "nobody is asked twice"
+    assert set(clients.released) == set(state.releases)
+    assert set(clients.released) == set(clients.released[:2]) | asked or method != "fedaux"
+    assert len(clients.released) == len(state.releases), "nobody is asked twice"
 
 
 def test_empty_clients_take_no_part(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_accuracy_is_that_of_the_returned_model(tmp_path: Path) -> None:
 
 
 def test_scores_leave_the_models_weights_where_they_belong(tmp_path: Path) -> None:
-    """Features for scores are those of h0, not of the current model."""
+    """Features for scores come from h0, not from the current model."""
     server, state, _, _ = federation(tmp_path)
     before = server.scorer.log_scores(state.releases, [0, 1])
     after, _ = server.play_round(state)

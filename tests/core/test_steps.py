@@ -274,7 +274,7 @@ def test_modes_come_back_as_they_were_also_after_an_error() -> None:
 def test_a_step_is_compiled_once_for_the_weights_of_all(
     batch_size: int, compilations: list[Any]
 ) -> None:
-    """Those of the model it was made of included."""
+    """Also the layers of the original model."""
     compute = Compute(compile=True)
     models = [classifier().eval() for _ in range(3)]  # as a server's model is before it is trained
     for number, model in enumerate(models):

@@ -1,4 +1,4 @@
-"""What is wrong with files of data is told with the setting that led to them."""
+"""Messages about faulty data files name the setting that led to them."""
 
 from __future__ import annotations
 

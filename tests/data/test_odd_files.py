@@ -1,4 +1,4 @@
-"""Files that are damaged, badly written or larger than needed: what is wrong is told with the
+"""Files that are damaged, badly written or larger than needed: messages name the
 place, or left alone."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clients trained side by side on a GPU, as far as a CPU can show it."""
+"""Clients trained side by side on a GPU: the parts that a CPU can check."""
 
 from __future__ import annotations
 

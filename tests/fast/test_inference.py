@@ -1,4 +1,4 @@
-"""Predictions, with operations joined or not, are those of the module in evaluation mode."""
+"""Predictions, with operations joined or not, equal the module's in evaluation mode."""
 
 from __future__ import annotations
 

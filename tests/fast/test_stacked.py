@@ -400,7 +400,7 @@ FROM_H0 = {f"{name}+p" for name in METHODS} - {*QUICKLY}
     ],
 )
 def test_rounds_side_by_side_equal_rounds_one_by_one(method: str, tmp_path: Path) -> None:
-    """Two rounds of nine clients, more than one stack holds. Objectives with terms of their own are
+    """Two rounds of nine clients, more than one stack holds. Objectives with terms are
     trained one by one."""
     stacks = not any(OBJECTIVES[name].term for name in asks_of(method).objectives)
     results = []

@@ -133,7 +133,7 @@ def test_an_example_that_moves_to_another_batch_releases_the_same(tmp_path: Path
 
 
 def test_products_and_norms_round_every_row_as_if_it_were_alone() -> None:
-    """Rows that cancel, times numbers that amplify what is left."""
+    """Rows that cancel, times numbers that amplify the rest."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(257, 37, dtype=torch.float64, generator=generator)
     matrix = torch.randn(37, 13, dtype=torch.float64, generator=generator) * 2.0**30

@@ -98,7 +98,7 @@ def test_without_trial_nodes_read_their_own_data_and_protect_it(tmp_path: Path) 
     assert (node["data"]["image_size"], node["data"]["channels"]) == (
         8,
         1,
-    )  # those of the server's test images
+    )  # the classes of the server's test images
     assert node["classes"] == [str(digit) for digit in range(10)]
     assert node["privacy"]["plain_updates"] is False
     assert node["privacy"]["public_data"] is False

@@ -95,7 +95,7 @@ def test_a_private_key_that_others_can_read_is_refused(releases: Path, tmp_path:
 
 
 def test_files_and_folders_are_the_owners_alone(tmp_path: Path) -> None:
-    """Those of the commands, whatever the shell's umask is, and those that were there before."""
+    """Files that commands write, whatever the shell's umask is, and older files."""
     done = federate_command("init", "hospitals", "--clients", "2", "--trial", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (tmp_path / "hospitals" / "flower" / "link.db").touch(mode=0o644)

@@ -1,4 +1,4 @@
-"""Rehearsal over Flower: the simulator's figures, what is sent once, and what a node refuses."""
+"""Rehearsal over Flower: the simulator's figures, messages that are sent once, and refusals."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "too strong": ({"beliefs": beliefs(0.2)}, "sum to more than 1, the strength"),
     "too many": ({"examples": 10**8}, "6400000000 bytes, more than this node accepts"),
     "unknown": ({"objectives": ("rehearsal", "leak")}, "local.objectives = leak: not known here"),
-    "unplanned": ({"planned": ()}, "local.objectives: not those of the plan"),
+    "unplanned": ({"planned": ()}, "local.objectives: differ from the plan"),
     "no terms": ({"examples": 0}, "should be given with the objective of this name"),
     "no objective": ({"objectives": ()}, "should be given with the objective of this name"),
 }

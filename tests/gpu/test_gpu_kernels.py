@@ -1,4 +1,4 @@
-"""Training steps by kernels of our own, on a GPU that has what they need. `make test-gpu` runs
+"""Training steps by custom kernels, on a GPU that has what they need. `make test-gpu` runs
 these."""
 
 from __future__ import annotations
@@ -254,16 +254,14 @@ def test_what_cannot_be_compiled_is_trained_on_streams(monkeypatch: pytest.Monke
     monkeypatch.setattr(network.Network, "step", refuse)
     here = place(torch.bfloat16)
     weights = snapshot(here.model)
-    with pytest.warns(UserWarning, match="resnet8: no kernels of our own here, training is slower"):
+    with pytest.warns(UserWarning, match="resnet8: no custom kernels here, training is slower"):
         fast = {
             job.client: own for job, own, _ in BatchedTraining(here, capacity=100)(jobs(), weights)
         }
     assert all(difference(own, weights) > 1e-4 for own in fast.values())
     section = Distillation(batch_size=64)
     targets = torch.full((500, CLASSES), 1 / CLASSES, device="cuda")
-    with pytest.warns(
-        UserWarning, match="resnet8: no kernels of our own here, distillation is slower"
-    ):
+    with pytest.warns(UserWarning, match="resnet8: no custom kernels here, distillation is slower"):
         steps = prepared_steps(
             here.model, here.inputs, targets, section=section, compute=here.compute, key="resnet8"
         )

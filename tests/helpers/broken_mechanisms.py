@@ -263,7 +263,7 @@ class SeededByData(Mean):
 
 
 class OwnNoise(Mean):
-    """Noise of its own beside what was passed in: too much of it, from an unknown source."""
+    """Noise beside the noise that was passed in: too much of it, from an unknown source."""
 
     def release(
         self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
@@ -433,7 +433,7 @@ class HeavyClass(Classes):
 
 
 class HeavyLastClass(HeavyClass):
-    """So do those of a class that the audit's first example need not have."""
+    """So do examples of a class that the audit's first example need not have."""
 
     heavy = 2
 

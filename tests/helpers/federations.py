@@ -40,7 +40,7 @@ class Wrapped:
 
     def __init__(self, inner: SimulatedClients) -> None:
         self.inner = inner
-        self.certified: list[int] = []
+        self.released: list[int] = []
 
     def present(self) -> Sequence[int]:
         return self.inner.present()
@@ -49,7 +49,7 @@ class Wrapped:
         return self.inner.sizes(clients)
 
     def release(self, clients: Sequence[int], request: ReleaseRequest) -> Iterator[ClientRelease]:
-        self.certified += clients
+        self.released += clients
         yield from self.inner.release(clients, request)
 
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:

@@ -8,7 +8,7 @@ ESCAPED = re.compile(r"\\[&%$#_{}]")
 
 
 def columns_of(specification: str) -> int:
-    """How many columns a tabular has, by a way of its own: whatever stands in braces is an
+    """How many columns a tabular has, by an independent way: whatever stands in braces is an
     argument."""
     while "{" in specification:
         specification = re.sub(r"[>@!]?\{[^{}]*\}", "", specification)

@@ -1,4 +1,4 @@
-"""Programs of tests/programs, each in a process of its own."""
+"""Programs of tests/programs, each in a separate process."""
 
 from __future__ import annotations
 

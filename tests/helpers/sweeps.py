@@ -1,4 +1,4 @@
-"""What is left of a sweep."""
+"""Files and records that a sweep leaves."""
 
 from __future__ import annotations
 

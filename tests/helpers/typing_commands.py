@@ -55,7 +55,7 @@ def typed(
 ) -> list[str]:
     """Return what each `fedaux ...` or `python FILE` prints in a folder.
 
-    All run in one new process: each of its own would take seconds to load.
+    All run in one new process: separate processes would each take seconds to load.
     """
     assert {line[0] for line in lines} <= {"fedaux", "python"}
     words = json.dumps([list(line) for line in lines])

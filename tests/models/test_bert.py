@@ -1,4 +1,4 @@
-"""BERT: features equal to those of another implementation, checkpoints, half precision, private
+"""BERT: features equal to another implementation's, checkpoints, half precision, private
 training."""
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def test_sizes_are_those_of_the_published_layers(
     assert count(model) == parameters
     assert model.feature_width == feature_width
     assert count(MODELS[name]((3, 32, 32), 100)) == parameters + 90 * (feature_width + 1)
-    # What is sent: parameters, running mean and variance in four bytes, and a counter a layer in
+    # Sent are parameters, running mean and variance in four bytes, and a counter a layer in
     # eight.
     assert num_bytes(model.state_dict()) == 4 * parameters + 8 * sum(normalised) + 8 * len(
         normalised

@@ -1,4 +1,4 @@
-"""Language modelling as pretraining: what is asked, what counts, and what is kept."""
+"""Language modelling as pretraining: masked tokens, the loss, and the stored h0."""
 
 from __future__ import annotations
 

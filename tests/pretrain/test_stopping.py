@@ -1,4 +1,4 @@
-"""Pretraining that somebody stops: what is saved, what is said, and that it goes on from there."""
+"""Pretraining that somebody stops: saved files, messages, and resuming."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ LEFT_OUT = (
 def pretrained(
     folder: Path, experiment: Experiment, *words: str, without: tuple[str, ...] = ()
 ) -> tuple[str, Path]:
-    """Write a recipe without some of its tables, pretrain it in a store of its own; return what was
+    """Write a recipe without some of its tables, pretrain it in a separate store; return what was
     said, and h0."""
     folder.mkdir(exist_ok=True)
     table = {key: value for key, value in experiment.to_dict().items() if key not in without}

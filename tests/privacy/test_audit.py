@@ -30,7 +30,7 @@ SHAPES = {
     "12 examples of 300 features": gauss(12, 310, width=300),
     "5,500 examples of 2 features": gauss(5500, 40, width=2),
 }
-"""Smaller than those of a whole audit, and as varied."""
+"""Smaller cases than in a whole audit, and as varied."""
 FEATURES = {"60 examples of 16 features": SHAPES["60 examples of 16 features"]}
 QUICK: dict[str, Any] = {
     "epsilon": 1.0,
@@ -205,7 +205,7 @@ def test_the_published_claim_is_false_by_two_orders_of_magnitude() -> None:
 
 
 def test_without_outliers_the_published_theorem_holds() -> None:
-    """What is wrong is the norm alone: while the largest norm is a negative's, its bound holds."""
+    """Only the norm is wrong: while the largest norm is a negative's, its bound holds."""
     mechanism = auditable()["published"](Certainty())
     public = mechanism.publish(normal(40, 4))
     features = 0.1 * normal(10, 4, seed=1)

@@ -1,4 +1,4 @@
-"""Read images of two folders in the hub's layout, and ask for what is not there."""
+"""Read images of two folders in the hub's layout, and ask for missing files."""
 
 from __future__ import annotations
 

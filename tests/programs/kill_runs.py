@@ -47,7 +47,7 @@ EXPERIMENT = load_experiment(find_recipe("demo"), overrides=SMALL)
 
 
 def start(out: Path) -> int:
-    """Start or resume a run in a process of its own, with its own store of h0; return its id."""
+    """Start or resume a run in a separate process with a separate store of h0; return its id."""
     process = os.fork()
     if process:
         return process

@@ -1,4 +1,4 @@
-"""The page of a folder of runs: its numbers are those of the runs, and it shows what there is to
+"""The page of a folder of runs: its numbers equal the runs', and it shows what there is to
 compare."""
 
 from __future__ import annotations

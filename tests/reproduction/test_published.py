@@ -1,4 +1,4 @@
-"""The paper's figures in the package are those of its source, number by number, and studies stand
+"""The paper's figures in the package equal its source, number by number, and studies stand
 where they stand."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def tex() -> str:
 
 
 def rows_of(tex: str, label: str) -> list[list[str]]:
-    """Return the cells of a table's body as plain text, by a way of its own: no macro is known by
+    """Return the cells of a table's body as plain text, by an independent way: no macro is known by
     name but bold."""
     after = tex.split(f"\\label{{{label}}}")[1]
     body = after.split("\\begin{tabular}")[1].split("\\end{tabular}")[0].split("\\midrule", 1)[1]

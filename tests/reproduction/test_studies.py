@@ -545,7 +545,7 @@ def test_quick_versions_keep_the_methods_and_say_what_is_cut(
     assert quick.grid.cut
     assert len(quick.cells) <= 60
     assert all(cell.experiment.certainty.epsilon == 0.5 for cell in quick.cells)
-    with pytest.raises(ValueError, match="public data of their own"):
+    with pytest.raises(ValueError, match="other public data"):
         plan(STUDIES[name], Request(tmp_path, quick=True, auxiliary="tinyimagenet32"))
 
 

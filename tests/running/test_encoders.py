@@ -215,7 +215,7 @@ def test_unusable_encoders_get_one_clear_line(tmp_path: Path) -> None:
             "pickled": "which is pickled",
             "bare": "has no preprocessor_config.json",
             "strange": "is no known architecture",
-            "other": "its weights are not those of a ViTModel",
+            "other": "its weights do not fit a ViTModel",
         }[name]
     cases["hf:./nowhere"] = "there is no such folder"
     cases["resnet50"] = "should be hf:FOLDER, hf:OWNER/NAME"

@@ -35,7 +35,7 @@ class Command(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """Commands; typer and click would each append a suggestion of their own."""
+    """Commands; typer and click would each append another suggestion."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -55,7 +55,7 @@ class CommandGroup(TyperGroup):
 
 
 class _Argument(TyperArgument):
-    """An argument that keeps its help: click 8.5 has a `help` of its own, which erases typer's."""
+    """An argument that keeps its help: click 8.5 defines a `help` that erases typer's."""
 
     def __init__(self, *, help: str | None = None, **others: Any) -> None:
         super().__init__(help=help, **others)

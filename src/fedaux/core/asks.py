@@ -35,7 +35,7 @@ class Asks:
     corrects: bool = False
     """Whether the server sends each client a correction of its gradients."""
     personal: bool = False
-    """Whether each client ends with a model of its own, part of which stays there."""
+    """Whether each client ends with a personal model, part of which stays there."""
     shares: Literal["models", "nothing", "data"] = "models"
     """What clients share: models; nothing (each trains alone); data (one model of all of it)."""
 

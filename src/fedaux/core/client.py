@@ -68,7 +68,7 @@ class Client:
     ) -> ClientRelease:
         """Release certainty about features [n, F] of this client under h0 (Algorithm 1).
 
-        Mechanisms that take labels get those of the same examples; BLANK is out of their range.
+        Mechanisms that take labels get them for the same examples; BLANK is out of their range.
         """
         # Mechanisms read NaN as zero.
         features = features.masked_fill((self.labels == BLANK)[:, None], torch.nan)

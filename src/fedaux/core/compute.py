@@ -46,7 +46,7 @@ class Compute:
         return self.device.type == "cuda" and self.clients_at_once > 1
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Run what is inside in the chosen precision; weights stay in single precision."""
+        """Run the block in the chosen precision; weights stay in single precision."""
         if self.precision is torch.float32:
             return nullcontext()
         # Without a cache: a cached copy of a weight would outlive the graph that made it.
@@ -126,7 +126,7 @@ class Compute:
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """Count the seconds of what is inside as shared."""
+        """Count the seconds of the block as shared."""
         began = time.perf_counter()
         yield
         if self.device.type == "cuda":

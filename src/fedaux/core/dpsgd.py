@@ -4,7 +4,7 @@ A step samples each of the n_i examples with probability q = batch_size / n_i, c
 to norm C, adds N(0, (noise_multiplier C)^2 I) to their sum and divides by the expected batch size.
 Replacing an example moves the sum by at most 2C. n_i is public, and so are q and the number of
 steps. The proximal term depends on no example and needs no noise. Per-example gradients come from
-Opacus; with secure draws each example has a pass of its own, so that its gradient does not depend
+Opacus; with secure draws each example has a separate pass, so that its gradient does not depend
 on which others were sampled. Clipping, sums and noise are exact on a lattice.
 """
 
@@ -144,7 +144,7 @@ def update_entry(section: Local, *, num_examples: int, client: int, noise: str) 
 
 
 def schedule(section: Local, *, num_examples: int) -> tuple[Query, int]:
-    """Return one step of a client and the number of steps per round: those of plain epochs."""
+    """Return one step of a client and the number of steps per round, as in plain epochs."""
     assert section.privacy is not None, "local.privacy sets the noise"
     probability = min(1.0, section.batch_size / num_examples)
     return Query(section.privacy.noise_multiplier, probability), section.epochs * math.ceil(
@@ -212,7 +212,7 @@ def _together(
 def _alone(
     model: nn.Module, inputs: Tensor, labels: Tensor, *, clip: float, compute: Compute
 ) -> Iterator[Gradients]:
-    """Give the gradients of a batch, each example's from a pass of its own on one thread.
+    """Give the gradients of a batch, each example's from a separate pass on one thread.
 
     So each is a function of its example and the weights alone, to the last bit, whichever others
     were sampled. The server chooses weights, and some amplify that bit to any size.

@@ -83,8 +83,8 @@ def targets_of(context: TrainContext, job: ClientJob) -> Tensor:
 def client_batches(context: TrainContext, job: ClientJob) -> Iterator[Tensor]:
     """Yield the rows of each batch of a client's round: every epoch in a new random order.
 
-    Each batch ends with public rows to rehearse, drawn at random. If images are mirrored, half of
-    the private rows at random are those of the mirrored images.
+    Each batch ends with public rows to rehearse, drawn at random. If images are mirrored, a
+    random half of the private rows are rows of mirrored images.
     """
     section, rehearsed, first = context.section, context.loss.rehearsed, len(context.labels)
     mirrored = first // 2 if context.mirrored else 0

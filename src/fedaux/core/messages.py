@@ -108,7 +108,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Member:
-    """A model that takes part in a round: a client's answer, or what is remembered of one."""
+    """A model that takes part in a round: a client's answer, or its remembered answer."""
 
     client: int
     prototype: str

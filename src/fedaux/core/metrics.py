@@ -14,7 +14,8 @@ from torch.nn import functional
 
 def evaluate(logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> tuple[float, float]:
     """Return accuracy and mean cross-entropy of logits [N, C] against labels [N]: over examples or,
-    with class shares [C], over classes in these proportions, as far as they have examples."""
+    with class shares [C], over classes in these proportions, without classes
+    that have no examples."""
     hits = (logits.argmax(dim=1) == labels).double()
     if shares is None:
         return float(hits.mean()), float(functional.cross_entropy(logits, labels))
@@ -37,7 +38,7 @@ def information(q_NC: Tensor) -> float:
 
 
 def measure(logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> dict[str, Any]:
-    """Return all figures of logits [N, C] against labels [N]; None for those that do not exist.
+    """Return all figures of logits [N, C] against labels [N]; None for figures that do not exist.
 
     Accuracy and loss are means over the examples or, with class shares [C], over the classes in
     these proportions. Balanced accuracy and macro F1 are means over the classes that have test

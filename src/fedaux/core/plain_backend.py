@@ -116,7 +116,7 @@ class PlainPredictor:
         return [self(weights, inputs, batch_size=batch_size) for weights in models]
 
     def alone(self, weights: Weights, inputs: Tensor) -> Tensor:
-        """Return outputs [N, ...], each from a pass of its own on one thread.
+        """Return outputs [N, ...], each from a separate pass on one thread.
 
         Each is a function of its input alone, to the last bit: in a batch, the size of the batch
         and the place in it decide how an input is rounded.

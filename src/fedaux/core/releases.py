@@ -1,4 +1,4 @@
-"""What clients release before they train, once: how it is asked for, and what it tells."""
+"""One-time releases of clients before training: requests, checks and scores."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Method:
 
     name: str
     optimizer: tuple[Literal["adam", "sgd"], float] | None = field(default=None, kw_only=True)
-    """The optimizer of local training and its learning rate; None takes those of `[local]`."""
+    """The optimizer of local training and its learning rate; None takes them from `[local]`."""
 
     def own_settings(self, settings: Settings) -> Settings:
         """Return the settings with the method's own optimizer."""
@@ -206,7 +206,7 @@ class Server:
         return log.asked
 
     def _with_newcomers(self, state: State, chosen: Sequence[int]) -> State:
-        """Ask clients that have not released yet; those that fail again are dropped."""
+        """Ask clients that have not released yet; drop clients that fail again."""
         newcomers = [client for client in chosen if client not in state.releases]
         if not newcomers or not self.task.asks.releases:
             return state
@@ -334,7 +334,7 @@ class Server:
         """Return the size of h0 and of public examples to rehearse, which clients get once."""
         task, total = self.task, 0
         if task.experiment.mode == "linear" and not task.asks.releases:
-            extractors = self.preparation.extractors  # those that release something have h0
+            extractors = self.preparation.extractors  # clients that release something have h0
             total = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
         if task.asks.trains and not task.asks.is_bound and "rehearsal" in task.objectives:
             first = task.distill_images[:1]  # features are sent in half precision
@@ -560,7 +560,7 @@ class Server:
 
 
 def kept_logits(members: Iterable[Member], answered: Iterable[int]) -> dict[int, dict[str, Tensor]]:
-    """Return what is remembered of the predictions of clients that have answered."""
+    """Return the predictions to remember of clients that have answered."""
     here = set(answered)
     return {
         one.client: {"logits": one.logits.clamp(-LARGEST_HALF, LARGEST_HALF).half()}
@@ -570,7 +570,7 @@ def kept_logits(members: Iterable[Member], answered: Iterable[int]) -> dict[int,
 
 
 def kept_weights(members: Iterable[Member]) -> dict[int, dict[str, Tensor]]:
-    """Return what is remembered of the models of members."""
+    """Return the models to remember of members."""
     return {
         one.client: {f"weights/{name}": tensor for name, tensor in one.weights.items()}
         | {"num_examples": torch.tensor(one.num_examples)}

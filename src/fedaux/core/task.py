@@ -226,7 +226,7 @@ def build_models(task: Task) -> dict[str, SplitModel]:
 
 
 def trainable_models(task: Task) -> dict[str, SplitModel]:
-    """Return what is trained of each prototype's model: all of it or, in linear mode, the head."""
+    """Return the trained part of each prototype's model: all of it or, in linear mode, the head."""
     models = build_models(task)
     if task.experiment.mode == "full":
         return models

@@ -167,7 +167,7 @@ def average_by_prototype(
 
 
 def own_weights(state: ClientState) -> Weights:
-    """Return the weights of a client's model in what is remembered of it."""
+    """Return the model's weights that are remembered of a client."""
     return {
         key.removeprefix("weights/"): tensor
         for key, tensor in state.tensors.items()

@@ -115,7 +115,7 @@ def read_config(folder: Path, *, key: str) -> Mapping[str, Any]:
 
 
 def read_weights(folder: Path, *, key: str) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint, from one safetensors file or those of its index."""
+    """Return the tensors of a checkpoint, from one safetensors file or all files of its index."""
     names = ["model.safetensors"]
     if (folder / INDEX).is_file():
         named = read_json(folder / INDEX)["weight_map"].values()

@@ -130,7 +130,7 @@ def _is_encodable(text: str) -> bool:
 
 def _lines(file: Path) -> Iterator[bytes | None]:
     """Yield the lines of a file, None for one that is too long. Raises ValueError if the last one
-    has no end: what a row is must not depend on the row."""
+    has no end: the boundaries of a row must not depend on the row."""
     with file.open("rb") as stream:
         while line := stream.readline(MOST_ROW_BYTES):
             whole = line.endswith(b"\n") or len(line) < MOST_ROW_BYTES

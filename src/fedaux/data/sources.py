@@ -274,7 +274,8 @@ def load_auxiliary(
 
 
 def check_labelled(data: object, *, source: str) -> LabelledData:
-    """Return what a source has loaded. Raises ValueError if it is not what `LabelledData` says."""
+    """Return the data that a source has loaded. Raises ValueError if they break the rules of
+    `LabelledData`."""
     what = f"data.source = {source!r}: load_labelled returns"
     if not isinstance(data, LabelledData):
         raise ValueError(f"{what} a {type(data).__name__}; should be a fedaux.data.LabelledData")

@@ -326,7 +326,7 @@ def _of_folder(folder: Path, *, key: str, source: str) -> Encoder:
     ) or sorted(str(one) for one in found.get("mismatched_keys", ()))
     if missing:
         raise ValueError(
-            f"{key} = {folder}: its weights are not those of a {kind.__name__}: {len(missing)} "
+            f"{key} = {folder}: its weights do not fit a {kind.__name__}: {len(missing)} "
             f"tensors are missing or of another shape, such as {missing[0]}"
         )
     about = {"library": "transformers", "config": json.loads(tower.to_json_string(use_diff=False))}

@@ -62,7 +62,7 @@ class Images:
             padded.paste(picture.resize(size, method), corner)
             return padded
         ratio = max(*ratios, self.shorter / min(width, height))
-        # Only what is kept is resized.
+        # Only the part that is kept is resized.
         kept = min(width, self.width / ratio), min(height, self.height / ratio)
         left, top = (width - kept[0]) / 2, (height - kept[1]) / 2
         return picture.resize(target, method, box=(left, top, width - left, height - top))

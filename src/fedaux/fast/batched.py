@@ -1,6 +1,6 @@
 """Local training of several clients of a ResNet-8 as one network: one CUDA graph per step.
 
-Clients may differ in size: kernels return immediately for those that have finished.
+Clients may differ in size: kernels return immediately for clients that have finished.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BatchedTraining:
             self._steps = attempt(
                 self._prepared,
                 device=self._context.compute.device,
-                otherwise=f"{self._context.key}: no kernels of our own here, training is slower",
+                otherwise=f"{self._context.key}: no custom kernels here, training is slower",
                 errors=Exception,
             )
             if self._steps is None:

@@ -232,7 +232,7 @@ def prepare(device: torch.device) -> None:
         zeros = joined(example, example.new_zeros(1, 1, 3, 3), None, stride=1)
         return bool(zeros.eq(0).all())
 
-    otherwise = "depthwise convolutions: no kernels of our own here, slower"
+    otherwise = "depthwise convolutions: no custom kernels here, slower"
     _working[device] = attempt(run, otherwise=otherwise, errors=Exception) or False
 
 

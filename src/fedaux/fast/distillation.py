@@ -1,4 +1,4 @@
-"""Distillation steps of the server's model as CUDA graphs, or by kernels of our own."""
+"""Distillation steps of the server's model as CUDA graphs, or by custom kernels."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def prepared_steps(
         made = attempt(
             lambda: _kernel_steps(model, images, targets, section=section, compute=compute),
             device=compute.device,
-            otherwise=f"{key}: no kernels of our own here, distillation is slower",
+            otherwise=f"{key}: no custom kernels here, distillation is slower",
             errors=Exception,
         )
         if made is not None:

@@ -1,4 +1,4 @@
-"""A cache of features under h0: linear mode asks for those of the same examples in every run."""
+"""A cache of features under h0: linear mode needs the same features in every run."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ class FusedInference:
             for name, tensor in folded.items()
             if name.startswith(prefix)
         }
-        # Weights are in single precision here; what is left is small: heads, group normalisation.
+        # Weights are in single precision here; the rest is small: heads, group normalisation.
         precise = tuple(
             value.float() if own and isinstance(value, Tensor) else value for value in arguments
         )
@@ -274,7 +274,7 @@ class FusedInference:
 
 
 class _Joined:
-    """A convolution and what is joined with it."""
+    """A convolution and the operations joined with it."""
 
     def __init__(self, convolution: str, inputs: Any) -> None:
         self.convolution = convolution
@@ -295,7 +295,7 @@ def with_normalisation(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Return weight and bias of convolutions, by name, with the normalisation after them folded in.
 
-    All layers at a time, as far as that goes: a client's weights are many small tensors.
+    All layers of one shape at a time: a client's weights are many small tensors.
     """
     scaled = {name: weights[f"{name}.weight"] for name in layers}
     offsets = {name: weights.get(f"{name}.bias") for name in layers}
@@ -358,7 +358,7 @@ def _out_shape(layer: nn.Conv2d, inputs: Tensor) -> torch.Size:
 
 
 def _in_type(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weights:
-    """Return tensors in another type, those of convolutions with the channels last on a GPU."""
+    """Return tensors in another type; weights of convolutions have the channels last on a GPU."""
     cast = {
         name: torch.empty(
             tensor.shape, dtype=dtype, device=tensor.device, memory_format=_layout(tensor)

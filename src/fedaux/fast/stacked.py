@@ -73,7 +73,7 @@ class StackedTraining:
     def __call__(
         self, jobs: Sequence[ClientJob], weights: Weights
     ) -> Iterator[tuple[ClientJob, Weights, TrainResult]]:
-        """Train each job from the given weights, those of many steps first."""
+        """Train each job from the given weights, jobs of many steps first."""
         ordered = sorted(jobs, key=lambda job: (-len(job.rows), job.client))
         compute = self._context.compute
         # Dealt out in turn, so that stacks are of the same work.
@@ -111,7 +111,7 @@ class StackedTraining:
         ]
         correction = torch.stack(corrections) if corrections else None
         for number in range(len(queues[0])):
-            # Sorted by size, so those that still have a batch are the first ones.
+            # Sorted by size, so the clients that still have a batch are the first ones.
             active = sum(number < len(own) for own in queues)
             taken = [own[number] for own in queues[:active]]
             private = [batch[: len(batch) - rehearsed] for batch in taken]

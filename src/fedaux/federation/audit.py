@@ -208,7 +208,7 @@ def _ledger_problem(state: Path, vector: Tensor, entry: LedgerEntry, expected: R
 
 
 def _booked(state: Path) -> list[LedgerEntry]:
-    """Return what a node's ledger holds, read from its disk."""
+    """Return the content of a node's ledger, read from its disk."""
     file = state / "ledger.json"
     rows = json.loads(file.read_text(encoding="utf-8"))["spent"] if file.exists() else []
     return [LedgerEntry.from_json(row["entry"]) for row in rows]

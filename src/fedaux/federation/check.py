@@ -30,7 +30,7 @@ MOST_SHOWN = 100
 
 
 def check_server(folder: Path) -> list[str]:
-    """Return what is to be said of the certificates of a server. Raises ValueError if they are
+    """Return messages about the certificates of a server. Raises ValueError if they are
     missing, or nodes or its own processes would reject them."""
     from fedaux.federation.certificates import warnings_of
     from fedaux.federation.flower_internals.processes import link_arguments
@@ -43,7 +43,7 @@ def check_server(folder: Path) -> list[str]:
 
 
 def check_connection(file: Path, *, superlink: str | None, certificate: Path | None) -> list[str]:
-    """Return what is to be said of a node's connection. Raises ValueError if it would fail."""
+    """Return messages about a node's connection. Raises ValueError if it would fail."""
     from fedaux.federation.certificates import authority_problems, connection_lines, warnings_of
 
     authority = certificate or file.parent / "ca.crt"

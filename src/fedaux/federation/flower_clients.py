@@ -88,7 +88,7 @@ class FlowerClients:
         for client, content in self._ask(contents, kind=PREPARE, what="release", round=0):
             name = self._task.prototype_of[client]
             release = self._read(
-                client, partial(self._certificate, client, content, request.public[name], request)
+                client, partial(self._release_of, client, content, request.public[name], request)
             )
             if release is not None:
                 digest = digest_of("extractor", request.extractors[name])
@@ -295,7 +295,7 @@ class FlowerClients:
         self._members.status.missing(client, reason)
         LOGGER.warning("client %d: %s", client, reason)
 
-    def _certificate(
+    def _release_of(
         self,
         client: int,
         content: RecordDict,

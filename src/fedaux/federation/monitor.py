@@ -1,7 +1,7 @@
 """Health and metrics of a server or a node over HTTP: /health for probes, /metrics for Prometheus.
 
-A monitor is a process of its own, so that it also answers when what it watches does not. It looks
-at what is there at each request: TLS handshakes, listening ports, locks and files.
+A monitor is a separate process, so that it also answers when the watched process does not. At each
+request it checks TLS handshakes, listening ports, locks and files.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def _parsed(content: bytes, path: Path, *, partition: int | None) -> NodeConfig:
         and config.split is None
         and config.encoder is None
         and config.data.source != FEATURES
-    ):  # others are not private, and have a shape of their own
+    ):  # others are not private, and have another shape
         problems += [
             f"data.{key}: missing; should be {right}, so that no answer depends on the first image"
             for key, right in (("image_size", "a number of pixels"), ("channels", "1 or 3"))

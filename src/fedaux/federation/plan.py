@@ -47,7 +47,7 @@ def check_plan(
 
     Raises Refusal if the node would refuse any part of it. A run that has begun was checked as a
     whole before; from then on each request is checked alone. With `repeats`, earlier releases of
-    the same kind count as those of the plan, at no cost: the same recipe may run again. If they
+    the same kind count as planned, at no cost: the same recipe may run again. If they
     turn out to be new ones, they are refused one by one.
     """
     for section in plan.certainty:

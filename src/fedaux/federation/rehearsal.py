@@ -30,7 +30,7 @@ ROUNDING_NEAR_ZERO = 2.0**-24
 
 @dataclass(frozen=True)
 class Received:
-    """What a message brings for rehearsal, in the right types and shapes."""
+    """The rehearsal part of a message, in the right types and shapes."""
 
     beliefs: Tensor
     """The server's soft labels, times their strength; half precision [M, C]."""

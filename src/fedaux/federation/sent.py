@@ -3,7 +3,7 @@
     sent.jsonl   {"number", "when", "kind", "run", "round", "bytes", "digest", "request", "policy",
                   "entry" (its cost; null if none), "previous" (the hash of the line before)}
 
-`bytes` and `digest` are those of the safetensors that were sent. ledger.json holds a copy of the
+`bytes` and `digest` describe the safetensors that were sent. ledger.json holds a copy of the
 last line and is written first: cutting, editing or rolling back one of the two files is detected.
 A rollback of both to the same earlier moment is not; a hash that was noted elsewhere shows it.
 """

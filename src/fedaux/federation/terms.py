@@ -64,7 +64,7 @@ class Terms(Section):
 
 
 class PrepareTerms(Terms):
-    """The preparation phase: what is to be released."""
+    """The preparation phase: the releases that are asked for."""
 
     certainty: Certainty
 

@@ -130,7 +130,7 @@ def train(
     if _as_planned(terms.local) != _as_planned(terms.plan.local):
         raise Refusal("local: not that of the plan of this run")
     if not set(terms.objectives) <= set(terms.plan.objectives):
-        raise Refusal("local.objectives: not those of the plan of this run")
+        raise Refusal("local.objectives: differ from the plan of this run")
     guard.check_update(terms.local, terms.objectives)  # before any work is done for it
     check_declared(config, terms)
     public = public_images(guard, terms, rehearsal)
@@ -289,7 +289,7 @@ def check_declared(config: NodeConfig, terms: Terms) -> None:
     """Raise Refusal if the server's terms do not match what node.toml declares. Uses no private
     data."""
     if set(terms.classes) != set(config.classes) or len(terms.classes) != len(config.classes):
-        raise Refusal("the server's classes are not those that this node declares in its `classes`")
+        raise Refusal("the server's classes differ from this node's `classes`")
     encoder = None if config.encoder is None else encoder_of(config.encoder).digest
     if terms.encoder != encoder:
         raise Refusal(
@@ -335,7 +335,7 @@ class OwnExamples:
 
 
 def own_examples(config: NodeConfig, classes: tuple[str, ...]) -> OwnExamples:
-    """Return this node's examples; unreadable ones, and those of undeclared classes, are blank.
+    """Return this node's examples; examples that are unreadable or of undeclared classes are blank.
 
     Their number n is the number of rows in the data, whatever their content.
     """

@@ -33,7 +33,7 @@ images, (channels, height, width), text_shape for texts, (tokens, vocabulary), a
 feature vectors, (width,)."""
 
 SHIPPED = frozenset(MODELS)
-"""The models of fedaux, without those of plugins."""
+"""The models of fedaux, without models of plugins."""
 
 __all__ = ["MODELS", "SHIPPED", "SplitModel", "model_input", "model_options", "split_model"]
 

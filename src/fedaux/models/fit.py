@@ -1,4 +1,4 @@
-"""Whether weights of a file are those of a network, before it takes any memory."""
+"""Whether weights of a file fit a network, checked before it takes any memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_BUFFERS = 2**24
 
 
 class Unfit(ValueError):
-    """Weights that are not those of a network."""
+    """Weights that do not fit a network."""
 
 
 def check_weights(build: Callable[[], nn.Module], weights: Mapping[str, Tensor]) -> None:

@@ -50,7 +50,7 @@ def split_model(module: nn.Module, *, head: str, example: Tensor) -> SplitModel:
 
     The module is copied, and in the copy an identity replaces the head. `example`, a batch of
     inputs, gives the feature width and checks that the outputs agree. Outputs are logits, or have
-    `logits` as those of Hugging Face. Raises ValueError if there is no such head or it is not the
+    `logits`, as Hugging Face's do. Raises ValueError if there is no such head or it is not the
     last step.
     """
     whole = copy.deepcopy(module).eval()
@@ -87,7 +87,7 @@ def _logits_of(outputs: object) -> Tensor:
 
 
 def find_head(module: nn.Module, *, example: Tensor) -> str:
-    """Return the name of the nn.Linear whose outputs are those of the module.
+    """Return the name of the nn.Linear whose outputs the module returns.
 
     Raises ValueError if there is none.
     """

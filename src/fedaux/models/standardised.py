@@ -1,4 +1,4 @@
-"""Standardised features, on which heads learn: those of h0, mapped by public examples alone.
+"""Standardised features, on which heads learn: features of h0, mapped by public examples alone.
 
 z = A (h - mu) with A = s (S + c I)^(-1/4), where mu and S are mean and covariance of the features h
 of public examples, c is SHRINKAGE times the mean variance, and s gives |z|^2 the mean SQUARED_NORM.
@@ -79,17 +79,17 @@ def public_map(features: Tensor) -> dict[str, Tensor]:
 
 
 def with_map(network: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of `Standardised` from those of a network and a map."""
+    """Return the weights of `Standardised` from the weights of a network and a map."""
     return {f"{NETWORK}{name}": tensor for name, tensor in network.items()} | dict(found)
 
 
 def has_map(weights: Mapping[str, Tensor]) -> bool:
-    """Whether weights are those of `Standardised`, and not of a network alone."""
+    """Whether weights belong to `Standardised`, and not to a network alone."""
     return MAP in weights
 
 
 def without_map(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of the network in those of `Standardised`."""
+    """Return the weights of the network within the weights of `Standardised`."""
     return {
         name.removeprefix(NETWORK): tensor
         for name, tensor in weights.items()
@@ -98,7 +98,7 @@ def without_map(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def whole(features: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a model from those of its features and its head, without a map."""
+    """Return a model's weights from the weights of its features and its head, without a map."""
     head = dict(head)
     if has_map(features):
         weight = head["head.weight"].double() @ features[MAP].double().T

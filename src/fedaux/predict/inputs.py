@@ -131,7 +131,7 @@ class Inputs:
         raise ValueError(f"{place}: has no {'texts' if texts else 'images'} ({kinds})")
 
     def _opened(self, opener: Opener, file: Path) -> Table:
-        """Open a table: the given columns, else those of the training data, else usual names."""
+        """Open a table: the given columns, else the training data's, else usual names."""
         texts = self._model.kind == "text"
         usual = tuple(self._model.card["input"]["columns"])
         key, first = "text_column" if texts else "image_column", None

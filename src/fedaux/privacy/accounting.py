@@ -60,7 +60,7 @@ def tight_composition(*, delta: float) -> Accountant:
 
     def cost(entries: Sequence[LedgerEntry], /) -> tuple[float, float]:
         if len({entry.client for entry in entries}) > 1:
-            raise ValueError("entries of several clients: compose those of each client separately")
+            raise ValueError("entries of several clients: compose each client's entries separately")
         if any(math.isinf(entry.epsilon) for entry in entries):
             return math.inf, delta
         counts: Counter[Query] = Counter()

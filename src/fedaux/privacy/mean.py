@@ -108,7 +108,7 @@ class PrivateMean(Mechanism):
         return public | {"mean": self.project(features, public).mean(dim=0).float()}
 
     def _spectrum(self, variances: Tensor, *, num_examples: int) -> Tensor:
-        """Return the variances [F] by which components are whitened: those of the negatives."""
+        """Return the variances [F] of the negatives, by which components are whitened."""
         return variances
 
     def release(

@@ -24,7 +24,7 @@ class Release:
     """What a client releases, with its privacy cost.
 
     `sensitivity` is the proved bound on the l2 distance between the noiseless vectors of
-    neighbouring data sets: those that differ by replacing one example, the number of examples being
+    neighbouring data sets, which differ by replacing one example, the number of examples being
     public.
     """
 
@@ -60,7 +60,7 @@ class Limits:
 
 
 UNKNOWN = Limits(radius=1e6, sensitivity=math.inf, sigma=0.0)
-"""For mechanisms that do not state their limits: larger vectors would swamp those of others."""
+"""For mechanisms that do not state their limits: larger vectors would swamp others."""
 
 
 class Noise(Protocol):
@@ -97,11 +97,11 @@ class Mechanism:
     rest needs public data and releases. Subclasses override what they do otherwise."""
 
     purpose: str = SCORES
-    """What is released, in the words of the ledger."""
+    """The name of the release in the ledger."""
     reads_features: bool = True
     """Whether releases depend on features; without, neither h0 nor public examples are needed."""
     scores: Literal["alone", "together", "none"] = "alone"
-    """Whether a client's scores follow from its own release, from those of all, or do not exist."""
+    """Whether a client's scores follow from its own release, from all releases, or do not exist."""
     is_sum: bool = False
     """Whether releases are sums, which grow with the number of examples."""
     stream: str = ""
@@ -235,7 +235,7 @@ def integer_sums(rows: Tensor, groups: Tensor, *, count: int) -> Tensor:
     """
     require_size(len(rows), width=count * rows.shape[1])
     known = (groups >= 0) & (groups < count)
-    # One more group collects what is left out; no index is ever negative or too large.
+    # One more group collects all other examples; no index is ever negative or too large.
     index = torch.where(known, groups, count).long()
     total = torch.zeros(count + 1, rows.shape[1], dtype=torch.int64, device=rows.device)
     total.index_add_(0, index, (rows * 2.0**32).round().to(torch.int64))

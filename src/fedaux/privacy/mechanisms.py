@@ -40,7 +40,7 @@ MECHANISMS: dict[str, Callable[[Certainty], Mechanism]] = {
 
 
 def what_is_released(section: Certainty) -> str:
-    """Return what a mechanism releases, in the words of the ledger; scores if it is not known."""
+    """Return the name of a mechanism's release in the ledger; scores if it is not known."""
     known = section.mechanism in MECHANISMS
     return MECHANISMS[section.mechanism](section).purpose if known else SCORES
 

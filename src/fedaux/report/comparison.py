@@ -26,7 +26,7 @@ def effect_of_settings(runs: Runs) -> str:
     wide = [key for key in runs.keys if len(runs.values[key]) > 1]
     if not wide or (
         wide == ["certainty.epsilon"] and against_privacy(runs)
-    ):  # the budget has a figure of its own
+    ):  # the budget has a separate figure
         return ""
     if len(wide) == 1:
         return _one_key(runs, wide[0])

@@ -136,7 +136,7 @@ def labelled_lines(
 ) -> Figure:
     """Draw learning curves with bands, each labelled with its name and last value.
 
-    Without ``styles``, the names are those of methods.
+    Without ``styles``, the names are names of methods.
     """
     figure, height = new_figure(WIDTH, 290), 290
     labels = {
@@ -291,7 +291,7 @@ def against_values(
 ) -> Figure:
     """Draw accuracy against costs at equal distances, methods side by side.
 
-    ``names`` are the costs in order with their labels, ``settings`` those of the marks in order.
+    ``names`` are the costs in order with their labels, ``settings`` belong to the marks in order.
     """
     figure, axes, styles, sizes = _scatter(marks, xlabel=xlabel, settings=settings)
     places = {cost: place for place, cost in enumerate(names)}

@@ -54,7 +54,7 @@ class Runs:
 
     name: str
     runs: Mapping[str, Run]
-    """By the name of their directory, without those that have not started."""
+    """By the name of their directory; runs that have not started are left out."""
     folder: bool = False
     """Whether they were read from a folder of runs, each with its own page."""
     keys: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Runs:
 
     @property
     def planned(self) -> list[str]:
-        """The names of all runs, also those that failed or have not started."""
+        """The names of all runs, also of failed runs and runs that have not started."""
         return list(dict.fromkeys([*self.runs, *self.failed, *self.waiting]))
 
     @property

@@ -48,7 +48,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Run:
-    """The files of a run directory; those that do not exist yet are empty."""
+    """The files of a run directory; files that do not exist yet are empty."""
 
     name: str
     config_text: str

@@ -293,7 +293,7 @@ def public_weight_section(runs: Runs) -> str:
 
 
 def privacy_section(runs: Runs) -> str:
-    """Return the privacy cost from the ledgers, and what is not protected."""
+    """Return the privacy cost from the ledgers, and the parts that are not protected."""
     ledgers = {name: run.ledger for name, run in runs.runs.items() if run.ledger}
     if not ledgers:
         note = html.note("There is no ledger, so the privacy cost is unknown.")

@@ -130,7 +130,7 @@ class TerminalTable:
 def _widened(
     part: Mapping[int, int], widths: Sequence[tuple[int, int]], room: int
 ) -> dict[int, int]:
-    """Return the columns of a table with what is left of the room, the narrowest first."""
+    """Return the columns of a table with the rest of the room, the narrowest first."""
     result, left = dict(part), room - sum(part.values()) - GAP * len(part)
     waiting = sorted(part, key=lambda column: widths[column][1] - part[column])
     for done, column in enumerate(waiting):

@@ -1,4 +1,4 @@
-"""What a reader of a run's results is warned of; each line names the method it is about."""
+"""Warnings for the reader of a run's results; each line names its method."""
 
 from __future__ import annotations
 

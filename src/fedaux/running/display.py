@@ -1,4 +1,4 @@
-"""What a run prints: the progress bar, the table of results, warnings and privacy costs."""
+"""Output of a run: the progress bar, the table of results, warnings and privacy costs."""
 
 from __future__ import annotations
 

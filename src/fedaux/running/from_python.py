@@ -1,4 +1,4 @@
-"""Run on what a Python program has in memory: a plain nn.Module, and torch datasets or arrays."""
+"""Run on objects of a Python program: a plain nn.Module, and torch datasets or arrays."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def in_memory(
     public: Any,
     test: Any,
 ) -> Iterator[Experiment]:
-    """Yield an experiment that names what is given, and make it known while inside.
+    """Yield an experiment that names the given objects, and register them while inside.
 
     The model stays known, for predictions after the run. Raises ValueError for unusable input.
     """

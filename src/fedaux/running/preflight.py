@@ -500,7 +500,7 @@ def _check_outputs(
 
 
 def _warn_of_random_layers(model: SplitModel, prototype: Prototype) -> None:
-    """Warn of dropout and the like: their draws have no random stream of their own."""
+    """Warn of dropout and the like: their draws have no separate random stream."""
     if layers := random_layers(model):
         warnings.warn(
             f"prototypes.model = {prototype.model!r}: {', '.join(layers)} draws random numbers in "

@@ -204,7 +204,7 @@ def unmeasured_line(outcomes: Sequence[Outcome]) -> str:
 
 
 def stopped_line(stop: KeyboardInterrupt, *, prototype: str, shared: Path | None) -> str:
-    """Return what is saved after Ctrl-C; `prototype` was being processed, if any."""
+    """Return a sentence on what is saved after Ctrl-C; `prototype` was being processed, if any."""
     if not prototype:
         return "Stopped before training: the same command starts from the beginning."
     if shared is None:
@@ -254,7 +254,7 @@ class PretrainDisplay:
             self._print(f"{self.name}: epoch {progress}")
 
     def say(self, line: str) -> None:
-        """Display what is being done."""
+        """Display the present step."""
         self._live.update(self._bar, description=line)
         self._print(line)
 

@@ -92,7 +92,7 @@ class PrivacyPlan:
     feature_width: int
     """The maximum over prototypes."""
     unprotected: str
-    """What is not covered."""
+    """The parts that are not covered."""
     names: tuple[str, ...] = ()
     """The clients' names, if they have any."""
 
@@ -243,7 +243,7 @@ def privacy_plan(
     expected_rounds = math.ceil(share * experiment.rounds - 1e-9)
     widths = _feature_widths(experiment, input_shape)
     known = [sizes[client] for client in present]
-    # Methods with a release first; those that share a release, or none, form a group.
+    # Methods with a release first; methods that share a release, or have none, form a group.
     asked = all_asks(experiment)
     alike: dict[tuple[str, bool], list[str]] = {}
     for name in sorted(asked, key=lambda name: not asked[name].all_releases):

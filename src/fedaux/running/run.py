@@ -510,7 +510,7 @@ class ExperimentRunner:
 
 
 def client_parts(task: Task, data: LabelledData) -> list[NDArray[np.int64]]:
-    """Return the examples of each client of a task; those of pooled data hold all of them."""
+    """Return the examples of each client of a task; clients of pooled data hold all of them."""
     parts = split_for(task.experiment, data, task.seed)
     if task.asks.shares == "data":
         return [np.sort(np.concatenate(parts))] * len(task.prototype_of)

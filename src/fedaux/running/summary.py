@@ -21,7 +21,7 @@ def summarise(experiment: Experiment, headers: Sequence[Mapping[str, Any]]) -> d
 
     The standard deviation over seeds uses n - 1, and is 0 for a single seed. The paper reports the
     maximum over rounds, which is selected on test data; the last round is not. The seconds of a
-    method are without those of h0 and features, which methods share: `shared_seconds` of the run.
+    method exclude h0 and features, which methods share: `shared_seconds` of the run.
     """
     rows = []
     protected = not sends_plain_updates(all_asks(experiment).values(), experiment)

@@ -143,7 +143,7 @@ class ProgressDisplay(SweepCallback):
         """Report the outcome of a cell."""
         self._over.add(cell.name)
         if reason is None:
-            self._done[cell.name] = cell.rounds  # some may be those of another cell
+            self._done[cell.name] = cell.rounds  # some may belong to another cell
         if (bar := self._bars.pop(cell.name, None)) is not None:
             self._live.remove_task(bar)
         self._update_total()

@@ -30,7 +30,7 @@ RECIPE = "tuned.toml"
 def candidates(experiment: Experiment) -> dict[str, list[str]]:
     """Return the variants of each method to try, `NAME@OPTIMIZER-RATE`; none if it does not train.
 
-    Left out are those that a method refuses, such as SCAFFOLD with Adam.
+    Optimizers that a method refuses are left out, such as Adam for SCAFFOLD.
     """
     local = experiment.local
     if local.optimizer == "adam":

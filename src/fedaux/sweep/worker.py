@@ -56,7 +56,7 @@ def input_keys(experiment: Experiment) -> tuple[str, str]:
 
 
 class InputCache:
-    """Loads the inputs of a cell, or reuses those of the previous one if they are the same."""
+    """Loads the inputs of a cell, or reuses the previous cell's if they are the same."""
 
     def __init__(self) -> None:
         self._inputs: Inputs | None = None

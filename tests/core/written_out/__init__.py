@@ -104,7 +104,7 @@ class Preparation:
     images: Mapping[str, Tensor]  # the models' inputs: private ones,
     negatives: Mapping[str, Tensor]  # public ones,
     distill_set: Mapping[str, Tensor]  # public ones,
-    test_images: Mapping[str, Tensor]  # and those of the test data
+    test_images: Mapping[str, Tensor]  # and of the test data
     public: Mapping[str, Public]  # what the mechanism derives from the negatives
     projected: Mapping[str, Tensor]  # the distill set as the mechanism scores it [N, .]
     releases: Mapping[int, Release]  # by client

@@ -34,8 +34,8 @@ def _and_from_h0(*methods: FedAvg) -> list[FedAvg]:
 
 
 class Methods(dict[str, Method]):
-    """Methods by name; `NAME@OPTIMIZER-RATE`, such as `fedavg+p@sgd-0.1`, is one with an optimizer
-    of its own."""
+    """Methods by name; `NAME@OPTIMIZER-RATE`, such as `fedavg+p@sgd-0.1`, is a method with this
+    optimizer."""
 
     def __missing__(self, name: str) -> Method:
         found = re.fullmatch(r"(.+)@(adam|sgd)-(\d+\.?\d*(?:e-?\d+)?)", name)

@@ -15,7 +15,7 @@ class FedAvg(Method):
     """Average the clients' models.
 
     With the objective `proximal` it is FedPROX (Li et al. 2020); FedLC, FedRS, FedNTD and FedVLS
-    have objectives of their own.
+    have other objectives.
     """
 
     pretrained: bool = False

@@ -22,7 +22,7 @@ class FedDF(FedAvg):
     labels."""
 
     mix: Mix = "logits"
-    """What is averaged over clients."""
+    """The quantity that is averaged over clients."""
 
     def asks(self, settings: ExperimentFields) -> Asks:
         """Ask for a model in every round."""

@@ -160,7 +160,7 @@ def mean_control(controls: list[Weights], *, over: int, like: Weights) -> Weight
 
 
 def stored_control(state: ClientState) -> Weights:
-    """Return the control variate in what is remembered of a client."""
+    """Return the control variate that is remembered of a client."""
     return {
         key.removeprefix("control/"): tensor
         for key, tensor in state.tensors.items()

@@ -116,7 +116,7 @@ def is_like(module: nn.Module, expected: nn.Module) -> bool:
 
 
 def _settings(part: nn.Module) -> dict[str, object]:
-    """Return what a part says of itself; whether it is in training is not the network's."""
+    """Return the description of a part, without its training mode."""
     kinds = (bool, int, float, str, tuple, type(None))
     own = {
         name: value

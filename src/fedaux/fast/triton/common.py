@@ -80,7 +80,7 @@ def tail(
 ):
     """Let the gradient [channels, positions] that arrives at relu(...) through it, and store it.
 
-    Returns its sums over positions, those of it times z, and (SECOND) times zs. RES adds another
+    Returns its sums over positions, the sums of it times z, and (SECOND) times zs. RES adds another
     gradient first. What passes is where h > 0 (BY_H), or where z, normalised by coef, is.
     """
     if RES:

@@ -2,7 +2,7 @@
 needs.
 
 They are products [channels, positions] of boxes that bulk tensor copies put into shared memory: a
-box [images, rows, width, channels] is a matrix as it lies, and what is outside the image is zero by
+box [images, rows, width, channels] is a matrix as it lies, and pixels outside the image are zero by
 the copy itself.
 """
 
@@ -75,7 +75,7 @@ def conv_dgrad(
 ):  # fmt: skip
     """Input gradient of a 3x3 convolution [+ that of the 1x1 shortcut beside it], then `tail`.
 
-    H, W are those of g, the output's gradient.
+    H, W belong to g, the output's gradient.
     """
     wait()
     client, tile, size = client_of(sizes, tiles)

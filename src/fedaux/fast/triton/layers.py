@@ -38,7 +38,7 @@ def divided(number: int, by: int) -> int:
 
 
 class Stack:
-    """Values of all parameters of several clients in one tensor, those of a parameter together:
+    """Values of all parameters of several clients in one tensor, grouped by parameter:
     [clients, elements].
 
     Weights of convolutions lie in the order of channels_last, [O, kh, kw, C].
@@ -148,7 +148,7 @@ class Convolution:
         self.kernel, self.stride = module.kernel_size[0], module.stride[0]
         self.size_in, self.size = size_in, size_in // self.stride
         self.positions = padded_batch * self.size**2
-        """Those of one client."""
+        """The parameters of one client."""
         self.shape = Shape(
             self.clients, self.positions, self.outputs, self.inputs, self.kernel, self.stride
         )

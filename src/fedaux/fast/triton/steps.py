@@ -148,7 +148,7 @@ class BatchedSteps:
         network.steps[client] = state[f"{names[0]}/step"].to(network.steps)
 
     def start(self) -> None:
-        """Take the present weights, also as those of the proximal term, and count losses anew."""
+        """Take the present weights, also as anchor of the proximal term, and count losses anew."""
         self.network.total.zero_()
         self.network.refresh()
         if self.network.proximal > 0:

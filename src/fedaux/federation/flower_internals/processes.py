@@ -227,7 +227,7 @@ def register_key(folder: Path, public_key: Path) -> None:
 
 def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> list[str]:
     """Return the arguments of a folder's SuperLink. Raises ValueError for missing certificates, and
-    for those that nodes or the server's own processes would reject."""
+    for certificates that nodes or the server's own processes would reject."""
     place = ["--host", host, "--port", str(port), "--disable-runtime-dependency-installation"]
     if simulation:
         return [*place, "--insecure", "--simulation"]

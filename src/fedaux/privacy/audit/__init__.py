@@ -99,7 +99,7 @@ def audit(
     shapes: Mapping[str, Scene] = SHAPES,
     callback: Callable[[str], None] = lambda step: None,
 ) -> Audit:
-    """Attack a mechanism, one of `auditable()`; its other settings are those of `certainty`.
+    """Attack a mechanism, one of `auditable()`; its other settings come from `certainty`.
 
     `noise` names the sources to test, "simulated" and "secure": by default both if OpenDP is
     installed. `node`, which is `fedaux.federation.audit.audit_node`, also audits the answers of a
@@ -128,7 +128,7 @@ def audit(
             generator=seeding.generator(seed, "audit neighbours"),
             shapes=shapes,
         )
-        # The search may look at other units; what is attacked is the mechanism itself.
+        # The search may look at other units; the attack is on the mechanism itself.
         worst = replace(found.worst, mechanism=build(section))
         reachable = float(epsilon_bound(trials // 2, 0, trials=trials // 2, delta=delta))
         bound = reachable  # a non-finite vector reveals its data every time
