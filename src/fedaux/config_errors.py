@@ -20,9 +20,9 @@ PATTERN_MEANING = {
     NAME_PATTERN: "should be letters, digits, dots, dashes and underscores",
     DEVICE_PATTERN: "should be auto, cpu, cuda or cuda:N",
 }
-DROPPED = {"distillation.negligible_weight": "0.2.0", "pretraining.redundancy": "0.3.0"}
+REMOVED_KEYS = {"distillation.negligible_weight": "0.2.0", "pretraining.redundancy": "0.3.0"}
 """Keys of earlier versions, and the version that removed each."""
-DROPPED_VALUES = {"pretraining.kind": {"barlow": "0.3.0", "next-token": "0.3.0"}}
+REMOVED_VALUES = {"pretraining.kind": {"barlow": "0.3.0", "next-token": "0.3.0"}}
 """Values of earlier versions, and the version that removed each."""
 
 
@@ -164,8 +164,8 @@ def _explain(
     location = _existing(location, raw)
     key = ".".join(str(part) for part in location)
     kind, value = item["type"], item["input"]
-    if kind == "extra_forbidden" and key in DROPPED:
-        return f"{key}: removed in fedaux {DROPPED[key]}; leave it out", location
+    if kind == "extra_forbidden" and key in REMOVED_KEYS:
+        return f"{key}: removed in fedaux {REMOVED_KEYS[key]}; leave it out", location
     if kind == "extra_forbidden":
         name = str(location[-1])
         parent = ".".join(str(p) for p in location[:-1] if isinstance(p, str))
@@ -189,7 +189,7 @@ def _explain(
         message = "is empty; should be a name or a path, or left out"
     if kind == "string_pattern_mismatch":
         message = PATTERN_MEANING[item["ctx"]["pattern"]]
-    if kind == "literal_error" and (version := DROPPED_VALUES.get(key, {}).get(str(value))):
+    if kind == "literal_error" and (version := REMOVED_VALUES.get(key, {}).get(str(value))):
         message = f"removed in fedaux {version}; {message}"
     return f"{key} = {shortened(value)}: {message}", location
 

@@ -59,7 +59,7 @@ def plain(module: nn.Module, weights: Weights, images: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_long_work_reports_its_progress(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frozen, "REPORTED", PROCESSOR_BATCH)
+    monkeypatch.setattr(frozen, "IMAGES_A_REPORT", PROCESSOR_BATCH)
     module, reports = Counting([]), list[tuple[int, str]]()
     features = FeatureCache(
         Compute(workers=workers),

@@ -16,8 +16,8 @@ from fedaux.files import save_checked, weights_digest
 from fedaux.models import MODELS, SplitModel
 from fedaux.models.standardised import (
     MAP,
+    MOST_FEATURES,
     SQUARED_NORM,
-    WIDEST,
     Standardised,
     has_map,
     public_map,
@@ -74,7 +74,7 @@ def test_only_heads_that_can_take_the_map_in_learn_on_it() -> None:
     for head in (nn.Linear(6, 3, bias=False), nn.Sequential(nn.Linear(6, 3))):
         model = SplitModel(nn.Identity(), head, feature_width=6)
         assert standardised(model) is model
-    wide = MODELS["linear"]((WIDEST + 1,), 2)
+    wide = MODELS["linear"]((MOST_FEATURES + 1,), 2)
     assert standardised(wide) is wide
 
 

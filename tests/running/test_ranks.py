@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import fedaux
 from fedaux.core.algorithms import METHODS
-from fedaux.core.ranks import ENDED
+from fedaux.core.ranks import PROCESS_ENDED
 from fedaux.files import weights_digest
 from fedaux.recipes import merged
 
@@ -111,7 +111,7 @@ def test_a_rank_that_dies_ends_the_run_which_other_ranks_go_on_with(tmp_path: Pa
     for dead in (1, 0):
         done = torchrun(2, program, dead, *words, *(["--resume"] if dead == 0 else []))
         assert done.returncode != 0
-        assert ENDED in done.stderr
+        assert PROCESS_ENDED in done.stderr
         assert not (tmp_path / "together" / "report.html").exists()
     done = torchrun(3, "-m", "fedaux", *words, "--resume")
     assert done.returncode == 0, done.stderr

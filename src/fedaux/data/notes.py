@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-FEW = 20
+MOST_REASONS = 20
 """Number of reasons kept per place."""
 
 
@@ -46,7 +46,7 @@ def skip(name: str, *, skipped: int, rows: int, reasons: Sequence[str], setting:
     say(f"{name}: skipped {skipped} of {rows} rows, first: {reasons[0]}")
     if (notes := _current.get()) is not None:
         found = {"place": name, "setting": setting, "skipped": skipped, "rows": rows}
-        entry = found | {"reasons": list(reasons[:FEW])}
+        entry = found | {"reasons": list(reasons[:MOST_REASONS])}
         if entry not in notes.skipped:
             notes.skipped.append(entry)
 

@@ -20,9 +20,9 @@ from fedaux.data.decoding import LOSSES, DecodedBlock, Entry, Numbers, decode_al
 
 MAX_CLASSES = 100_000
 """Larger class numbers are an error, such as ids used as labels."""
-ANY_GAPS = 1000
+MOST_CLASSES_WITH_GAPS = 1000
 """Up to this many classes, any of them may be missing in a file."""
-SEEN_SHARE = 0.1
+LEAST_SEEN_SHARE = 0.1
 """Share of the classes that must have an example if there are more."""
 SIZED_ROWS = 1000
 """Rows whose sizes are compared at least, if only the first rows are used."""
@@ -329,7 +329,7 @@ def refuse_gaps(labels: NDArray[np.int64], *, rows: NDArray[np.int64]) -> None:
     A wrong number, or ids as labels, would otherwise give models with too many outputs.
     """
     count, seen = int(labels.max(initial=-1)) + 1, np.unique(labels)
-    if count > ANY_GAPS and len(seen) < SEEN_SHARE * count:
+    if count > MOST_CLASSES_WITH_GAPS and len(seen) < LEAST_SEEN_SHARE * count:
         usual = f", the next is {seen[-2]}" if len(seen) > 1 else ""
         raise ValueError(
             f"row {rows[labels.argmax()]} has the label {count - 1}, the highest{usual}: only "

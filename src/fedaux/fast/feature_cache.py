@@ -27,7 +27,7 @@ WORTH_KEEPING = 10.0
 """Seconds that features must have taken to be stored on disk."""
 PROCESSOR_BATCH = 32
 """Images per batch on a CPU: activations then stay in its cache (1.5 times as fast as 256)."""
-REPORTED = 32 * PROCESSOR_BATCH
+IMAGES_A_REPORT = 32 * PROCESSOR_BATCH
 """Images per worker between two reports of progress on a CPU; a GPU is too fast to need any."""
 RECENT = 5
 """Sets of features in memory: of private, public (also before they are standardised), test and
@@ -166,7 +166,9 @@ class FeatureCache:
         def work(number: int) -> Tensor:
             return predictors[number](weights, pieces[number], batch_size=batch_size)
 
-        at_once = workers * REPORTED if examples.device.type == "cpu" else max(1, len(examples))
+        at_once = (
+            workers * IMAGES_A_REPORT if examples.device.type == "cpu" else max(1, len(examples))
+        )
         found: list[Tensor] = []
         for start in range(0, max(1, len(examples)), at_once):
             if start > 0:

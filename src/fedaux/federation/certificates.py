@@ -12,7 +12,7 @@ from typing import Any
 
 from fedaux.federation.keys import AUTHORITY, SERVER
 
-SOON = timedelta(days=30)
+EXPIRY_WARNING = timedelta(days=30)
 """A certificate that ends earlier than this gets a warning."""
 EXPIRED, NOT_YET, WRONG_NAMES = 10, 9, (62, 64)
 """OpenSSL's codes: its dates, and the host name or address that it is not valid for."""
@@ -100,7 +100,11 @@ def warnings_of(file: Path) -> list[str]:
     """Return which certificates of a file end soon."""
     now = datetime.now(UTC)
     ends = min(one.not_valid_after_utc for one in _certificates(file))
-    return [f"Warning: {file} ends on {ends:%Y-%m-%d}; renew it."] if ends - now < SOON else []
+    return (
+        [f"Warning: {file} ends on {ends:%Y-%m-%d}; renew it."]
+        if ends - now < EXPIRY_WARNING
+        else []
+    )
 
 
 def connection_lines(superlink: str, authority: Path) -> list[str]:

@@ -21,7 +21,7 @@ from fedaux.formatting import install_hint
 
 AUTHORITY = ("ca.crt", "ca.key")
 SERVER = ("server.pem", "server.key")
-ALWAYS = ("localhost", "127.0.0.1", "::1")
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 """Names by which the server's own processes reach it over TLS."""
 AUTHORITY_DAYS = 3650
 
@@ -34,7 +34,7 @@ def write_certificates(
     Raises ValueError if files would be overwritten, for wrong host names, and without the extra.
     """
     x509, _, ec, serialization = _cryptography()
-    names = [_general_name(host) for host in dict.fromkeys([*hosts, *ALWAYS])]
+    names = [_general_name(host) for host in dict.fromkeys([*hosts, *LOCAL_NAMES])]
     if days < 1:
         raise ValueError(f"--days {days}: should be at least 1")
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def write_certificates(
         )
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _certificate(
-        _name(hosts[0] if hosts else ALWAYS[0]),
+        _name(hosts[0] if hosts else LOCAL_NAMES[0]),
         authority.subject,
         key.public_key(),
         authority_key,

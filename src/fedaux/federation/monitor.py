@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedaux.federation.status import FILE, GONE, is_locked, seconds_since
+from fedaux.federation.status import FILE, PROCESS_GONE, is_locked, seconds_since
 
 TIMEOUT = 5.0
 """Seconds to wait for a connection."""
@@ -112,7 +112,7 @@ def _run(found: Report, directory: Path) -> None:
         return
     running = run["state"] == "running"
     if running and not is_locked(directory):
-        found.problems.append(f"{directory}: {GONE}")
+        found.problems.append(f"{directory}: {PROCESS_GONE}")
         running = False
     if run["state"] == "failed":
         found.problems.append(f"{directory}: the run failed: {run.get('reason', '')}")

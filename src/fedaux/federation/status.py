@@ -22,7 +22,7 @@ writes."""
 
 MOST_TURNED_AWAY = 20
 """Nodes that were turned away and are listed, the latest."""
-GONE = "the run's process is gone; continue with resume=true"
+PROCESS_GONE = "the run's process is gone; continue with resume=true"
 """Of a run whose status is `running` and whose directory no process has locked."""
 
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedaux.federation.status import FILE, GONE, VERSION, is_locked, seconds_since
+from fedaux.federation.status import FILE, PROCESS_GONE, VERSION, is_locked, seconds_since
 
 SILENT_SECONDS = 60.0
 """Silence of the server after which the view mentions it: it may be training, or may have
@@ -48,7 +48,7 @@ def current_status(directory: Path) -> dict[str, Any]:
         time.sleep(GRACE_SECONDS)
         status = read_status(directory)
     if _is_gone(status, directory):
-        status["run"] |= {"state": "failed", "reason": GONE}
+        status["run"] |= {"state": "failed", "reason": PROCESS_GONE}
     return status
 
 

@@ -23,7 +23,7 @@ from fedaux.models.split import SplitModel
 
 LAYER_NORM_EPSILON = 1e-12
 INITIAL_DEVIATION = 0.02
-MASKED = torch.finfo(torch.bfloat16).min
+MASKED_SCORE = torch.finfo(torch.bfloat16).min
 """Added to masked attention scores: its exponential is 0 in every precision."""
 POOLINGS = ("mean", "cls")
 CHECKPOINT = "prototypes.options.checkpoint"
@@ -142,7 +142,7 @@ class BertFeatures(nn.Module):
             order = torch.arange(length, device=ids.device)
             visible = visible & (order[None, :] <= order[:, None])
         # A float mask: torch would convert a boolean one in every layer, with synchronisation.
-        bias = torch.zeros(visible.shape, device=ids.device).masked_fill(~visible, MASKED)
+        bias = torch.zeros(visible.shape, device=ids.device).masked_fill(~visible, MASKED_SCORE)
         stack = self.encoder["layer"]
         assert isinstance(stack, nn.ModuleList)
         for layer in stack:

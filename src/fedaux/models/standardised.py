@@ -17,7 +17,7 @@ from fedaux.models.split import SplitModel
 
 SHRINKAGE = 0.1
 SQUARED_NORM = 256.0
-WIDEST = 4096
+MOST_FEATURES = 4096
 """Wider features stay as they are: their map would be larger than most networks."""
 CENTRE, MAP, NETWORK = "public_centre", "public_map", "network."
 ROWS_AT_ONCE = 8192
@@ -58,7 +58,7 @@ def standardised(model: SplitModel) -> SplitModel:
     """Return a model on standardised features; the model itself if these are too wide, or its head
     is no linear layer with a bias, which alone can be a head of h again."""
     width, head = model.feature_width, model.head
-    if width > WIDEST or not isinstance(head, nn.Linear) or head.bias is None:
+    if width > MOST_FEATURES or not isinstance(head, nn.Linear) or head.bias is None:
         return model
     return SplitModel(Standardised(model.features, width=width), head, feature_width=width)
 

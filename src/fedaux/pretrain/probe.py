@@ -14,7 +14,7 @@ STRENGTHS = tuple(10.0**power for power in range(0, -5, -1))
 """Strengths of regularisation, descending; each fit starts from the previous one."""
 STEPS = 100
 """Maximum number of L-BFGS iterations per fit."""
-HELD_OUT = 0.2
+HELD_OUT_SHARE = 0.2
 NEIGHBOURS = 20
 TEMPERATURE = 0.07
 QUERIES_AT_ONCE = 1024
@@ -64,7 +64,7 @@ def linear_accuracy(
     if len(labels) < 2:
         raise ValueError(f"a probe needs at least 2 training examples, got {len(labels)}")
     order = torch.from_numpy(generator.permutation(len(labels))).to(features.device)
-    held = order[: max(1, round(HELD_OUT * len(order)))]
+    held = order[: max(1, round(HELD_OUT_SHARE * len(order)))]
     rest = order[len(held) :]
     shown = [
         accuracy_of(outputs, labels[held])

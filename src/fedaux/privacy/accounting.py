@@ -20,7 +20,7 @@ from fedaux.formatting import install_hint, interval, privacy_budget
 from fedaux.privacy.gaussian import epsilon_of
 from fedaux.privacy.ledger import SCORES, Accountant, LedgerEntry, basic_composition
 
-INTERVAL = 5e-4
+LOSS_SPACING = 5e-4
 """Spacing of the grid of privacy losses, which are rounded up; coarser if noise is small."""
 
 
@@ -157,7 +157,7 @@ def composed_epsilon(counts: Mapping[Query, int], *, delta: float) -> float:
 def _composed_epsilon(counts: tuple[tuple[Query, int], ...], delta: float) -> float:
     # Losses grow with 1 / noise_multiplier^2; the number of grid points should not.
     least = min((query.noise_multiplier for query, _ in counts), default=1.0)
-    interval = INTERVAL * max(1.0, 0.25 / least**2)
+    interval = LOSS_SPACING * max(1.0, 0.25 / least**2)
     together: Any = None
     try:
         for query, count in counts:

@@ -59,7 +59,7 @@ class Limits:
         return f"released a vector of norm {norm:.3g}, should be at most {largest:.3g}"
 
 
-UNKNOWN = Limits(radius=1e6, sensitivity=math.inf, sigma=0.0)
+UNKNOWN_LIMITS = Limits(radius=1e6, sensitivity=math.inf, sigma=0.0)
 """For mechanisms that do not state their limits: larger vectors would swamp others."""
 
 
@@ -124,7 +124,7 @@ class Mechanism:
 
     def limits(self, num_examples: int, public: Public) -> Limits:
         """Return the range of a release of n examples; uses public numbers only."""
-        return UNKNOWN
+        return UNKNOWN_LIMITS
 
     def noise_share(
         self, num_examples: int, *, feature_width: int, num_negatives: int, num_classes: int

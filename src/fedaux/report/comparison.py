@@ -17,7 +17,7 @@ from fedaux.report.tables import Table
 
 MOST_MAPS = 4
 ACCURACIES = ("accuracy_mean", "accuracy_std", "accuracy_max_mean")
-NOTHING = -1.0  # the epsilon of methods that release nothing through a privacy mechanism
+NO_EPSILON = -1.0  # the epsilon of methods that release nothing through a privacy mechanism
 
 
 def effect_of_settings(runs: Runs) -> str:
@@ -91,9 +91,9 @@ def _effect(runs: Runs, key: str) -> float:
 
 def against_privacy(runs: Runs) -> str:
     """Return accuracy against epsilon, if there are several runs and budgets."""
-    costs = {row["key"]: as_number(row["epsilon"], missing=NOTHING) for row in runs.rows}
+    costs = {row["key"]: as_number(row["epsilon"], missing=NO_EPSILON) for row in runs.rows}
     names = {
-        cost: "nothing\nreleased" if cost == NOTHING else short(cost)
+        cost: "nothing\nreleased" if cost == NO_EPSILON else short(cost)
         for cost in sorted(set(costs.values()))
     }
     if runs.only or len(set(names.values())) < 2:
@@ -159,7 +159,7 @@ def _marks(
         rest = {key: value for key, value in settings_of(row).items() if key in shown}
         line = group_key({"method": row["method"]} | rest)
         marks.append(Mark(row["method"], price, mean, deviation, line, runs.setting(row, shown)))
-        written = "" if price == NOTHING else f"{price:.6g}"
+        written = "" if price == NO_EPSILON else f"{price:.6g}"
         if cost in runs.keys:
             written = setting_text(row[cost])
         texts = (f"{number:.6g}" for number in (mean, deviation, best))

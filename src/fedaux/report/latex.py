@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from fedaux.report.tables import Table
 
-LONG = 24
+WRAPPED_ABOVE = 24
 """Number of characters above which the text of a cell may wrap."""
 PACKAGES = "% \\usepackage{adjustbox,array,booktabs}"
-WRAPPED = ">{\\raggedright\\arraybackslash}p{3.5cm}"
+WRAPPED_COLUMN = ">{\\raggedright\\arraybackslash}p{3.5cm}"
 SIGNS = {
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
@@ -43,8 +43,8 @@ def to_latex(table: Table, *, label: str = "", text: str = "") -> str:
     rows = [[text for text, _ in row] for row in table.cells()]
     kinds = ""
     for column in range(len(table.headers)):
-        wraps = column > 0 and any(len(row[column]) > LONG for row in rows)
-        kinds += WRAPPED if wraps else "l" if table.left(column) else "r"
+        wraps = column > 0 and any(len(row[column]) > WRAPPED_ABOVE for row in rows)
+        kinds += WRAPPED_COLUMN if wraps else "l" if table.left(column) else "r"
     lines, before = [], None
     for row in table.cells():
         texts = [f"**{text}**" if bold and text else text for text, bold in row]

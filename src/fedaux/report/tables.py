@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table as RichTable
 
-GAP = 2
+COLUMN_GAP = 2
 """Space after a column in a terminal."""
-LONG = 18
+WRAPPED_ABOVE = 18
 """Number of characters above which text may wrap."""
 
 
@@ -98,10 +98,10 @@ class TerminalTable:
         part: dict[int, int] = {}
         keys = min(self.table.keys, len(widths))
         widest = max((least for least, _ in widths[keys:]), default=0)
-        while keys > 1 and sum(own for own, _ in widths[:keys]) + GAP * keys + widest > room:
+        while keys > 1 and sum(own for own, _ in widths[:keys]) + COLUMN_GAP * keys + widest > room:
             keys -= 1  # without room for all of them beside another column, the first ones
         for column, (least, _) in enumerate(widths):
-            if len(part) > keys and sum(part.values()) + GAP * len(part) + least > room:
+            if len(part) > keys and sum(part.values()) + COLUMN_GAP * len(part) + least > room:
                 yield _widened(part, widths, room)
                 part = {key: widths[key][0] for key in range(keys)}
             part[column] = least
@@ -131,7 +131,7 @@ def _widened(
     part: Mapping[int, int], widths: Sequence[tuple[int, int]], room: int
 ) -> dict[int, int]:
     """Return the columns of a table with the rest of the room, the narrowest first."""
-    result, left = dict(part), room - sum(part.values()) - GAP * len(part)
+    result, left = dict(part), room - sum(part.values()) - COLUMN_GAP * len(part)
     waiting = sorted(part, key=lambda column: widths[column][1] - part[column])
     for done, column in enumerate(waiting):
         share = max(0, left) // (len(waiting) - done)
@@ -159,7 +159,7 @@ def to_html(table: Table) -> str:
     """Return a table that scrolls in its own box, under its caption."""
 
     def kind(column: int, text: str = "") -> str:
-        wrap = " wrap" if column and len(text) > LONG else ""
+        wrap = " wrap" if column and len(text) > WRAPPED_ABOVE else ""
         return f' class="text{wrap}"' if table.left(column) else ""
 
     names = (

@@ -12,12 +12,12 @@ from fedaux.report.public_weight import concentration_warnings
 from fedaux.report.results import Runs
 from fedaux.report.run import Run
 
-UNFIT = 0.3
+LEAST_PUBLIC_SHARE = 0.3
 """Public examples that tell less of their class than this share of what test examples tell: with
 digits, letters have 0.4 to 0.5, noise and patches of photographs 0.1 to 0.2 (alpha = 0.01)."""
 LEAST_INFORMATION = 0.1
 """A model that sees less in test examples is no judge of public data."""
-MOST = 12
+MOST_WARNINGS = 12
 """Warnings of a folder of runs that are listed; each run's page has its own."""
 
 
@@ -33,8 +33,10 @@ def all_warnings(runs: Runs) -> list[str]:
     for line, names in found.items():
         others = f" and {plural(len(names) - 1, 'other run')}" if len(names) > 1 else ""
         lines.append(line if len(names) == len(runs.runs) else f"{names[0]}{others}: {line}")
-    rest = len(lines) - MOST
-    return lines if rest <= 0 else [*lines[:MOST], f"{rest} more, on the pages of the runs"]
+    rest = len(lines) - MOST_WARNINGS
+    return (
+        lines if rest <= 0 else [*lines[:MOST_WARNINGS], f"{rest} more, on the pages of the runs"]
+    )
 
 
 def warnings_of(run: Run) -> list[str]:
@@ -68,7 +70,7 @@ def _unfit(run: Run) -> Iterator[str]:
         if not own:
             continue
         public, test = (fmean(row["information"][of] for row in own) for of in ("public", "test"))
-        if test >= LEAST_INFORMATION and public < UNFIT * test:
+        if test >= LEAST_INFORMATION and public < LEAST_PUBLIC_SHARE * test:
             yield (
                 f"{method}: the public data are unlike the private ones: its predictions tell "
                 f"{100 * public:.0f} % of the class of a public example, and {100 * test:.0f} % "

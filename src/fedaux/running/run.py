@@ -58,7 +58,7 @@ from fedaux.running.summary import summarise
 
 TOP_IMAGES = 8
 """Number of each client's highest-scored auxiliary images in the report."""
-LISTED = 200
+MOST_LISTED_CLIENTS = 200
 """Clients in split.json and in the figures of the report: at most the first ones."""
 
 
@@ -374,7 +374,7 @@ class ExperimentRunner:
                 directory.write_ledger()
         if ranks.rank():
             return
-        listed = any(client < LISTED for client in progress.state.releases)
+        listed = any(client < MOST_LISTED_CLIENTS for client in progress.state.releases)
         if self._lacks_scores(method, seed) and listed:
             tensors, metadata = describe_scores(
                 federation, progress.state, vocabulary=self._data.vocabulary
@@ -540,10 +540,10 @@ def split_table(experiment: Experiment, data: LabelledData, seed: int) -> NDArra
 
 
 def split_tables(experiment: Experiment, data: LabelledData) -> dict[str, Any]:
-    """Return the client-by-class table of every seed, of at most `LISTED` clients, for
+    """Return the client-by-class table of every seed, of at most `MOST_LISTED_CLIENTS` clients, for
     split.json."""
     tables = {
-        str(seed): split_table(experiment, data, seed)[:LISTED].tolist()
+        str(seed): split_table(experiment, data, seed)[:MOST_LISTED_CLIENTS].tolist()
         for seed in experiment.seeds
     }
     drawn = (
@@ -568,7 +568,7 @@ def describe_scores(
     Test labels are used for this figure only.
     """
     task, scorer = federation.task, federation.scorer
-    chosen = [client for client in sorted(state.releases) if client < LISTED]
+    chosen = [client for client in sorted(state.releases) if client < MOST_LISTED_CLIENTS]
     projected = {
         name: scorer.project(name, task.test_images) for name in federation.preparation.public
     }

@@ -22,9 +22,9 @@ from pydantic import BaseModel
 from fedaux.config import ConfigError, Experiment, ExperimentFields, inspect
 from fedaux.config_errors import plain, section_in, shortened
 
-APART = ("method", "seeds")
+LISTS_WITHIN_A_RUN = ("method", "seeds")
 """Lists of methods or seeds within one run; `apart` makes each a separate run."""
-FIXED = {
+FIXED_KEYS = {
     "name": "is the name of the sweep; cells are named after their settings",
     "output.directory": "is the directory of the whole sweep",
     "engine.device": "should be one device; use --devices for several",
@@ -54,8 +54,8 @@ def expand(raw: Mapping[str, Any], *, apart: Sequence[str] = ()) -> list[Cell]:
     """
     axes, problems = axes_of(raw)
     for key in dict.fromkeys(apart):
-        if key not in APART:
-            problems["apart"] = f"apart = {key!r}: should be {' or '.join(APART)}"
+        if key not in LISTS_WITHIN_A_RUN:
+            problems["apart"] = f"apart = {key!r}: should be {' or '.join(LISTS_WITHIN_A_RUN)}"
         elif key not in axes and key not in problems:
             axes[key] = _each(raw, key)
     if "split.alpha" in axes and (raw.get("data") or {}).get("clients"):
@@ -121,7 +121,7 @@ def axes_of(raw: Mapping[str, Any]) -> tuple[dict[str, list[Any]], dict[str, str
                     "list, or a list of lists to sweep over"
                 )
                 continue
-        if reason := FIXED.get(key):
+        if reason := FIXED_KEYS.get(key):
             problems[key] = f"{key} = {shortened(values)}: cannot be swept over; it {reason}"
         elif not values:
             problems[key] = f"{key} = []: nothing to sweep over; should have at least 1 item"

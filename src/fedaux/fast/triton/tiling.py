@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 PROCESSORS = 132
 """Of the GPU that the rules were found on; they only weigh programs against it."""
-ENOUGH = 100
+LEAST_PROGRAMS = 100
 """Fewer programs would leave too many processors idle."""
 
 Direction = Literal["forward", "backward"]
@@ -61,7 +61,7 @@ def tile_of(shape: Shape, direction: Direction) -> Tile:
     programs = shape.clients * (shape.positions // 128) * (width // 128) * kinds
     if programs > PROCESSORS:
         return Tile(128, 128, 8 if forward else 4, 3)
-    if programs < ENOUGH and kinds == 1:
+    if programs < LEAST_PROGRAMS and kinds == 1:
         return Tile(128, 64, 4, 4) if forward else Tile(64, 64, 4, 4)
     return Tile(128, 128, 8, 4) if kinds == 1 else Tile(128, 64, 4, 4)
 
