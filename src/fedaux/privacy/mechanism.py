@@ -187,13 +187,31 @@ def number_of_classes(public: Public, *, width: int) -> int:
 def products(rows: Tensor, matrix: Tensor) -> Tensor:
     """Return rows [n, F] times a matrix [F, k], each row rounded as if it were alone.
 
-    A matrix product chooses the order of its sums by n and by the place of a row. Here every entry
-    is the same sequence of multiplications and additions, each of them rounded correctly.
+    A matrix product chooses the order of its sums by n and by the place of a row. Here it adds
+    integers whose sums stay below 2^53, which is exact in any order.
     """
-    total = rows.new_zeros(len(rows), matrix.shape[1])
-    for column, weights in zip(rows.T, matrix, strict=True):
-        total += column[:, None] * weights
-    return total
+    bits = (53 - math.ceil(math.log2(max(2, len(matrix))))) // 2
+    (unit, left), (scale, right) = (
+        _digits(rows, dim=1, bits=bits),
+        _digits(matrix, dim=0, bits=bits),
+    )
+    total = torch.zeros((), dtype=rows.dtype, device=rows.device)
+    for place in (2, 1, 0):
+        total = total / 2**bits
+        for one in range(place + 1):
+            total = total + left[one] @ right[place - one]
+    return total * unit * scale
+
+
+def _digits(numbers: Tensor, *, dim: int, bits: int) -> tuple[Tensor, list[Tensor]]:
+    """Return u and integers d_0, d_1, d_2 of at most 2^bits, with numbers close to
+    u (d_0 + d_1 / 2^bits + d_2 / 4^bits); u follows from the largest number along `dim`."""
+    unit = numbers.abs().amax(dim, keepdim=True).clamp_min(1e-200) / 2**bits
+    rest, digits = numbers / unit, []
+    for _ in range(3):
+        digits.append(rest.round().nan_to_num(0.0))
+        rest = (rest - digits[-1]) * 2**bits
+    return unit, digits
 
 
 def _norms(rows: Tensor) -> Tensor:
