@@ -1,4 +1,4 @@
-"""Write notes/published.md from the figures that ship with the package: python
+"""Write reproduce/published.md from the figures that ship with the package: python
 docs/make_published.py."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from pathlib import Path
 from fedaux.report.tables import Table, to_markdown
 from reproduce import published
 
-PAGE = Path(__file__).parents[1] / "notes/published.md"
+PAGE = Path(__file__).parents[1] / "reproduce/published.md"
 HEADING = """# The paper's tables
 
 Sattler, Korjakow, Rischke, Samek: *FedAUX: Leveraging Unlabeled Auxiliary Data in Federated Learning* (2021),
@@ -16,7 +16,7 @@ as printed.
 Accuracy in %, mean ± deviation.
 Written by `python docs/make_published.py` from `reproduce/published.toml`.
 A test compares that file with the paper's source.
-How to run them here: [reproduce](../docs/reproduce.md).
+How to run them here: [the paper](../docs/paper.md).
 """
 
 

@@ -18,8 +18,10 @@ FOREIGN = re.compile(
     r"""<(?:script|img|iframe|link|source)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^"'\s>]+"""
 )
 """What a browser would fetch from another host, as opposed to a link that a person follows."""
+INCLUDED = re.compile(r"^<!-- (\S+\.md) -->$", flags=re.M)
+"""The place in a page of the tables of a generated file."""
 UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
-"""Front matter of the notes: a search of the site finds the user's pages alone."""
+"""Front matter of notes and measured tables: a search of the site finds the user's pages alone."""
 
 
 def on_files(files: Files, *, config: Any) -> Files:
@@ -38,10 +40,16 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Point links to files outside docs/ at their pages."""
+    """Point links to files outside docs/ at their pages, and include generated tables."""
     if page.file.generated_by:
         return markdown
-    return relinked(markdown, f"docs/{page.file.src_uri}")
+    return INCLUDED.sub(tables, relinked(markdown, f"docs/{page.file.src_uri}"))
+
+
+def tables(place: re.Match[str]) -> str:
+    """Return the sections of a generated file, one level lower."""
+    _, *sections = (ROOT / place[1]).read_text(encoding="utf-8").split("\n## ")
+    return "".join(f"### {section}\n" for section in sections)
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
@@ -63,7 +71,7 @@ def page_text(path: str) -> str:
     """Return a Markdown file with its links adapted, or any other file as a block of code."""
     text = (ROOT / path).read_text(encoding="utf-8")
     if path.endswith(".md"):
-        return UNSEARCHED * path.startswith("notes/") + relinked(text, path)
+        return UNSEARCHED * path.startswith(("notes/", "reproduce/")) + relinked(text, path)
     if path.endswith(".ipynb"):
         return f"{notebook_text(text)}\nThe notebook is `{path}` of the checkout.\n"
     return f"# {path}\n\n```{PurePosixPath(path).suffix.lstrip('.')}\n{text}```\n"

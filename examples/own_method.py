@@ -11,8 +11,8 @@ sure a model is says nothing about whether it has seen such images; that is what
 scores of fedaux are for.
 
 Nothing in the package changes: a method is a class with a row in a dict, and this one replaces a
-single step of FedDF. docs/extending.md says what a method may rely on, and how to use such a file
-with `fedaux run --plugin`.
+single step of FedDF. docs/write-a-method.md says what a method may rely on, and how to use such a
+file with `fedaux run --plugin`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedaux.core.task import State
 
 
 class Surest(FedDF):
-    """FedDF that learns the soft labels of the surest client."""
+    """FedDF with the surest client's predictions as soft labels."""
 
     def soft_labels(self, server: Server, state: State, members: Sequence[Member]) -> Tensor:
         """Return for every public example the probabilities [N, C] of the client whose highest

@@ -448,7 +448,7 @@ class Stopping(Section):
 
 class Distillation(Section):
     """Distillation of the averaged model on the teacher's soft labels (Eq. 1). Settings of other
-    authors: presets.md."""
+    authors: [the paper](paper.md)."""
 
     epochs: Count = 1
     """Number of passes over the distill set."""

@@ -204,7 +204,7 @@ def test_the_exit_status_tells_mistakes_from_failures(
     assert ended.value.code == status
     said = capsys.readouterr().err
     assert said.startswith("error: ") == isinstance(raised, Exception)
-    page = (ROOT / "docs/run-directory.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/after-a-run.md").read_text(encoding="utf-8")
     assert f"\n| {status} | " in page
 
 

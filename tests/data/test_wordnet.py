@@ -267,7 +267,7 @@ def test_counts_in_tiny_imagenet_are_those_of_the_documents() -> None:
         "invertebrates": 11500,
         "structures": 9500,
     }
-    page = (ROOT / "docs" / "subsets.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
     for name, wnid in ROOTS.items():
         row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` | {wnid} |"))
         assert f"| {counts[name]:,} |" in row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
@@ -11,10 +12,14 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+from helpers.encoders import image_encoder
 from helpers.paths import ROOT
 from helpers.typing_commands import typed
+from PIL import Image
 
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "notes").glob("*.md")]
+PAGES = [
+    page for folder in (".", "docs", "notes", "reproduce") for page in (ROOT / folder).glob("*.md")
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
@@ -33,19 +38,77 @@ def test_lines_are_short_outside_tables_and_code(page: Path) -> None:
     assert not [line for line in lines if len(line) > 200]
 
 
-@pytest.mark.parametrize(
-    ("name", "most"), [("privacy", 700), ("results", 800), ("performance", 600)]
-)
-def test_pages_for_users_stay_short(name: str, most: int) -> None:
-    text = (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
-    text = re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
-    assert len([word for word in text.split() if re.search(r"\w", word)]) <= most
+def words(folder: str) -> int:
+    """Return the words of the pages in a folder, without generated pages, code and formulas."""
+    pages = [page for page in (ROOT / folder).glob("*.md") if page.name != "configuration.md"]
+    texts = [
+        re.sub(
+            r"^```.*?^```$|\$\$.*?\$\$|\$[^$\n]*\$",
+            "",
+            page.read_text(encoding="utf-8"),
+            flags=re.S | re.M,
+        )
+        for page in pages
+    ]
+    return sum(bool(re.search(r"\w", word)) for text in texts for word in text.split())
+
+
+def test_pages_are_few_and_short() -> None:
+    assert len(list((ROOT / "docs").glob("*.md"))) <= 15
+    assert words("docs") <= 18_000
+    assert words("notes") <= 10_000
+
+
+def test_no_page_repeats_the_table_of_another() -> None:
+    seen: dict[str, str] = {}
+    for page in (ROOT / "docs").glob("*.md"):
+        for row in set(re.findall(r"^\|.{60,}\|$", page.read_text(encoding="utf-8"), re.M)):
+            assert seen.setdefault(row, page.name) == page.name, row
+
+
+def test_diagrams_show_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    module = importlib.import_module("make_diagrams")
+    for name, drawn in {"whole": module.whole(), "code": module.code()}.items():
+        file = ROOT / f"docs/images/{name}.svg"
+        assert drawn == file.read_text(encoding="utf-8"), "run python docs/make_diagrams.py"
+    assert ">core<" in drawn
+
+
+@pytest.mark.slow
+def test_the_quickstart_with_an_encoder(tmp_path: Path) -> None:
+    """The page's recipe and commands, with a small encoder in the place of the hub's."""
+    page = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, flags=re.S | re.M)
+    (recipe,) = [content for language, content in blocks if language == "toml"]
+    (block,) = [content for language, content in blocks if not language]
+    image_encoder(tmp_path / "small", "dinov2")
+    for place in (
+        "hospital_a/round",
+        "hospital_a/square",
+        "hospital_b/square",
+        "public",
+        "new_images",
+    ):
+        (tmp_path / place).mkdir(parents=True)
+        for number in range(20):
+            image = Image.new("RGB", (30 + number, 40), (12 * number, 99, 200))
+            image.save(tmp_path / place / f"{number}.png")
+    assert "hf:facebook/dinov2-small" in recipe
+    recipe = recipe.replace("hf:facebook/dinov2-small", "hf:small")
+    (tmp_path / "photos.toml").write_text(recipe, encoding="utf-8")
+    lines = [line.partition("#")[0].split() for line in block.splitlines()]
+    assert [line[1] for line in lines] == ["data", "privacy", "run", "predict"]
+    said = typed(lines, tmp_path, environment={"FEDAUX_CACHE": str(tmp_path / "cache")})
+    assert re.search(r"round .* square", said[0])
+    assert "(0.5, 1e-5)" in said[1]
+    assert "20 predictions by" in said[3]
 
 
 @pytest.mark.slow
 def test_the_commands_to_watch_a_run_work(tmp_path: Path) -> None:
-    page = (ROOT / "docs/watching.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```\n(.*?)^```$", page, flags=re.S | re.M)
+    page = (ROOT / "docs/after-a-run.md").read_text(encoding="utf-8")
+    block = re.findall(r"^```\n(.*?)^```$", page, flags=re.S | re.M)[0]
     lines = [shlex.split(line, comments=True) for line in block.splitlines()]
     assert [line[0] for line in lines] == ["fedaux", "tail", "fedaux", "fedaux"]
     typed([line for line in lines if line[0] == "fedaux"], tmp_path)
@@ -86,7 +149,7 @@ def test_the_map_of_the_code_is_complete() -> None:
 
 
 def test_figures_show_the_numbers_of_the_tables() -> None:
-    results = (ROOT / "notes/results.md").read_text(encoding="utf-8")
+    results = (ROOT / "reproduce/measured.md").read_text(encoding="utf-8")
     sections = {
         "methods": "## Whole networks: Table 1, one column",
         "participation": "### Participation, and memory",
@@ -117,9 +180,9 @@ def test_the_quickstart_shows_the_run_of_its_figure() -> None:
 
 @pytest.fixture(scope="module")
 def extending() -> tuple[dict[str, str], list[str], str]:
-    """The files of docs/extending.md by the name in their first line, its commands, its program
-    without a file."""
-    text = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    """The files of docs/write-a-method.md by the name in their first line, its commands, its
+    program without a file."""
+    text = (ROOT / "docs/write-a-method.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.S | re.M)
     files = {
         name[1]: content

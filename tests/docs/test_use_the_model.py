@@ -1,4 +1,4 @@
-"""docs/use-the-model.md, followed to the letter after the example of docs/your-data.md."""
+"""docs/after-a-run.md, followed to the letter after the example of docs/your-data.md."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_the_page_can_be_followed(tmp_path: Path) -> None:
-    for _, text in blocks("your-data.md") + blocks("use-the-model.md"):
+    for _, text in blocks("your-data.md") + blocks("after-a-run.md"):
         if name := re.match(r"# (make_images\.py|hospitals\.toml|use_model\.py)\n", text):
             (tmp_path / name[1]).write_text(text, encoding="utf-8")
     commands = [
         line.split()
-        for language, text in blocks("use-the-model.md")
-        if not language
+        for language, text in blocks("after-a-run.md")
+        if not language and "runs/watched" not in text
         for line in text.splitlines()
     ]
     assert [command[:2] for command in commands] == [
@@ -50,14 +50,14 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in metrics.splitlines()]
     (figure,) = [row["accuracy"] for row in rows if (row["method"], row["round"]) == ("fedaux", 3)]
     assert card["accuracy"]["last"] == figure
-    (example,) = [text for language, text in blocks("use-the-model.md") if language == "text"]
+    (example,) = [text for language, text in blocks("after-a-run.md") if language == "text"]
     with (tmp_path / "predictions.csv").open(encoding="utf-8", newline="") as file:
         table = list(csv.reader(file))
     assert ",".join(table[0]) == example.splitlines()[0]
     assert len(table) == 62
     assert (tmp_path / "model.onnx").is_file()
     assert re.search(r"^hospital_b/\w+/0.png (round|square)$", said[6], flags=re.M)
-    listed = (ROOT / "docs/use-the-model.md").read_text(encoding="utf-8").split("## What the card")
+    listed = (ROOT / "docs/after-a-run.md").read_text(encoding="utf-8").split("## What the card")
     keys = [
         key for line in re.findall(r"^\| (`.*?) \|", listed[1], re.M) for key in line.split(", ")
     ]

@@ -20,9 +20,8 @@ BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, flags
 
 
 def test_the_page_names_every_source_of_files() -> None:
-    first_column = "".join(
-        line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")
-    )
+    sources = PAGE.split("\n| source | ")[1].split("\n\n")[0]
+    first_column = "".join(line.split("|")[1] for line in sources.splitlines()[2:])
     assert set(re.findall(r"`([^`]+)`", first_column)) == {
         name for name, row in SOURCES.items() if row.needs_path
     }
@@ -79,6 +78,9 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
         ["fedaux", "run"],
         ["python", "make_measurements.py"],
         ["fedaux", "run"],
+        ["fedaux", "pretrain"],
+        ["fedaux", "run"],
+        ["fedaux", "pretrain"],
     ]
     environment = {
         "FEDAUX_CACHE": str(tmp_path / "cache"),
@@ -105,6 +107,8 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
     assert desks["tables"]["0"][1][0] == 0
     assert "linear probe" in said[8]
     assert "shipping" in (tmp_path / "runs/desks/report.html").read_text(encoding="utf-8")
+    assert "linear probe" in said[14]
+    assert "h0 is not measured" in said[16]
     tokens = json.loads((tmp_path / "runs/tokens/summary.json").read_text(encoding="utf-8"))
     assert tokens["complete"]
     patients = json.loads((tmp_path / "runs/patients/split.json").read_text(encoding="utf-8"))

@@ -273,9 +273,6 @@ def test_three_hospitals(reader: Reader) -> None:
     assert [
         next(reader.machine(f"hospital {n}").rglob("ledger.json")).read_text() for n in HOSPITALS
     ] == before
-    assert all(
-        (reader.machine(f"hospital {n}") / "state-backup.tar.gz").exists() for n in HOSPITALS
-    )
 
 
 def test_own_data_and_noise_that_protects(reader: Reader) -> None:

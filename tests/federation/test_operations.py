@@ -1,4 +1,4 @@
-"""deploy/ and docs/operations.md: units, images, health and metrics, keys, backups."""
+"""deploy/ and docs/deployment.md: units, images, health and metrics, keys, backups."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fedaux.federation.status import StatusCallback
 from fedaux.running.run_directory import locked
 
 DEPLOY = ROOT / "deploy"
-PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
 UNITS = sorted(file.name for file in DEPLOY.glob("*.service"))
 SAMPLE = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? (-?[0-9.e+]+)')
 

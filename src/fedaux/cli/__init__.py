@@ -65,7 +65,7 @@ def main() -> None:
     """Run the command line; errors of the user are printed without a traceback.
 
     Exit status: 2 for invalid settings, arguments or files, 1 for other failures, 3 for an
-    incomplete sweep, 130 after Ctrl-C (docs/run-directory.md).
+    incomplete sweep, 130 after Ctrl-C (docs/after-a-run.md).
     """
     # Busy waiting makes small models many times slower on a shared machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

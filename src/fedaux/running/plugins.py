@@ -1,4 +1,4 @@
-"""Plugins: Python files that add entries to the registries (docs/extending.md)."""
+"""Plugins: Python files that add entries to the registries (docs/write-a-method.md)."""
 
 from __future__ import annotations
 
