@@ -178,7 +178,3 @@ def test_settings_that_exclude_a_correction_are_refused() -> None:
     lines = problems_of(tiny(method="feddyn", local={"privacy": {}}))
     assert "local.privacy: not supported by feddyn, which corrects gradients" in lines
     assert problems_of(tiny(method=["feddyn", "scaffold"], **SETTINGS)) == []
-    lines = problems_of(tiny(method=["feddyn", "fedavg"]), federated=True)
-    refused = [line for line in lines if line.startswith("method")]
-    assert len(refused) == 1
-    assert "'feddyn': its gradient corrections are not sent over the network" in refused[0]

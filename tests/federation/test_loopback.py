@@ -64,8 +64,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         {"local": {"optimizer_state": "kept"}, "method": ["fedavg"]},
         {"participation_rate": 0.67, "method": ["fedaux+m"]},
         {"auxiliary": {"source": "noise", "size": 120}},
+        {"method": ["scaffold@sgd-0.1", "feddyn+p"]},
     ],
-    ids=["fedaux", "fedavg", "linear", "fp16", "kept", "part", "noise"],
+    ids=["fedaux", "fedavg", "linear", "fp16", "kept", "part", "noise", "corrected"],
 )
 def test_a_federation_comes_to_the_simulators_figures(
     tmp_path: Path, changes: dict[str, Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import nn
 from fedaux import seeding
 from fedaux.config import Local, LocalPrivacy, Pretraining
 from fedaux.core import dpsgd
-from fedaux.core.backend import TrainContext
+from fedaux.core.backend import ClientJob, TrainContext
 from fedaux.core.compute import Compute, to_float
 from fedaux.core.plain_backend import PlainPredictor, one_by_one
 from fedaux.core.weights import snapshot
@@ -56,7 +57,7 @@ def place(
     )
     generator = np.random.default_rng(0)
     images = torch.from_numpy(generator.integers(0, 256, (500, 3, 32, 32), dtype=np.uint8))
-    proximal = settings.pop("proximal", 0.0)
+    proximal, corrected = settings.pop("proximal", 0.0), settings.pop("corrected", False)
     return TrainContext(
         model=FastBackend(compute).place(model(name)),
         inputs=compute.place_inputs(images),
@@ -65,6 +66,7 @@ def place(
         proximal=proximal,
         compute=compute,
         key=name,
+        corrected=corrected,
     )
 
 
@@ -77,6 +79,7 @@ def place(
             {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 1e-3, "learning_rate": 0.01},
         ),
         ("resnet8", {"proximal": 0.3, "epochs": 2}),
+        ("resnet8", {"optimizer": "sgd", "learning_rate": 0.01, "corrected": True}),
         ("cnn", {}),
         ("mobilenetv2", {}),
         ("shufflenet", {}),
@@ -85,10 +88,26 @@ def place(
 def test_clients_side_by_side_equal_one_by_one(name: str, settings: dict[str, Any]) -> None:
     here = place(name, **settings)
     weights = snapshot(here.model)
-    plain = {job.client: (own, trained) for job, own, trained in one_by_one(here)(jobs(), weights)}
+
+    def work() -> list[ClientJob]:
+        if not here.corrected:
+            return jobs()
+        parameters = dict(here.model.named_parameters())
+        return [
+            replace(
+                job,
+                correction={
+                    k: (0.01 * job.client + 0.01) * own.detach().sign()
+                    for k, own in parameters.items()
+                },
+            )
+            for job in jobs()
+        ]
+
+    plain = {job.client: (own, trained) for job, own, trained in one_by_one(here)(work(), weights)}
     fast = {
         job.client: (own, trained)
-        for job, own, trained in StreamTraining(here, capacity=100)(jobs(), weights)
+        for job, own, trained in StreamTraining(here, capacity=100)(work(), weights)
     }
     assert plain.keys() == fast.keys()
     for client, (own, trained) in plain.items():

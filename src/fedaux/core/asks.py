@@ -32,8 +32,6 @@ class Asks:
     """Whether the server distills on public data."""
     remembers: bool = False
     """Whether the server keeps something of each client between rounds."""
-    corrects: bool = False
-    """Whether the server sends each client a correction of its gradients."""
     personal: bool = False
     """Whether each client ends with a personal model, part of which stays there."""
     shares: Literal["models", "nothing", "data"] = "models"

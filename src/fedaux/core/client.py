@@ -94,11 +94,13 @@ class Client:
         num_classes: int = 0,
         rehearsal: Rehearsal | None = None,
         mirrored: Tensor | None = None,
+        correction: Mapping[str, Tensor] | None = None,
     ) -> tuple[Update, TrainResult]:
         """Train from the server's weights (Algorithm 2); return the update and what stays here.
 
         `mirrored` are the mirrored examples, in the form and order of `inputs`, of which half are
         then trained on at random; public ones to rehearse should then come twice as well.
+        `correction` is added to the gradients.
         """
         rows = (self.labels != BLANK).nonzero().flatten()
         if len(rows) == 0:
@@ -119,6 +121,7 @@ class Client:
             self.backend.compute,
             key="client",
             loss=loss,
+            corrected=bool(correction),
             mirrored=mirrored is not None,
         )
         training = self.backend.training(context, most_examples=len(rows))
@@ -126,7 +129,9 @@ class Client:
         if not loss.plain:
             labels = self.labels[rows]
             adjustment = class_adjustment(objectives, section, labels, num_classes=num_classes)
-        job = ClientJob(self.number, rows, generator, state or {}, adjustment, beliefs)
+        job = ClientJob(
+            self.number, rows, generator, state or {}, adjustment, beliefs, correction or {}
+        )
         ((_, own, trained),) = training([job], weights)
         return Update(self.number, len(self.labels), own, trained.loss), trained
 

@@ -106,7 +106,8 @@ class Steps:
         self.model = model
         named = [pair for pair in model.named_parameters() if pair[1].requires_grad]
         self.parameters = [parameter for _, parameter in named]
-        self._corrections = [correction[name] for name, _ in named] if correction else []
+        self._names = [name for name, _ in named]
+        self._corrections = [correction[name] for name in self._names] if correction else []
         self.optimizer = optimizer(self.parameters)
         self.total = torch.zeros((), device=targets.device)
         """Sum of the loss over the examples seen, without the proximal term.

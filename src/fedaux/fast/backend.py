@@ -50,9 +50,8 @@ class FastBackend:
         """Return the fastest way to train clients of one prototype."""
         if context.compute.clients_at_once == 1 or context.loss.terms:
             return one_by_one(context)
-        if context.compute.captures and context.corrected:
-            return one_by_one(context)
-        if context.compute.captures and BatchedTraining.possible(context):
+        kernels = context.compute.captures and not context.corrected
+        if kernels and BatchedTraining.possible(context):
             return BatchedTraining(context, capacity=most_examples)
         if context.compute.captures:
             return StreamTraining(context, capacity=most_examples)

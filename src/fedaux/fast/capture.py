@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,6 +74,7 @@ class CapturedSteps(Steps):
         clip: float | None = None,
         constants: Sequence[Tensor] = (),
         uncounted: int = 0,
+        correction: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -86,6 +87,7 @@ class CapturedSteps(Steps):
             clip=clip,
             constants=constants,
             uncounted=uncounted,
+            correction={name: own.clone() for name, own in (correction or {}).items()},
         )
         device = compute.device
         self.stream = torch.cuda.Stream(device)
@@ -122,6 +124,10 @@ class CapturedSteps(Steps):
     def step(self, size: int) -> None:
         """Take a step on the next `size` rows; the size must be prepared."""
         self._graphs[size].replay()
+
+    def set_correction(self, correction: Mapping[str, Tensor]) -> None:
+        """Replace what is added to the gradients."""
+        torch._foreach_copy_(self._corrections, [correction[name] for name in self._names])
 
     def set_targets(self, targets: Tensor) -> None:
         """Replace the targets of all rows."""

@@ -85,6 +85,7 @@ class StreamTraining:
             proximal=context.proximal,
             constants=() if job.adjustment is None else (job.adjustment.clone(),),
             uncounted=context.loss.rehearsed,
+            correction=job.correction,
         )
 
     def _wave(
@@ -101,6 +102,8 @@ class StreamTraining:
             slot.reset()
             if job.adjustment is not None:
                 slot.constants[0].copy_(job.adjustment)
+            if context.corrected:
+                slot.set_correction(job.correction)
             if job.state:
                 restore_optimizer(slot.optimizer, slot.model, dict(job.state))
             slot.start()

@@ -111,11 +111,17 @@ def train(message: Message, context: Context) -> Message:
             if "rehearsed" in message.content:
                 images = records.tensors(message.content["rehearsed"], public)["images"]
             rehearsal = Received(beliefs, images)
+        correction = None
+        if terms.corrected:
+            parameters = records.expected_of(dict(trained.named_parameters()))
+            correction = records.tensors(
+                message.content.get("correction"), parameters, wire=terms.wire
+            )
         guard = _guard(config)
         if terms.round == 1:
             _log_plan(terms)
         with guard.alone():
-            answered = work.train(config, guard, terms, weights, extractor, rehearsal)
+            answered = work.train(config, guard, terms, weights, extractor, rehearsal, correction)
             update = answered.update
             sent = records.arrays(update.weights, wire=terms.wire)
             guard.record_sent(

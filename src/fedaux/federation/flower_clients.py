@@ -99,7 +99,8 @@ class FlowerClients:
     def train(self, clients: Sequence[int], request: TrainRequest) -> Iterator[Update]:
         """Request local training: weights down, weights up.
 
-        h0 and public images are sent to clients that do not have them yet, soft labels to all.
+        h0 and public images are sent to clients that do not have them yet, soft labels to all, and
+        to each its correction, if the method corrects gradients.
         """
         self._reasons = {}
         arrays = {
@@ -122,11 +123,15 @@ class FlowerClients:
                 objectives=request.objectives,
                 rehearsal=rehearsal,
                 mirror=request.mirror,
+                corrected=client in request.corrections,
                 **self._common(client, request.seed),
             )
             contents[client] = RecordDict(
                 {"terms": records.text_record(terms.model_dump_json()), "weights": arrays[name]}
             )
+            if client in request.corrections:
+                own = request.corrections[client]
+                contents[client]["correction"] = records.arrays(own, wire=request.wire)
             held = self._have.get(client, set())
             if name in digests and digests[name] not in held:
                 contents[client]["extractor"] = frozen[name]

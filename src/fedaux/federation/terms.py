@@ -95,3 +95,5 @@ class TrainTerms(Terms):
     """Given if one of the objectives is `rehearsal`."""
     mirror: bool = False
     """Whether half of the images are trained on mirrored, at random."""
+    corrected: bool = False
+    """Whether the message brings a correction, which is added to the gradients."""

@@ -124,14 +124,17 @@ def train(
     weights: Weights,
     extractor: Weights | None,
     rehearsal: Received | None = None,
+    correction: Weights | None = None,
 ) -> Answer:
     """Train one round within the node's policy; answers that must be unique are stored and
-    repeated."""
+    repeated. A correction is added to the gradients."""
     if _as_planned(terms.local) != _as_planned(terms.plan.local):
         raise Refusal("local: not that of the plan of this run")
     if not set(terms.objectives) <= set(terms.plan.objectives):
         raise Refusal("local.objectives: differ from the plan of this run")
     guard.check_update(terms.local, terms.objectives)  # before any work is done for it
+    if correction is not None and terms.local.privacy is not None:
+        raise Refusal("local.privacy: the gradients of private training are not corrected")
     check_declared(config, terms)
     public = public_images(guard, terms, rehearsal)
     if terms.mode == "linear":
@@ -146,6 +149,7 @@ def train(
     # A private update has a cost, and kept moments change with it: neither may happen twice.
     once = terms.local.privacy is not None or terms.local.optimizer_state == "kept"
     groups = [weights] if rehearsal is None else [weights, {"beliefs": rehearsal.beliefs}]
+    groups += [] if correction is None else [correction]
     key = digest_of(terms.model_dump_json(exclude={"version", "plan"}), *groups)
     if once and (stored := guard.stored_answer(key)) is not None:
         held, about = stored
@@ -211,6 +215,7 @@ def train(
             num_classes=len(terms.classes),
             rehearsal=rehearsal_of(terms, rehearsal, public),
             mirrored=mirrored,
+            correction=None if correction is None else placed(correction, compute),
         )
         if not math.isfinite(update.loss or 0.0) or not _finite(update.weights):
             raise Refusal("training with these weights and settings ends in NaN or infinity")

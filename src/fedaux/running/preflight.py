@@ -125,12 +125,6 @@ def problems_of(
             for name, asks in asked.items()
             if asks.personal
         ]
-        problems += [
-            f"method = {name!r}: its gradient corrections are not sent over the network; run it in "
-            "the simulator"
-            for name, asks in asked.items()
-            if asks.corrects
-        ]
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         if experiment.text is None or SOURCES[experiment.data.source].holds_texts:
             problems += _size_problems(experiment)

@@ -27,7 +27,7 @@ class Scaffold(FedAvg):
 
     def asks(self, settings: ExperimentFields) -> Asks:
         """Ask for a model in every round, trained with a correction."""
-        return replace(super().asks(settings), corrects=True, remembers=True)
+        return replace(super().asks(settings), remembers=True)
 
     def problems(self, settings: ExperimentFields) -> list[str]:
         """Refuse optimizers whose steps are not gradients."""
