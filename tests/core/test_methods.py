@@ -493,22 +493,6 @@ def test_recipes_hold_the_settings_of_their_sources() -> None:
         40,
         100,
     )
-    feddf = load_experiment(find_recipe("feddf-original"))
-    assert (
-        feddf.distillation.steps,
-        feddf.distillation.learning_rate,
-        feddf.distillation.schedule,
-    ) == (*(10_000, 1e-3, "cosine"),)
-    assert feddf.distillation.stopping is not None
-    assert (feddf.distillation.stopping.patience, feddf.local.epochs) == (1000, 40)
-    fedbe = load_experiment(find_recipe("fedbe-original"))
-    assert (
-        fedbe.bayesian.samples,
-        fedbe.distillation.sharpening,
-        fedbe.distillation.optimizer,
-    ) == (10, 0.5, "sgd")
-    assert fedbe.distillation.averaging is not None
-    assert (fedbe.distillation.averaging.start, fedbe.distillation.averaging.every) == (500, 25)
     table = load_experiment(find_recipe("cifar10"))
     assert (
         table.distillation.epochs,
