@@ -60,6 +60,14 @@ def problems(**values: object) -> list[str]:
             "distillation.negligible_weight: removed in fedaux 0.2.0; leave it out",
         ),
         (
+            {"distillation": {"sharpening": 0.5}},
+            "distillation.sharpening: removed in fedaux 0.3.0; leave it out",
+        ),
+        (
+            {"batch_normalisation": {"server": "batch"}},
+            "batch_normalisation: removed in fedaux 0.3.0; leave it out",
+        ),
+        (
             {"pretraining": {"redundancy": 0.1}},
             "pretraining.redundancy: removed in fedaux 0.3.0; leave it out",
         ),
@@ -376,7 +384,11 @@ def test_the_strength_of_the_proximal_term_has_one_name() -> None:
 
 
 def test_recipes_of_old_run_directories_may_state_removed_keys_that_changed_nothing() -> None:
-    assert Experiment(pretraining={"redundancy": 0.005}) == Experiment()
+    older = {
+        "distillation": {"schedule": "constant"},
+        "batch_normalisation": {"server": "training"},
+    }
+    assert Experiment(pretraining={"redundancy": 0.005}, **older) == Experiment()
 
 
 def test_thousands_of_wrong_keys_and_of_seeds_are_refused_at_once() -> None:

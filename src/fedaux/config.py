@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from fedaux.config_errors import (
     DEVICE_PATTERN,
     DIGEST_PATTERN,
+    FORMER_DEFAULTS,
     NAME_PATTERN,
     inspected,
     keys_of,
@@ -170,7 +171,7 @@ class Data(_Dataset):
     """Whether mirroring an image keeps its label: then local training and distillation see half of
     the images mirrored, at random."""
     server_validation: Index = 0
-    """Number of labelled training examples at the server, for `distillation.stopping`; the paper
+    """Number of labelled training examples at the server, for methods that need some; the paper
     uses none."""
 
     @property
@@ -423,32 +424,8 @@ class Rehearsal(Section):
     """Examples of the distill set that clients rehearse. Default: all."""
 
 
-class Averaging(Section):
-    """Stochastic weight averaging (SWA): the result is the mean of the weights at several steps.
-    Without this table, it is the final weights."""
-
-    start: Index = 0
-    """Step at which averaging starts."""
-    every: Count = 25
-    """Steps between two averaged weights, counted from the first step; with `cyclic`, preferably
-    `cycle_steps`."""
-
-
-class Stopping(Section):
-    """Early stopping on `data.server_validation`: the best measured weights are kept. Without this
-    table, the server uses no labels."""
-
-    every: Count = 100
-    """Steps between two measurements; the last step is always measured."""
-    patience: Count = 1000
-    """Distillation stops this many steps after the best measurement."""
-    include_start: bool = False
-    """Also measure the averaged model before the first step; it can be the best."""
-
-
 class Distillation(Section):
-    """Distillation of the averaged model on the teacher's soft labels (Eq. 1). Settings of other
-    authors: [the paper](paper.md)."""
+    """Distillation of the averaged model on the teacher's soft labels (Eq. 1)."""
 
     epochs: Count = 1
     """Number of passes over the distill set."""
@@ -459,34 +436,11 @@ class Distillation(Section):
     optimizer: Literal["adam", "sgd"] = "adam"
     """The optimizer, new every round."""
     learning_rate: Positive = 5e-5
-    """Learning rate; the start of a schedule. Default in linear mode, with `adam`: 0.001."""
+    """Learning rate. Default in linear mode, with `adam`: 0.001."""
     momentum: Momentum = 0.0
     """Momentum of `sgd`; ignored by `adam`."""
     weight_decay: NonNegative = 0.0
     """L2 penalty, added to the gradient."""
-    clip: Positive | None = None
-    """Maximum norm of a batch's gradient. Default: no clipping."""
-    schedule: Literal["constant", "cosine", "cyclic"] = "constant"
-    """Learning rate schedule: `cosine` decays to 0, `cyclic` decays linearly in every cycle."""
-    cycle_steps: Count = 25
-    """`cyclic`: steps per cycle."""
-    lowest_learning_rate: NonNegative = 0.0
-    """`cyclic`: learning rate at the last step of a cycle."""
-    sharpening: Positive = 1.0
-    """Temperature T of the targets, which are proportional to p^(1/T) of the teacher's p; below 1
-    they are sharper."""
-    averaging: Averaging | None = None
-    stopping: Stopping | None = None
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Distillation:
-        if self.averaging is not None and self.stopping is not None:
-            raise ValueError(
-                "should have [distillation.averaging] or [distillation.stopping], not both"
-            )
-        if self.schedule == "cyclic" and self.lowest_learning_rate > self.learning_rate:
-            raise ValueError("lowest_learning_rate should be at most learning_rate")
-        return self
 
 
 class Bayesian(Section):
@@ -495,13 +449,8 @@ class Bayesian(Section):
 
     samples: Count = 10
     """Models sampled per round and prototype; the average model is always included."""
-    distribution: Literal["gaussian", "dirichlet"] = "gaussian"
-    """`gaussian`: mean and diagonal variance of the clients' weights; `dirichlet`: convex
-    combinations of them."""
     scale: NonNegative = 1.0
-    """`gaussian`: factor on the variance; 0 samples the mean itself."""
-    concentration: Positive = 1.0
-    """`dirichlet`: small values sample single clients, large values their average."""
+    """Factor on the variance of the clients' weights; 0 samples their mean itself."""
     include_clients: bool = True
     """Include the clients' own models in the ensemble."""
 
@@ -512,21 +461,6 @@ class Memory(Section):
 
     discount: Share = 1.0
     """Factor on the weight of a remembered prediction for every round since it was made."""
-
-
-class BatchNormalisation(Section):
-    """Which statistics batch normalisation uses; ignored by models without it."""
-
-    teachers: Literal["client", "auxiliary", "batch"] = "client"
-    """For clients' predictions on the distill set: `client` uses the running statistics of local
-    training, `auxiliary` those of the model on public images, `batch` those of the current batch
-    (as in the authors' released code)."""
-    server: Literal["training", "auxiliary", "batch"] = "training"
-    """For server models when evaluated and sent: `training` uses the clients' average, updated by
-    distillation, `auxiliary` those of the model on public images, `batch` those of the current
-    batch (as in the authors' released code)."""
-    images: Annotated[int, Field(ge=2)] = 4096
-    """Number of public images for `auxiliary`, from the start of the distill set."""
 
 
 class Evaluation(Section):
@@ -602,10 +536,6 @@ LINEAR_RATES = {"local": 0.01, "distillation": 0.001}
 """Default learning rates of Adam in linear mode."""
 
 
-FORMER_DEFAULTS = {"pretraining": {"redundancy": 0.005}}
-"""Removed keys with their defaults, which the recipes in older run directories state."""
-
-
 class ExperimentFields(Section):
     """The fields of an experiment, each validated independently."""
 
@@ -644,7 +574,6 @@ class ExperimentFields(Section):
     distillation: Distillation = Distillation()
     bayesian: Bayesian = Bayesian()
     memory: Memory = Memory()
-    batch_normalisation: BatchNormalisation = BatchNormalisation()
     evaluation: Evaluation = Evaluation()
     engine: Engine = Engine()
     federation: Federation = Federation()
@@ -661,7 +590,8 @@ class ExperimentFields(Section):
         for table, former in FORMER_DEFAULTS.items():
             if isinstance(given := values.get(table), dict):
                 left = [key for key in given if key not in former or given[key] != former[key]]
-                values = values | {table: {key: given[key] for key in left}}
+                others = {key: own for key, own in values.items() if key != table}
+                values = others | ({table: {key: given[key] for key in left}} if left else {})
         data, public, split = (values.get(key, {}) for key in ("data", "auxiliary", "split"))
         if not isinstance(data, dict):
             return values  # the section's own validation reports the problem

@@ -20,7 +20,17 @@ PATTERN_MEANING = {
     NAME_PATTERN: "should be letters, digits, dots, dashes and underscores",
     DEVICE_PATTERN: "should be auto, cpu, cuda or cuda:N",
 }
-REMOVED_KEYS = {"distillation.negligible_weight": "0.2.0", "pretraining.redundancy": "0.3.0"}
+FORMER_DEFAULTS: dict[str, dict[str, Any]] = {
+    "pretraining": {"redundancy": 0.005},
+    "distillation": {"schedule": "constant", "cycle_steps": 25, "lowest_learning_rate": 0.0}
+    | {"sharpening": 1.0, "clip": None, "averaging": None, "stopping": None},
+    "bayesian": {"distribution": "gaussian", "concentration": 1.0},
+    "batch_normalisation": {"teachers": "client", "server": "training", "images": 4096},
+}
+"""Removed keys with their defaults, which the recipes in older run directories state."""
+REMOVED_KEYS = {"distillation.negligible_weight": "0.2.0", "batch_normalisation": "0.3.0"} | {
+    f"{table}.{key}": "0.3.0" for table, keys in FORMER_DEFAULTS.items() for key in keys
+}
 """Keys of earlier versions, and the version that removed each."""
 REMOVED_VALUES = {"pretraining.kind": {"barlow": "0.3.0", "next-token": "0.3.0"}}
 """Values of earlier versions, and the version that removed each."""

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from fedaux.config import Bayesian
 from fedaux.core.algorithms.fedbe import (
     FedBE,
-    draw,
-    draw_dirichlet,
     draw_gaussian,
     drawn_members,
     variance,
@@ -92,26 +90,7 @@ def test_many_gaussian_samples_have_the_moments_of_the_clients() -> None:
     assert rows.var(dim=0).tolist() == pytest.approx(spread, rel=0.05)
 
 
-def test_dirichlet_samples_are_convex_combinations() -> None:
-    values = section(samples=3, distribution="dirichlet", concentration=0.7)
-    drawn = list(draw_dirichlet(WEIGHTS, sizes=SIZES, section=values, generator=generator()))
-    same = generator()
-    for sample in drawn:
-        shares = same.dirichlet([0.7, 0.7, 0.7]).tolist()
-        expected = oracles.convex_combination_loop(VALUES.tolist(), SIZES, shares)
-        assert sample["weight"].flatten().tolist() == pytest.approx(expected, abs=1e-6)
-        assert np.all(sample["weight"].flatten().numpy() <= VALUES.max(axis=0) + 1e-6)
-
-
-def test_high_concentration_gives_the_average() -> None:
-    values = section(samples=2, distribution="dirichlet", concentration=1e8)
-    mean = average(WEIGHTS, sizes=SIZES)["weight"]
-    for sample in draw(WEIGHTS, sizes=SIZES, section=values, generator=generator()):
-        assert torch.allclose(sample["weight"], mean, atol=1e-3)
-
-
-@pytest.mark.parametrize("distribution", ["gaussian", "dirichlet"])
-def test_statistics_and_counters_are_averaged_not_drawn(distribution: str) -> None:
+def test_statistics_and_counters_are_averaged_not_drawn() -> None:
     states = []
     for seed in range(3):
         layer = nn.Sequential(nn.BatchNorm1d(4))
@@ -121,9 +100,7 @@ def test_statistics_and_counters_are_averaged_not_drawn(distribution: str) -> No
         state["0.num_batches_tracked"] += seed
         states.append(state)
     mean = average(states, sizes=SIZES)
-    for sample in draw(
-        states, sizes=SIZES, section=section(distribution=distribution), generator=generator()
-    ):
+    for sample in draw_gaussian(states, sizes=SIZES, section=section(), generator=generator()):
         assert sample.keys() == mean.keys()
         for name in ("0.running_mean", "0.running_var", "0.num_batches_tracked"):
             assert torch.equal(sample[name], mean[name])
@@ -133,15 +110,7 @@ def test_statistics_and_counters_are_averaged_not_drawn(distribution: str) -> No
 
 def test_drawing_leaves_the_clients_weights_alone() -> None:
     before = [tensor["weight"].clone() for tensor in WEIGHTS]
-    for distribution in ("gaussian", "dirichlet"):
-        list(
-            draw(
-                WEIGHTS,
-                sizes=SIZES,
-                section=section(distribution=distribution),
-                generator=generator(),
-            )
-        )
+    list(draw_gaussian(WEIGHTS, sizes=SIZES, section=section(), generator=generator()))
     assert all(torch.equal(old, new["weight"]) for old, new in zip(before, WEIGHTS, strict=True))
 
 

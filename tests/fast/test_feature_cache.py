@@ -181,7 +181,6 @@ def test_the_logits_of_many_heads_are_one_product(bias: bool) -> None:
         architecture="head",
         distill_inputs=inputs,
         test_inputs=inputs,
-        validation=None,
     )
     for logits, head in zip(
         student.all_logits([head.state_dict() for head in heads]), heads, strict=True

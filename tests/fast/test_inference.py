@@ -321,12 +321,8 @@ def test_rows_are_picked_in_their_order(compute: Compute, normalised: nn.Module)
     nobody = predictor(weights, IMAGES, rows=torch.zeros(0, dtype=torch.int64))
     assert nobody.shape == (0, 4)
     assert nobody.dtype == torch.float32
-    assert predictor(weights, IMAGES, rows=rows[:0], by_batch=True).shape == (0, 4)
     assert predictor(weights, IMAGES[:0]).shape == (0, 4)
-    if predictor.takes_many:
-        assert [outputs.shape for outputs in predictor.many([weights] * 2, IMAGES[:0])] == [
-            (0, 4)
-        ] * 2
+    assert [outputs.shape for outputs in predictor.many([weights] * 2, IMAGES[:0])] == [(0, 4)] * 2
 
 
 @pytest.mark.parametrize("compute", [Compute(), HALF], ids=["plain", "joined"])
@@ -353,35 +349,10 @@ def test_prediction_changes_neither_the_module_nor_its_mode_nor_the_weights(
         given = {name: tensor * 2 for name, tensor in weights.items()}
         kept = {name: tensor.clone() for name, tensor in given.items()}
         predictor = FastPredictor(module, Compute())
-        for by_batch in (False, True):
-            outputs = predictor(given, IMAGES, batch_size=4, by_batch=by_batch)
-            assert not outputs.requires_grad
+        assert not predictor(given, IMAGES, batch_size=4).requires_grad
         assert [part.training for part in module.modules()] == modes
         assert all(torch.equal(weights[name], tensor) for name, tensor in snapshot(module).items())
         assert all(torch.equal(kept[name], tensor) for name, tensor in given.items())
-
-
-def test_by_batch_is_training_mode_and_depends_on_the_batch() -> None:
-    module = model("resnet8")
-    predictor, weights = FastPredictor(module, Compute()), snapshot(module)
-    found = predictor(weights, IMAGES, batch_size=5, by_batch=True)
-    training = copy.deepcopy(module).train()
-    with torch.no_grad():
-        expected = [training(FLOATS[:5]), training(FLOATS[5:10])]
-    assert torch.allclose(found[:10], torch.cat(expected), atol=1e-5)
-    assert torch.allclose(
-        found[10:], evaluated(module)[10:], atol=1e-4
-    )  # alone, it has no batch to look at
-    assert distance(found[:10], evaluated(module)[:10]) > 0.1
-    assert distance(predictor(weights, IMAGES, batch_size=11, by_batch=True), found) > 0.01
-    rows = torch.tensor([0, 3, 6, 9])
-    with torch.no_grad():
-        assert torch.allclose(
-            predictor(weights, IMAGES, rows=rows, by_batch=True), training(FLOATS[rows]), atol=1e-5
-        )
-    assert torch.allclose(
-        predictor(weights, IMAGES), evaluated(module), atol=1e-5
-    )  # and nothing stays of it
 
 
 def test_images_are_normalised_before_they_are_predicted() -> None:

@@ -12,7 +12,7 @@ import torch
 from helpers.gpu_jobs import CLASSES, can, difference, jobs
 
 from fedaux import seeding
-from fedaux.config import Averaging, Distillation, Local
+from fedaux.config import Distillation, Local
 from fedaux.core.backend import ClientJob, TrainContext, TrainResult
 from fedaux.core.compute import Compute
 from fedaux.core.distillation import distill
@@ -203,8 +203,7 @@ def test_a_client_on_its_own_is_the_same_to_rounding_whoever_is_beside_it() -> N
     "settings",
     [
         {},
-        {"schedule": "cosine", "weight_decay": 1e-3, "epochs": 2},
-        {"averaging": Averaging(start=4, every=2)},
+        {"weight_decay": 1e-3, "epochs": 2},
         {"batch_size": 128},  # the default
     ],
 )

@@ -176,18 +176,6 @@ def moments_loop(
     return mean, variance
 
 
-def convex_combination_loop(
-    values: Sequence[Sequence[float]], sizes: Sequence[int], draw: Sequence[float]
-) -> list[float]:
-    """FedBE's Dirichlet sample: sum_i g_i |D_i| theta_i / sum_j g_j |D_j| for draws g."""
-    total = sum(share * size for share, size in zip(draw, sizes, strict=True))
-    combined = [0.0] * len(values[0])
-    for row, size, share in zip(values, sizes, draw, strict=True):
-        for p, value in enumerate(row):
-            combined[p] += share * size * value / total
-    return combined
-
-
 def mean_probabilities_loop(
     logits: Sequence[Sequence[Sequence[float]]], shares: Sequence[float]
 ) -> list[list[float]]:

@@ -157,6 +157,7 @@ def test_changed_files_of_models_are_refused_or_work(tmp_path: Path, seed: int) 
         ({"input": {"kind": "image", "mean": [1, 2]}}, "input.mean and input.deviation"),
         ({"input": {"kind": "image", "deviation": [0]}}, r"input.deviation.0: .*greater than 0"),
         ({"classes": []}, "classes: List should have at least 1 item"),
+        ({"batch_normalisation": "batch"}, "statistics of each batch .* fedaux 0.2.0 was the last"),
         ({"accuracy": None}, "accuracy: Input should be"),
         ({"seed": "0"}, "seed: Input should be a valid integer"),
     ],

@@ -22,7 +22,6 @@ import fedaux
 import fedaux.report
 from fedaux.data import embedded
 from fedaux.files import save_tensors
-from fedaux.models import SplitModel
 from fedaux.predict.files import FORMAT
 from fedaux.predict.trained_model import TrainedModel
 from fedaux.running import plugins
@@ -458,29 +457,6 @@ def test_a_finished_run_without_models_gets_them_when_it_is_resumed(
     file.unlink()
     again = fedaux.run(experiment, out=tmp_path / "run", resume=True)
     assert torch.equal(again.model()(pixels), before)
-
-
-def normalised(image_shape: tuple[int, int, int], num_classes: int) -> SplitModel:
-    layers = nn.Conv2d(image_shape[0], 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten()
-    return SplitModel(nn.Sequential(*layers), nn.Linear(216, num_classes), feature_width=216)
-
-
-def test_a_model_of_batch_statistics_is_refused(
-    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(fedaux.MODELS, "normalised", normalised)
-    experiment = of_images(
-        digits,
-        method="fedavg",
-        prototypes=[{"name": "own", "model": "normalised"}],
-        rounds=1,
-        batch_normalisation={"server": "batch"},
-    )
-    result = fedaux.run(experiment, out=tmp_path / "run")
-    with pytest.raises(
-        ValueError, match=r"statistics of each batch .* fedaux 0\.2\.0 was the last"
-    ):
-        result.model()
 
 
 def test_export_copies_the_file(finished: Result, tmp_path: Path) -> None:

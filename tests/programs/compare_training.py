@@ -177,14 +177,14 @@ if PART == "distillation":
     targets = torch.softmax(torch.randn(7, 10) * 2, 1)
     targets[:, 3] = 0.0
     targets /= targets.sum(1, keepdim=True)
-    settings = Distillation(batch_size=4, learning_rate=1e-3, schedule="cosine", weight_decay=1e-3)
+    settings = Distillation(batch_size=4, learning_rate=1e-3, weight_decay=1e-3)
     twin = copy.deepcopy(model)
     batched = BatchedSteps(
         twin,
         images[:7],
         torch.zeros(10, 7, dtype=torch.float64).T,
         clients=1,
-        learning_rate=1.0,
+        learning_rate=1e-3,
         weight_decay=1e-3,
         compute=Compute(),
         capacity=7,

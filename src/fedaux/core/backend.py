@@ -78,13 +78,12 @@ Training = Callable[
 """Trains each job from the given weights; yields results in any order."""
 
 
+Distill = Callable[[Weights, Tensor, np.random.Generator], Weights]
+"""Returns the weights after learning the soft labels [N, C] of public inputs (Eq. 1)."""
+
+
 class Predictor(Protocol):
     """One architecture that predicts with any weights of its shape."""
-
-    @property
-    def takes_many(self) -> bool:
-        """Whether `many` is faster than one model after another; it holds all outputs at once."""
-        ...
 
     def __call__(
         self,
@@ -93,36 +92,14 @@ class Predictor(Protocol):
         *,
         batch_size: int | None = None,
         rows: Tensor | None = None,
-        by_batch: bool = False,
     ) -> Tensor:
-        """Return outputs [N, ...] in single precision, on all inputs or on some rows of them.
-
-        `by_batch` normalises by the statistics of each batch, as in training.
-        """
+        """Return outputs [N, ...] in single precision, on all inputs or on some rows of them."""
         ...
 
     def many(
         self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None
     ) -> list[Tensor]:
         """Return the outputs [N, ...] of several models on the same inputs."""
-        ...
-
-
-class Distiller(Protocol):
-    """Distills one architecture on one set of public inputs."""
-
-    def __call__(
-        self,
-        weights: Weights,
-        targets: Tensor,
-        *,
-        generator: np.random.Generator,
-        validate: Callable[[nn.Module], float] | None = None,
-    ) -> Weights:
-        """Return the weights after learning the soft labels [N, C] of the inputs (Eq. 1).
-
-        `validate` measures a model on labelled data of the server; higher is better.
-        """
         ...
 
 
@@ -161,6 +138,6 @@ class Backend(Protocol):
 
     def distiller(
         self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str
-    ) -> Distiller:
+    ) -> Distill:
         """Return a function that distills one architecture on public inputs [N, ...]."""
         ...

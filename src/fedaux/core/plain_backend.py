@@ -6,17 +6,15 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedaux.config import Distillation
-from fedaux.core.backend import ClientJob, Model, TrainContext, Training, TrainResult
+from fedaux.core.backend import ClientJob, Distill, Model, TrainContext, Training, TrainResult
 from fedaux.core.compute import Compute, inference_batch
 from fedaux.core.distillation import distill
 from fedaux.core.local_training import train_locally
 from fedaux.core.messages import Weights
-from fedaux.core.steps import statistics_of
 from fedaux.core.weights import load, snapshot
 
 
@@ -53,9 +51,17 @@ class PlainBackend:
 
     def distiller(
         self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str
-    ) -> PlainDistiller:
+    ) -> Distill:
         """Distill in eager steps."""
-        return PlainDistiller(model, inputs, section, self.compute)
+        return lambda weights, targets, generator: distill(
+            model,
+            weights,
+            inputs,
+            targets,
+            section=section,
+            generator=generator,
+            compute=self.compute,
+        )
 
 
 def one_by_one(context: TrainContext) -> Training:
@@ -77,15 +83,7 @@ class PlainPredictor:
 
     def __init__(self, module: nn.Module, compute: Compute) -> None:
         self._module = copy.deepcopy(module).eval()  # the original may be in training meanwhile
-        for layer in self._module.modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                layer.momentum = 0.0  # `by_batch` uses the statistics of batches and keeps none
         self._compute = compute
-
-    @property
-    def takes_many(self) -> bool:
-        """Whether `many` is faster than one model after another: no."""
-        return False
 
     @torch.no_grad()
     def __call__(
@@ -95,17 +93,11 @@ class PlainPredictor:
         *,
         batch_size: int | None = None,
         rows: Tensor | None = None,
-        by_batch: bool = False,
     ) -> Tensor:
-        """Return outputs [N, ...] in single precision, on all inputs or on some rows of them.
-
-        `by_batch` normalises by the statistics of each batch, as in training.
-        """
+        """Return outputs [N, ...] in single precision, on all inputs or on some rows of them."""
         batch_size = batch_size or inference_batch(inputs.device)
         if len(inputs if rows is None else rows) == 0:  # zero rows of outputs, in their shape
             return self(weights, inputs.new_zeros(1, *inputs.shape[1:]))[:0]
-        if by_batch:
-            return _in_batches(self._forward_by_batch(weights), inputs, batch_size, rows)
         return self._outputs(weights, inputs, batch_size, rows)
 
     @torch.no_grad()
@@ -149,50 +141,6 @@ class PlainPredictor:
 
     def _load(self, weights: Weights) -> None:
         load(self._module, weights)
-
-    def _forward_by_batch(self, weights: Weights) -> Callable[[Tensor], Tensor]:
-        module, compute = self._module, self._compute
-        # Copies, because batches are counted in them.
-        self._load({name: tensor.clone() for name, tensor in weights.items()})
-
-        def forward(batch: Tensor) -> Tensor:
-            module.train()
-            with statistics_of(module, batch_size=len(batch)), compute.autocast():
-                outputs: Tensor = module(compute.floats(batch))
-            module.eval()
-            return outputs
-
-        return forward
-
-
-@dataclass(frozen=True)
-class PlainDistiller:
-    """Distills one model in eager steps."""
-
-    model: nn.Module
-    inputs: Tensor
-    section: Distillation
-    compute: Compute
-
-    def __call__(
-        self,
-        weights: Weights,
-        targets: Tensor,
-        *,
-        generator: np.random.Generator,
-        validate: Callable[[nn.Module], float] | None = None,
-    ) -> Weights:
-        """Return the weights after learning the soft labels [N, C] of the inputs (Eq. 1)."""
-        return distill(
-            self.model,
-            weights,
-            self.inputs,
-            targets,
-            section=self.section,
-            generator=generator,
-            compute=self.compute,
-            validate=validate,
-        )
 
 
 def _in_batches(

@@ -221,14 +221,6 @@ class Server:
 
     def _accepted(self, before: State, after: State) -> State:
         """Return the state after a round, or the one before it where a model diverged."""
-        if self.task.experiment.batch_normalisation.server == "auxiliary":
-            with self.log.phase("statistics"):
-                after = after.next(
-                    {
-                        name: model.with_public_statistics(after.models[name])
-                        for name, model in self.server_models.items()
-                    }
-                )
         if after.models is before.models or all(self._are_finite([*after.models.items()])):
             return after
         self.log.dropped |= dict.fromkeys(self.log.answered, DIVERGED)
@@ -539,7 +531,7 @@ class Server:
         def distilled(names: Sequence[str]) -> list[Weights]:
             return [
                 self.server_models[name].distill(
-                    models[name], labels, generator=self.generator("distillation", part=name)
+                    models[name], labels, self.generator("distillation", part=name)
                 )
                 for name in names
             ]

@@ -53,7 +53,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": adam, "sg
 
 
 class Stepping(Protocol):
-    """Training steps of one model."""
+    """Training steps of one model. Steps that are prepared once serve many distillations."""
 
     @property
     def model(self) -> nn.Module:
@@ -68,15 +68,8 @@ class Stepping(Protocol):
     def step(self, size: int) -> None:
         """Take a step on the next `size` rows."""
 
-    def set_rate(self, rate: float) -> None:
-        """Change the learning rate."""
-
     def settle(self) -> None:
         """Bring the model's weights up to date."""
-
-
-class PreparedStepping(Stepping, Protocol):
-    """Steps that are prepared once and used for many distillations."""
 
     def set_targets(self, targets: Tensor) -> None:
         """Replace the targets of all rows."""
@@ -98,7 +91,6 @@ class Steps:
         optimizer: MakeOptimizer,
         compute: Compute,
         proximal: float = 0.0,
-        clip: float | None = None,
         constants: Sequence[Tensor] = (),
         uncounted: int = 0,
         correction: Mapping[str, Tensor] | None = None,
@@ -122,7 +114,6 @@ class Steps:
         self._loss = loss
         self._compute = compute
         self._proximal = proximal
-        self._clip = clip
         self._anchors: list[Tensor] = []
         self._rows = torch.zeros(0, dtype=torch.int64)
         self._cursor = 0
@@ -144,13 +135,9 @@ class Steps:
         self._cursor += size
         self._update(self._compute.floats(self._inputs[batch]), self._targets[batch], self._forward)
 
-    def set_rate(self, rate: float) -> None:
-        """Change the learning rate; a tensor is changed in place, so that CUDA graphs see it."""
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+    def set_targets(self, targets: Tensor) -> None:
+        """Replace the targets of all rows."""
+        self._targets.copy_(targets)
 
     def reset(self) -> None:
         """Reset the optimizer."""
@@ -182,8 +169,6 @@ class Steps:
             add_proximal_gradient(self.parameters, self._anchors, strength=self._proximal)
         if self._corrections:
             add_to_gradients(self.parameters, self._corrections)
-        if self._clip is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self._clip)
         self.optimizer.step()
 
 

@@ -49,7 +49,7 @@ class Task:
     backend: Backend = field(compare=False)
     """Computes what clients and server ask for."""
     validation: tuple[Tensor, Tensor] | None = None
-    """Images and labels at the server, for methods that stop distillation early."""
+    """Images and labels at the server, for methods that need some."""
 
     @cached_property
     def asks(self) -> Asks:

@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fedaux.core.compute import Compute
 from fedaux.core.messages import ClientState, Member, Weights
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -216,36 +215,3 @@ def zero(tensors: Iterable[Tensor]) -> None:
         groups.setdefault(tensor.dtype, []).append(tensor)
     for same in groups.values():
         torch._foreach_zero_(same)
-
-
-@torch.no_grad()
-def recompute_statistics(
-    model: nn.Module, images: Tensor, *, batch_size: int, compute: Compute | None = None
-) -> None:
-    """Set the statistics of batch normalisation to their means over images.
-
-    Other parts of the model are in evaluation mode. Batches of one are left out: they have no
-    variance.
-    """
-    layers = [
-        module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    ]
-    batches = [batch for batch in images.split(batch_size) if len(batch) > 1]
-    if not layers or not batches:
-        return
-    compute = Compute(images.device) if compute is None else compute
-    momenta = [layer.momentum for layer in layers]
-    model.eval()
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.train()
-    seen = 0
-    for batch in batches:
-        seen += len(batch)
-        for layer in layers:
-            layer.momentum = len(batch) / seen
-        with compute.autocast():
-            model(compute.floats(batch))
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-    model.train()

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fedaux.config import Distillation
-from fedaux.core.backend import Backend, Distiller, Model, Predictor, TrainContext, Training
+from fedaux.core.backend import Backend, Distill, Model, TrainContext, Training
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
-from fedaux.core.plain_backend import PlainDistiller, one_by_one
+from fedaux.core.plain_backend import PlainBackend, PlainPredictor, one_by_one
 from fedaux.fast.batched import BatchedTraining
 from fedaux.fast.convolutions import accelerate
 from fedaux.fast.distillation import FastDistiller
@@ -33,15 +33,14 @@ def best_backend(compute: Compute, *, features: FeatureCache | None = None) -> B
 
 
 @dataclass(frozen=True)
-class FastBackend:
+class FastBackend(PlainBackend):
     """Several clients or models at a time, with kernels and CUDA graphs on a GPU."""
 
-    compute: Compute
     cache: FeatureCache | None = None
 
     def place(self, model: Model) -> Model:
         """Move a model to the device; on a GPU, with faster convolutions."""
-        placed = self.compute.place(model)
+        placed = super().place(model)
         if self.compute.device.type == "cuda":
             accelerate(placed, self.compute.device)
         return placed
@@ -57,7 +56,7 @@ class FastBackend:
             return StreamTraining(context, capacity=most_examples)
         return StackedTraining(context) if can_stack(context.model) else one_by_one(context)
 
-    def predictor(self, module: nn.Module) -> Predictor:
+    def predictor(self, module: nn.Module) -> PlainPredictor:
         """Return the fastest way to predict with models of one architecture."""
         if is_linear(module):
             return LinearPredictor(module, self.compute)
@@ -83,8 +82,8 @@ class FastBackend:
 
     def distiller(
         self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str
-    ) -> Distiller:
+    ) -> Distill:
         """Return the fastest way to distill one architecture."""
         if self.compute.captures or is_linear(model):
             return FastDistiller(model, inputs, section=section, compute=self.compute, key=key)
-        return PlainDistiller(model, inputs, section, self.compute)
+        return super().distiller(model, inputs, section=section, key=key)

@@ -71,7 +71,6 @@ class CapturedSteps(Steps):
         batch_size: int,
         key: Hashable,
         proximal: float = 0.0,
-        clip: float | None = None,
         constants: Sequence[Tensor] = (),
         uncounted: int = 0,
         correction: Mapping[str, Tensor] | None = None,
@@ -84,7 +83,6 @@ class CapturedSteps(Steps):
             optimizer=optimizer,
             compute=compute,
             proximal=proximal,
-            clip=clip,
             constants=constants,
             uncounted=uncounted,
             correction={name: own.clone() for name, own in (correction or {}).items()},
@@ -128,10 +126,6 @@ class CapturedSteps(Steps):
     def set_correction(self, correction: Mapping[str, Tensor]) -> None:
         """Replace what is added to the gradients."""
         torch._foreach_copy_(self._corrections, [correction[name] for name in self._names])
-
-    def set_targets(self, targets: Tensor) -> None:
-        """Replace the targets of all rows."""
-        self._targets.copy_(targets)
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:
         # Held here: graphs read it from its place in memory.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from fedaux.config import Distillation
 from fedaux.core.compute import Compute
 from fedaux.core.distillation import distill, distillation_loss, for_each
 from fedaux.core.messages import Weights
-from fedaux.core.steps import OPTIMIZERS, PreparedStepping, batch_sizes
+from fedaux.core.steps import OPTIMIZERS, Stepping, batch_sizes
 from fedaux.fast import triton as kernels
 from fedaux.fast.capture import CapturedSteps
 from fedaux.fast.fallback import attempt
@@ -33,15 +31,10 @@ class FastDistiller:
         self._compute = compute
         self._key = key
         self._captures = compute.captures
-        self._steps: PreparedStepping | None = None
+        self._steps: Stepping | None = None
 
     def __call__(
-        self,
-        weights: Weights,
-        targets: Tensor,
-        *,
-        generator: np.random.Generator,
-        validate: Callable[[nn.Module], float] | None = None,
+        self, weights: Weights, targets: Tensor, generator: np.random.Generator
     ) -> Weights:
         """Return the weights after learning the soft labels [N, C] of the inputs (Eq. 1)."""
         if self._captures:
@@ -64,7 +57,6 @@ class FastDistiller:
                 section=self._section,
                 generator=generator,
                 compute=self._compute,
-                validate=validate,
                 steps=self._steps,
             )
 
@@ -78,13 +70,13 @@ def prepared_steps(
     compute: Compute,
     key: str,
     size: int | None = None,
-) -> PreparedStepping | None:
+) -> Stepping | None:
     """Return distillation steps as CUDA graphs, or None, with a warning, if that fails.
 
     An epoch has `size` rows, by default all. The model's weights change; `distill` loads them
     again.
     """
-    if section.clip is None and kernels.possible(
+    if kernels.possible(
         model,
         images,
         optimizer=section.optimizer,
@@ -117,7 +109,7 @@ def prepared_steps(
 
 def _kernel_steps(
     model: nn.Module, images: Tensor, targets: Tensor, *, section: Distillation, compute: Compute
-) -> PreparedStepping:
+) -> Stepping:
     from fedaux.fast.triton.steps import BatchedSteps, ServerModelSteps  # which needs Triton
 
     assert isinstance(model, SplitModel)
@@ -146,27 +138,17 @@ def _captured_steps(
     compute: Compute,
     key: str,
 ) -> CapturedSteps:
-    """Return captured steps whose learning rate is a tensor, so that `set_rate` reaches the
-    graphs."""
-
-    def optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})
-        made = OPTIMIZERS[section.optimizer](parameters, section, **how)
-        for group in made.param_groups:
-            group["lr"] = torch.tensor(section.learning_rate, device=compute.device)
-        return made
-
+    how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})
     steps = CapturedSteps(
         model,
         images,
         targets.clone(),
         loss=distillation_loss,
-        optimizer=optimizer,
+        optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section, **how),
         compute=compute,
         capacity=len(images),
         batch_size=section.batch_size,
         key=key,
-        clip=section.clip,
     )
     model.train()
     steps.prepare(sorted(set(batch_sizes(size, section.batch_size)), reverse=True))

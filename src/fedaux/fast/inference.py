@@ -35,17 +35,12 @@ class FastPredictor(PlainPredictor):
             except Untraceable:
                 self._fused = None  # a user's own architecture: operation by operation, then
 
-    @property
-    def takes_many(self) -> bool:
-        """Whether `many` is faster than one model after another: if each batch is prepared once."""
-        return self._fused is not None
-
     @torch.no_grad()
     def many(
         self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None
     ) -> list[Tensor]:
         """Return the outputs [N, ...] of several models on the same inputs."""
-        if len(inputs) > 0 and self.takes_many:
+        if len(inputs) > 0 and self._fused is not None:
             return self._folded(models, inputs.split(batch_size or inference_batch(inputs.device)))
         return super().many(models, inputs, batch_size=batch_size)
 
@@ -95,11 +90,6 @@ class ThreadedPredictor(FastPredictor):
             *(FastPredictor(module, compute) for _ in range(compute.workers - 1)),
         ]
 
-    @property
-    def takes_many(self) -> bool:
-        """Whether `many` is faster than one model after another: yes."""
-        return True
-
     def many(
         self, models: Sequence[Weights], inputs: Tensor, *, batch_size: int | None = None
     ) -> list[Tensor]:
@@ -116,11 +106,6 @@ class ThreadedPredictor(FastPredictor):
 
 class LinearPredictor(FastPredictor):
     """Predicts with several linear heads as one matrix product, which reads the features once."""
-
-    @property
-    def takes_many(self) -> bool:
-        """Whether `many` is faster than one model after another: yes."""
-        return True
 
     @torch.no_grad()
     def many(

@@ -102,7 +102,6 @@ def _card(
         for row in progress.rows
         if prototype.name in row["accuracy_by_prototype"]
     ]
-    normalisation = experiment.batch_normalisation.server
     return {
         "name": experiment.name,
         "method": method,
@@ -112,7 +111,7 @@ def _card(
         "mode": experiment.mode,
         "input": _input(experiment, data),
         "classes": list(data.classes),
-        "batch_normalisation": "batch" if normalisation == "batch" else "stored",
+        "batch_normalisation": "stored",
         "batch_size": experiment.evaluation.batch_size or inference_batch(compute.device),
         "rounds": progress.state.round,
         "accuracy": {

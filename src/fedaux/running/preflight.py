@@ -14,7 +14,6 @@ from fedaux.config import Certainty, ConfigError, Data, ExperimentFields, Protot
 from fedaux.config_errors import nearest
 from fedaux.core.algorithms import METHODS, all_asks
 from fedaux.core.asks import release_sections
-from fedaux.core.distillation import check_averaging, number_of_steps
 from fedaux.core.dpsgd import check_ready
 from fedaux.core.objectives import OBJECTIVES
 from fedaux.data import SOURCES, LabelledData, count_labelled, notes, wordnet
@@ -271,10 +270,6 @@ def _contradictions(experiment: ExperimentFields) -> list[str]:
             f"mode = 'linear': {', '.join(scratch)} should be a method that starts from h0; heads "
             "on random features are not comparable"
         )
-    if experiment.distillation.stopping is not None and experiment.data.server_validation == 0:
-        problems.append(
-            "distillation.stopping: needs labelled data at the server; set data.server_validation"
-        )
     if experiment.data.given and experiment.data.clients and experiment.data.server_validation > 0:
         problems.append(
             "data.server_validation: should be 0, as each client has its own data (data.clients)"
@@ -344,16 +339,11 @@ def check_data(experiment: ExperimentFields, data: LabelledData, auxiliary: Tens
         )
     problems += _channel_problems(experiment.data, data.images) if data.vocabulary is None else []
     try:
-        _, public = split_auxiliary(
+        split_auxiliary(
             len(auxiliary),
             negatives_fraction=experiment.auxiliary.negatives_fraction,
             generator=seeding.generator(0, "check"),
         )
-        if experiment.distillation.averaging is not None and any(
-            asks.distills for asks in all_asks(experiment).values()
-        ):
-            total = number_of_steps(len(public), section=experiment.distillation)
-            check_averaging(experiment.distillation.averaging, total=total)
     except ValueError as error:
         problems.append(str(error))
     problems += _model_problems(

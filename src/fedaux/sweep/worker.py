@@ -35,7 +35,7 @@ ROUND_SECTIONS = {
     *("certainty", "local", "distillation", "bayesian", "memory", "evaluation", "output"),
 }
 """Sections that affect neither the data on the device nor compiled steps."""
-MODEL_SECTIONS = {"prototypes", "mode", "batch_normalisation"}
+MODEL_SECTIONS = {"prototypes", "mode"}
 """Sections that affect compiled steps but not the data."""
 VOCABULARY_SECTIONS = {"pretraining", "prototypes"}
 """Sections that affect the vocabulary of texts."""

@@ -62,10 +62,7 @@ HALF_MAX = torch.finfo(torch.float16).max
 LEFT_OUT = (
     "aggregation",
     *("local.privacy", "local.optimizer_state", "federation.wire"),
-    *("distillation.steps", "distillation.schedule", "distillation.clip"),
-    *("distillation.sharpening", "distillation.averaging", "distillation.stopping"),
-    "bayesian.distribution",
-    *("batch_normalisation.teachers", "batch_normalisation.server"),
+    "distillation.steps",
     *("data.channel_mean", "data.channel_deviation", "data.mirror"),
 )
 """Settings that must have their default values here."""

@@ -54,23 +54,8 @@ def drawn_members(
     sizes = [member.num_examples * member.share for member in group]
     prototype, examples = group[0].prototype, sum(member.num_examples for member in group)
     yield Member(NO_CLIENT, prototype, examples, average(weights, sizes=sizes))
-    for sample in draw(weights, sizes=sizes, section=section, generator=generator):
+    for sample in draw_gaussian(weights, sizes=sizes, section=section, generator=generator):
         yield Member(NO_CLIENT, prototype, examples, sample)
-
-
-def draw(
-    weights: Sequence[Weights],
-    *,
-    sizes: Sequence[float],
-    section: Bayesian,
-    generator: np.random.Generator,
-) -> Iterator[Weights]:
-    """Yield `samples` models from the distribution that the section names, fitted to the
-    weights."""
-    if section.distribution == "dirichlet":
-        yield from draw_dirichlet(weights, sizes=sizes, section=section, generator=generator)
-    else:
-        yield from draw_gaussian(weights, sizes=sizes, section=section, generator=generator)
 
 
 def draw_gaussian(
@@ -100,29 +85,6 @@ def draw_gaussian(
                 deviation.shape, generator=source, device=device, dtype=deviation.dtype
             )
             sample[name] = noise.mul_(deviation).add_(mean[name])
-        yield sample
-
-
-def draw_dirichlet(
-    weights: Sequence[Weights],
-    *,
-    sizes: Sequence[float],
-    section: Bayesian,
-    generator: np.random.Generator,
-) -> Iterator[Weights]:
-    """Yield sum_i g_i |D_i| theta_i / sum_j g_j |D_j|, g drawn from a symmetric Dirichlet."""
-    mean = average(weights, sizes=sizes)
-    for _ in range(section.samples):
-        shares = generator.dirichlet(np.full(len(weights), section.concentration)) * np.asarray(
-            sizes, dtype=float
-        )
-        shares /= shares.sum()
-        sample = dict(mean)
-        for name in parameter_names(mean):
-            result = torch.zeros_like(mean[name])
-            for client_weights, share in zip(weights, shares.tolist(), strict=True):
-                result.add_(client_weights[name], alpha=share)
-            sample[name] = result
         yield sample
 
 

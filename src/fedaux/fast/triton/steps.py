@@ -61,7 +61,7 @@ class BatchedSteps:
         )
         self.stream = torch.cuda.Stream(compute.device) if on_gpu else None
         self.clients = clients
-        self.set_rate(learning_rate)
+        self.network.rate.fill_(learning_rate)
         self._names = list(model.state_dict())
         self._batch_size = batch_size
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -71,10 +71,6 @@ class BatchedSteps:
         """Sum of each client's loss over the examples seen, without the proximal term,
         [clients]."""
         return self.network.total
-
-    def set_rate(self, rate: float) -> None:
-        """Change the learning rate."""
-        self.network.rate.fill_(rate)
 
     def set_targets(self, targets: Tensor) -> None:
         """Replace the targets of all rows."""
@@ -206,10 +202,6 @@ class ServerModelSteps:
     def set_targets(self, targets: Tensor) -> None:
         """Replace the targets of all rows."""
         self._batched.set_targets(targets)
-
-    def set_rate(self, rate: float) -> None:
-        """Change the learning rate."""
-        self._batched.set_rate(rate)
 
     def reset(self) -> None:
         """Let the optimizer start anew."""
