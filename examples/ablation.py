@@ -2,7 +2,7 @@
 
     fedaux run demo --plugin examples/ablation.py --set 'method=["fedaux2","fedaux2-rehearsal"]'
 
-`fedaux2-X` lacks part X. A peer's name tells what it is given: `adj` logit adjustment, `reh`
+`fedaux2-X` lacks part X. A peer's name tells its additions: `adj` logit adjustment, `reh`
 rehearsal, `head` a start from the private head instead of `p`, h0 alone.
 """
 

@@ -7,8 +7,8 @@ Averaging is enough here, as the clients share classes (alpha = 0.1): with seed 
 to 92.5 %, surest to 82.5 % and feddf to 74.7 %. With one or two classes for each of ten clients
 (alpha = 0.01, five rounds, 1,500 letters, seeds 0 and 1) fedavg came to 60.4 %, feddf to 26.9
 %, and surest to 9.1 %, no more than chance: a client that knows one class is always sure. How
-sure a model is says nothing about whether it has seen such images; that is what the certainty
-scores of fedaux are for.
+sure a model is says nothing about whether it has seen such images; the certainty scores of fedaux
+do.
 
 Nothing in the package changes: a method is a class with a row in a dict, and this one replaces a
 single step of FedDF. docs/write-a-method.md says what a method may rely on, and how to use such a

@@ -555,7 +555,7 @@ class ExperimentFields(Section):
     """Share C of the clients selected per round, at least one client."""
     aggregation: Literal["mean", "clipped", "trimmed-mean", "median"] = "mean"
     """How clients' models are averaged. `mean` is weighted by numbers of examples; with `fedaux2`,
-    rows of the head by those of their class. The others limit what one client can do: `clipped`
+    rows of the head by numbers of their class. The others limit what one client can do: `clipped`
     first cuts each update to the median norm of the round's updates, `trimmed-mean` leaves out the
     highest and lowest 20 % of each coordinate's values (at least one each of three or more),
     `median` takes each coordinate's median; the last two ignore numbers of examples."""
