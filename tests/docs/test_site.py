@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -79,6 +80,20 @@ def has_mathematics(source: Path) -> bool:
         r"^```.*?^```$|`[^`]*`", "", source.read_text(encoding="utf-8"), flags=re.S | re.M
     )
     return bool(re.search(r"\$\$.+?\$\$|(?<![\w$\\])\$[^$\s][^$\n]*\$", text, flags=re.S))
+
+
+def test_generated_tables_are_part_of_their_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mkdocs", reason="needs the extra docs: make docs")
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    pages = importlib.import_module("site_pages")
+    (place,) = pages.INCLUDED.finditer((ROOT / "docs/paper.md").read_text(encoding="utf-8"))
+    assert (ROOT / place[1]).is_file()
+    (tmp_path / place[1]).parent.mkdir(parents=True)
+    (tmp_path / place[1]).write_text("# Results\n\nNo.\n\n## table1\n\n| a |\n", encoding="utf-8")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    assert pages.tables(place) == "### table1\n\n| a |\n\n"
 
 
 @pytest.mark.slow
