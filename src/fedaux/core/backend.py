@@ -82,6 +82,10 @@ Distill = Callable[[Weights, Tensor, np.random.Generator], Weights]
 """Returns the weights after learning the soft labels [N, C] of public inputs (Eq. 1)."""
 
 
+Extract = Callable[[Weights, Tensor, Tensor | None], Tensor]
+"""Returns the features [n, F] of examples, or of some rows of them, under h0."""
+
+
 class Predictor(Protocol):
     """One architecture that predicts with any weights of its shape."""
 
@@ -124,16 +128,8 @@ class Backend(Protocol):
         """Return a function that predicts with models of one architecture."""
         ...
 
-    def features(
-        self,
-        module: nn.Module,
-        weights: Weights,
-        examples: Tensor,
-        *,
-        batch_size: int | None = None,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        """Return the features [n, F] of examples, or of some rows of them, under h0."""
+    def extractor(self, module: nn.Module, *, batch_size: int | None) -> Extract:
+        """Return a function that computes features under any h0 of one architecture."""
         ...
 
     def distiller(

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fedaux.config import Distillation
-from fedaux.core.backend import ClientJob, Distill, Model, TrainContext, Training, TrainResult
+from fedaux.core.backend import (
+    ClientJob,
+    Distill,
+    Extract,
+    Model,
+    TrainContext,
+    Training,
+    TrainResult,
+)
 from fedaux.core.compute import Compute, inference_batch
 from fedaux.core.distillation import distill
 from fedaux.core.local_training import train_locally
@@ -36,18 +44,10 @@ class PlainBackend:
         """Predict with one model after another."""
         return PlainPredictor(module, self.compute)
 
-    def features(
-        self,
-        module: nn.Module,
-        weights: Weights,
-        examples: Tensor,
-        *,
-        batch_size: int | None = None,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        """Return the features [n, F] of examples under an extractor h0."""
+    def extractor(self, module: nn.Module, *, batch_size: int | None) -> Extract:
+        """Compute features as predictions."""
         predict = PlainPredictor(module, self.compute)
-        return predict(weights, examples, batch_size=batch_size, rows=rows)
+        return lambda h0, examples, rows: predict(h0, examples, batch_size=batch_size, rows=rows)
 
     def distiller(
         self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str

@@ -255,7 +255,7 @@ def extract(
         return standardise(chosen, weights) if has_map(weights) else chosen.float()
     module = standardised(model).features if has_map(weights) else model.features
     try:
-        return task.backend.features(module, weights, examples, batch_size=batch_size, rows=rows)
+        return task.backend.extractor(module, batch_size=batch_size)(weights, examples, rows)
     except torch.cuda.OutOfMemoryError as error:
         raise ValueError(
             f"features of {prototype}: out of GPU memory. Reduce evaluation.batch_size (now "

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fedaux.config import Distillation
-from fedaux.core.backend import Backend, Distill, Model, TrainContext, Training
+from fedaux.core.backend import Backend, Distill, Extract, Model, TrainContext, Training
 from fedaux.core.compute import Compute
-from fedaux.core.messages import Weights
 from fedaux.core.plain_backend import PlainBackend, PlainPredictor, one_by_one
 from fedaux.fast.batched import BatchedTraining
 from fedaux.fast.convolutions import accelerate
@@ -64,21 +63,12 @@ class FastBackend(PlainBackend):
             return ThreadedPredictor(module, self.compute)
         return FastPredictor(module, self.compute)
 
-    def features(
-        self,
-        module: nn.Module,
-        weights: Weights,
-        examples: Tensor,
-        *,
-        batch_size: int | None = None,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        """Return the features [n, F] of examples under an extractor h0, from the cache if there
-        is one."""
-        if self.cache is not None:
-            return self.cache(module, weights, examples, rows=rows)
+    def extractor(self, module: nn.Module, *, batch_size: int | None) -> Extract:
+        """Compute features, or take them from the cache if there is one."""
+        if (cache := self.cache) is not None:
+            return lambda h0, examples, rows: cache(module, h0, examples, rows=rows)
         predict = FastPredictor(module, self.compute)
-        return predict(weights, examples, batch_size=batch_size, rows=rows)
+        return lambda h0, examples, rows: predict(h0, examples, batch_size=batch_size, rows=rows)
 
     def distiller(
         self, model: nn.Module, inputs: Tensor, *, section: Distillation, key: str

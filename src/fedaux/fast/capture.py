@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedaux.core.compute import Compute
-from fedaux.core.steps import Loss, MakeOptimizer, Steps, layers_without_variance
+from fedaux.core.steps import Loss, Steps, layers_without_variance
 from fedaux.fast.fallback import compiled
 
 WARM_UP_STEPS = 3
@@ -65,27 +65,17 @@ class CapturedSteps(Steps):
         targets: Tensor,
         *,
         loss: Loss,
-        optimizer: MakeOptimizer,
         compute: Compute,
         capacity: int,
         batch_size: int,
         key: Hashable,
-        proximal: float = 0.0,
-        constants: Sequence[Tensor] = (),
-        uncounted: int = 0,
         correction: Mapping[str, Tensor] | None = None,
+        **steps: Any,
     ) -> None:
+        """`steps` are further arguments of `Steps`."""
+        own = {name: tensor.clone() for name, tensor in (correction or {}).items()}
         super().__init__(
-            model,
-            inputs,
-            targets,
-            loss=loss,
-            optimizer=optimizer,
-            compute=compute,
-            proximal=proximal,
-            constants=constants,
-            uncounted=uncounted,
-            correction={name: own.clone() for name, own in (correction or {}).items()},
+            model, inputs, targets, loss=loss, compute=compute, correction=own, **steps
         )
         device = compute.device
         self.stream = torch.cuda.Stream(device)
@@ -96,7 +86,7 @@ class CapturedSteps(Steps):
         self._batch_size = batch_size
         self._key = (key, batch_size, loss)
         self._named = dict(model.named_parameters()), dict(model.named_buffers())
-        if proximal > 0:
+        if self._proximal > 0:
             self._anchors = [parameter.detach().clone() for parameter in self.parameters]
 
     def start(self) -> None:

@@ -165,13 +165,8 @@ class StackedTraining:
         return results
 
 
-class StackedAdam:
-    """Adam (Kingma & Ba 2015) on a stack of weights [K, P], of which the first few take a step.
-
-    m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
-    theta -= rate * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon),
-    with t the number of steps of each client, in which kept states may differ.
-    """
+class Stacked:
+    """An optimizer of a stack of weights [K, P], of which the first few take a step."""
 
     def __init__(
         self,
@@ -183,9 +178,34 @@ class StackedAdam:
         self._stack = stack
         self._shapes = shapes
         self._section = section
-        self._first = _stacked(stack, shapes, states, "exp_avg")
-        self._second = _stacked(stack, shapes, states, "exp_avg_sq")
-        counts = [float(state[f"{next(iter(shapes))}/step"]) if state else 0.0 for state in states]
+        self._start(states)
+
+    def _start(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        raise NotImplementedError
+
+    def _stacked(self, states: Sequence[Mapping[str, Tensor]], key: str) -> Tensor:
+        """Return the clients' kept moments as a stack like their weights; zero without any."""
+        moments = torch.zeros_like(self._stack)
+        for name, moment in _named(moments, self._shapes).items():
+            for index, state in enumerate(states):
+                if f"{name}/{key}" in state:
+                    moment[index].copy_(state[f"{name}/{key}"])
+        return moments
+
+
+class StackedAdam(Stacked):
+    """Adam (Kingma & Ba 2015) on a stack of weights [K, P], of which the first few take a step.
+
+    m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
+    theta -= rate * m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon),
+    with t the number of steps of each client, in which kept states may differ.
+    """
+
+    def _start(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        self._first = self._stacked(states, "exp_avg")
+        self._second = self._stacked(states, "exp_avg_sq")
+        step = f"{next(iter(self._shapes))}/step"
+        counts = [float(state[step]) if state else 0.0 for state in states]
         self._counts = torch.tensor(counts, dtype=torch.float64)
 
     def step(self, gradient: Tensor, active: int) -> None:
@@ -214,22 +234,12 @@ class StackedAdam:
         return tensors
 
 
-class StackedSgd:
+class StackedSgd(Stacked):
     """SGD with momentum on a stack of weights [K, P]: b = momentum b + g, theta -= rate * b."""
 
-    def __init__(
-        self,
-        stack: Tensor,
-        shapes: Mapping[str, torch.Size],
-        states: Sequence[Mapping[str, Tensor]],
-        section: Local,
-    ) -> None:
-        self._stack = stack
-        self._shapes = shapes
-        self._section = section
-        self._momenta = (
-            _stacked(stack, shapes, states, "momentum_buffer") if section.momentum > 0 else None
-        )
+    def _start(self, states: Sequence[Mapping[str, Tensor]]) -> None:
+        moved = self._section.momentum > 0
+        self._momenta = self._stacked(states, "momentum_buffer") if moved else None
 
     def step(self, gradient: Tensor, active: int) -> None:
         """Take a step with the gradients [active, P] of the first clients."""
@@ -253,21 +263,6 @@ OPTIMIZERS: dict[str, Callable[..., StackedAdam | StackedSgd]] = {
     "adam": StackedAdam,
     "sgd": StackedSgd,
 }
-
-
-def _stacked(
-    stack: Tensor,
-    shapes: Mapping[str, torch.Size],
-    states: Sequence[Mapping[str, Tensor]],
-    key: str,
-) -> Tensor:
-    """Return the clients' kept moments as a stack like their weights; zero without any."""
-    moments = torch.zeros_like(stack)
-    for name, moment in _named(moments, shapes).items():
-        for index, state in enumerate(states):
-            if f"{name}/{key}" in state:
-                moment[index].copy_(state[f"{name}/{key}"])
-    return moments
 
 
 def _named(stack: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

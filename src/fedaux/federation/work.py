@@ -107,7 +107,8 @@ def prepare(
     elif alone:
         features = PlainPredictor(model.features, compute).alone(h0, inputs)
     else:  # a trial computes as the simulator does
-        features = backend.features(model.features, h0, inputs, batch_size=terms.batch_size)
+        extract = backend.extractor(model.features, batch_size=terms.batch_size)
+        features = extract(h0, inputs, None)
     client = Client(config.number, inputs, examples.labels.to(compute.device), model, backend)
     released = client.release(
         terms.certainty, features, placed(public, compute), noise=release_noise(config, terms)
@@ -184,7 +185,7 @@ def train(
             return images
         if alone:
             return PlainPredictor(features, compute).alone(h0, images)
-        return backend.features(features, h0, images, batch_size=terms.batch_size)
+        return backend.extractor(features, batch_size=terms.batch_size)(h0, images, None)
 
     mirrored = None
     if terms.mirror and not private:
