@@ -29,11 +29,13 @@ This page is written by `python docs/make_configuration.py` from `src/fedaux/con
 |---|---|---|
 """
 IMPORTANT = {
+    "model": "an [encoder](your-data.md#your-own-encoder), or one network for all clients; short for "
+    "`[encoder]` and `[[prototypes]]`",
     "method": "the [methods](methods.md) to compare, in one run",
     "seeds": "use at least three to compare methods",
     "rounds": "fewer for a first look",
     "participation_rate": "the share of the clients in each round",
-    "data.source": "what the clients hold: [your data](your-data.md), with `data.path` or "
+    "data.source": "the clients' data: [your data](your-data.md), with `data.path` or "
     "`data.clients`",
     "auxiliary.source": "the public data, with `auxiliary.path`",
     "split.alpha": "how different the clients are, if one data set is split; `split.num_clients` "
@@ -41,7 +43,6 @@ IMPORTANT = {
     "certainty.epsilon": "the price of the scores: smaller is more private and noisier "
     "([tuning](tuning.md))",
     "local.learning_rate": "larger with few examples per client, or if only heads are trained",
-    "engine.device": "`cpu`, `cuda` or `cuda:1`; `auto` takes a GPU if there is one",
 }
 
 
@@ -49,8 +50,8 @@ def page() -> str:
     """Return the page."""
     rows = ""
     for key, advice in IMPORTANT.items():
-        default = json.dumps(reduce(getattr, key.split("."), Experiment()))
-        rows += f"| `{key}` | `{default}` | {advice} |\n"
+        value = "" if key == "model" else reduce(getattr, key.split("."), Experiment())
+        rows += f"| `{key}` | {f'`{json.dumps(value)}`' if value else '–'} | {advice} |\n"
     return INTRODUCTION + rows + "\n" + reference().rstrip() + "\n"
 
 

@@ -17,6 +17,8 @@ from helpers.paths import ROOT
 from helpers.typing_commands import typed
 from PIL import Image
 
+from fedaux.config import Experiment
+
 PAGES = [
     page for folder in (".", "docs", "notes", "reproduce") for page in (ROOT / folder).glob("*.md")
 ]
@@ -73,6 +75,14 @@ def test_diagrams_show_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
         file = ROOT / f"docs/images/{name}.svg"
         assert drawn == file.read_text(encoding="utf-8"), "run python docs/make_diagrams.py"
     assert ">core<" in drawn
+
+
+def test_the_recipe_of_the_readme_is_valid() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"^```toml\n(.*?)^```$", page, flags=re.S | re.M)
+    found = Experiment(**tomllib.loads(recipe))
+    assert found.encoder is not None
+    assert (found.mode, len(found.data.clients)) == ("linear", 3)
 
 
 @pytest.mark.slow
