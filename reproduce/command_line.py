@@ -9,7 +9,6 @@ import typer
 from rich.console import Console
 
 from fedaux.cli.arguments import (
-    Cluster,
     Devices,
     Jobs,
     Overrides,
@@ -93,7 +92,6 @@ def reproduce(
     ] = None,
     devices: Devices = None,
     jobs: Jobs = None,
-    cluster: Cluster = None,
     time_limit: TimeLimit = None,
     show_list: Annotated[
         bool,

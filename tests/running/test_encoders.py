@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,10 @@ from fedaux.data.decoding import DecodedBlock
 from fedaux.encoders import Encoder, Extractor, Images, extraction, network, of_file, open_encoder
 from fedaux.encoders.preprocessing import images_of
 from fedaux.files import save_tensors, weights_digest
+from fedaux.formatting import megabytes
 from fedaux.predict import export as model_export
-from fedaux.recipes import load_experiment
+from fedaux.recipes import load_experiment, merged
+from fedaux.running.dry_run import measured
 from fedaux.running.preflight import problems_of
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -300,6 +303,31 @@ def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
     write_photographs(tmp_path)
     recipe = RECIPE.format(encoder=image_encoder(tmp_path / "vit"), folder=tmp_path)
     return load_experiment(recipe)
+
+
+def test_a_dry_run_says_what_the_run_takes(tmp_path: Path, photographs: Experiment) -> None:
+    """Bytes are exactly those of the run, however few inputs were sampled; nothing is left."""
+    recipe = Experiment(**merged(photographs.to_dict(), {"encoder": {"batch_size": 8}}))
+    lines = measured(recipe)
+    assert not (tmp_path / "cache").exists()
+    assert lines[0].startswith("Features of 102 inputs: ")
+    assert f", {megabytes(102 * 32 * 2)} MB in the cache" in lines[0]
+    result = fedaux.run(recipe, out=tmp_path / "run", progress=False)
+    for line, own in zip(lines[1:3], result.summary["rows"], strict=True):
+        (row, other) = (one for one in result.metrics() if one["method"] == own["method"])
+        assert row["bytes_down"] == other["bytes_down"]
+        before = megabytes((own["bytes_down"] - 2 * row["bytes_down"]) / 3)
+        assert f"down {before} + {megabytes(row['bytes_down'] / 3)}, up" in line
+    assert lines[3].startswith("Memory: ")
+
+
+def test_features_that_fit_nowhere_are_refused_before_an_image_is_read(
+    photographs: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1000))
+    monkeypatch.setattr(Images, "pixels", None)
+    with pytest.raises(ValueError, match=r"the disk of .*cache.* 0.001 MB; reduce data.size"):
+        fedaux.run(photographs, progress=False)
 
 
 def test_photographs_of_all_sizes_run_predict_and_go_home(

@@ -366,5 +366,3 @@ def test_a_scheduler_runs_the_cells_as_commands(tmp_path: Path) -> None:
     done = called("run", "grid.toml", "--out", "out", "--resume", cwd=tmp_path)
     assert "2 finished before" in done.stdout, done.stderr
     assert (tmp_path / "out/report.html").is_file()
-    done = called("run", "grid.toml", "--out", "out", "--cluster", "auto", cwd=tmp_path)
-    assert "--cluster: removed in fedaux 0.3.0; --commands prints" in done.stderr

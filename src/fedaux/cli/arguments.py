@@ -51,20 +51,6 @@ Jobs = Annotated[
     int | None,
     typer.Option("--jobs", help="Number of parallel runs.", show_default="one per device", min=1),
 ]
-
-
-def _without_cluster(value: str | None) -> None:
-    if value is not None:
-        raise ValueError(
-            "--cluster: removed in fedaux 0.3.0; --commands prints a command for each run, for any "
-            "scheduler (docs/sweeps.md)"
-        )
-
-
-Cluster = Annotated[
-    str | None,
-    typer.Option("--cluster", hidden=True, callback=_without_cluster),
-]
 TimeLimit = Annotated[
     float | None,
     typer.Option(

@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 
 from fedaux.cli.arguments import (
-    Cluster,
     Devices,
     Jobs,
     Overrides,
@@ -59,13 +58,16 @@ def run(
     ] = None,
     devices: Devices = None,
     jobs: Jobs = None,
-    cluster: Cluster = None,
     time_limit: TimeLimit = None,
     commands: Annotated[
         bool,
         typer.Option(
             "--commands", help="Print a command for each run of a sweep, for a scheduler."
         ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Play one round, and print what the whole run would take."),
     ] = False,
     plugins: Plugins = None,
 ) -> None:
@@ -107,6 +109,12 @@ def run(
             "single run is --set engine.device=..."
         )
     experiment = load(recipe, overrides, plugins=plugins)
+    if dry_run:
+        from fedaux.running.dry_run import measured
+
+        for line in measured(experiment):
+            typer.echo(line)
+        return
     from fedaux.core import ranks
     from fedaux.running import display
     from fedaux.running.run import run as run_experiment

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import shutil
+import tempfile
 import time
 import zipfile
 from collections import deque
@@ -30,7 +31,7 @@ from fedaux.data.texts import WIDTH_STEP, text_of
 from fedaux.encoders.network import Encoder, open_encoder
 from fedaux.encoders.preprocessing import Images, Tokens
 from fedaux.files import replacing
-from fedaux.formatting import install_hint
+from fedaux.formatting import install_hint, megabytes
 
 BLOCK = 1024
 """Rows that are stored at a time; an interrupted extraction continues behind the last ones."""
@@ -109,6 +110,7 @@ class Extractor:
     ) -> Iterator[DecodedBlock]:
         """Yield the rows in order, in blocks. Blocks of an interrupted extraction are reused:
         `place` is its name in the cache."""
+        self._check_room(expected)
         self._prepare(expected)
         folder = _unfinished(place)
         numbered, number = enumerate(entries), 0
@@ -141,6 +143,21 @@ class Extractor:
         if block.reasons:
             raise ValueError(next(iter(block.reasons.values())))
         return torch.from_numpy(block.images.astype(np.float32))
+
+    def _check_room(self, inputs: int) -> None:
+        """Raise ValueError if features fit neither on the disk nor into memory."""
+        wanted = 4 * self.encoder.width * inputs  # on disk twice, as blocks and as one file
+        folder = cache.folder() or Path(tempfile.gettempdir())
+        disk = next(place for place in (folder, *folder.parents) if place.exists())
+        rooms = {f"on the disk of {folder} (FEDAUX_CACHE)": shutil.disk_usage(disk).free}
+        rooms["in memory"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        for where, room in rooms.items():
+            if wanted > room:
+                raise ValueError(
+                    f"{self.encoder.source}: features of {inputs:,} inputs need "
+                    f"{megabytes(wanted)} MB {where}, which has {megabytes(room)} MB; reduce "
+                    "data.size or auxiliary.size"
+                )
 
     def _usual_batch(self) -> int:
         size = GPU_BATCH if self._compute.device.type == "cuda" else CPU_BATCH

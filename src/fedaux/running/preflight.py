@@ -31,11 +31,13 @@ from fedaux.privacy.mechanisms import MECHANISMS
 
 ANY_CLASSES = 2
 """Number of classes of models whose head is not used."""
-NOT_FEDERATED = {
+ONLY_SIMULATED = {
     "data": "needs all private data in one place, and in a federation it stays at the nodes",
     "nothing": "each client trains alone, so the nodes have nothing to send to a server",
+    "last_releases": "its release after the last round is not supported in a federation",
+    "personal": "part of its models stays with the clients, which nodes do not support",
 }
-"""Why a method that only serves for comparison cannot run in a federation, by `exchange`."""
+"""Why a method cannot run in a federation, by what it shares or by the field of `Asks`."""
 OPTIONAL_HINT = "; labelled data is optional: --set data.source=none"
 """Added by `fedaux pretrain` to problems of labelled data."""
 
@@ -108,21 +110,10 @@ def problems_of(
                 "many for all; `fedaux privacy` suggests one"
             )
         problems += [
-            f"method = {name!r}: {NOT_FEDERATED[asks.shares]}; run it in the simulator"
+            f"method = {name!r}: {why}; run it in the simulator"
+            for asked_for, why in ONLY_SIMULATED.items()
             for name, asks in asked.items()
-            if asks.is_bound
-        ]
-        problems += [
-            f"method = {name!r}: its release after the last round is not supported in a "
-            "federation; run it in the simulator"
-            for name, asks in asked.items()
-            if asks.last_releases
-        ]
-        problems += [
-            f"method = {name!r}: part of its models stays with the clients, which nodes do not "
-            "support; run it in the simulator"
-            for name, asks in asked.items()
-            if asks.personal
+            if asks.shares == asked_for or getattr(asks, asked_for, False)
         ]
     elif experiment.data.source in labelled and not (missing := _missing_data(experiment.data)):
         if experiment.text is None or SOURCES[experiment.data.source].holds_texts:

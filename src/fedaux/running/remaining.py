@@ -42,10 +42,11 @@ class RemainingTime:
             return ""
         rest = sum(rounds > 0 for rounds in left.values()) - len(known)
         which = f" without {rest} method{'s' if rest > 1 else ''} to come" if rest else ""
-        return f", ETA {_duration(sum(known.values()) / at_once)}{which}"
+        return f", ETA {duration(sum(known.values()) / at_once)}{which}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return a time in s, min or h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

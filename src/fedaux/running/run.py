@@ -39,7 +39,7 @@ from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import Callback, State, Task, population
 from fedaux.data import LabelledData, load_both, notes, split_auxiliary, split_dirichlet
 from fedaux.data.vocabulary import Vocabulary
-from fedaux.encoders import Encoder, extractor_of
+from fedaux.encoders import Encoder, Extractor, extractor_of
 from fedaux.fast import best_backend
 from fedaux.fast.feature_cache import FeatureCache
 from fedaux.files import read_json, save_json, save_tensors
@@ -134,12 +134,16 @@ class Inputs:
     """What loading skipped and warned of, for data.json."""
 
 
-def load_inputs(experiment: Experiment) -> Inputs:
-    """Load the data of an experiment onto its device."""
+def load_inputs(
+    experiment: Experiment,
+    *,
+    extractor_for: Callable[[Experiment, Compute], Extractor | None] = extractor_of,
+) -> Inputs:
+    """Load the data of an experiment onto its device; an extractor makes features, if any."""
     device = prepare_device(experiment)
     compute = compute_for(experiment.engine, device, experiment.data)
     with notes.collected() as found:
-        extractor = extractor_of(experiment, compute)
+        extractor = extractor_for(experiment, compute)
         data, auxiliary = load_both(experiment, converter=extractor)
     if extractor is not None:
         data = replace(data, encoder=extractor.encoder.card())
