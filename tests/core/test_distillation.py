@@ -19,7 +19,6 @@ from fedaux.core.steps import Steps
 from fedaux.core.weights import snapshot
 from fedaux.fast.capture import CapturedSteps
 from fedaux.fast.distillation import prepared_steps
-from fedaux.fast.inference import FastPredictor
 
 RNG = np.random.default_rng(0)
 IMAGES = torch.from_numpy(RNG.integers(0, 256, (20, 1, 2, 2), dtype=np.uint8))
@@ -95,26 +94,6 @@ def test_one_distillation_step_is_equation_1() -> None:
     assert torch.allclose(
         after["1.weight"], weights["1.weight"] - 0.01 * gradient.sign(), atol=1e-5
     )
-
-
-def test_distillation_moves_the_student_to_the_teacher_and_leaves_its_input_alone() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    weights = snapshot(model)
-    before = {name: tensor.clone() for name, tensor in weights.items()}
-    images = torch.from_numpy(RNG.integers(0, 256, (64, 1, 2, 2), dtype=np.uint8))
-    targets = torch.softmax(torch.from_numpy(RNG.normal(size=(64, 3))).float(), dim=1)
-    section = Distillation(batch_size=16, learning_rate=0.02, epochs=10)
-    after = distill(
-        model, weights, images, targets, section=section, generator=seeding.generator(0, "x")
-    )
-
-    def loss(state: dict[str, torch.Tensor]) -> float:
-        model.load_state_dict(state)
-        predict = FastPredictor(model, Compute())
-        return float(distillation_loss(predict(snapshot(model), images, batch_size=16), targets))
-
-    assert loss(after) < loss(weights)
-    assert all(torch.equal(weights[name], before[name]) for name in weights)
 
 
 def test_the_default_is_a_plain_loop_bit_for_bit() -> None:

@@ -12,8 +12,7 @@ from fedaux.config import Local
 from fedaux.core.backend import ClientJob, TrainContext
 from fedaux.core.compute import Compute
 from fedaux.core.local_training import train_locally
-from fedaux.core.steps import adam, add_proximal_gradient
-from fedaux.core.weights import snapshot
+from fedaux.core.steps import adam
 from fedaux.models import MODELS
 
 
@@ -72,33 +71,6 @@ def test_local_training_equals_plain_gradient_descent(proximal: float) -> None:
     assert layer.weight.detach().numpy() == pytest.approx(weight, abs=1e-5)
     assert layer.bias.detach().numpy() == pytest.approx(bias, abs=1e-5)
     assert loss == pytest.approx(np.concatenate(losses).mean(), rel=1e-5)
-
-
-def test_the_proximal_gradient_is_that_of_half_the_squared_distance() -> None:
-    parameters = [nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.tensor([[3.0]]))]
-    anchors = [torch.tensor([0.0, 0.5]), torch.tensor([[1.0]])]
-    total = torch.stack(
-        [(p - a).square().sum() for p, a in zip(parameters, anchors, strict=True)]
-    ).sum()
-    expected = torch.autograd.grad(0.5 * 0.7 * total, parameters)
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    add_proximal_gradient(parameters, anchors, strength=0.7)
-    for parameter, gradient in zip(parameters, expected, strict=True):
-        assert parameter.grad is not None
-        assert torch.allclose(parameter.grad, 1 + gradient)
-
-
-def test_a_stronger_proximal_term_keeps_the_model_closer() -> None:
-    distances = []
-    for proximal in (0.0, 0.1, 1.0):
-        model = linear()
-        before = snapshot(model)
-        train(model, 12, proximal=proximal)
-        distances.append(
-            sum(float((v - before[k]).square().sum()) for k, v in model.state_dict().items())
-        )
-    assert distances[0] > distances[1] > distances[2]
 
 
 @pytest.mark.parametrize("size", [1, 5])

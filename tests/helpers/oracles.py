@@ -199,32 +199,6 @@ def sharpen_loop(probabilities: Sequence[float], *, temperature: float) -> list[
     return [value / sum(powers) for value in powers]
 
 
-def proximal_loop(values: Sequence[float], anchors: Sequence[float], *, strength: float) -> float:
-    """FedPROX's term mu/2 |theta - theta_0|^2."""
-    total = 0.0
-    for value, anchor in zip(values, anchors, strict=True):
-        total += (value - anchor) * (value - anchor)
-    return strength / 2 * total
-
-
-def mixed_probabilities_loop(
-    logits: Sequence[Sequence[Sequence[float]]], scores: Sequence[Sequence[float]]
-) -> list[list[float]]:
-    """sum_i s_i(x) softmax(f_i(x)) / sum_j s_j(x) for logits[model][example][class] and
-    scores[model][example]."""
-    labels = []
-    for x in range(len(logits[0])):
-        total = sum(own[x] for own in scores)
-        rows = [softmax_loop(model[x]) for model in logits]
-        labels.append(
-            [
-                sum(own[x] / total * row[c] for own, row in zip(scores, rows, strict=True))
-                for c in range(len(rows[0]))
-            ]
-        )
-    return labels
-
-
 def class_sums_loop(
     projected: list[list[float]], labels: list[int], *, classes: int, finite: list[bool]
 ) -> list[list[float]]:
