@@ -43,7 +43,7 @@ HELD_OUT = 0.1
 
 @dataclass(frozen=True)
 class Settings:
-    """What is timed."""
+    """The timed work."""
 
     model: str
     image: tuple[int, int, int]

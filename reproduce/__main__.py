@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m reproduce", description=__doc__)
     what = made.add_mutually_exclusive_group(required=True)
-    what.add_argument("--status", action="store_true", help="what is there, and what is missing")
+    what.add_argument("--status", action="store_true", help="finished and missing runs")
     what.add_argument("--next", action="store_true", help="run the most valuable missing cells")
     what.add_argument("--cell", metavar="NAME", help="run one cell, as --next does")
     what.add_argument("--check", action="store_true", help="compare the tables with the results")

@@ -65,7 +65,7 @@ def test_the_search_sees_late_imports_and_those_for_types(tmp_path: Path) -> Non
 
 
 def test_no_two_packages_import_each_other() -> None:
-    """Packages that import only what is already placed are placed; a cycle never is."""
+    """Packages that import only placed packages are placed; a cycle never is."""
     graph = package_graph()
     placed: set[str] = set()
     while ready := {

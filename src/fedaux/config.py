@@ -550,7 +550,7 @@ class ExperimentFields(Section):
     rounds: Count = 100
     """Number of communication rounds T."""
     mode: Literal["full", "linear"] = "full"
-    """What is trained: `full` models, or `linear` heads on the frozen features of h0."""
+    """The trained part: `full` models, or `linear` heads on the frozen features of h0."""
     participation_rate: Share = 0.4
     """Share C of the clients selected per round, at least one client."""
     aggregation: Literal["mean", "clipped", "trimmed-mean", "median"] = "mean"

@@ -167,7 +167,7 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 def _explain(
     item: Any, raw: Mapping[str, Any], known: list[str]
 ) -> tuple[str, tuple[str | int, ...]]:
-    """Return one of pydantic's errors as a line with the key, the value and what is expected."""
+    """Return one of pydantic's errors as a line with the key, the value and the expectation."""
     location = tuple(
         part for part in item["loc"] if not (isinstance(part, str) and part.startswith("function-"))
     )

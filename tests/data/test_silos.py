@@ -202,7 +202,7 @@ def test_clients_with_images_of_another_size_are_named(
     other = silo(tmp_path / "hospital_d", {"flu": 4}, value=4, side=6)
     section = Data(source="folder", clients=(*hospitals, other))
     with pytest.raises(
-        ValueError, match=r"hospital_d are \[1, 6, 6\], those of .*hospital_a \[1, 8, 8\]"
+        ValueError, match=r"hospital_d are \[1, 6, 6\], images of .*hospital_a \[1, 8, 8\]"
     ):
         load_labelled(section)
     assert load_labelled(section.model_copy(update={"image_size": 6})).images.shape[1:] == (1, 6, 6)

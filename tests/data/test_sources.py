@@ -168,7 +168,7 @@ def test_private_and_public_images_must_have_one_shape(tmp_path: Path) -> None:
     public = tmp_path / "public.safetensors"
     save_file({"images": images(80)}, public)
     with pytest.raises(
-        ConfigError, match=r"its images are \[3, 6, 6\] and those of data \[1, 8, 8\]"
+        ConfigError, match=r"its images are \[3, 6, 6\] and images of data \[1, 8, 8\]"
     ):
         fedaux.run(
             tiny(auxiliary={"source": "tensors", "path": str(public), "size": 80}),

@@ -1,4 +1,4 @@
-"""Draws for private training that show what is released before noise."""
+"""Draws for private training that show the sums before noise."""
 
 from __future__ import annotations
 

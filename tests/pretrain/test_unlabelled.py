@@ -133,7 +133,7 @@ def test_a_recipe_whose_labelled_data_is_elsewhere_is_told_so(
     _, plain = pretrained(tmp_path / "plain", tiny(auxiliary=pictures))
     digests = [weights_digest(load_file(path)) for path in (h0, with_labels, plain)]
     assert digests[0] == digests[1] != digests[2], (
-        "what is taken from every image holds for public ones alone, too"
+        "numbers subtracted from every image hold for public ones alone, too"
     )
 
 

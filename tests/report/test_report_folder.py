@@ -408,7 +408,7 @@ def test_what_is_tuned_for_one_method_is_no_setting_of_all(tmp_path: Path, plann
     )
     assert "fedaux is best in 2 of 2 settings (mean rank 1.00 of 3)" in text
     assert "local.proximal of fedprox: 0.01, 0.5" in text
-    if planned:  # what is to come counts, too
+    if planned:  # planned runs count, too
         more = {"method": ["fedprox"], "split.alpha": 1.0, "local.proximal": 0.1}
         plan["cells"] = [*cells, {"name": "later", "settings": more, "failed": None}]
         (tmp_path / "sweep.json").write_text(json.dumps(plan))

@@ -306,7 +306,7 @@ def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
 
 
 def test_a_dry_run_says_what_the_run_takes(tmp_path: Path, photographs: Experiment) -> None:
-    """Bytes are exactly those of the run, however few inputs were sampled; nothing is left."""
+    """Bytes equal the run's, however few inputs were sampled; nothing is left."""
     recipe = Experiment(**merged(photographs.to_dict(), {"encoder": {"batch_size": 8}}))
     lines = measured(recipe)
     assert not (tmp_path / "cache").exists()

@@ -1,4 +1,4 @@
-"""Users' own rows from a file: what they add, what is refused, and what a run keeps of them."""
+"""Users' own rows from a file: added rows, refusals, and the record in a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sweep as it runs: in processes that share work, skipping what is done, surviving what fails,
+"""A sweep as it runs: in processes that share work, skipping finished cells, surviving failures,
 stops or is killed."""
 
 from __future__ import annotations

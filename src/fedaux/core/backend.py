@@ -34,7 +34,7 @@ class TrainContext:
     proximal: float
     compute: Compute
     key: str
-    """Names the architecture: what is compiled for one model serves all models of the same key."""
+    """Names the architecture: code compiled for one model serves all models of the same key."""
     loss: LocalLoss = CROSS_ENTROPY
     corrected: bool = False
     """Whether jobs correct the gradients."""

@@ -42,7 +42,7 @@ def measure(logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> dic
 
     Accuracy and loss are means over the examples or, with class shares [C], over the classes in
     these proportions. Balanced accuracy and macro F1 are means over the classes that have test
-    examples, the AUC (one class against the rest) over those that have examples and
+    examples, the AUC (one class against the rest) over classes that have examples and
     counterexamples.
     """
     accuracy, loss = evaluate(logits, labels, shares)

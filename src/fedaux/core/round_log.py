@@ -16,7 +16,7 @@ from fedaux.privacy.ledger import LedgerEntry
 
 
 class RoundLog:
-    """What is recorded of one round."""
+    """The record of one round."""
 
     def __init__(self, task: Task, number: int, callback: Callback) -> None:
         self.round = number

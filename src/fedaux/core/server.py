@@ -346,7 +346,7 @@ class Server:
         corrections: Mapping[int, Weights] | None = None,
         start: Callable[[int], Mapping[str, Weights]] | None = None,
     ) -> list[Member]:
-        """Let the selected clients train; return those with usable updates, by client id.
+        """Let the selected clients train; return the members with usable updates, by client id.
 
         They minimise the objectives that the method asks for, with `strengths` where the recipe
         states none. They rehearse soft labels [N, C] of the distill set, by default the server
@@ -459,8 +459,8 @@ class Server:
         return found
 
     def predict(self, members: Sequence[Member]) -> list[Member]:
-        """Return the members with their logits on the distill set, by client id; those with
-        non-finite ones are dropped."""
+        """Return the members with their logits on the distill set, by client id; drop
+        members with non-finite ones."""
         members = sorted(members, key=lambda member: member.client)
         new = [member for member in members if member.logits is None]
         with self.log.phase("teach"):

@@ -34,7 +34,7 @@ def joined(
     for name, silo in zip(names, silos, strict=True):
         if silo.images.shape[1:] != shape:
             raise ValueError(
-                f"data.clients: images of {name} are {list(silo.images.shape[1:])}, those of "
+                f"data.clients: images of {name} are {list(silo.images.shape[1:])}, images of "
                 f"{names[0]} {list(shape)}; should be equal, set data.image_size and data.channels"
             )
     return _joined(silos, shared_test=shared_test)

@@ -364,7 +364,7 @@ def find_content(
     where: Path | str,
     typed: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Return the column of the images, or those of the texts; `typed` have the right type."""
+    """Return the column of the images, or the columns of the texts; `typed` have the right type."""
     key = key_of(section)
     if texts:
         given = section.text_column or (None,)

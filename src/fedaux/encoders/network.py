@@ -126,7 +126,9 @@ class Encoder:
             shown = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(f"{self.source}: returns {shown}; should return features [N, F]")
         if not torch.equal(state, torch.get_rng_state()):
-            raise ValueError(f"{self.source}: its features are random; should be those of an input")
+            raise ValueError(
+                f"{self.source}: its features are random; should depend on the input alone"
+            )
         return found.shape[1]
 
     @cached_property
@@ -307,7 +309,7 @@ def _of_folder(folder: Path, *, key: str, source: str) -> Encoder:
             tokens_of(folder, config, key=key) if texts else images_of(folder, key=key)
         )
         if not (folder / "model.safetensors").is_file() and not (folder / INDEX).is_file():
-            read_weights(folder, key=key)  # says what is wrong
+            read_weights(folder, key=key)  # its error names the problem
         try:
             network, found = kind.from_pretrained(
                 folder,

@@ -114,7 +114,7 @@ class CapturedSteps(Steps):
         self._graphs[size].replay()
 
     def set_correction(self, correction: Mapping[str, Tensor]) -> None:
-        """Replace what is added to the gradients."""
+        """Replace the summands of the gradients."""
         torch._foreach_copy_(self._corrections, [correction[name] for name in self._names])
 
     def _capture(self, size: int) -> torch.cuda.CUDAGraph:

@@ -1,7 +1,7 @@
 """Depthwise 3x3 convolutions on a GPU in half precision, channels last, as three kernels of their
 own.
 
-cuDNN's kernels for one channel per group are slow in this layout, above all those for gradients of
+cuDNN's kernels for one channel per group are slow in this layout, above all for gradients of
 weights. They are used if Triton is missing or cannot compile.
 """
 

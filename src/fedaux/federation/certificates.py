@@ -19,7 +19,7 @@ EXPIRED, NOT_YET, WRONG_NAMES = 10, 9, (62, 64)
 
 
 def server_problems(folder: Path, *, names: Sequence[str]) -> list[str]:
-    """Return what is wrong with the files of a server that nodes reach by these names.
+    """Return the problems of the files of a server that nodes reach by these names.
 
     `folder` holds ca.crt, server.pem (the server's certificate first, then intermediate ones) and
     server.key.
@@ -77,7 +77,7 @@ def server_problems(folder: Path, *, names: Sequence[str]) -> list[str]:
 
 
 def authority_problems(file: Path) -> list[str]:
-    """Return what is wrong with the certificate by which a node recognises the server."""
+    """Return the problems of the certificate by which a node recognises the server."""
     from cryptography import x509
 
     now = datetime.now(UTC)

@@ -125,7 +125,7 @@ def class_table(data: LabelledData, config: NodeConfig) -> Table:
 
 
 def policy_lines(config: NodeConfig) -> list[str]:
-    """Return what may leave this machine, what has left it, and what is not private."""
+    """Return lines on data that may leave this machine or has left it, and on privacy."""
     terms = config.privacy
     guard = Guard(config)
     used = guard.spent(guard.counted())

@@ -56,7 +56,7 @@ def init(
         typer.Option(
             "--trial",
             help="Give nodes parts of the recipe's data and seeded noise, without privacy: results "
-            "equal those of `fedaux run`.",
+            "equal the numbers of `fedaux run`.",
         ),
     ] = False,
     port: Annotated[

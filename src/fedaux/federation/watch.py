@@ -98,7 +98,7 @@ def view(status: Mapping[str, Any], *, now: datetime) -> Group:
 
 
 def _epochs(row: Mapping[str, Any]) -> str:
-    """Return the local epochs that a client has answered for, and those that it was asked for now.
+    """Return the local epochs that a client has answered for, and its present local epochs.
 
     How far it is in between it does not say: the time that examples take is private.
     """

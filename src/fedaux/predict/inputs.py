@@ -47,7 +47,7 @@ class Item:
 class Inputs:
     """The inputs below some paths, in order, read while they are used.
 
-    `columns` of tables are those to read, by default the columns that the model was trained on, or
+    `columns` of tables are read, by default the columns that the model was trained on, or
     usual names. Raises ValueError if a path does not exist, or a folder has nothing to read.
     """
 

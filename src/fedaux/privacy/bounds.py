@@ -37,7 +37,7 @@ class Bound:
     reason: str
 
     def problem(self, name: str, value: float) -> str | None:
-        """Return what is wrong with a value; None if it lies in the range."""
+        """Return the problem of a value; None if it lies in the range."""
         if self.low <= value <= self.high:  # NaN does not
             return None
         return (

@@ -105,7 +105,7 @@ class Mechanism:
     is_sum: bool = False
     """Whether releases are sums, which grow with the number of examples."""
     stream: str = ""
-    """Part of the simulated noise's stream, of what is released beside scores."""
+    """Part of the simulated noise's stream, for releases beside scores."""
     remedy: str = "raise certainty.epsilon"
     """What helps if noise drowns a release."""
 

@@ -261,7 +261,7 @@ def _results(runs: Runs) -> str:
         f"last round is the fair number. (ε, δ) is the cost of {covered}, for the client that "
         "spent most; – means that nothing was released through a privacy mechanism. Megabytes "
         "(10⁶ bytes) and seconds are for one seed, including its preparation; the seconds are "
-        "without those of h0 and features, which methods share. "
+        "without h0 and features, which methods share. "
         f"{html.download('results', Table(headers, means))} {every}",
         raw=True,
     )
@@ -322,7 +322,7 @@ def _curves(runs: Runs) -> str:
         if counts != {1}
         else "one seed"
     )
-    bands += "; unfinished seeds count as far as they got" if len(counts) > 1 else ""
+    bands += "; unfinished seeds count with their finished rounds" if len(counts) > 1 else ""
     drawn = len(curves)
     if len(curves) == 1:
         figure = figures.labelled_lines(next(iter(curves.values())))

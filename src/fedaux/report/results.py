@@ -193,7 +193,7 @@ class Runs:
 def read_runs(directory: Path) -> Runs:
     """Read a run directory, a sweep, or any folder of run directories, finished or not.
 
-    Raises ValueError naming what is wrong.
+    Raises ValueError naming the problem.
     """
     directory = Path(directory)
     present, sweep = _children(directory), directory / "sweep.json"

@@ -180,7 +180,7 @@ def _method_problems(name: str, row: object) -> list[str]:
 
 
 def _objective_problems(name: str, row: object) -> list[str]:
-    """Return what is wrong with a local objective, tried on a client that lacks a class."""
+    """Return the problems of a local objective, tried on a client that lacks a class."""
     if not isinstance(row, Objective):
         return [f" = {row!r}: should be a fedaux.core.objectives.Objective"]
     counts, labels = torch.tensor([3.0, 1.0, 0.0]), torch.tensor([0, 0, 0, 1])

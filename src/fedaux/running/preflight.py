@@ -508,7 +508,7 @@ def _check_shapes(data: LabelledData, auxiliary_shape: tuple[int, ...]) -> None:
     if auxiliary_shape[1:] != shape:
         raise ConfigError(
             [
-                f"auxiliary: its images are {list(auxiliary_shape[1:])} and those of data "
+                f"auxiliary: its images are {list(auxiliary_shape[1:])} and images of data "
                 f"{list(shape)}; should be equal, see image_size and channels"
             ]
         )

@@ -204,13 +204,13 @@ def unmeasured_line(outcomes: Sequence[Outcome]) -> str:
 
 
 def stopped_line(stop: KeyboardInterrupt, *, prototype: str, shared: Path | None) -> str:
-    """Return a sentence on what is saved after Ctrl-C; `prototype` was being processed, if any."""
+    """Return a sentence on what Ctrl-C left; `prototype` was being processed, if any."""
     if not prototype:
         return "Stopped before training: the same command starts from the beginning."
     if shared is None:
         return "Stopped. Nothing is saved without a store (FEDAUX_CACHE)."
     if not isinstance(stop, Stopped):
-        return "Stopped outside training: the same command continues with what is in the store."
+        return "Stopped outside training: the same command continues with the stored h0."
     if stop.saved == 0:
         return f"Stopped. No epoch of {prototype} is saved: the same command starts it again."
     where = f"epoch {stop.saved} of {stop.epochs}"
