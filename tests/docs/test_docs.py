@@ -267,7 +267,7 @@ def test_recipes_that_ship_are_valid_but_for_their_data() -> None:
     news = ["agnews", "agnews-minilm", "agnews-quick"]
     shipped = (
         "cifar10 cifar10-fedaux2 cifar10-linear cifar10-mixed cifar10-one-shot demo "
-        "fedaux-paper fedaux-released"
+        "fedaux-paper fedaux-released lite0"
     )
     assert [recipe.stem for recipe in recipes] == [*news, *shipped.split()]
     for recipe in recipes:

@@ -43,7 +43,8 @@ class Sampler(Extractor):
         others["place"] = None
         for _ in range(2):  # the second time nothing is prepared
             began = time.perf_counter()
-            (block,) = super().encode_all(iter(first), expected=expected, **others)
+            with redirect_stderr(io.StringIO()):
+                (block,) = super().encode_all(iter(first), expected=expected, **others)
             seconds = time.perf_counter() - began
         yield block
         self.inputs += expected
