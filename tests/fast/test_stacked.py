@@ -305,16 +305,6 @@ def test_parameters_can_be_single_numbers_and_unused(settings: dict[str, Any]) -
     )
 
 
-@pytest.mark.usefixtures("double_precision")
-def test_no_client_sees_another() -> None:
-    here = place("cnn")
-    weights = snapshot(here.model)
-    together = trained(StackedTraining(here), jobs(clients=[1, 4, 5]), weights)
-    for client in together:
-        alone = trained(StackedTraining(here), jobs(clients=[client]), weights)
-        assert_same(alone, {client: together[client]}, weights)
-
-
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_what_fills_up_a_batch_counts_for_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -343,16 +333,6 @@ def test_what_fills_up_a_batch_counts_for_nothing(
             assert difference(found[client][0], own) == 0
             assert found[client][1].loss == result.loss
     assert sum(replaced) > 0
-
-
-def test_filling_up_keeps_rows_and_says_which_count() -> None:
-    batches = [torch.tensor([7, 8, 9]), torch.tensor([5]), torch.tensor([3, 4])]
-    rows, present = stacked._filled(batches, 4)
-    assert rows.shape == (3, 3)
-    for batch, row, counts in zip(batches, rows, present, strict=True):
-        assert torch.equal(row[: len(batch)], batch)
-        assert counts.tolist() == [1.0] * len(batch) + [0.0] * (3 - len(batch))
-        assert set(row.tolist()) <= set(batch.tolist())  # of the client itself, whose memory it is
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers.experiments import IMAGE_MODELS
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional
 
 from fedaux import seeding
@@ -337,31 +336,6 @@ def test_initial_weights_come_from_the_stream(name: str) -> None:
         key for key in first if first[key].ndim > 1 and not torch.equal(first[key], other[key])
     ]
     assert differing == [key for key in first if first[key].ndim > 1]
-
-
-@pytest.mark.quickly("cnn", "mlp", "resnet8", "resnet8-gn")
-@pytest.mark.parametrize("name", IMAGE_MODELS)
-def test_clients_train_in_one_vectorised_step_as_they_would_alone(name: str) -> None:
-    with seeding.initialisation(0, part="test"):
-        models = [MODELS[name]((1, 8, 8), 3).double().train() for _ in range(2)]
-    images, labels = images_of(2, 4, 1, 8, 8).double(), torch.arange(8).view(2, 4) % 3
-
-    def loss(
-        parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
-    ) -> Tensor:
-        return functional.cross_entropy(
-            functional_call(models[0], (parameters, buffers), (inputs,)), targets
-        )
-
-    parameters, buffers = stack_module_state(list[nn.Module](models))
-    gradients = vmap(grad(loss))(parameters, buffers, images, labels)
-    for index, model in enumerate(models):
-        functional.cross_entropy(model(images[index]), labels[index]).backward()
-        for key, parameter in model.named_parameters():
-            assert parameter.grad is not None
-            assert torch.allclose(gradients[key][index], parameter.grad, atol=1e-9)
-        for key, buffer in model.named_buffers():
-            assert torch.allclose(buffers[key][index], buffer)
 
 
 @pytest.mark.parametrize("name", [name for name in IMAGE_MODELS if name != "mlp"])
