@@ -41,15 +41,31 @@ def sensitivity_of(num_examples: int, num_negatives: int, *, regularisation: flo
     return 2.0 * (1.0 / (num_examples + num_negatives) + TOLERANCE) / regularisation
 
 
-class PaperRegression(Mechanism):
-    """Regularised logistic regression of client data against negatives, perturbed at the output."""
-
-    remedy = "raise certainty.epsilon or certainty.regularisation"
+class Regression(Mechanism):
+    """Logistic regression of client data against negatives; the rows of `project` give scores."""
 
     def __init__(self, section: Certainty) -> None:
         self._epsilon = section.epsilon
         self._delta = section.delta
         self._regularisation = section.regularisation
+
+    def log_scores(
+        self,
+        vectors: Tensor,
+        sigmas: Tensor,
+        public: Public,
+        projected: Tensor,
+        *,
+        sizes: Tensor | None = None,
+    ) -> Tensor:
+        """Return log s_i(x) = log(1 / (1 + exp(-<w_i, u(x)>)) + xi) [K, N] of projected u(x)."""
+        return torch.log(torch.sigmoid(vectors @ projected.T) + SCORE_FLOOR)
+
+
+class PaperRegression(Regression):
+    """Regularised logistic regression of client data against negatives, perturbed at the output."""
+
+    remedy = "raise certainty.epsilon or certainty.regularisation"
 
     def publish(
         self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
@@ -113,18 +129,6 @@ class PaperRegression(Mechanism):
         non-finite."""
         require_shapes(public, {"bound": ()})
         return within_unit_ball(features.double() / public["bound"])
-
-    def log_scores(
-        self,
-        vectors: Tensor,
-        sigmas: Tensor,
-        public: Public,
-        projected: Tensor,
-        *,
-        sizes: Tensor | None = None,
-    ) -> Tensor:
-        """Return log s_i(x) = log(1 / (1 + exp(-<w_i, u(x)>)) + xi) [K, N]."""
-        return torch.log(torch.sigmoid(vectors @ projected.T) + SCORE_FLOOR)
 
 
 def objective(

@@ -23,18 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedaux.config import Certainty
-from fedaux.privacy.mechanism import Limits, Mechanism, Noise, Public, Release
-from fedaux.privacy.paper import SCORE_FLOOR, minimise
+from fedaux.privacy.mechanism import Limits, Noise, Public, Release
+from fedaux.privacy.paper import Regression, minimise
 
 
-class ReleasedRegression(Mechanism):
+class ReleasedRegression(Regression):
     """Logistic regression on the summed loss, with a free intercept and the client's own norm."""
-
-    def __init__(self, section: Certainty) -> None:
-        self._epsilon = section.epsilon
-        self._delta = section.delta
-        self._regularisation = section.regularisation
 
     def publish(
         self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
@@ -79,18 +73,6 @@ class ReleasedRegression(Mechanism):
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return the features with a column of ones [N, F + 1]."""
         return _with_ones(features.double())
-
-    def log_scores(
-        self,
-        vectors: Tensor,
-        sigmas: Tensor,
-        public: Public,
-        projected: Tensor,
-        *,
-        sizes: Tensor | None = None,
-    ) -> Tensor:
-        """Return log s_i(x) = log(1 / (1 + exp(-<w_i, h(x)> / r_i - b_i)) + xi) [K, N]."""
-        return torch.log(torch.sigmoid(vectors @ projected.T) + SCORE_FLOOR)
 
 
 def regress(
