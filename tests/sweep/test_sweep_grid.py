@@ -72,7 +72,7 @@ AXES = {
     "rounds": st.integers(1, 9),
     "certainty.epsilon": st.floats(0.1, 10),
     "mode": st.sampled_from(["full", "linear"]),
-    "distillation.clip": st.floats(0.5, 2),
+    "distillation.weight_decay": st.floats(0.5, 2),
     "pretraining.augmentation.flip": st.floats(0, 1),
 }
 GRIDS = st.fixed_dictionaries(
