@@ -292,6 +292,8 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path: Path) -> None:
     ]
     single = called("run", "recipe.toml", "--devices", "cpu", cwd=tmp_path)
     assert "are for sweeps, and this recipe is a single run" in single.stderr
+    several = called("run", "recipe.toml", "--apart", "method", "--dry-run", cwd=tmp_path)
+    assert "--dry-run are for a single run, and this is a sweep" in several.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
 
 

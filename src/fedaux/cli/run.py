@@ -88,8 +88,10 @@ def run(
     if (cells := _cells(recipe, overrides, apart=apart, plugins=plugins)) is not None:
         from fedaux.core import ranks
 
-        if ranks.size() > 1:
-            raise ValueError("torchrun is for a single run, and this is a sweep; use --devices")
+        if ranks.size() > 1 or dry_run:
+            raise ValueError(
+                "torchrun and --dry-run are for a single run, and this is a sweep; use --devices"
+            )
         if commands:
             from fedaux.running.run import run_path
             from fedaux.sweep.runner import commands as commands_of
