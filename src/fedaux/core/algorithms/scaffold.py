@@ -8,17 +8,23 @@ correction with the weights, so clients keep no state. Both papers average clien
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
 from fedaux.config import ExperimentFields, Local
 from fedaux.core.algorithms.fedavg import FedAvg
 from fedaux.core.asks import Asks
-from fedaux.core.messages import ClientState, Weights
+from fedaux.core.messages import ClientState, Member, Weights
 from fedaux.core.server import Server
 from fedaux.core.task import State
 from fedaux.core.weights import parameter_names
+
+PREFIX = "control/"
+Added = Callable[[Weights, Weights], Weights]
+Renew = Callable[[Weights, Weights, Weights, int, Local], Weights]
 
 
 @dataclass(frozen=True)
@@ -45,60 +51,25 @@ class Scaffold(FedAvg):
 
     def round(self, server: Server, state: State) -> State:
         """Train with corrections, average equally, renew the control variates."""
-        task = server.task
-        known = {client: stored_control(kept) for client, kept in state.memory.items()}
-        population = {*server.log.present, *known}
-        means = {
-            name: mean_control(
-                [own for client, own in sorted(known.items()) if task.prototype_of[client] == name],
-                over=sum(task.prototype_of[client] == name for client in population),
-                like=model,
-            )
-            for name, model in state.models.items()
-        }
-
-        def control(client: int) -> Weights:
-            return known.get(client) or zeros(means[task.prototype_of[client]])
-
-        corrections = {
-            client: self.added(control(client), means[task.prototype_of[client]])
-            for client in server.log.asked
-        }
-        members = server.train(state, corrections=corrections)
-        renewed = {}
-        for one in members:
-            mean, start = means[one.prototype], state.models[one.prototype]
-            moved = {name: one.weights[name] - start[name] for name in mean}
-            steps = local_steps(task.experiment.local, one.num_examples)
-            renewed[one.client] = self.renewed(
-                control(one.client), mean, moved, steps, task.experiment.local
-            )
+        local = server.task.experiment.local
+        controls = Controls.of(server, state)
+        members = server.train(state, corrections=controls.corrections(self.added))
+        renewed = controls.renewed(members, state.models, local, self.renewed)
         models = server.average(state, [replace(one, num_examples=1) for one in members])
+        means = replace(controls, known={**controls.known, **renewed}).means
         for name in {one.prototype for one in members}:
-            every = sorted({**known, **renewed}.items())
-            own = [control for client, control in every if task.prototype_of[client] == name]
-            after = mean_control(
-                own,
-                over=sum(task.prototype_of[client] == name for client in population),
-                like=models[name],
-            )
-            models[name] = self.shifted(models[name], after, task.experiment.local)
-        kept = {
-            client: {f"control/{name}": tensor for name, tensor in own.items()}
-            for client, own in renewed.items()
-        }
-        return state.next(models).remember(kept)
+            models[name] = self.shifted(models[name], means[name], local)
+        return state.next(models).remember(stored(renewed))
 
     def added(self, own: Weights, mean: Weights) -> Weights:
         """Return what a client adds to its gradients, from g_i and g."""
-        return {name: mean[name] - own[name] for name in mean}
+        return corrected(own, mean)
 
     def renewed(
         self, own: Weights, mean: Weights, moved: Weights, steps: int, local: Local
     ) -> Weights:
-        """Return g_i - g - (theta_i - theta) / (K eta): the client's mean gradient over K steps."""
-        scale = steps * local.learning_rate
-        return {name: own[name] - mean[name] - moved[name] / scale for name in mean}
+        """Return the next g_i."""
+        return mean_gradient(own, mean, moved, steps, local)
 
     def shifted(self, average: Weights, mean: Weights, local: Local) -> Weights:
         """Return the server's next model."""
@@ -141,28 +112,81 @@ def private_problems(name: str, settings: ExperimentFields) -> list[str]:
     return [f"local.privacy: not supported by {name}, which corrects gradients"]
 
 
-def local_steps(local: Local, num_examples: int) -> int:
-    """Return the number of steps K that a client takes in a round."""
-    return local.epochs * math.ceil(num_examples / local.batch_size)
+@dataclass(frozen=True)
+class Controls:
+    """The control variates g_i of the clients that have answered once; those of others are zero."""
+
+    known: Mapping[int, Weights]
+    asked: Sequence[int]
+    population: Collection[int]
+    prototype_of: Sequence[str]
+    models: Mapping[str, Weights]
+
+    @classmethod
+    def of(cls, server: Server, state: State) -> Controls:
+        """Return those that the state remembers."""
+        log, known = server.log, {one: _control(kept) for one, kept in state.memory.items()}
+        population = {*log.present, *known}
+        return cls(known, log.asked, population, server.task.prototype_of, state.models)
+
+    @cached_property
+    def means(self) -> dict[str, Weights]:
+        """g = sum_i g_i / N over the clients of each prototype."""
+        found = {}
+        for name, model in self.models.items():
+            total = {key: torch.zeros_like(model[key]) for key in parameter_names(model)}
+            for client, own in sorted(self.known.items()):
+                if self.prototype_of[client] == name:
+                    total = {key: tensor + own[key] for key, tensor in total.items()}
+            clients = sum(self.prototype_of[client] == name for client in self.population)
+            found[name] = {key: tensor / max(1, clients) for key, tensor in total.items()}
+        return found
+
+    def own(self, client: int) -> Weights:
+        """Return g_i."""
+        mean = self.means[self.prototype_of[client]]
+        return self.known.get(client) or {key: torch.zeros_like(one) for key, one in mean.items()}
+
+    def corrections(self, added: Added) -> dict[int, Weights]:
+        """Return added(g_i, g) for each client that is asked."""
+        means, prototype_of = self.means, self.prototype_of
+        return {one: added(self.own(one), means[prototype_of[one]]) for one in self.asked}
+
+    def renewed(
+        self, members: Sequence[Member], before: Mapping[str, Weights], local: Local, renew: Renew
+    ) -> dict[int, Weights]:
+        """Return renew(g_i, g, theta_i - theta, K, local) of members that took K steps."""
+        found = {}
+        for one in members:
+            mean, start = self.means[one.prototype], before[one.prototype]
+            moved = {name: one.weights[name] - start[name] for name in mean}
+            steps = local.epochs * math.ceil(one.num_examples / local.batch_size)
+            found[one.client] = renew(self.own(one.client), mean, moved, steps, local)
+        return found
 
 
-def zeros(like: Weights) -> Weights:
-    """Return a control variate of zeros."""
-    return {name: torch.zeros_like(tensor) for name, tensor in like.items()}
+def corrected(own: Weights, mean: Weights) -> Weights:
+    """Return g - g_i, which a client of SCAFFOLD adds to its gradients."""
+    return {name: mean[name] - own[name] for name in mean}
 
 
-def mean_control(controls: list[Weights], *, over: int, like: Weights) -> Weights:
-    """Return g = sum_i g_i / N over the clients of a prototype, zero for those without one."""
-    total = zeros({name: like[name] for name in parameter_names(like)})
-    for own in controls:
-        total = {name: total[name] + own[name] for name in total}
-    return {name: tensor / max(1, over) for name, tensor in total.items()}
+def mean_gradient(own: Weights, mean: Weights, moved: Weights, steps: int, local: Local) -> Weights:
+    """Return g_i - g - (theta_i - theta) / (K eta): the client's mean gradient over K steps."""
+    scale = steps * local.learning_rate
+    return {name: own[name] - mean[name] - moved[name] / scale for name in mean}
 
 
-def stored_control(state: ClientState) -> Weights:
-    """Return the control variate that is remembered of a client."""
+def stored(controls: Mapping[int, Weights]) -> dict[int, Weights]:
+    """Return control variates under the names by which the server remembers them."""
     return {
-        key.removeprefix("control/"): tensor
+        client: {f"{PREFIX}{name}": tensor for name, tensor in own.items()}
+        for client, own in controls.items()
+    }
+
+
+def _control(state: ClientState) -> Weights:
+    return {
+        key.removeprefix(PREFIX): tensor
         for key, tensor in state.tensors.items()
-        if key.startswith("control/")
+        if key.startswith(PREFIX)
     }
