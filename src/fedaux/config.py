@@ -393,12 +393,12 @@ class Local(Section):
     batch_size: Count = 32
     """Examples per batch."""
     optimizer: Literal["adam", "sgd"] = "adam"
-    """The optimizer."""
+    """The optimizer. Default in linear mode: `sgd`."""
     optimizer_state: Literal["reset", "kept"] = "reset"
     """`reset`: a new optimizer every round, and clients keep no state. `kept`: each client
     continues with its own."""
     learning_rate: Positive = 1e-3
-    """Learning rate. Default in linear mode, with `adam`: 0.01."""
+    """Learning rate. Default in linear mode: 0.1, and 0.01 with `adam`."""
     momentum: Momentum = 0.0
     """Momentum of `sgd`; ignored by `adam`."""
     weight_decay: NonNegative = 0.0
@@ -410,8 +410,8 @@ class Local(Section):
     `fedaux.core.objectives.OBJECTIVES`, such as `logit-adjusted` or `rehearsal`."""
     strengths: dict[str, NonNegative] = {}
     """Strengths of objectives by name. Default: the strengths in
-    `fedaux.core.objectives.OBJECTIVES`; methods with class sums and soft labels, such as `fedaux2`,
-    choose the strength of `logit-adjusted`."""
+    `fedaux.core.objectives.OBJECTIVES`; `fedaux2` and `fedcounts` choose the strength of
+    `jointly-adjusted`."""
     privacy: LocalPrivacy | None = None
 
 
@@ -532,8 +532,11 @@ ENCODER_PREFIXES, ENCODER_NAMES = ("hf:", "timm:"), ("efficientnet-lite0",)
 """How `model` names an encoder."""
 LINEAR = {"name": "linear", "model": "linear"}
 """The prototype of feature vectors."""
-LINEAR_RATES = {"local": 0.01, "distillation": 0.001}
-"""Default learning rates of Adam in linear mode."""
+LINEAR_RATES = {"sgd": 0.1, "adam": 0.01}
+"""Default learning rates of local training in linear mode, where the default optimizer is SGD: the
+loss of a head is convex, and features are standardised."""
+LINEAR_DISTILLATION = 0.001
+"""Default learning rate of distillation in linear mode."""
 
 
 class ExperimentFields(Section):
@@ -618,10 +621,14 @@ class ExperimentFields(Section):
             if isinstance(pretraining, dict):
                 values = {**values, "pretraining": {"kind": "none", **pretraining}}
         if values.get("mode") == "linear":
-            for key, rate in LINEAR_RATES.items():
-                section = values.get(key, {})
-                if isinstance(section, dict) and section.get("optimizer", "adam") == "adam":
-                    values = {**values, key: {"learning_rate": rate, **section}}
+            local, distillation = values.get("local", {}), values.get("distillation", {})
+            if isinstance(local, dict):
+                chosen = {"optimizer": "sgd", **local}
+                if (rate := LINEAR_RATES.get(str(chosen["optimizer"]))) is not None:
+                    values = {**values, "local": {"learning_rate": rate, **chosen}}
+            if isinstance(distillation, dict) and distillation.get("optimizer", "adam") == "adam":
+                rate = LINEAR_DISTILLATION
+                values = {**values, "distillation": {"learning_rate": rate, **distillation}}
         return values
 
     def joint_problems(self) -> list[tuple[set[str], str]]:

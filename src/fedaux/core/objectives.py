@@ -51,10 +51,10 @@ def log_prior(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
 
 
 def log_joint_prior(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:
-    """Add strength * log((prior + 1 / C) / 2), the class shares of private and rehearsed examples
-    together, which weigh alike in the loss."""
-    prior = (counts / counts.sum() + 1.0 / len(counts)) / 2.0
-    return torch.ones_like(prior), strength * prior.log()
+    """Add log((prior + strength / C) / (1 + strength)), the class shares of private examples and of
+    rehearsed ones that count as many times."""
+    prior = (counts / counts.sum() + strength / len(counts)) / (1.0 + strength)
+    return torch.ones_like(prior), prior.clamp_min(SMALLEST_PRIOR).log()
 
 
 def balanced(counts: Tensor, strength: float) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ def candidates(experiment: Experiment) -> dict[str, list[str]]:
     if local.optimizer == "adam":
         rate = local.learning_rate
     else:
-        rate = LINEAR_RATES["local"] if experiment.mode == "linear" else Local().learning_rate
+        rate = LINEAR_RATES["adam"] if experiment.mode == "linear" else Local().learning_rate
     grid = [f"adam-{factor * rate:g}" for factor in ADAM_FACTORS]
     grid += [f"sgd-{rate:g}" for rate in SGD_RATES]
     found: dict[str, list[str]] = {}

@@ -15,7 +15,6 @@ from fedaux.core.algorithms.fedaux2 import FedAux2
 from fedaux.core.algorithms.fedauxfdp import FedAuxFdp
 from fedaux.core.algorithms.fedavg import FedAvg
 from fedaux.core.algorithms.fedbe import FedBE
-from fedaux.core.algorithms.fedcounts import FedCounts
 from fedaux.core.algorithms.feddf import FedDF
 from fedaux.core.algorithms.private_head import PrivateHead, PrivateStudent
 from fedaux.core.algorithms.scaffold import FedDyn, Scaffold
@@ -79,7 +78,7 @@ METHODS = Methods(
         FedAux("fedaux+logits", mix="logits"),
         FedAux("fedaux+logits+m", mix="logits", memory=True),
         FedAux2("fedaux2"),
-        FedCounts("fedcounts"),
+        FedAux2("fedcounts", mechanism="counts", distills=False),
         PrivateHead("private-head"),
         PrivateStudent("private-student"),
         FedAuxFdp("fedauxfdp"),

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fedaux.core.messages import Member, Weights
-from fedaux.core.releases import ClassEstimates
 from fedaux.core.weights import clones
 
 SETTLED = 30
 """Rounds over which the decay of the server models' average grows to its value."""
 HEAD = ("head.weight", "head.bias")
 """A linear head: row c belongs to class c."""
-
-
-def class_counts(estimates: ClassEstimates, members: Iterable[Member]) -> Tensor:
-    """Return the estimated numbers of examples per class of members [K, C]."""
-    rows = {
-        client: row
-        for clients, estimate in estimates.values()
-        for client, row in zip(clients, estimate.trusted_counts, strict=True)
-    }
-    return torch.stack([rows[member.client] for member in members])
 
 
 def class_shares(counts: Tensor, members: Sequence[Member]) -> Tensor:

@@ -1,4 +1,12 @@
-"""fedaux2: our successor of FedAUX. Class sums tell the server which client holds which class."""
+"""fedaux2: our successor of FedAUX. Private sums tell the server which client holds which class.
+
+Clients share p(x | c) and differ by their class shares p_i(c), so what drifts apart is known: each
+client adds the logarithm of the class shares that it trains on to its logits, rehearses public
+examples for the classes that it lacks, and counts in row c of the head, and in the soft labels of
+examples of class c, in proportion to P(i | c). What drifts all the same is corrected where it adds
+up: in the gradients of heads, whose loss is convex, by control variates; in networks by an
+ensemble's predictions, because an average of networks is not their ensemble (docs/methods.md).
+"""
 
 from __future__ import annotations
 
@@ -11,143 +19,186 @@ import torch
 from torch import Tensor
 
 from fedaux.config import Certainty, ExperimentFields
-from fedaux.core.algorithms.by_class import class_counts, class_shares, head_by_class, smoothed
-from fedaux.core.algorithms.fedaux import FedAux
-from fedaux.core.algorithms.private_head import (
-    class_sums,
-    private_beliefs,
-    require_linear,
-    start_with_head,
+from fedaux.core.algorithms.by_class import class_shares, head_by_class, smoothed
+from fedaux.core.algorithms.fedavg import FedAvg
+from fedaux.core.algorithms.private_head import private_beliefs, require_linear, start_with_head
+from fedaux.core.algorithms.scaffold import (
+    Controls,
+    corrected,
+    mean_gradient,
+    sgd_problems,
+    stored,
 )
 from fedaux.core.asks import Asks
 from fedaux.core.messages import Member, Weights
-from fedaux.core.releases import ClassEstimates
-from fedaux.core.server import Server
+from fedaux.core.server import Server, kept_logits
 from fedaux.core.soft_labels import share_weights
 from fedaux.core.task import State
 from fedaux.core.weights import server_step
-from fedaux.privacy.classes import ClassEstimate
 
-LARGEST_START = 0.5
-"""Share of the private head in the start of training where clients hold one class each and their
-releases are reliable. A smaller share is a less certain head, which training can still change; with
-clients that are alike or releases of noise, a random one is better (notes/successor.md)."""
-LARGEST_START_OF_HEADS = 0.25
-"""The same where heads alone are trained: a poor start cannot spoil frozen features."""
+FEW_STEPS = 20
+"""Local steps in a round up to which networks see examples of missing classes as half of all."""
 INFORMATIVE = 0.25
 """Information about the class from which soft labels are not balanced, in units of log C."""
-LAST_RATE = 0.1
-"""Share of the server rate that is left in the last round where every client holds one class."""
-EVENNESS = 0.5
-"""How far the rows of heads move alike in the first round (`evened`): 0 not at all, 1 fully."""
 
 
 @dataclass(frozen=True)
-class FedAux2(FedAux):
-    """Start from the private head, rehearse public examples, average and teach by class."""
+class FedAux2(FedAvg):
+    """Start from the private head, adjust, rehearse, average by class, correct what is left."""
 
+    pretrained: bool = True
     memory: bool = True
-    objectives: tuple[str, ...] = ("logit-adjusted", "rehearsal")
-    from_private_head: bool = True
-    weighting: Literal["beliefs", "equal"] = "beliefs"
-    """How clients count on a public example: by the classes that the server sees in it, or
-    alike."""
-    distills: bool = True
+    objectives: tuple[str, ...] = ("jointly-adjusted", "rehearsal")
+    start: float = 0.5
+    """Share of the private head in the start, times the reliability of the releases."""
+    mechanism: Literal["classes", "counts"] = "classes"
+    """What clients release: class sums, which also give a private head, or label counts alone."""
+    by_class: bool = True
+    """Whether clients count by class in heads and soft labels. Robust averages (`aggregation`)
+    never do: a client could claim a whole class."""
     anchor: float = 0.5
     """Share of the private head in the server's beliefs, times the reliability of the releases,
     divided by the round's number."""
+    distills: bool = True
+    """Whether networks learn the ensemble's predictions."""
+    corrects: bool = True
+    """Whether heads have control variates."""
     server_rate: float = 2.0
-    """The server's parameters become old + rate * (average - old). In linear mode a rate above 1
-    falls to a tenth of it over the rounds."""
-    head_by_class: bool = True
-    """Whether row c of the head is averaged in proportion to the clients' examples of class c.
-    Robust averages (`aggregation`) ignore it: a client could claim a whole class."""
+    """The server's parameters become old + rate * (average - old)."""
     smoothing: float = 0.8
     """Decay of the server models' average over rounds, which is evaluated; 0 evaluates the last."""
 
     def asks(self, settings: ExperimentFields) -> Asks:
-        """Ask each client for class sums, and for a model in every round."""
-        return replace(super().asks(settings), distills=self.distills)
+        """Ask each client for one release, and for a model in every round."""
+        distills = self.distills and settings.mode == "full"
+        remembers = self.memory if distills else self._corrects(settings)
+        return replace(
+            super().asks(settings),
+            releases=(self.release(settings),),
+            distills=distills,
+            remembers=remembers,
+        )
 
-    def certainty(self, settings: ExperimentFields) -> Certainty:
-        """Return the settings of a release of class sums."""
-        return class_sums(settings)
+    def release(self, settings: ExperimentFields) -> Certainty:
+        """Return the settings of the release."""
+        return settings.certainty.model_copy(update={"mechanism": self.mechanism})
 
     def prepare(self, server: Server) -> State:
-        """Start from the private head: more where clients hold few classes and it is reliable."""
+        """Start from h0 and, as far as the releases are reliable, half of the private head."""
         for name, model in server.task.initial_models.items():
             require_linear(model.head, prototype=name)
-        if not self.from_private_head:
-            return super().prepare(server)
-        linear = server.task.experiment.mode == "linear"
-        largest = LARGEST_START_OF_HEADS if linear else LARGEST_START
-        return start_with_head(
-            server, share=lambda estimate: largest * estimate.concentration * estimate.trust
+        if self.mechanism == "classes":
+            return start_with_head(server, share=lambda one: self.start * one.reliability)
+        state = server.start()
+        return replace(
+            state, releases=server.collect(self.release(server.task.experiment)).releases
         )
 
     def round(self, server: Server, state: State) -> State:
-        """Train with rehearsal, average heads by class, distill by class, smooth over rounds."""
-        estimates = server.scorer.class_estimates(state.releases)
-        every = [estimate for _, estimate in estimates.values()]
-        reliability = sum(estimate.reliability for estimate in every) / len(every)
-        beliefs = torch.lerp(
-            server.beliefs(state.models),
-            private_beliefs(server, state),
-            self.anchor * reliability / server.log.round,
-        )
-        normalised = any(model.normalised for model in server.server_models.values())
+        """Train with rehearsal, average heads by class, correct the rest, smooth over rounds."""
+        settings = server.task.experiment
+        controls = Controls.of(server, state) if self._corrects(settings) else None
+        beliefs, joint = self._beliefs(server, state), self._joint(server, state)
         members = server.train(
             state,
             rehearse=beliefs,
-            rehearsal_strength=reliability,
-            strengths={"logit-adjusted": 1.0 if normalised else 1.0 - reliability},
+            strengths={"jointly-adjusted": joint},
+            corrections=None if controls is None else controls.corrections(corrected),
         )
-        if self.distills:
+        kept: Mapping[int, Mapping[str, Tensor]] = {}
+        if controls is not None:
+            local = settings.local
+            kept = stored(controls.renewed(members, state.models, local, mean_gradient))
+        models = self._average(server, state, members, joint)
+        if self.asks(settings).distills:
             absent = server.absent(state, members) if self.memory else []
             members = server.predict([*members, *absent])
-        models = self._average(server, state, members, every, estimates)
-        if self.distills:
-            weights = share_weights(members)
-            if self.weighting == "beliefs":
-                weights = belief_weights(members, estimates, beliefs)
-            prior = torch.stack([estimate.prior for estimate in every]).mean(dim=0)
-            models = server.distill(models, balanced(server.mix(members, weights), prior))
-        after = self.remembering(server, state.next(models), members)
-        return after.carry("final", self._smoothed(state, models, server.log.round))
+            labels = self.labels(server, state, members, beliefs)
+            models = server.distill(models, labels)
+            kept = kept_logits(members, server.log.answered) if self.memory else {}
+        final = self._smoothed(state, models, server.log.round)
+        return state.next(models).remember(kept).carry("final", final)
+
+    def problems(self, settings: ExperimentFields) -> list[str]:
+        """Refuse heads whose gradients cannot be corrected; DP-SGD does without."""
+        local = settings.local
+        if settings.mode == "full" or local.privacy or not self.corrects:
+            return []
+        return sgd_problems(f"{self.name} in linear mode", settings)
+
+    def _corrects(self, settings: ExperimentFields) -> bool:
+        return self.corrects and settings.mode == "linear" and settings.local.privacy is None
+
+    def _beliefs(self, server: Server, state: State) -> Tensor:
+        """Return q(c | x) on the distill set [N, C]: the server's and, less and less, the private
+        head's."""
+        beliefs = server.beliefs(state.models)
+        if self.mechanism != "classes":
+            return beliefs
+        estimates = server.scorer.class_estimates(state.releases).values()
+        reliability = sum(estimate.reliability for _, estimate in estimates) / len(estimates)
+        share = self.anchor * reliability / server.log.round
+        return torch.lerp(beliefs, private_beliefs(server, state), share)
+
+    def _joint(self, server: Server, state: State) -> float:
+        """Return how much rehearsed examples count in the class shares that clients train on.
+
+        1: as their own. Each local step of a network pushes a missing class down in proportion to
+        its share, so after many steps it counts with no share (0).
+        """
+        local, sizes = (
+            server.task.experiment.local,
+            [one.entry.num_examples for one in state.releases.values()],
+        )
+        steps = local.epochs * math.ceil(sum(sizes) / max(1, len(sizes)) / local.batch_size)
+        return float(server.task.experiment.mode == "linear" or steps <= FEW_STEPS)
+
+    def _held(
+        self, server: Server, state: State, members: Sequence[Member], joint: float = 0.0
+    ) -> Tensor:
+        """Return P(i | c) [K, C] of members, from their own examples and, as far as these count,
+        rehearsed ones."""
+        if not self.by_class:
+            return class_shares(torch.ones(len(members), server.task.num_classes), members)
+        counts = {
+            client: row
+            for clients, estimate in server.scorer.class_estimates(state.releases).values()
+            for client, row in zip(clients, estimate.counts, strict=True)
+        }
+        own = torch.stack([counts[one.client] for one in members])
+        return class_shares(own + joint * own.mean(dim=1, keepdim=True), members)
 
     def _average(
+        self, server: Server, state: State, members: Sequence[Member], joint: float
+    ) -> dict[str, Weights]:
+        """Return the averages, with heads by class, moved by the server rate."""
+        by_class = self.by_class and server.task.experiment.aggregation == "mean"
+        models = server.average(state, members)
+        with server.log.phase("average"):
+            for name in sorted({one.prototype for one in members}):
+                before, own = state.models[name], [one for one in members if one.prototype == name]
+                if by_class:
+                    shares = self._held(server, state, own, joint)
+                    head = head_by_class([one.weights for one in own], shares, before=before)
+                    models[name] = {**models[name], **head}
+                models[name] = server_step(before, models[name], rate=self.server_rate)
+        return models
+
+    def labels(
         self,
         server: Server,
         state: State,
         members: Sequence[Member],
-        every: Sequence[ClassEstimate],
-        estimates: ClassEstimates,
-    ) -> dict[str, Weights]:
-        """Return the averages, with heads by class, moved by the server rate."""
-        experiment, rate = server.task.experiment, self.server_rate
-        linear = experiment.mode == "linear"
-        if linear and rate > 1:
-            concentration = sum(estimate.concentration for estimate in every) / len(every)
-            rate = falling(
-                rate,
-                round=server.log.round,
-                rounds=experiment.rounds,
-                concentration=concentration,
-            )
-        models = server.average(state, members)
-        trained = {member.prototype for member in members if member.weights}
-        with server.log.phase("average"):
-            for name in sorted(trained):
-                before = state.models[name]
-                if self.head_by_class and experiment.aggregation == "mean":
-                    own = [one for one in members if one.prototype == name and one.weights]
-                    shares = class_shares(class_counts(estimates, own), own)
-                    head = head_by_class([one.weights for one in own], shares, before=before)
-                    if linear:
-                        head = evened(head, before=before, round=server.log.round)
-                    models[name] = {**models[name], **head}
-                models[name] = server_step(before, models[name], rate=rate)
-        return models
+        beliefs: Tensor,
+    ) -> Tensor:
+        """Return sum_i w_i(x) p_i(c | x) with w_i = sum_c q(c | x) P(i | c), balanced."""
+        weights = share_weights(members)
+        if self.by_class:
+            weights = self._held(server, state, members) @ beliefs.to(torch.float64).T
+            weights = (weights / weights.sum(dim=0)).to(torch.float32)
+        estimates = server.scorer.class_estimates(state.releases).values()
+        prior = torch.stack([estimate.prior for _, estimate in estimates]).mean(dim=0)
+        return balanced(server.mix(members, weights), prior)
 
     def _smoothed(
         self, state: State, models: Mapping[str, Weights], number: int
@@ -163,13 +214,6 @@ class FedAux2(FedAux):
         }
 
 
-def belief_weights(members: Sequence[Member], estimates: ClassEstimates, beliefs: Tensor) -> Tensor:
-    """Return r_i sum_c q(c | x) P(i | c) [K, N], normalised over members i."""
-    shares = class_shares(class_counts(estimates, members), members)
-    weights = shares @ beliefs.to(shares).T
-    return (weights / weights.sum(dim=0)).to(torch.float32)
-
-
 def balanced(labels: Tensor, prior: Tensor) -> Tensor:
     """Return soft labels p(c | x) [N, C] with class shares m moved towards a prior P [C].
 
@@ -183,27 +227,3 @@ def balanced(labels: Tensor, prior: Tensor) -> Tensor:
     strength = (1 - informed / INFORMATIVE).clamp(min=0)
     moved = labels * (prior.to(labels) / shares.clamp_min(1e-12)).pow(strength)
     return moved / moved.sum(dim=1, keepdim=True)
-
-
-def falling(rate: float, *, round: int, rounds: int, concentration: float) -> float:
-    """Return a rate that falls linearly over the rounds: to a tenth where every client holds one
-    class (a concentration of 1), not at all where clients are alike (0)."""
-    fall = concentration * (1.0 - LAST_RATE)
-    return rate * (1.0 - fall * min(1.0, (round - 1) / max(1, rounds - 1)))
-
-
-def evened(head: Weights, *, before: Weights, round: int) -> Weights:
-    """Return the head with the change d_c of its row c times (m / |d_c|)^(EVENNESS / round), where
-    m is the mean of |d_c| over classes.
-
-    Different clients train different rows. Of two similar classes, the one whose row has moved
-    further takes the other's examples; later rounds correct that, a single one cannot.
-    """
-    lengths = (head["head.weight"] - before["head.weight"]).norm(dim=1).clamp_min(1e-12)
-    factors = (lengths.mean() / lengths).pow(EVENNESS / round)
-    return {
-        name: torch.addcmul(
-            before[name], factors.view(-1, *[1] * (rows.ndim - 1)), rows - before[name]
-        )
-        for name, rows in head.items()
-    }

@@ -37,17 +37,7 @@ class Scaffold(FedAvg):
 
     def problems(self, settings: ExperimentFields) -> list[str]:
         """Refuse optimizers whose steps are not gradients."""
-        local, lines = settings.local, private_problems(self.name, settings)
-        if local.optimizer != "sgd" or local.momentum > 0:
-            found = (
-                "adam" if local.optimizer != "sgd" else f"sgd with a momentum of {local.momentum}"
-            )
-            lines.append(
-                f"local.optimizer: {found}; {self.name} needs local.optimizer = 'sgd' and "
-                "local.momentum = 0, because its control variates are the mean gradients of the "
-                "local steps"
-            )
-        return lines
+        return private_problems(self.name, settings) + sgd_problems(self.name, settings)
 
     def round(self, server: Server, state: State) -> State:
         """Train with corrections, average equally, renew the control variates."""
@@ -103,6 +93,18 @@ class FedDyn(Scaffold):
     def shifted(self, average: Weights, mean: Weights, local: Local) -> Weights:
         """Return the average - g / alpha."""
         return average | {name: average[name] - own / local.proximal for name, own in mean.items()}
+
+
+def sgd_problems(name: str, settings: ExperimentFields) -> list[str]:
+    """Refuse optimizers whose steps are not gradients."""
+    local = settings.local
+    if local.optimizer == "sgd" and local.momentum == 0:
+        return []
+    found = "adam" if local.optimizer != "sgd" else f"sgd with a momentum of {local.momentum}"
+    return [
+        f"local.optimizer: {found}; {name} needs local.optimizer = 'sgd' and local.momentum = 0, "
+        "because its control variates are the mean gradients of the local steps"
+    ]
 
 
 def private_problems(name: str, settings: ExperimentFields) -> list[str]:
