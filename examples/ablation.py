@@ -23,15 +23,15 @@ from fedaux.core.task import State
 WHOLE = METHODS["fedaux2"]
 assert isinstance(WHOLE, FedAux2)
 WITHOUT = {
-    "head": replace(WHOLE, from_private_head=False),
+    "head": replace(WHOLE, start=0.0),
     "adjustment": replace(WHOLE, objectives=("rehearsal",)),
     "rehearsal": replace(WHOLE, objectives=("logit-adjusted",)),
-    "belief": replace(WHOLE, weighting="equal"),
     "teacher": replace(WHOLE, distills=False),
+    "correction": replace(WHOLE, corrects=False),
     "memory": replace(WHOLE, memory=False),
     "anchor": replace(WHOLE, anchor=0.0),
     "rate": replace(WHOLE, server_rate=1.0),
-    "by-class": replace(WHOLE, head_by_class=False),
+    "by-class": replace(WHOLE, by_class=False),
     "smoothing": replace(WHOLE, smoothing=0.0),
 }
 OBJECTIVES = {"adj": "logit-adjusted", "reh": "rehearsal"}

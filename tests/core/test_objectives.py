@@ -28,6 +28,7 @@ from fedaux.core.objectives import (
     class_adjustment,
     joined_targets,
     local_loss,
+    log_joint_prior,
     strength_of,
     weighted_divergence,
 )
@@ -231,8 +232,12 @@ def test_batch_normalisation_sees_private_and_public_rows(name: str) -> None:
     assert not torch.allclose(model[1].running_mean, start["1.running_mean"])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("normalised", [True, False])
-def test_adjustment_does_what_rehearsal_leaves(normalised: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "batch_size", "expected"), [("full", 400, 1.0), ("full", 2, 0.0), ("linear", 2, 1.0)]
+)
+def test_many_local_steps_leave_missing_classes_of_networks_alone(
+    mode: str, batch_size: int, expected: float, tmp_path: Path
+) -> None:
     asked: list[TrainRequest] = []
 
     class Watched(Wrapped):
@@ -240,19 +245,24 @@ def test_adjustment_does_what_rehearsal_leaves(normalised: bool, tmp_path: Path)
             asked.append(request)
             yield from super().train(clients, request)
 
-    model: dict[str, Any] = {"name": "x", "model": "resnet8" if normalised else "mlp"}
-    for local in ({}, {"strengths": {"logit-adjusted": 0.5}}):
+    for local in ({}, {"strengths": {"jointly-adjusted": 0.5}}):
         server, state, _, _ = federation(
             tmp_path / str(len(asked)),
             kind=Watched,
             method="fedaux2",
-            prototypes=[model],
-            local={"batch_size": 400, **local},
-            auxiliary={"size": 140},
+            mode=mode,
+            local={"batch_size": batch_size, **local},
             data={"size": 200},
         )
         server.play_round(state)
-    ((_, estimate),) = server.scorer.class_estimates(state.releases).values()
-    expected = 1.0 if normalised else 1.0 - estimate.reliability
-    found = [strength_of("logit-adjusted", request.local) for request in asked]
-    assert found == [pytest.approx(expected), 0.5]
+    found = [strength_of("jointly-adjusted", request.local) for request in asked]
+    assert found == [expected, 0.5]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25, 1.0])
+def test_joint_class_shares_are_of_private_and_rehearsed_examples(weight: float) -> None:
+    """A loop over the examples of both, of which rehearsed ones hold all classes alike."""
+    counts = [6, 2, 0, 0]
+    expected = [math.log(max(1e-3, (own / 8 + weight / 4) / (1 + weight))) for own in counts]
+    _, offset = log_joint_prior(torch.tensor(counts).float(), weight)
+    assert offset.tolist() == pytest.approx(expected, abs=1e-6)

@@ -21,7 +21,6 @@ from torch import nn
 import fedaux
 from fedaux.config import ExperimentFields
 from fedaux.core.algorithms import METHODS
-from fedaux.core.algorithms.fedaux2 import LARGEST_START
 from fedaux.core.algorithms.fedavg import FedAvg
 from fedaux.core.algorithms.private_head import (
     RIDGE,
@@ -35,7 +34,6 @@ from fedaux.core.asks import Asks
 from fedaux.core.messages import ClientRelease, ReleaseRequest, TrainRequest, Update
 from fedaux.core.server import Server
 from fedaux.core.task import State, extract
-from fedaux.privacy.classes import ClassEstimate
 from fedaux.privacy.ledger import CLASS_SUMS
 
 pytestmark = pytest.mark.usefixtures("without_pages")
@@ -82,17 +80,6 @@ def test_heads_that_are_not_linear_are_refused() -> None:
 
 
 def test_a_start_goes_a_share_of_the_way_to_the_private_head() -> None:
-    alone, alike = torch.eye(4), torch.ones(4, 4)
-    none = torch.zeros(4)
-    for counts, reliability, expected in (
-        (alone, 0.9, 0.5),
-        (alone, 0.2, 0.2),
-        (alone, 0.0, 0.0),
-        (alike, 0.9, 0.0),
-    ):
-        estimate = ClassEstimate(none, counts, torch.tensor(1.0), counts, none, reliability)
-        share = LARGEST_START * estimate.concentration * estimate.trust
-        assert share == pytest.approx(expected, abs=1e-4)
     generator = torch.Generator().manual_seed(0)
     features, targets = (torch.randn(50, size, generator=generator) for size in (6, 3))
     weight, bias = fit_head(features, targets)

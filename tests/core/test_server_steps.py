@@ -246,8 +246,6 @@ def test_a_run_that_is_extended_equals_one_that_had_the_rounds_from_the_start(
 ) -> None:
     if mode == "linear" and not asks_of(method).pretrained:
         pytest.skip("linear mode needs h0")
-    if mode == "linear" and method == "fedaux2":
-        pytest.skip("in linear mode its server rate falls over the planned rounds")
     settings: dict[str, Any] = {"method": method, "mode": mode, "participation_rate": 0.5, **SGD}
     fedaux.run(tiny(rounds=2, **settings), out=tmp_path / "whole")
     fedaux.run(tiny(rounds=1, **settings), out=tmp_path / "grown")

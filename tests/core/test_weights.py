@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from sklearn import metrics
 from torch.nn import functional
 
 from fedaux.core.algorithms.by_class import class_shares, head_by_class, smoothed
-from fedaux.core.algorithms.fedaux2 import evened, falling
 from fedaux.core.messages import Member
 from fedaux.core.metrics import evaluate, measure
 from fedaux.core.weights import AVERAGES, average, clip_updates
@@ -64,39 +61,6 @@ def test_rows_of_a_head_are_averaged_by_who_holds_their_class() -> None:
     ]
     again = head_by_class(shifted, class_shares(counts, members), before=before)
     assert torch.allclose(again["head.bias"], head["head.bias"], atol=1e-5)
-
-
-@pytest.mark.parametrize("number", [1, 4])
-def test_evened_rows_are_those_of_a_loop_and_a_row_at_rest_stays(number: int) -> None:
-    before = {"head.weight": torch.rand(3, 4), "head.bias": torch.rand(3)}
-    head = {"head.weight": torch.rand(3, 4), "head.bias": torch.rand(3)}
-    head["head.weight"][2] = before["head.weight"][2]
-    made = evened(head, before=before, round=number)
-    lengths = [
-        math.dist(*pair)
-        for pair in zip(*(own["head.weight"].tolist() for own in (head, before)), strict=True)
-    ]
-    for row in (0, 1):
-        factor = (sum(lengths) / 3 / lengths[row]) ** (0.5 / number)
-        for name in head:
-            change = head[name][row] - before[name][row]
-            assert torch.allclose(made[name][row], before[name][row] + factor * change, atol=1e-6)
-    assert torch.equal(made["head.weight"][2], before["head.weight"][2])
-    still = evened(before, before=before, round=number)
-    assert all(torch.equal(still[name], before[name]) for name in before)
-
-
-@pytest.mark.parametrize(
-    ("concentration", "expected"), [(1.0, [2, 1.1, 0.2]), (0.5, [2, 1.55, 1.1]), (0.0, [2, 2, 2])]
-)
-def test_a_rate_falls_as_far_as_clients_hold_few_classes(
-    concentration: float, expected: list[float]
-) -> None:
-    rates = [
-        falling(2.0, round=number, rounds=3, concentration=concentration) for number in (1, 2, 3)
-    ]
-    assert rates == pytest.approx(expected)
-    assert falling(2.0, round=1, rounds=1, concentration=concentration) == 2.0
 
 
 def test_the_average_over_rounds_is_that_of_a_loop_and_ignores_swings() -> None:

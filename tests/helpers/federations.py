@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import written_out as plain
 from torch import Tensor
-from written_out.methods import METHODS
+from written_out.methods import METHODS, in_mode
 
 from fedaux.config import Experiment
 from fedaux.core.algorithms.scaffold import stored_control
@@ -117,7 +117,7 @@ def written_out(server: Server, state: State) -> tuple[plain.Task, plain.Prepara
     parts = [torch.from_numpy(part) for part in client_parts(own, data)]
     task = plain.Task(
         experiment=experiment,
-        method=METHODS[own.method.name],
+        method=in_mode(METHODS[own.method.name], own.experiment.mode),
         seed=own.seed,
         input_shape=own.input_shape,
         num_classes=own.num_classes,

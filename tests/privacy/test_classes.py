@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -237,26 +236,6 @@ def test_who_holds_what_is_seen_through_the_noise(held: int) -> None:
     assert float(estimate.prior.sum()) == pytest.approx(1.0)
     assert float((estimate.prior - 0.25).abs().max()) < 0.05
     assert estimate.reliability > 0.9
-
-
-def test_concentration_is_seen_through_the_noise_or_hidden_by_it() -> None:
-    few, some, all_ = (clusters(clients=8, held=held, epsilon=0.5) for held in (1, 2, 4))
-    assert few.concentration > 0.95
-    assert some.concentration == pytest.approx(2 / 3, abs=0.05)  # two of four classes
-    assert all_.concentration < 0.05
-    assert clusters(clients=8, held=1, epsilon=1e-3).concentration < 0.3
-    unseen = replace(few, counts=torch.zeros(8, 4, dtype=torch.float64))
-    assert unseen.concentration == pytest.approx(0.0, abs=1e-9)
-
-
-def test_counts_of_single_clients_are_trusted_as_far_as_releases_are_reliable() -> None:
-    found = clusters(clients=8, held=1, epsilon=0.5)
-    mean = found.counts.mean(dim=0)
-    for reliability, trust in ((0.0, 0.0), (0.2, 0.4), (0.5, 1.0), (0.9, 1.0)):
-        one = replace(found, reliability=reliability)
-        assert one.trust == pytest.approx(trust)
-        expected = trust * found.counts + (1 - trust) * mean
-        assert torch.allclose(one.trusted_counts, expected)
 
 
 def test_reliability_and_shifts_fall_with_noise() -> None:

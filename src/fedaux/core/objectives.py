@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from fedaux.config import Local
@@ -177,11 +177,6 @@ def local_loss(names: Sequence[str], local: Local, *, rehearsed: int = 0) -> Loc
         terms=tuple((part.term, strength) for part, strength in parts if part.term),
         rehearsed=rehearsed if "rehearsal" in names else 0,
     )
-
-
-def is_normalised(model: nn.Module) -> bool:
-    """Return whether a model has batch normalisation."""
-    return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
 
 
 def strength_of(name: str, local: Local) -> float:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from fedaux.config import ExperimentFields
 from fedaux.core.backend import Backend
 from fedaux.core.messages import Weights
-from fedaux.core.objectives import is_normalised
 from fedaux.core.task import Task, extract, trainable_models
 
 PROBED_EXAMPLES = 16
@@ -46,8 +45,6 @@ class ServerModel:
         self.distill = backend.distiller(
             model, taught, section=experiment.distillation, key=architecture
         )
-        self.normalised = is_normalised(model)
-        """Whether the model has batch normalisation."""
 
     def logits(self, weights: Weights) -> Tensor:
         """Return a client's logits on the distill set [N, C]."""

@@ -27,7 +27,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -80,8 +79,6 @@ LEAST_COMPONENTS = 16
 """The number of components is at least this, or the number of classes if that is smaller."""
 FEWEST = 0.25
 """Public examples per feature below which the public map is poor."""
-TRUSTED = 0.5
-"""Reliability from which releases are used as they are (notes/successor.md)."""
 
 
 @dataclass(frozen=True)
@@ -107,27 +104,6 @@ class ClassEstimate:
         totals = self.counts.sum(dim=0)
         equal = torch.full_like(self.counts, 1.0 / len(self.counts))
         return torch.where(totals > 0, self.counts / totals.clamp_min(1e-30), equal)
-
-    @cached_property
-    def concentration(self) -> float:
-        """How few classes a client holds, 1 - (e^H - 1) / (C - 1), mean over clients, in 0 .. 1.
-
-        H is the entropy of its class shares; noise that hides them brings it to 0.
-        """
-        counts = self.counts + 1e-9  # a client of which nothing is seen holds all classes
-        own = counts / counts.sum(dim=1, keepdim=True)
-        held = torch.exp(-torch.xlogy(own, own).sum(dim=1))
-        return float(1 - (held.mean() - 1) / max(1, counts.shape[1] - 1))
-
-    @property
-    def trust(self) -> float:
-        """How far single clients' counts and the class means are worth using, in 0 .. 1."""
-        return min(1.0, self.reliability / TRUSTED)
-
-    @property
-    def trusted_counts(self) -> Tensor:
-        """Numbers of examples [K, C], moved to the mean over clients as far as there is noise."""
-        return torch.lerp(self.counts.mean(dim=0), self.counts, self.trust)
 
     def logits(self, projected: Tensor) -> Tensor:
         """Return f0(x) [N, C] of projected features u(x) [N, k]."""

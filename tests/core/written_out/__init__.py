@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedaux import seeding
-from fedaux.config import ExperimentFields, Local
+from fedaux.config import ExperimentFields
 from fedaux.core.objectives import (
     class_adjustment,
-    is_normalised,
     local_loss,
     strength_of,
 )
@@ -182,9 +181,7 @@ def prepare(task: Task, *, extractors: Mapping[str, Weights]) -> tuple[Preparati
     if task.method.start == "private-head":
         for name, own in features(task.distill_set).items():
             estimate = class_estimate(task, releases, public[name], name)
-            trust = min(1.0, 2 * estimate.reliability)
-            largest = 0.25 if task.experiment.mode == "linear" else 0.5
-            share = largest * estimate.concentration * trust if task.method.trains else 1.0
+            share = 0.5 * estimate.reliability if task.method.trains else 1.0
             fit_head(models[name], own, estimate.logits(projected[name]), share=share)
     images, negatives, distill_set, test_images = (
         features(own) if task.experiment.mode == "linear" else dict.fromkeys(models, own)
@@ -306,34 +303,29 @@ def belief_scores(
     return (held / shares) @ beliefs.to(held).T
 
 
-def class_shares(task: Task, preparation: Preparation, members: Sequence[Member]) -> Tensor:
-    """Return P(i | c) = r_i n_ic / sum_j r_j n_jc of members [K, C]. As far as releases are noise,
-    n_ic is the mean over clients."""
+def class_shares(
+    task: Task, preparation: Preparation, members: Sequence[Member], *, joint: float = 0.0
+) -> Tensor:
+    """Return P(i | c) = r_i n_ic / sum_j r_j n_jc of members [K, C], with a part of n_i / C for the
+    examples that each rehearses."""
     counts: dict[int, Tensor] = {}
     for name, public in preparation.public.items():
         own = [client for client in preparation.releases if task.prototype_of[client] == name]
         estimate = class_estimate(task, preparation.releases, public, name)
-        trust, mean = min(1.0, 2 * estimate.reliability), estimate.counts.mean(dim=0)
-        counts |= dict(zip(own, trust * estimate.counts + (1 - trust) * mean, strict=True))
+        counts |= dict(zip(own, estimate.counts, strict=True))
     held = torch.stack([counts[member.client] for member in members])
+    held = held + joint * held.sum(dim=1, keepdim=True) / task.num_classes
     shares = torch.tensor([member.share for member in members]).to(held)[:, None]
     held = (shares * held).clamp_min(1e-9)
     return held / held.sum(dim=0)
 
 
-def steered(local: Local, method: Method, *, normalised: bool, reliability: float) -> Local:
-    """Return the settings with the strength of logit adjustment of a method with class sums, unless
-    it is set: 1 for models with batch normalisation, otherwise 1 - rho.
-
-    Both rehearsal and adjustment keep what a client's own classes would overwrite. The strength of
-    rehearsal is rho, so adjustment does what is left. ResNet-8 on CIFAR-10 wants 0.75 to 1; a small
-    network with batch normalisation wants less on digits.
-    """
-    name = "logit-adjusted"
-    if method.mechanism != "classes" or name not in method.objectives or name in local.strengths:
-        return local
-    strengths = {**local.strengths, name: 1.0 if normalised else 1.0 - reliability}
-    return local.model_copy(update={"strengths": strengths})
+def joint_share(task: Task) -> float:
+    """Return how much rehearsed examples count in the class shares that clients train on: as their
+    own where heads are trained, or networks by at most 20 steps per round."""
+    local, sizes = task.experiment.local, [len(part) for part in task.parts if len(part) > 0]
+    steps = local.epochs * math.ceil(float(np.mean(sizes)) / local.batch_size)
+    return 1.0 if task.experiment.mode == "linear" or steps <= 20 else 0.0
 
 
 # Algorithm 2: training.
@@ -372,14 +364,10 @@ def play_round(
             for name, own in averages.items():
                 if method.head_by_class:
                     members = by_prototype([*present, *absent])[name]
-                    shares = class_shares(task, preparation, members)
-                    before = state.weights[name]
-                    own |= head_by_class(members, shares, before=before)
-                    if task.experiment.mode == "linear":
-                        own |= evened(own, before=before, number=number)
-                weights[name] = step(
-                    state.weights[name], own, server_rate(task, preparation, number)
-                )
+                    rehearsed = 1.0 if method.correction == "scaffold" else 0.0
+                    shares = class_shares(task, preparation, members, joint=rehearsed)
+                    own |= head_by_class(members, shares, before=state.weights[name])
+                weights[name] = step(state.weights[name], own, method.server_rate)
                 if method.correction == "feddyn":  # theta = mean_i theta_i - g / alpha
                     mean = mean_control(task, {**state.memory, **by_client(present)}, name)
                     for key, tensor in mean.items():
@@ -453,20 +441,6 @@ def server_beliefs(task: Task, preparation: Preparation, state: State) -> tuple[
     fixed = task.method.teacher == "private-head"
     share = 1.0 if fixed else task.method.anchor * reliability / (state.round + 1)
     return (1 - share) * beliefs + share * private, reliability
-
-
-def server_rate(task: Task, preparation: Preparation, number: int) -> float:
-    """Return the method's rate; above 1 and for heads alone, it falls over the rounds, to a tenth
-    where clients hold one class each."""
-    rate, rounds = task.method.server_rate, task.experiment.rounds
-    falls = task.experiment.mode == "linear" and task.method.mechanism == "classes"
-    if not falls or rate <= 1 or rounds == 1:
-        return rate
-    held = [
-        class_estimate(task, preparation.releases, public, name).concentration
-        for name, public in preparation.public.items()
-    ]
-    return rate - 0.9 * float(np.mean(held)) * rate * (number - 1) / (rounds - 1)
 
 
 def step(before: Weights, after: Weights, rate: float) -> Weights:
@@ -564,15 +538,15 @@ def train_member(
     experiment, objectives = task.experiment, objectives_of(task)
     local, inputs, rehearsed, soft = experiment.local, preparation.images[name][rows], 0, None
     if beliefs is not None:
-        normalised = any(map(is_normalised, preparation.models.values()))
-        local = steered(local, task.method, normalised=normalised, reliability=beliefs[1])
+        strengths = {"jointly-adjusted": joint_share(task), **local.strengths}
+        local = local.model_copy(update={"strengths": strengths})
     if beliefs is not None and "rehearsal" in objectives:
         # Public examples with the server's soft labels, in half precision.
-        probabilities, reliability = beliefs
+        probabilities, _ = beliefs
         size = len(probabilities)
         order = seeding.generator(task.seed, "rehearsal").permutation(size)
         public = np.sort(order[: experiment.rehearsal.examples or size])
-        strength = strength_of("rehearsal", local) * reliability
+        strength = strength_of("rehearsal", local)
         soft = (strength * probabilities[public]).half().float()
         inputs = joined(inputs, preparation.distill_set[name][public])
         rehearsed = experiment.rehearsal.batch_size
@@ -683,18 +657,6 @@ def head_by_class(members: Sequence[Member], shares: Tensor, *, before: Weights)
             rows = member.weights[name]
             rows = rows - rows.mean(dim=0) + before[name].mean(dim=0)
             head[name] += (own[:, None] if rows.ndim == 2 else own) * rows
-    return head
-
-
-def evened(after: Weights, *, before: Weights, number: int) -> Weights:
-    """Return the head with the change d_c of row c times (mean_k |d_k| / |d_c|)^(1 / (2 t))."""
-    head = {name: after[name].clone() for name in ("head.weight", "head.bias")}
-    changes = after["head.weight"] - before["head.weight"]
-    mean = float(changes.norm(dim=1).mean())
-    for row, change in enumerate(changes):
-        factor = (mean / max(float(change.norm()), 1e-12)) ** (0.5 / number)
-        for name, rows in head.items():
-            rows[row] = before[name][row] + factor * (after[name][row] - before[name][row])
     return head
 
 

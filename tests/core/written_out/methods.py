@@ -29,14 +29,15 @@ class Method:
     """Share of the private head's soft labels in the server's beliefs, times the reliability of the
     releases, divided by the round's number."""
     server_rate: float = 1.0
-    """The server's parameters become old + rate * (average - old). In linear mode a rate above 1
-    falls to a tenth of it over the rounds."""
+    """The server's parameters become old + rate * (average - old)."""
     head_by_class: bool = False
     """Whether row c of the head is averaged over clients in proportion to their examples of class
     c, which their private class sums tell. Robust averages (`aggregation`) ignore it: a client
     could claim a whole class."""
     smoothing: float = 0.0
     """Decay of the server model's average over rounds, which is evaluated; 0 evaluates the last."""
+    corrects_heads: bool = False
+    """Whether heads are corrected as in SCAFFOLD, and not distilled."""
     correction: Literal["scaffold", "feddyn"] | None = None
     """What clients add to their gradients; such a method averages clients
     equally, as its paper does."""
@@ -79,6 +80,13 @@ class Method:
     def scores_first(self) -> bool:
         """Whether clients release scores before they train."""
         return self.scores and not self.calibrated
+
+
+def in_mode(method: Method, mode: str) -> Method:
+    """Return a method as it is in a mode."""
+    if not method.corrects_heads or mode == "full":
+        return method
+    return replace(method, teacher=None, memory=(), correction="scaffold")
 
 
 def _and_from_h0(*methods: Method) -> dict[str, Method]:
@@ -127,7 +135,7 @@ METHODS: dict[str, Method] = {
     "fedaux2": Method(
         "fedaux2",
         start="private-head",
-        objectives=("logit-adjusted", "rehearsal"),
+        objectives=("jointly-adjusted", "rehearsal"),
         teacher="belief",
         scores=True,
         memory=("predictions",),
@@ -135,6 +143,7 @@ METHODS: dict[str, Method] = {
         server_rate=2.0,
         head_by_class=True,
         smoothing=0.8,
+        corrects_heads=True,
         mechanism="classes",
     ),
     "fedcounts": Method(
@@ -145,6 +154,7 @@ METHODS: dict[str, Method] = {
         server_rate=2.0,
         head_by_class=True,
         smoothing=0.8,
+        corrects_heads=True,
         mechanism="counts",
     ),
     "private-head": Method(

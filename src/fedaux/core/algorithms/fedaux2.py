@@ -109,7 +109,7 @@ class FedAux2(FedAvg):
         if controls is not None:
             local = settings.local
             kept = stored(controls.renewed(members, state.models, local, mean_gradient))
-        models = self._average(server, state, members, joint)
+        models = self._average(server, state, members, corrected=controls is not None)
         if self.asks(settings).distills:
             absent = server.absent(state, members) if self.memory else []
             members = server.predict([*members, *absent])
@@ -154,31 +154,39 @@ class FedAux2(FedAvg):
         return float(server.task.experiment.mode == "linear" or steps <= FEW_STEPS)
 
     def _held(
-        self, server: Server, state: State, members: Sequence[Member], joint: float = 0.0
+        self,
+        server: Server,
+        state: State,
+        members: Sequence[Member],
+        *,
+        rehearsed: bool = False,
     ) -> Tensor:
-        """Return P(i | c) [K, C] of members, from their own examples and, as far as these count,
-        rehearsed ones."""
-        if not self.by_class:
-            return class_shares(torch.ones(len(members), server.task.num_classes), members)
+        """Return P(i | c) [K, C] of members, from their own examples or, with as many, from those
+        that they rehearse as well."""
         counts = {
             client: row
             for clients, estimate in server.scorer.class_estimates(state.releases).values()
             for client, row in zip(clients, estimate.counts, strict=True)
         }
         own = torch.stack([counts[one.client] for one in members])
-        return class_shares(own + joint * own.mean(dim=1, keepdim=True), members)
+        if rehearsed:
+            own = own + own.mean(dim=1, keepdim=True)
+        return class_shares(own if self.by_class else torch.ones_like(own), members)
 
     def _average(
-        self, server: Server, state: State, members: Sequence[Member], joint: float
+        self, server: Server, state: State, members: Sequence[Member], *, corrected: bool
     ) -> dict[str, Weights]:
-        """Return the averages, with heads by class, moved by the server rate."""
+        """Return the averages, with heads by class, moved by the server rate.
+
+        Corrected clients move rows of classes that they only rehearse as well.
+        """
         by_class = self.by_class and server.task.experiment.aggregation == "mean"
         models = server.average(state, members)
         with server.log.phase("average"):
             for name in sorted({one.prototype for one in members}):
                 before, own = state.models[name], [one for one in members if one.prototype == name]
                 if by_class:
-                    shares = self._held(server, state, own, joint)
+                    shares = self._held(server, state, own, rehearsed=corrected)
                     head = head_by_class([one.weights for one in own], shares, before=before)
                     models[name] = {**models[name], **head}
                 models[name] = server_step(before, models[name], rate=self.server_rate)

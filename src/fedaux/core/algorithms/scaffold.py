@@ -127,7 +127,7 @@ class Controls:
     @classmethod
     def of(cls, server: Server, state: State) -> Controls:
         """Return those that the state remembers."""
-        log, known = server.log, {one: _control(kept) for one, kept in state.memory.items()}
+        log, known = server.log, {one: stored_control(kept) for one, kept in state.memory.items()}
         population = {*log.present, *known}
         return cls(known, log.asked, population, server.task.prototype_of, state.models)
 
@@ -186,7 +186,8 @@ def stored(controls: Mapping[int, Weights]) -> dict[int, Weights]:
     }
 
 
-def _control(state: ClientState) -> Weights:
+def stored_control(state: ClientState) -> Weights:
+    """Return the control variate in what is remembered of a client."""
     return {
         key.removeprefix(PREFIX): tensor
         for key, tensor in state.tensors.items()
