@@ -53,29 +53,27 @@ def demo(lines: list[dict[str, Any]]) -> Figure:
     figure, plot = axes()
     ends: dict[str, float] = {}
     for method, by_round in runs.items():
-        rounds = sorted(by_round)
+        rounds, colour = sorted(by_round), COLOURS[method.partition("@")[0]]
         mean = np.array([np.mean(by_round[number]) for number in rounds])
         deviation = np.array([np.std(by_round[number], ddof=1) for number in rounds])
         plot.fill_between(
             rounds,
             mean - deviation,
             mean + deviation,
-            color=COLOURS[method],
+            color=colour,
             alpha=0.12,
             linewidth=0,
         )
-        plot.plot(
-            rounds, mean, "o-", color=COLOURS[method], label=method, linewidth=2, markersize=4
-        )
+        style = "o--" if "@" in method else "o-"
+        plot.plot(rounds, mean, style, color=colour, label=method, linewidth=2, markersize=4)
         ends[method] = float(mean[-1])
     height = 100.0
     for method, end in sorted(ends.items(), key=lambda one: -one[1]):
         height = min(end, height - 6)  # names do not overlap
-        plot.text(
-            rounds[-1] + 0.08, height, method, color=COLOURS[method], va="center", weight="bold"
-        )
+        colour = COLOURS[method.partition("@")[0]]
+        plot.text(rounds[-1] + 0.08, height, method, color=colour, va="center", weight="bold")
     plot.set(
-        xlabel="round", ylabel="test accuracy, %", xticks=rounds, xlim=(0.9, 5.9), ylim=(0, 100)
+        xlabel="round", ylabel="test accuracy, %", xticks=rounds, xlim=(0.9, 6.4), ylim=(0, 100)
     )
     return figure
 
@@ -137,6 +135,21 @@ def privacy(table: dict[str, list[float]]) -> Figure:
     return figure
 
 
+def encoder_privacy(table: dict[str, list[float]]) -> Figure:
+    """Accuracy over epsilon of the private head, beside training without protection."""
+    figure, plot = axes(height=3.0)
+    plot.plot(table["epsilon"], table["private-head"], "o-", color=COLOURS["fedaux2"], linewidth=2)
+    for name in ("scaffold+p", "fedavg+p"):
+        plot.axhline(table[name][0], color=COLOURS.get(name, "#65a30d"), linestyle="--")
+        plot.text(8, table[name][0] + 0.3, f"{name}, unprotected", ha="right", va="bottom")
+    plot.text(8, table["private-head"][-1] - 0.4, "private-head", ha="right", va="top")
+    ticks = [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0]
+    plot.set(xscale="log", xticks=ticks, xticklabels=[f"{one:g}" for one in ticks], ylim=(70, 93))
+    plot.minorticks_off()
+    plot.set(xlabel="ε, at δ = 1e-5", ylabel="test accuracy, %")
+    return figure
+
+
 def draw() -> None:
     """Write every figure."""
     with mpl.rc_context(STYLE):
@@ -147,6 +160,7 @@ def draw() -> None:
             "results-methods": methods(tables["methods"]),
             "results-participation": participation(tables["participation"]),
             "results-privacy": privacy(tables["privacy"]),
+            "encoder-privacy": encoder_privacy(tables["encoder"]),
         }
         for name, figure in figures.items():
             figure.savefig(IMAGES / f"{name}.svg", facecolor="white", metadata={"Date": None})

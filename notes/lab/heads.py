@@ -69,7 +69,7 @@ def orders(s,who,t,epochs=1):
     ix=torch.full((len(who),L),-1)
     for j,o in enumerate(out): ix[j,:len(o)]=torch.from_numpy(o)
     return ix
-def train(s,W0,who,t,*,opt="adam",lr=0.01,epochs=1,corr=None,adjust=None,prox=0.,rehearse=None,reh_w=1.,reh_b=96,loss="ce",wd=None):
+def train(s,W0,who,t,*,opt="adam",lr=0.01,epochs=1,corr=None,scorr=None,adjust=None,prox=0.,rehearse=None,reh_w=1.,reh_b=96,loss="ce",wd=None):
     """W0 [C,F+1] or [K',C,F+1]; returns [K',C,F+1]; adjust [K',C] offsets; rehearse q [N,C]"""
     who=torch.as_tensor(who); Kp=len(who); W0=W0.expand(Kp,*W0.shape[-2:]); W=W0.clone(); ix=orders(s,who.tolist(),t,epochs)
     m=torch.zeros_like(W); v=torch.zeros_like(W); cnt=torch.zeros(Kp)
@@ -93,6 +93,7 @@ def train(s,W0,who,t,*,opt="adam",lr=0.01,epochs=1,corr=None,adjust=None,prox=0.
             cnt+=act.float(); m=torch.where(a>0,.9*m+.1*G,m); v=torch.where(a>0,.999*v+.001*G*G,v); c=cnt.clamp_min(1)[:,None,None]
             W=W-a*lr*(m/(1-.9**c))/((v/(1-.999**c)).sqrt()+1e-8)
         else: W=W-a*lr*G
+        if scorr is not None: W=W-a*lr*scorr
     return W
 def steps_of(s,who,epochs=1): return epochs*torch.ceil(s.n[torch.as_tensor(who)]/32)
 def wmean(W,w): w=w/w.sum(); return torch.einsum("k,kcf->cf",w.float(),W)
@@ -162,17 +163,45 @@ def f2v(s,lr=.01,start="now",adj="now",rehw=None,anchor=.5,rate=2.,even=True,smo
         else: avg=N.clone() if avg is None else torch.lerp(avg,N,4/(t+4))
         W=N; out.append(s.acc(avg))
     return out
-SIMPLE=dict(start="conc",anchor=0.,even=False,fall=False,counts="counts")
-V={"today":{},"counts":dict(counts="counts"),"conc":dict(start="conc"),"noanchor":dict(anchor=0.),"noeven":dict(even=False),"nofall":dict(fall=False),"simple":SIMPLE,
- "simple-joint":{**SIMPLE,"adj":"joint","rehw":1.},"simple-joint-r1":{**SIMPLE,"adj":"joint","rehw":1.,"rate":1.},
- "mem":{**SIMPLE,"adj":"joint","rehw":1.,"rate":1.,"memheads":True,"rows":"joint"},"mem-noteach":{**SIMPLE,"adj":"joint","rehw":1.,"rate":1.,"memheads":True,"rows":"joint","teach":False,"tail":"poly"}}
-SETS=[("cifar10",.01,10,100,.4,.1),("cifar10",.01,50,100,.4,.5),("cifar10",.01,10,600,.4,.5),("cifar10",.1,10,600,.4,.1),("cifar10",1,10,600,.4,.1),("agnews",.01,10,500,.4,.1),("agnews",.1,10,500,1,.1),("mri",.01,8,200,.4,.5),("mri",.1,8,200,1,.5),("digits",.1,10,100,1,.5)]
+# fedaux2 for heads: control variates, joint adjustment, rehearsal, rows by class; and its variants
+def uni(s,lr=.1,start=0.,adj="none",reh=0.,cv=True,rows="",equal=None,teach=False,rate=1.,tail="ema",anchor=0.,bal=True,mem=False,dlr=.001,smooth=.8,reh_b=96,opt="sgd",beta=.5):
+    e=s.est; W=torch.lerp(s.init,s.ph,start); avg=None; out=[]; memo={}; last={}
+    tc=e.counts.float(); pb=s.plog.softmax(1).float(); pri=s.counts/s.counts.sum(1,keepdim=True)
+    off={"none":None,"joint":((pri+1/s.ncl)/2).log(),"full":pri.clamp_min(1e-3).log()}[adj]
+    c=torch.zeros(s.K,*W.shape); equal=cv if equal is None else equal
+    for t,who in enumerate(s.schedule):
+        r=t+1; q=(s.pub@W.T).softmax(1)
+        if anchor: q=torch.lerp(q,pb,anchor*e.reliability/r)
+        g=c.mean(0)
+        new=train(s,W,who,t,opt=opt,lr=lr,adjust=None if off is None else off[who],rehearse=q if reh else None,reh_w=reh,corr=(g-c[who]) if cv and opt=="sgd" else None,scorr=(g-c[who]) if cv and opt=="adam" else None,reh_b=reh_b)
+        if cv: c[who]=c[who]-g-(new-W)/(steps_of(s,who)[:,None,None]*lr)
+        N=new.mean(0) if equal else wmean(new,s.n[who])
+        for k,w in zip(who,new): last[int(k)]=(w,t)
+        if rows:
+            ids=sorted(last) if mem else [int(k) for k in who]; M=torch.stack([last[i][0] for i in ids]); d=torch.tensor([.5**(t-last[i][1]) for i in ids])
+            P=(tc[ids].clamp_min(1e-9)+(s.n[ids][:,None]/s.ncl if rows=="joint" else 0))*d[:,None]; P=P/P.sum(0); N=head_by(M,W,P)
+        N=W+rate*(N-W)
+        if teach:
+            for k,w in zip(who,new): memo[int(k)]=(s.pub@w.T)
+            im=sorted(memo); Pm=pic(s,tc,im); w=Pm@q.T; w=w/w.sum(0); lab=torch.einsum("kn,knc->nc",w,torch.stack([memo[i].softmax(1) for i in im])); lab=balanced(lab,e.prior) if bal else lab
+            N=distill(s,N,lab.float(),t,lr=dlr)
+        if tail=="ema":
+            mid=(W+N)/2; dd=smooth*min(1,r/30); avg=N.clone() if avg is None else avg*dd+(1-dd)*mid
+        else: avg=N.clone()
+        W=N; out.append(s.acc(avg))
+    return out
+def pooled(s,lr=.1):
+    p=copy.copy(s); n=int(s.n.sum()); p.x=torch.cat([s.x[k,:s.n[k]] for k in range(s.K)])[None]; p.y=torch.cat([s.y[k,:s.n[k]] for k in range(s.K)])[None]; p.n=torch.tensor([n]); p.K=1
+    p.schedule=[np.array([0])]*s.rounds
+    return fedavg(p,"sgd",lr)
+NEW=dict(adj="joint",reh=1.,rows="joint",rate=2.)
+SETS=[(a,{}) for a in (("cifar10",.01,10,100,.4,.1),("cifar10",.01,50,100,.4,.5),("cifar10",.01,10,600,.4,.5),("cifar10",.1,10,600,.4,.1),("cifar10",1,10,600,.4,.1),("agnews",.01,10,500,.4,.1),("agnews",.1,10,500,1,.1),("mri",.01,8,200,.4,.5),("mri",.1,8,200,1,.5),("digits",.1,10,100,1,.5),("cifar100",.1,20,300,.4,.1),("cifar100",.01,20,300,.4,.5))]
+SETS+=[(("cifar10",.01,20,300,C,.1),dict(rounds=20)) for C in (.4,1)]+[(a,{}) for a in (("digits",.01,10,100,.4,.5),("mri",1,8,200,.4,.5),("lite0",.1,20,300,.4,.1))]
 if __name__=="__main__":
-    for a in SETS:
+    for a,kw in SETS:
         r={}
         for seed in (0,1):
-            s0=Setting(*a,seed,**({"npub":900} if a[0]=="mri" else {})); s=scaled(mapped(s0,"half",.1)); add=lambda k,v:r.setdefault(k,[]).append(v)
-            for k,v in V.items(): add(k,f2v(s,**v)[-1])
-            for lr in (.03,.1): add(f"scaffold{lr}",scaffold(s,lr)[-1]); add(f"scaffold-head{lr}",scaffold(s,lr,start=s.ph)[-1]); add(f"fedavg-sgd{lr}",fedavg(s,"sgd",lr)[-1])
-            add("feddyn",feddyn(s)[-1]); add("fedavg-adam",fedavg(s)[-1]); add("private-head",s0.ph_acc())
+            s0=Setting(*a,seed,**kw,**({"npub":900} if a[0]=="mri" else {})); s=scaled(mapped(s0,"half",.1)); add=lambda k,v:r.setdefault(k,[]).append(v)
+            add("fedaux2",uni(s,**NEW,start=.5*s0.est.reliability)[-1]); add("no start",uni(s,**NEW)[-1]); add("own rows",uni(s,**{**NEW,"rows":"counts"})[-1]); add("first edition",f2v(s)[-1])
+            add("scaffold",uni(s,tail="")[-1]); add("sgd",fedavg(s,"sgd",.1)[-1]); add("prox",fedavg(s,"sgd",.1,prox=.1)[-1]); add("adam",fedavg(s)[-1]); add("private-head",s0.ph_acc()); add("pooled",pooled(s)[-1])
         print(a,{k:round(sum(v)/len(v),1) for k,v in r.items()},flush=True)
