@@ -70,7 +70,8 @@ def test_agnews_is_the_experiment_of_the_appendix() -> None:
 def test_heads_have_learning_rates_of_their_own() -> None:
     """A rate that is given counts, and so does another optimizer's default."""
     heads = fedaux.Experiment(mode="linear", distillation={"learning_rate": 0.5})
-    assert (heads.local.learning_rate, heads.distillation.learning_rate) == (0.01, 0.5)
-    slow = fedaux.Experiment(mode="linear", local={"optimizer": "sgd"})
-    assert (slow.local.learning_rate, slow.distillation.learning_rate) == (0.001, 0.001)
+    assert (heads.local.optimizer, heads.local.learning_rate) == ("sgd", 0.1)
+    assert heads.distillation.learning_rate == 0.5
+    other = fedaux.Experiment(mode="linear", local={"optimizer": "adam"})
+    assert (other.local.learning_rate, other.distillation.learning_rate) == (0.01, 0.001)
     assert fedaux.Experiment(mode="full").local.learning_rate == 0.001

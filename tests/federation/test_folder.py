@@ -297,7 +297,7 @@ def test_a_recipe_that_rehearses_asks_for_it_and_may_be_refused(tmp_path: Path) 
     text = text_of(said)
     assert willing
     assert "Public images of the server, to rehearse in training, are taken and kept" in text
-    assert "- training with logit-adjusted, besides cross-entropy;" in text
+    assert "- training with jointly-adjusted, besides cross-entropy;" in text
     assert "- to keep 500 public images and rehearse 96 of them in each batch" in text
     changed(node, "public_data = true", "public_data = false")
     said, willing = check_node(node, recipe=str(recipe))

@@ -25,6 +25,7 @@ from fedaux.core.algorithms.private_head import private_beliefs, require_linear,
 from fedaux.core.algorithms.scaffold import (
     Controls,
     corrected,
+    local_steps,
     mean_gradient,
     sgd_problems,
     stored,
@@ -146,12 +147,10 @@ class FedAux2(FedAvg):
         1: as their own. Each local step of a network pushes a missing class down in proportion to
         its share, so after many steps it counts with no share (0).
         """
-        local, sizes = (
-            server.task.experiment.local,
-            [one.entry.num_examples for one in state.releases.values()],
-        )
-        steps = local.epochs * math.ceil(sum(sizes) / max(1, len(sizes)) / local.batch_size)
-        return float(server.task.experiment.mode == "linear" or steps <= FEW_STEPS)
+        settings = server.task.experiment
+        sizes = [one.entry.num_examples for one in state.releases.values()]
+        steps = local_steps(settings.local, sum(sizes) / max(1, len(sizes)))
+        return float(settings.mode == "linear" or steps <= FEW_STEPS)
 
     def _held(
         self,

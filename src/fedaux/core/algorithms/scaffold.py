@@ -162,9 +162,14 @@ class Controls:
         for one in members:
             mean, start = self.means[one.prototype], before[one.prototype]
             moved = {name: one.weights[name] - start[name] for name in mean}
-            steps = local.epochs * math.ceil(one.num_examples / local.batch_size)
+            steps = local_steps(local, one.num_examples)
             found[one.client] = renew(self.own(one.client), mean, moved, steps, local)
         return found
+
+
+def local_steps(local: Local, num_examples: float) -> int:
+    """Return the number of steps K that a client takes in a round."""
+    return local.epochs * math.ceil(num_examples / local.batch_size)
 
 
 def corrected(own: Weights, mean: Weights) -> Weights:
