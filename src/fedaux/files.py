@@ -21,7 +21,9 @@ from torch import Tensor
 UNFINISHED = ".*.part"
 """Pattern of files that are being written; a killed process leaves them."""
 
-CHECKSUM, ORDER = "crc32", "order"
+CHECKSUM, CONTENT = "crc32", "content"
+"""Keys of the metadata: of older files the checksum alone, of others the checksum and the order in
+one, because several keys are written in any order."""
 
 
 def save_text(path: Path, text: str) -> None:
@@ -60,17 +62,17 @@ def save_tensors(
 def save_checked(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file atomically, with a checksum of its tensors and their order: sums
     over the tensors of a model are rounded in that order."""
-    order = json.dumps(list(tensors))
-    save_tensors(path, tensors, metadata={CHECKSUM: _checksum(tensors), ORDER: order})
+    content = json.dumps({CHECKSUM: _checksum(tensors), "order": list(tensors)})
+    save_tensors(path, tensors, metadata={CONTENT: content})
 
 
 def load_checked(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:
     """Return the tensors of a file that `save_checked` wrote. Raises ValueError if they changed."""
     with safe_open(path, framework="pt") as file:
-        about = file.metadata() or {}
+        about: dict[str, Any] = file.metadata() or {}
+        about = json.loads(about[CONTENT]) if CONTENT in about else about
         stated = about.get(CHECKSUM)
-        order = json.loads(about[ORDER]) if ORDER in about else file.keys()
-        tensors = {name: file.get_tensor(name) for name in order}
+        tensors = {name: file.get_tensor(name) for name in about.get("order", file.keys())}
     if stated is not None and stated != (found := _checksum(tensors)):
         raise ValueError(f"the checksum of its tensors is {found}, not {stated}")
     return {name: tensor.to(device) for name, tensor in tensors.items()}

@@ -590,7 +590,7 @@ def test_a_gpu_that_is_too_small_is_explained(
     monkeypatch.setattr("fedaux.running.run.Server.play_round", overflow)
     with pytest.raises(ValueError, match=r"Reduce engine.clients_at_once \(now 8\).*--resume"):
         fedaux.run(tiny(method="fedavg"), out=tmp_path / "run")
-    monkeypatch.setattr("fedaux.fast.FastBackend.features", overflow)
+    monkeypatch.setattr("fedaux.fast.FastBackend.extractor", overflow)
     with pytest.raises(
         ValueError, match=r"features of cnn: .* Reduce evaluation.batch_size \(now 256\), in a new"
     ):
