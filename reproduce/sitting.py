@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,7 +68,12 @@ class Estimate:
 def _keys(cell: Cell) -> list[tuple[str, ...]]:
     """Return what results are grouped by, the nearest first."""
     method = cell.row.method
-    return [(cell.table, method, cell.place), (cell.table, method), (method,), ()]
+    return [(cell.table, method, cell.place), (cell.table, method), (method,), (kind(cell),)]
+
+
+def kind(cell: Cell) -> str:
+    """Return the key of a cell's method in GUESSES."""
+    return KINDS.get(re.split(r"[+@]", cell.row.method)[0], "distilling")
 
 
 def guess(cell: Cell) -> float:
@@ -76,7 +82,7 @@ def guess(cell: Cell) -> float:
     if cell.rounds == 1:
         return ONE_SHOT_SECONDS
     clients = settings["split.num_clients"] * settings.get("participation_rate", 1.0)
-    fixed, each = GUESSES[KINDS.get(cell.row.method.partition("+")[0], "distilling")]
+    fixed, each = GUESSES[kind(cell)]
     seconds: float = cell.rounds * (fixed + each * clients)
     return seconds * (HEADS_FACTOR if settings.get("mode") == "linear" else 1.0)
 

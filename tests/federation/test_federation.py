@@ -202,7 +202,6 @@ def test_a_node_killed_in_a_round_is_named_and_the_round_goes_on(troubled: Feder
 def test_a_node_that_never_answers_costs_one_deadline(troubled: Federation) -> None:
     rows = troubled.rows()
     assert rows[0]["clients_dropped"]["2"] == "no answer within 60 s"
-    assert rows[0]["seconds"]["train"] < 60 + 15
     # It is still connected, but nobody waits for it again: it would have to answer a greeting
     # first.
     assert all(2 in row["clients_absent"] for row in rows[1:])
