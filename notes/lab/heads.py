@@ -140,9 +140,12 @@ def mapped(s,kind="std",lam=0.1,priv=None):
 def scaled(s,k=16.):
     r=copy.copy(s); g=lambda x:torch.cat([x[...,:-1]*k,x[...,-1:]],-1); r.x,r.tx,r.pub=g(s.x),g(s.tx),g(s.pub); r.ph=torch.cat([s.ph[:,:-1]/k,s.ph[:,-1:]],1); return r
 # fedaux2 of commit 0e4eeeb and its parts
+def first_edition(e):
+    n=e.counts+1e-9; own=n/n.sum(1,keepdim=True); held=torch.exp(-torch.xlogy(own,own).sum(1)); trust=min(1.,2*e.reliability)
+    return float(1-(held.mean()-1)/max(1,n.shape[1]-1)),trust,torch.lerp(e.counts.mean(0),e.counts,trust)
 def f2v(s,lr=.01,start="now",adj="now",rehw=None,anchor=.5,rate=2.,even=True,smooth=.8,teach=True,fall=True,counts="trusted",dlr=.001,memheads=False,rows="counts",tail="ema",bal=True):
-    e=s.est; rho=e.reliability; sh={"now":.25*e.concentration*e.trust,"conc":.5*e.concentration,"half":.5,"full":1.}[start]
-    W=torch.lerp(s.init,s.ph,sh); avg=None; out=[]; mem={}; last={}; tc={"trusted":e.trusted_counts.float(),"counts":e.counts.float()}[counts]; pb=s.plog.softmax(1).float(); pri=s.counts/s.counts.sum(1,keepdim=True)
+    e=s.est; rho=e.reliability; conc,trust,trusted=first_edition(e); sh={"now":.25*conc*trust,"conc":.5*conc,"half":.5,"full":1.}[start]
+    W=torch.lerp(s.init,s.ph,sh); avg=None; out=[]; mem={}; last={}; tc={"trusted":trusted.float(),"counts":e.counts.float()}[counts]; pb=s.plog.softmax(1).float(); pri=s.counts/s.counts.sum(1,keepdim=True)
     off=pri.clamp_min(1e-3).log()*(1-rho) if adj=="now" else ((pri+1/s.ncl)/2).log()
     for t,who in enumerate(s.schedule):
         r=t+1; q=torch.lerp((s.pub@W.T).softmax(1),pb,anchor*rho/r)
@@ -150,7 +153,7 @@ def f2v(s,lr=.01,start="now",adj="now",rehw=None,anchor=.5,rate=2.,even=True,smo
         for k,w in zip(who,new): last[int(k)]=(w,t)
         ids=sorted(last) if memheads else [int(k) for k in who]; M=torch.stack([last[i][0] for i in ids]); d=torch.tensor([.5**(t-last[i][1]) for i in ids])
         P=(tc[ids].clamp_min(1e-9)+(s.n[ids][:,None]/s.ncl if rows=="joint" else 0))*d[:,None]; P=P/P.sum(0); H=head_by(M,W,P); rt=rate
-        if fall and rate>1: rt=rate*(1-e.concentration*.9*min(1,(r-1)/max(1,s.rounds-1)))
+        if fall and rate>1: rt=rate*(1-conc*.9*min(1,(r-1)/max(1,s.rounds-1)))
         if even:
             l=(H-W)[:,:-1].norm(dim=1).clamp_min(1e-12); H=W+(H-W)*((l.mean()/l)**(0.5/r))[:,None]
         N=W+rt*(H-W)
