@@ -8,6 +8,7 @@ from functools import reduce
 from pathlib import Path
 
 from fedaux.config import Experiment
+from fedaux.federation.node import NodeConfig
 from fedaux.recipes import reference
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -44,6 +45,29 @@ IMPORTANT = {
     "([tuning](tuning.md))",
     "local.learning_rate": "larger with few examples per client, or if only heads are trained",
 }
+NODE = """## A node's file: node.toml
+
+The operator of a [node](deployment.md) writes it; nothing in it comes from the network.
+A node reads it once, at its start.
+`[data]` has the keys of a recipe's [`[data]`](#data); `image_size` and `channels` are required for images.
+
+```toml
+client = 0
+name = "Hospital A"
+classes = ["benign", "malignant"]
+
+[data]
+source = "folder"
+path = "scans"
+image_size = 224
+channels = 3
+
+[privacy] # what may leave, whatever a server asks
+epsilon = 1.0
+mechanisms = ["mean"]
+plain_updates = false
+```
+"""
 
 
 def page() -> str:
@@ -52,7 +76,12 @@ def page() -> str:
     for key, advice in IMPORTANT.items():
         value = "" if key == "model" else reduce(getattr, key.split("."), Experiment())
         rows += f"| `{key}` | {f'`{json.dumps(value)}`' if value else '–'} | {advice} |\n"
-    return INTRODUCTION + rows + "\n" + reference().rstrip() + "\n"
+    recipe, node = reference().rstrip(), reference(NodeConfig).rstrip()
+    # Headings of a page differ, and data are described in the recipe's section.
+    node = node.replace("## Top level", NODE).replace("## `[", "### node.toml: `[")
+    before, _, after = node.partition("### node.toml: `[data]`")
+    node = before + after.partition("### ")[1] + after.partition("### ")[2]
+    return f"{INTRODUCTION}{rows}\n{recipe}\n\n{node.rstrip()}\n"
 
 
 if __name__ == "__main__":
