@@ -11,12 +11,13 @@ from fedaux.files import save_text
 from reproduce import published
 from reproduce.cells import Cell, all_cells
 from reproduce.results import FOLDER, is_current, read_all
+from reproduce.studies import STUDIES
 
 PAGE = FOLDER / "README.md"
 INTRODUCTION = """# Results
 
 Test accuracy in %: last round / maximum over rounds.
-Where there are several seeds: mean ± standard deviation.
+Where there are several seeds: mean ± standard deviation, and in brackets their number.
 "printed" is the paper's figure.
 Tiny-ImageNet at 32x32 is the public data where the paper has STL-10 or parts of ImageNet.
 Every number comes from the files in this folder, which hold command, settings, commit and curve.
@@ -58,7 +59,8 @@ def page() -> str:
 
 
 def _table(cells: Sequence[Cell], found: Mapping[str, dict[str, Any]]) -> str:
-    columns = list(dict.fromkeys(cell.column.label for cell in cells))
+    axis, used = STUDIES[cells[0].table].grid.columns, {cell.column.label for cell in cells}
+    columns = [one.label for one in (*axis.values, *axis.ours) if one.label in used]
     rows = list(dict.fromkeys(cell.row.name for cell in cells))
     lines = [["", *(f"{label} | printed" for label in columns)], ["---"] * (1 + 2 * len(columns))]
     for row in rows:
@@ -78,7 +80,8 @@ def _text(cells: Sequence[Cell], found: Mapping[str, dict[str, Any]]) -> str:
     if not curves:
         return "–"
     ends = ([curve[-1] for curve in curves], [max(curve) for curve in curves])
-    return " / ".join(map(_spread, ends)) + ("" if current else f" {OLD}")
+    seeds = f" ({len(curves)})" if len(curves) > 1 else ""
+    return " / ".join(map(_spread, ends)) + seeds + ("" if current else f" {OLD}")
 
 
 def _spread(values: Sequence[float]) -> str:

@@ -164,7 +164,7 @@ def test_figures_show_the_numbers_of_the_tables() -> None:
         "methods": "## Whole networks: Table 1, one column",
         "participation": "### Participation, and memory",
         "privacy": "### What honest privacy costs",
-        "encoder": "### An encoder",
+        "encoder": "## An encoder",
     }
     tables = tomllib.loads((ROOT / "notes/figures.toml").read_text(encoding="utf-8"))
     assert set(tables) == set(sections)

@@ -138,7 +138,7 @@ def test_the_page_has_means_and_printed_figures_and_is_checked(
         results.save(cell, folder, result(cell, last=last))
     assert tables.check() == 1  # there is no page
     tables.write()
-    assert "| `fedaux` | 52.0 ± 2.0 / 90.0 ± 0.0 | 71.2 ± 2.1 |" in tables.PAGE.read_text()
+    assert "| `fedaux` | 52.0 ± 2.0 / 90.0 ± 0.0 (3) | 71.2 ± 2.1 |" in tables.PAGE.read_text()
     assert tables.check() == 0
     results.save(of_fedaux[0], folder, result(of_fedaux[0], last=80.0))
     assert tables.check() == 1
