@@ -428,7 +428,10 @@ def test_the_plain_backend_is_the_fast_one_without_what_makes_it_fast(
 
 @pytest.mark.usefixtures("double_precision")
 def test_linear_rounds_and_kept_optimizers_side_by_side_equal_one_by_one(tmp_path: Path) -> None:
-    changes = QUICK | {"local": {"optimizer_state": "kept"}, "participation_rate": 0.6}
+    changes = QUICK | {
+        "local": {"optimizer": "adam", "optimizer_state": "kept"},
+        "participation_rate": 0.6,
+    }
     for mode in ("linear", "full"):
         kept: list[Mapping[int, ClientState]] = []
         states = []
