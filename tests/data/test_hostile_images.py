@@ -164,14 +164,15 @@ def test_a_large_image_is_shrunk_on_the_way(kind: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_the_largest_image_takes_less_than_500_megabytes(tmp_path: Path) -> None:
-    """The whole process, libraries included."""
+def test_the_largest_image_takes_less_than_180_megabytes(tmp_path: Path) -> None:
+    """Besides the libraries, which take 240 MB, or 530 with PyTorch's build for CUDA."""
     side = int(MOST_PIXELS**0.5)
     (tmp_path / "large.png").write_bytes(blank_png(side, side))
     program = (
         "import re, sys; from pathlib import Path; from fedaux.data.decoding import decode;"
-        "print(decode(Path(sys.argv[1]), channels=1, side=32, lost=set()).mean());"
-        "print(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])"
+        "peak = lambda: re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1];"
+        "before = peak();"
+        "print(decode(Path(sys.argv[1]), channels=1, side=32, lost=set()).mean(), before, peak())"
     )
     told = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "large.png")],
@@ -180,6 +181,6 @@ def test_the_largest_image_takes_less_than_500_megabytes(tmp_path: Path) -> None
         check=True,
         timeout=300,
     )
-    mean, kilobytes = told.stdout.split()
-    assert float(mean) == 255.0
-    assert int(kilobytes) < 500_000
+    mean, before, after = map(float, told.stdout.split())
+    assert mean == 255.0
+    assert after - before < 180_000, (before, after)
