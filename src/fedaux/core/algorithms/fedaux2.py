@@ -3,9 +3,9 @@
 Clients share p(x | c) and differ by their class shares p_i(c), so what drifts apart is known: each
 client adds the logarithm of the class shares that it trains on to its logits, rehearses public
 examples for the classes that it lacks, and counts in row c of the head, and in the soft labels of
-examples of class c, in proportion to P(i | c). What drifts all the same is corrected where it adds
-up: in the gradients of heads, whose loss is convex, by control variates; in networks by an
-ensemble's predictions, because an average of networks is not their ensemble (docs/methods.md).
+examples of class c, in proportion to P(i | c). The drift that is left is corrected in the gradients
+of heads, whose loss is convex, by control variates, and in networks by an ensemble's predictions,
+because an average of networks is not their ensemble (docs/methods.md).
 """
 
 from __future__ import annotations
