@@ -83,7 +83,9 @@ def update_problem(section: Local, *, steps: int) -> str | None:
 
 def require_size(num_examples: int, *, width: int) -> None:
     """Raise ValueError for a release of more examples or components than the proof covers."""
-    if not 1 <= num_examples <= MOST_EXAMPLES:
+    if num_examples < 1:
+        raise ValueError("a client without examples has nothing to release")
+    if num_examples > MOST_EXAMPLES:
         raise ValueError(f"{num_examples} examples: should be between 1 and {MOST_EXAMPLES}")
     if not 1 <= width <= MOST_COMPONENTS:
         raise ValueError(f"a release of {width} numbers: should be between 1 and {MOST_COMPONENTS}")

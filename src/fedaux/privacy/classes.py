@@ -156,19 +156,13 @@ class ClassSums(PrivateMean):
         self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
     ) -> Release:
         """Release the client's class sums [C (k + 1)]; sensitivity 2."""
-        if len(features) == 0:
-            raise ValueError("a client without examples has nothing to release")
         if labels is None or tuple(labels.shape) != (len(features),):
             raise ValueError("mechanism classes: needs one label per example")
         rows = functional.pad(self.project(features, public), (0, 1), value=1.0)
         classes = classes_of(public)
         usable = features.isfinite().all(dim=1)
         sums = integer_sums(rows, torch.where(usable, labels, -1), count=classes)
-        _, sigma = self._scale(len(features))
-        vector = noise.perturb(sums.flatten(), sensitivity=SENSITIVITY, sigma=sigma)
-        return Release(
-            vector, "classes", SENSITIVITY, sigma, self._epsilon, self._delta, noise.kind
-        )
+        return self._released(sums.flatten(), "classes", noise, *self._scale(len(features)))
 
     def _spectrum(self, variances: Tensor, *, num_examples: int) -> Tensor:
         """Return the variances [F] with shrinkage towards their mean."""
@@ -180,8 +174,7 @@ class ClassSums(PrivateMean):
 
     def _scale(self, num_examples: int) -> tuple[float, float]:
         """Return sensitivity and sigma, which do not depend on n."""
-        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
-        return SENSITIVITY, SENSITIVITY * multiplier
+        return SENSITIVITY, SENSITIVITY * self._multiplier
 
     def estimate(self, vectors: Tensor, sigmas: Tensor, public: Public) -> ClassEstimate:
         """Return what releases [K, C (k + 1)] with noise sigmas [K] tell about the classes."""

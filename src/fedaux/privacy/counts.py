@@ -17,13 +17,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedaux.config import Certainty
 from fedaux.privacy.classes import ClassEstimate, class_prior, denoised_counts
-from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.ledger import CLASS_COUNTS
 from fedaux.privacy.mechanism import (
+    GaussianMechanism,
     Limits,
-    Mechanism,
     Noise,
     Public,
     Release,
@@ -35,17 +33,13 @@ SENSITIVITY = math.sqrt(2.0)
 """How far replacing one example moves the counts."""
 
 
-class ClassCounts(Mechanism):
+class ClassCounts(GaussianMechanism):
     """Noisy numbers of examples per class."""
 
     purpose = CLASS_COUNTS
     reads_features = False
     scores = "none"
     is_sum = True
-
-    def __init__(self, section: Certainty) -> None:
-        self._epsilon = section.epsilon
-        self._delta = section.delta
 
     def publish(
         self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
@@ -60,15 +54,11 @@ class ClassCounts(Mechanism):
     ) -> Release:
         """Release the client's counts [C]; sensitivity sqrt(2). Only the number of features' rows
         matters."""
-        if len(features) == 0:
-            raise ValueError("a client without examples has nothing to release")
         if labels is None or tuple(labels.shape) != (len(features),):
             raise ValueError("mechanism counts: needs one label per example")
         ones = torch.ones(len(labels), 1, dtype=torch.float64, device=labels.device)
         counts = integer_sums(ones, labels, count=number_of_classes(public, width=1)).flatten()
-        sensitivity, sigma = self._scale()
-        vector = noise.perturb(counts, sensitivity=sensitivity, sigma=sigma)
-        return Release(vector, "counts", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
+        return self._released(counts, "counts", noise, *self._scale())
 
     def limits(self, num_examples: int, public: Public) -> Limits:
         """Return the range of a release: n examples of one class, plus noise."""
@@ -78,13 +68,11 @@ class ClassCounts(Mechanism):
         self, num_examples: int, *, feature_width: int, num_negatives: int, num_classes: int
     ) -> float | None:
         """Return sigma sqrt(C) over n."""
-        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
-        return SENSITIVITY / num_examples * multiplier * math.sqrt(num_classes)
+        return SENSITIVITY / num_examples * self._multiplier * math.sqrt(num_classes)
 
     def _scale(self) -> tuple[float, float]:
         """Return sensitivity and sigma, which do not depend on n."""
-        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
-        return SENSITIVITY, SENSITIVITY * multiplier
+        return SENSITIVITY, SENSITIVITY * self._multiplier
 
     def estimate(self, vectors: Tensor, sigmas: Tensor, public: Public) -> ClassEstimate:
         """Return what releases [K, C] with noise sigmas [K] tell; of class means, nothing."""
@@ -104,15 +92,3 @@ class ClassCounts(Mechanism):
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return no numbers [N, 0]: counts say nothing about features."""
         return features.new_zeros(len(features), 0)
-
-    def log_scores(
-        self,
-        vectors: Tensor,
-        sigmas: Tensor,
-        public: Public,
-        projected: Tensor,
-        *,
-        sizes: Tensor | None = None,
-    ) -> Tensor:
-        """Raise ValueError: counts say nothing about single examples."""
-        raise ValueError("certainty.mechanism = counts: has no scores; should be mean, for example")

@@ -27,13 +27,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedaux.config import Certainty
 from fedaux.privacy.bounds import require_exact_regression, require_size
-from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.ledger import HEADS
 from fedaux.privacy.mechanism import (
+    GaussianMechanism,
     Limits,
-    Mechanism,
     Noise,
     Public,
     Release,
@@ -84,16 +82,12 @@ def largest(num_classes: int, *, penalty: float) -> tuple[float, float]:
     return norm, min(1.0, most * (1.0 + 1e-12))
 
 
-class PrivateHeads(Mechanism):
+class PrivateHeads(GaussianMechanism):
     """Regularised multinomial logistic regression on clipped features, perturbed at the output."""
 
     purpose = HEADS
     scores = "none"
     stream = "heads"
-
-    def __init__(self, section: Certainty) -> None:
-        self._epsilon = section.epsilon
-        self._delta = section.delta
 
     def publish(
         self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
@@ -115,8 +109,6 @@ class PrivateHeads(Mechanism):
         self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
     ) -> Release:
         """Release the client's W [C (F + 1)], with the sensitivity of `sensitivity_of`."""
-        if len(features) == 0:
-            raise ValueError("a client without examples has nothing to release")
         if labels is None or tuple(labels.shape) != (len(features),):
             raise ValueError("mechanism heads: needs one label per example")
         inputs, classes = self.project(features, public), classes_of(public)
@@ -131,8 +123,7 @@ class PrivateHeads(Mechanism):
         weights = solve(
             inputs, torch.where(usable, labels, -1), num_classes=classes, penalty=penalty
         )
-        vector = noise.perturb(weights.flatten(), sensitivity=sensitivity, sigma=sigma)
-        return Release(vector, "heads", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
+        return self._released(weights.flatten(), "heads", noise, sensitivity, sigma)
 
     def limits(self, num_examples: int, public: Public) -> Limits:
         """Return the range of a release: the largest |W|, plus the solver's slack and noise."""
@@ -143,28 +134,15 @@ class PrivateHeads(Mechanism):
 
     def _scale(self, num_examples: int, num_classes: int) -> tuple[float, float, float]:
         """Return lambda, sensitivity and sigma."""
-        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
-        penalty = penalty_of(num_examples, multiplier=multiplier)
+        penalty = penalty_of(num_examples, multiplier=self._multiplier)
         sensitivity = sensitivity_of(num_examples, num_classes=num_classes, penalty=penalty)
-        return penalty, sensitivity, sensitivity * multiplier
+        return penalty, sensitivity, sensitivity * self._multiplier
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return v(x) [N, F + 1], each of norm at most 1, for any features."""
         require_shapes(public, {"centre": (features.shape[1],), "bound": ()})
         clipped = within_unit_ball((features.double() - public["centre"]) / public["bound"])
         return functional.pad(clipped, (0, 1), value=1.0) / math.sqrt(2.0)
-
-    def log_scores(
-        self,
-        vectors: Tensor,
-        sigmas: Tensor,
-        public: Public,
-        projected: Tensor,
-        *,
-        sizes: Tensor | None = None,
-    ) -> Tensor:
-        """Raise ValueError: heads classify, and do not say where a client's data lies."""
-        raise ValueError("certainty.mechanism = heads: has no scores; should be mean, for example")
 
 
 def layer_of(vector: Tensor, public: Public) -> tuple[Tensor, Tensor]:

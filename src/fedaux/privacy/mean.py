@@ -42,8 +42,8 @@ from fedaux.config import MEAN_COMPONENTS, Certainty
 from fedaux.privacy.bounds import COMPONENTS
 from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.mechanism import (
+    GaussianMechanism,
     Limits,
-    Mechanism,
     Noise,
     Public,
     Release,
@@ -68,16 +68,15 @@ def suitable_components(num_examples: int, *, epsilon: float, delta: float) -> i
     return max(1, round(num_examples / noise_multiplier(epsilon=epsilon, delta=delta)))
 
 
-class PrivateMean(Mechanism):
+class PrivateMean(GaussianMechanism):
     """Whitened, clipped, private mean with density-ratio scores."""
 
     remedy = "raise certainty.epsilon or lower certainty.components"
 
     def __init__(self, section: Certainty) -> None:
+        super().__init__(section)
         self._components = section.components or MEAN_COMPONENTS
         self._sharpness = section.sharpness
-        self._epsilon = section.epsilon
-        self._delta = section.delta
 
     def publish(
         self, negatives: Tensor, *, num_classes: int = 0, sizes: Sequence[int] = ()
@@ -115,12 +114,8 @@ class PrivateMean(Mechanism):
         self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
     ) -> Release:
         """Release the client's mean; sensitivity 2 / n_i."""
-        if len(features) == 0:
-            raise ValueError("a client without examples has nothing to release")
         mean = integer_mean(self.project(features, public))
-        sensitivity, sigma = self._scale(len(features))
-        vector = noise.perturb(mean, sensitivity=sensitivity, sigma=sigma)
-        return Release(vector, "mean", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
+        return self._released(mean, "mean", noise, *self._scale(len(features)))
 
     def limits(self, num_examples: int, public: Public) -> Limits:
         """Return the range of a release: a mean of vectors of norm at most 1, plus noise."""
@@ -131,15 +126,13 @@ class PrivateMean(Mechanism):
     ) -> float | None:
         """Return sigma sqrt(k) for a mean of vectors of norm 1, of which class sums of a client
         with one class are n times as large."""
-        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
         components = min(self._components, feature_width)
-        return sensitivity_of(num_examples) * multiplier * math.sqrt(components)
+        return sensitivity_of(num_examples) * self._multiplier * math.sqrt(components)
 
     def _scale(self, num_examples: int) -> tuple[float, float]:
         """Return sensitivity and sigma."""
         sensitivity = sensitivity_of(num_examples)
-        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
-        return sensitivity, sensitivity * multiplier
+        return sensitivity, sensitivity * self._multiplier
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return u(x) [N, k], each of norm at most 1, for any features."""
@@ -205,8 +198,6 @@ class UnprotectedMean(PrivateMean):
         self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
     ) -> Release:
         """Release the client's mean without noise."""
-        if len(features) == 0:
-            raise ValueError("a client without examples has nothing to release")
         mean = integer_mean(self.project(features, public))
         return Release(mean, "none", sensitivity_of(len(features)), 0.0, math.inf, 0.0, "none")
 

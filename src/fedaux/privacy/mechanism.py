@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedaux.config import Certainty
 from fedaux.privacy.bounds import MOST_COMPONENTS, require_size
+from fedaux.privacy.gaussian import noise_multiplier
 
 SCORES = "certainty scores"
 Public = dict[str, Tensor]
@@ -147,8 +149,30 @@ class Mechanism:
         sizes: Tensor | None = None,
     ) -> Tensor:
         """Return log s_i(x) [K, N] of released vectors [K, D] with noise sigmas [K] on projected
-        features (server); `sizes` [K] are the clients' numbers of examples."""
-        raise NotImplementedError
+        features (server); `sizes` [K] are the clients' numbers of examples.
+
+        Raises ValueError if `scores` is "none".
+        """
+        raise ValueError(f"{type(self).__name__} has no scores; mechanism mean has, for example")
+
+
+class GaussianMechanism(Mechanism):
+    """A mechanism whose noise gives the (epsilon, delta) of its settings."""
+
+    def __init__(self, section: Certainty) -> None:
+        self._epsilon, self._delta = section.epsilon, section.delta
+
+    @property
+    def _multiplier(self) -> float:
+        """Sigma over sensitivity."""
+        return noise_multiplier(epsilon=self._epsilon, delta=self._delta)
+
+    def _released(
+        self, vector: Tensor, mechanism: str, noise: Noise, sensitivity: float, sigma: float
+    ) -> Release:
+        """Return a vector [D] with noise, as the release of a mechanism of this name."""
+        noisy = noise.perturb(vector, sensitivity=sensitivity, sigma=sigma)
+        return Release(noisy, mechanism, sensitivity, sigma, self._epsilon, self._delta, noise.kind)
 
 
 def require_shapes(public: Public, expected: Mapping[str, tuple[int | None, ...]]) -> None:

@@ -19,10 +19,9 @@ from torch.nn import functional
 
 from fedaux.config import Certainty
 from fedaux.privacy.bounds import require_exact_regression, require_size
-from fedaux.privacy.gaussian import noise_multiplier
 from fedaux.privacy.mechanism import (
+    GaussianMechanism,
     Limits,
-    Mechanism,
     Noise,
     Public,
     Release,
@@ -41,12 +40,11 @@ def sensitivity_of(num_examples: int, num_negatives: int, *, regularisation: flo
     return 2.0 * (1.0 / (num_examples + num_negatives) + TOLERANCE) / regularisation
 
 
-class Regression(Mechanism):
+class Regression(GaussianMechanism):
     """Logistic regression of client data against negatives; the rows of `project` give scores."""
 
     def __init__(self, section: Certainty) -> None:
-        self._epsilon = section.epsilon
-        self._delta = section.delta
+        super().__init__(section)
         self._regularisation = section.regularisation
 
     def log_scores(
@@ -78,8 +76,6 @@ class PaperRegression(Regression):
         self, features: Tensor, public: Public, *, noise: Noise, labels: Tensor | None = None
     ) -> Release:
         """Release the regression's weights; sensitivity 2 (a + TOLERANCE) / lambda."""
-        if len(features) == 0:
-            raise ValueError("a client without examples has nothing to release")
         require_shapes(public, {"negatives": (None, features.shape[1])})
         # Negatives are clipped too, so that every client's regression is equally well conditioned.
         positives, negatives = (
@@ -94,9 +90,7 @@ class PaperRegression(Regression):
                 regularisation=self._regularisation,
             )
         weights = solve(positives, negatives, regularisation=self._regularisation)
-        sensitivity, sigma = self._scale(len(positives), len(negatives))
-        vector = noise.perturb(weights, sensitivity=sensitivity, sigma=sigma)
-        return Release(vector, "paper", sensitivity, sigma, self._epsilon, self._delta, noise.kind)
+        return self._released(weights, "paper", noise, *self._scale(len(positives), len(negatives)))
 
     def limits(self, num_examples: int, public: Public) -> Limits:
         """Return the range of a release: lambda/2 |w*|^2 <= J(0) = log 2, plus the solver's
@@ -112,17 +106,15 @@ class PaperRegression(Regression):
         of norm <= 1, and J(w) <= J(0) = log 2."""
         penalty = self._regularisation
         signal = min(1.0 / penalty, math.sqrt(2.0 * math.log(2.0) / penalty))
-        sensitivity = sensitivity_of(num_examples, num_negatives, regularisation=penalty)
-        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
-        return sensitivity * multiplier * math.sqrt(feature_width) / signal
+        _, sigma = self._scale(num_examples, num_negatives)
+        return sigma * math.sqrt(feature_width) / signal
 
     def _scale(self, num_examples: int, num_negatives: int) -> tuple[float, float]:
         """Return sensitivity and sigma."""
         sensitivity = sensitivity_of(
             num_examples, num_negatives, regularisation=self._regularisation
         )
-        multiplier = noise_multiplier(epsilon=self._epsilon, delta=self._delta)
-        return sensitivity, sensitivity * multiplier
+        return sensitivity, sensitivity * self._multiplier
 
     def project(self, features: Tensor, public: Public) -> Tensor:
         """Return u(x) [N, F], the features over the public bound, clipped to norm 1; 0 if
