@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -15,6 +16,14 @@ UNKNOWN = "–"
 def install_hint(extras: str) -> str:
     """Return how to install extras ("flower,privacy"); fedaux is not on PyPI."""
     return f"pip install -e '.[{extras}]' in the checkout (docs/install.md: from a wheel)"
+
+
+def optional(module: str, needs: str, *, extras: str) -> Any:
+    """Import a module of an extra. Raises ValueError with what needs it and how to install it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ValueError(f"{needs}: {install_hint(extras)}") from error
 
 
 def as_number(value: Any, *, missing: float = math.nan) -> float:

@@ -86,7 +86,7 @@ def test_a_result_as_a_data_frame(result: fedaux.Result) -> None:
 
 def test_a_missing_extra_is_named(result: fedaux.Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)  # import fails, as without the package
-    with pytest.raises(ValueError, match=r"pandas is not installed; .* extra pandas"):
+    with pytest.raises(ValueError, match=r"needs the package pandas: .*\[pandas\]"):
         result.to_pandas()
 
 

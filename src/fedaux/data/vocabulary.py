@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from fedaux.data.checkpoints import lowercases, read_tokenizer
-from fedaux.formatting import install_hint
+from fedaux.formatting import optional
 
 PAD, UNKNOWN, BEGIN, END, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 PAD_ID = 0
@@ -98,7 +98,7 @@ class Vocabulary:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        return _library().Tokenizer.from_str(self.tokenizer)
+        return library().Tokenizer.from_str(self.tokenizer)
 
 
 def _checked(text: str, *, origin: str) -> Vocabulary:
@@ -159,8 +159,8 @@ def learned(texts: Iterable[str], *, size: int) -> Vocabulary:
     Characters are numbered here, the most frequent first, because the library's order changes from
     run to run.
     """
-    library = _library()
-    tokenizer = library.Tokenizer.from_str(
+    package = library()
+    tokenizer = package.Tokenizer.from_str(
         _word_pieces({token: number for number, token in enumerate(_SPECIAL_TOKENS)})
     )
     kept = [tokenizer.normalizer.normalize_str(text) for text in texts]
@@ -169,7 +169,7 @@ def learned(texts: Iterable[str], *, size: int) -> Vocabulary:
         :MAX_CHARACTERS
     ]
     first = [*_SPECIAL_TOKENS, *alphabet, *(f"##{character}" for character in alphabet)][:size]
-    trainer = library.trainers.WordPieceTrainer(
+    trainer = package.trainers.WordPieceTrainer(
         vocab_size=size,
         special_tokens=first,
         limit_alphabet=len(alphabet),
@@ -186,28 +186,25 @@ _SPECIAL_TOKENS = (PAD, UNKNOWN, BEGIN, END, MASK)
 
 def _word_pieces(tokens: dict[str, int], *, lowercase: bool = True) -> str:
     """Return BERT's tokenizer (cleaning, splitting at punctuation, WordPiece) with these tokens."""
-    library = _library()
+    package = library()
     missing = [mark for mark in (UNKNOWN, BEGIN, END) if mark not in tokens]
     if missing:
         raise ValueError(
             f"the vocabulary has no token {', '.join(missing)}; should be one of the BERT family"
         )
-    tokenizer = library.Tokenizer(
-        library.models.WordPiece(tokens, unk_token=UNKNOWN, max_input_chars_per_word=100)
+    tokenizer = package.Tokenizer(
+        package.models.WordPiece(tokens, unk_token=UNKNOWN, max_input_chars_per_word=100)
     )
-    tokenizer.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = library.processors.BertProcessing(
+    tokenizer.normalizer = package.normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = package.processors.BertProcessing(
         (END, tokens[END]), (BEGIN, tokens[BEGIN])
     )
-    tokenizer.decoder = library.decoders.WordPiece()
+    tokenizer.decoder = package.decoders.WordPiece()
     tokenizer.add_special_tokens([mark for mark in _SPECIAL_TOKENS if mark in tokens])
     return str(tokenizer.to_str())
 
 
-def _library() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ValueError(f"texts need the package tokenizers: {install_hint('text')}") from error
-    return tokenizers
+def library() -> Any:
+    """Return the package tokenizers."""
+    return optional("tokenizers", "texts need the package tokenizers", extras="text")

@@ -28,10 +28,11 @@ from fedaux.data import cache, notes
 from fedaux.data.decoding import Content, DecodedBlock, Entry, Numbers
 from fedaux.data.tables import PROGRESS_SECONDS
 from fedaux.data.texts import WIDTH_STEP, text_of
+from fedaux.data.vocabulary import library
 from fedaux.encoders.network import Encoder, open_encoder
 from fedaux.encoders.preprocessing import Images, Tokens
 from fedaux.files import replacing
-from fedaux.formatting import install_hint, megabytes
+from fedaux.formatting import megabytes
 
 BLOCK = 1024
 """Rows that are stored at a time; an interrupted extraction continues behind the last ones."""
@@ -307,13 +308,10 @@ def _tokenizer(encoder: Encoder) -> Any:
     """Return the tokenizer of an encoder of texts; None for images."""
     if not isinstance(inputs := encoder.inputs, Tokens):
         return None
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise ValueError(f"texts need the package tokenizers: {install_hint('text')}") from error
+    tokenizers = library()
     if encoder.tokenizer is None:
         raise ValueError(f"{encoder.source}: has no tokenizer")
-    made = Tokenizer.from_str(encoder.tokenizer)
+    made = tokenizers.Tokenizer.from_str(encoder.tokenizer)
     made.enable_truncation(inputs.length)
     made.no_padding()
     return made

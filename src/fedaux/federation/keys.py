@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from fedaux.formatting import install_hint
+from fedaux.formatting import optional
 
 AUTHORITY = ("ca.crt", "ca.key")
 SERVER = ("server.pem", "server.key")
@@ -217,12 +217,9 @@ def _pem(key: Any) -> bytes:
 
 def _cryptography() -> tuple[Any, Any, Any, Any]:
     """Return the parts of `cryptography` that are used here; Flower depends on it."""
-    try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError as error:
-        raise ValueError(
-            f"keys and certificates need the extra: {install_hint('flower')}"
-        ) from error
+    optional("cryptography", "keys and certificates need the extra", extras="flower")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     return x509, hashes, ec, serialization

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaux.formatting import install_hint
+from fedaux.formatting import optional
 from fedaux.privacy.bounds import MOST_COMPONENTS
 from fedaux.privacy.mechanism import Noise, SimulatedNoise
 
@@ -118,9 +118,6 @@ def noise_for(*, deployment: bool, generator: np.random.Generator | None = None)
 
 def _opendp() -> Any:
     """Return OpenDP, imported late because only deployments need it."""
-    try:
-        import opendp.prelude as dp
-    except ImportError as error:
-        raise ValueError(f"secure noise needs OpenDP: {install_hint('privacy')}") from error
+    dp = optional("opendp.prelude", "secure noise needs OpenDP", extras="privacy")
     dp.enable_features("contrib")
     return dp

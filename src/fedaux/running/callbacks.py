@@ -149,14 +149,3 @@ class NotebookBar(_Bar):
     def close(self) -> None:
         """Remove the bar."""
         self._handle.update(self._html(""))
-
-
-def imported(module: str, *, extra: str) -> Any:
-    """Import an optional module. Raises ValueError with the extra that brings it."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ValueError(
-            f"{module} is not installed; install fedaux with the extra {extra}, or `pip install "
-            f"{module}`"
-        ) from error

@@ -43,13 +43,14 @@ from fedaux.encoders import Encoder, Extractor, extractor_of
 from fedaux.fast import best_backend
 from fedaux.fast.feature_cache import FeatureCache
 from fedaux.files import read_json, save_json, save_tensors
+from fedaux.formatting import optional
 from fedaux.models import SplitModel
 from fedaux.predict.trained_model import TrainedModel, load
 from fedaux.pretrain import H0Request, content_digest, pretrained_extractor, shared_store
 from fedaux.privacy.mechanisms import MECHANISMS, Public
 from fedaux.recipes import load_experiment
 from fedaux.running import model_files, plugins, preflight, tensorboard
-from fedaux.running.callbacks import imported, watched
+from fedaux.running.callbacks import watched
 from fedaux.running.from_python import Factory, in_memory
 from fedaux.running.privacy_plan import noise_warnings
 from fedaux.running.run_directory import Progress, RunDirectory, stored_experiment
@@ -85,8 +86,8 @@ class Result:
 
         Raises ValueError if pandas is not installed.
         """
-        frame: Any = imported("pandas", extra="pandas").DataFrame
-        return frame(self.metrics())
+        pandas = optional("pandas", "to_pandas needs the package pandas", extras="pandas")
+        return pandas.DataFrame(self.metrics())
 
     def __repr__(self) -> str:
         from rich.console import Console
