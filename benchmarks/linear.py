@@ -75,14 +75,14 @@ class FrozenNetwork:
         targets = torch.zeros(())
         for head, own in zip(heads, weights, strict=True):
             targets = targets + own[:, None] * torch.softmax(
-                self._predict(head, self._task.distill_images), dim=1
+                self._predict(head, self._task.distill_set), dim=1
             )
         generator = seeding.generator(seed, "distillation", round=number, part=PROTOTYPE)
         batches = torch.from_numpy(generator.permutation(len(targets))).split(
             experiment.distillation.batch_size
         )
         self._head = self._train(
-            self._task.distill_images, targets, batches, rate=experiment.distillation.learning_rate
+            self._task.distill_set, targets, batches, rate=experiment.distillation.learning_rate
         )
         self._predict(self._head, self._task.test_images)
         return {f"head.{name}": tensor for name, tensor in self._head.items()}

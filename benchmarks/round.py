@@ -88,8 +88,8 @@ def images_of_round(fast: Fast, experiment: Experiment, number: int) -> dict[str
         "evaluate": len(task.test_images),
     }
     if task.asks.distills:
-        images["teach"] = len(chosen) * len(task.distill_images)
-        images["distill"] = experiment.distillation.epochs * len(task.distill_images)
+        images["teach"] = len(chosen) * len(task.distill_set)
+        images["distill"] = experiment.distillation.epochs * len(task.distill_set)
     return images
 
 
@@ -295,7 +295,7 @@ def main(words: Sequence[str] | None = None) -> None:
         kind: peak_operations(device, precision=kind) for kind in sorted(set(precisions.values()))
     }
     task = fast.server.task
-    operations = operations_of_image(build_models(task)[PROTOTYPE], task.distill_images[:64])
+    operations = operations_of_image(build_models(task)[PROTOTYPE], task.distill_set[:64])
     scoring = scoring_seconds(fast)
     result: dict[str, Any] = {}
     for seconds in measure(players, warmup=arguments.warmup, rounds=arguments.rounds):

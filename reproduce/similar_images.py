@@ -114,7 +114,7 @@ def run(
             predictor(extractor, images, batch_size=experiment.evaluation.batch_size)
             for images in (
                 task.negatives,
-                task.distill_images,
+                task.distill_set,
                 *(data.images[parts[client]] for client in members),
             )
         )
@@ -174,7 +174,7 @@ def run(
     privacy = f"{epsilon_text(epsilon)}, δ = {section.delta:g}"
     figures = {
         name: Drawing(
-            draw(found[noisy], task.distill_images, data.images, title=title),
+            draw(found[noisy], task.distill_set, data.images, title=title),
             f"Public images that clients score highest, {title}, each beside the client's nearest "
             "private images.",
             neighbour_table(found[noisy]),

@@ -111,7 +111,7 @@ class OriginalFedBE(FedBE):
             for mean, parameter in zip(means, model.parameters(), strict=True):
                 parameter.copy_(mean)
         size = server.task.experiment.distillation.batch_size
-        images, compute = server.task.distill_images, server.task.compute
+        images, compute = server.task.distill_set, server.task.compute
         recompute_statistics(model, images, batch_size=size, compute=compute)
         return snapshot(model)
 
@@ -153,7 +153,7 @@ def students(
     load(model, weights)
     steps = Steps(
         model,
-        task.distill_images,
+        task.distill_set,
         labels,
         loss=distillation_loss,
         optimizer=lambda parameters: OPTIMIZERS[section.optimizer](parameters, section),

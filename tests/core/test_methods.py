@@ -529,11 +529,11 @@ def test_one_shot_is_one_round_of_everybody(tmp_path: Path) -> None:
         ),
         (
             lambda: torch.full((160, 10), 0.2),
-            "method own: its soft labels have rows that are no distributions",
+            "method own: its soft labels have rows that are not distributions",
         ),
         (
             lambda: torch.full((160, 10), float("nan")),
-            "method own: its soft labels have rows that are no distributions",
+            "method own: its soft labels have rows that are not distributions",
         ),
     ],
 )

@@ -126,7 +126,7 @@ def test_the_head_is_the_discriminant_on_public_examples(tmp_path: Path) -> None
     server, state, _, _ = federation(tmp_path, method="private-head", certainty={"epsilon": 100.0})
     ((members, estimate),) = server.scorer.class_estimates(state.releases).values()
     assert members == sorted(state.releases)
-    wanted = estimate.logits(server.scorer.project("cnn", server.task.distill_images))
+    wanted = estimate.logits(server.scorer.project("cnn", server.task.distill_set))
     logits = server.server_models["cnn"].logits(state.models["cnn"]).double()
     agree = (logits.argmax(dim=1) == wanted.argmax(dim=1)).double().mean()
     assert float(agree) > 0.8
@@ -147,7 +147,7 @@ def test_a_prototype_without_clients_is_a_student(tmp_path: Path) -> None:
     )
     ((name, (_, estimate)),) = server.scorer.class_estimates(state.releases).items()
     assert name == "cnn"
-    images = server.task.distill_images
+    images = server.task.distill_set
     wanted = estimate.logits(server.scorer.project("cnn", images))
     student = server.preparation.extractors["student"]
     weight, bias = fit_head(extract(server.task, "student", student, images), wanted)

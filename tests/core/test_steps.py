@@ -20,7 +20,7 @@ from fedaux.core.steps import (
     optimizer_state,
     reset,
     restore_optimizer,
-    statistics_of,
+    running_statistics_for_one,
 )
 from fedaux.core.weights import snapshot
 from fedaux.fast.capture import loss_of_weights
@@ -245,23 +245,26 @@ def test_a_batch_of_one_is_normalised_by_running_statistics_which_stay() -> None
     model.train()
     one, two = IMAGES[:1].float(), IMAGES[:2].float()
     before = snapshot(model)
-    with statistics_of(model, batch_size=1):
+    with running_statistics_for_one(model, batch_size=1):
         assert torch.equal(model(one), inference(one))
         assert model[0].training  # nothing else changes its mode
     assert model[2].training
     assert equal(snapshot(model), before)
-    with statistics_of(model, batch_size=2):
+    with running_statistics_for_one(model, batch_size=2):
         assert not torch.allclose(model(two), inference(two), atol=1e-3)
     assert not torch.equal(model[2].running_mean, before["2.running_mean"])
 
 
 def test_modes_come_back_as_they_were_also_after_an_error() -> None:
     model = classifier().train()
-    with pytest.raises(RuntimeError, match="shape"), statistics_of(model, batch_size=1):
+    with (
+        pytest.raises(RuntimeError, match="shape"),
+        running_statistics_for_one(model, batch_size=1),
+    ):
         model(torch.zeros(1, 7))
     assert model[2].training
     model[2].eval()  # frozen by somebody
-    with statistics_of(model, batch_size=1):
+    with running_statistics_for_one(model, batch_size=1):
         pass
     assert not model[2].training
 
@@ -292,7 +295,7 @@ def test_a_step_is_compiled_once_for_the_weights_of_all(
         )
         loss = forward(dict(model.named_parameters()), dict(model.named_buffers()), inputs, targets)
         loss.backward()
-        with statistics_of(other.train(), batch_size=batch_size):
+        with running_statistics_for_one(other.train(), batch_size=batch_size):
             expected = functional.cross_entropy(other(inputs), targets)
         expected.backward()
         assert torch.allclose(loss, expected)

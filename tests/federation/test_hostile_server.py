@@ -597,12 +597,12 @@ def test_a_request_that_departs_from_its_plan_is_refused(tmp_path: Path) -> None
     plan = Plan(run="r", certainty=(Certainty(epsilon=0.1),), releases=1)
     content = prepare_content(Certainty(epsilon=0.5, components=4), plan=plan)
     words = refusal(asked(file, content, PREPARE).content)
-    assert words == "refused: certainty: not that of the plan of this run"
+    assert words == "refused: certainty: not the settings in the plan of this run"
     assert spent(file) == []
     planned = Local().model_dump(mode="json")
     for changes, expected in (
-        ({"epochs": 3}, "refused: local: not that of the plan of this run"),
-        ({"privacy": {"noise_multiplier": 0.2}}, "refused: local: not that of the plan"),
+        ({"epochs": 3}, "refused: local: not the settings in the plan of this run"),
+        ({"privacy": {"noise_multiplier": 0.2}}, "refused: local: not the settings in the plan"),
         ({"optimizer": "sgd", "learning_rate": 0.1}, None),  # a method's own
     ):
         words = refusal(ask_for_update(file, terms={"local": planned | changes}))

@@ -141,7 +141,7 @@ def test_adjusted_logits_and_rehearsed_rows_by_kernels_are_as_near_the_exact_one
                 adjustment=class_adjustment(
                     names, section, here.labels[job.rows], num_classes=CLASSES
                 ),
-                beliefs=beliefs,
+                soft_labels=beliefs,
             )
             for job in jobs()
         ]

@@ -126,7 +126,7 @@ def written_out(server: Server, state: State) -> tuple[plain.Task, plain.Prepara
         labels=data.labels,
         parts=parts,
         negatives=own.negatives,
-        distill_set=own.distill_images,
+        distill_set=own.distill_set,
         test_images=own.test_images,
         test_labels=own.test_labels,
     )

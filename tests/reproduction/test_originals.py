@@ -54,7 +54,7 @@ def server(tmp_path: Path) -> Server:
 
 def labels_of(server: Server) -> Tensor:
     rng = np.random.default_rng(0)
-    shape = len(server.task.distill_images), server.task.num_classes
+    shape = len(server.task.distill_set), server.task.num_classes
     return torch.softmax(torch.from_numpy(rng.normal(0, 2, shape)).float(), dim=1)
 
 

@@ -1,4 +1,4 @@
-"""What a method asks of clients: all that checks, prices, plans and reports know of a method."""
+"""What a method asks of clients. Checks, prices, plans and reports read nothing else of it."""
 
 from __future__ import annotations
 

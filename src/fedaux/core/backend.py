@@ -23,13 +23,13 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(frozen=True)
 class TrainContext:
-    """What the clients of one prototype share: settings, and data of which each holds some rows."""
+    """Settings and data of the clients of one prototype, each of which holds some of the rows."""
 
     model: nn.Module
     inputs: Tensor
     """Private examples, then the public ones that clients rehearse [n + M, ...]."""
     labels: Tensor
-    """Of the private examples [n]."""
+    """Labels of the private examples [n]."""
     section: Local
     proximal: float
     compute: Compute
@@ -39,8 +39,8 @@ class TrainContext:
     corrected: bool = False
     """Whether jobs correct the gradients."""
     mirrored: bool = False
-    """Whether the private examples, and their labels, come twice: as they are [n / 2], and mirrored
-    in the same order. The public ones come twice as well."""
+    """Whether the private examples and their labels come twice: unchanged [n / 2], then mirrored
+    in the same order. The public examples then come twice as well."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class ClientJob:
     state: Mapping[str, Tensor]
     """The optimizer's tensors of its last round; empty for an optimizer that starts fresh."""
     adjustment: Tensor | None = None
-    """What its class counts do to its logits [3, C]; None for plain cross-entropy."""
-    beliefs: Tensor | None = None
+    """Scale, offset and class shares [3, C] from its class counts; None for plain cross-entropy."""
+    soft_labels: Tensor | None = None
     """The server's soft labels of the rehearsed examples [M, C], times their strength."""
     correction: Mapping[str, Tensor] = field(default_factory=dict)
     """Added to each gradient, by parameter; empty for none."""
@@ -64,7 +64,7 @@ class ClientJob:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What local training leaves behind besides the weights."""
+    """Results of local training besides the weights."""
 
     loss: float
     """Mean over the examples seen, without the proximal term."""

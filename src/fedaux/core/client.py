@@ -24,8 +24,8 @@ from fedaux.privacy.mechanism import Noise, Public
 from fedaux.privacy.mechanisms import MECHANISMS
 
 BLANK = -1
-"""The label of an example that counts and contributes nothing: unreadable, or of an unknown
-class."""
+"""The label of an example that counts towards n but contributes nothing: it is unreadable, or of an
+unknown class."""
 
 
 def release_stream(section: Certainty, *, seed: int, client: int) -> np.random.Generator:
@@ -40,15 +40,15 @@ class Rehearsal:
 
     inputs: Tensor
     """In the form of the client's own [M, ...]."""
-    beliefs: Tensor
+    soft_labels: Tensor
     """The server's soft labels, times their strength [M, C]."""
     batch_size: int
-    """How many of them join each batch."""
+    """Number of them in each batch."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """The examples of one client on its device, and the model it trains.
+    """The examples of one client on its device, and the model that it trains.
 
     Every example counts towards n. An example whose label is BLANK contributes a zero vector to a
     private release and a zero gradient to private training, so n does not depend on what examples
@@ -105,12 +105,12 @@ class Client:
         rows = (self.labels != BLANK).nonzero().flatten()
         if len(rows) == 0:
             return Update(self.number, len(self.labels), dict(weights), 0.0), TrainResult(0.0, {})
-        parts, rehearsed, beliefs = [self.inputs], 0, None
+        parts, rehearsed, soft_labels = [self.inputs], 0, None
         if mirrored is not None:
             parts.append(mirrored)
         if rehearsal is not None:
             parts.append(rehearsal.inputs)
-            rehearsed, beliefs = rehearsal.batch_size, rehearsal.beliefs
+            rehearsed, soft_labels = rehearsal.batch_size, rehearsal.soft_labels
         loss = local_loss(objectives, section, rehearsed=rehearsed)
         context = TrainContext(
             self.model,
@@ -130,7 +130,7 @@ class Client:
             labels = self.labels[rows]
             adjustment = class_adjustment(objectives, section, labels, num_classes=num_classes)
         job = ClientJob(
-            self.number, rows, generator, state or {}, adjustment, beliefs, correction or {}
+            self.number, rows, generator, state or {}, adjustment, soft_labels, correction or {}
         )
         ((_, own, trained),) = training([job], weights)
         return Update(self.number, len(self.labels), own, trained.loss), trained

@@ -59,7 +59,7 @@ def targets_of(context: TrainContext, job: ClientJob) -> Tensor:
 
     The beliefs about a client's own rows are the probabilities of the model before training.
     """
-    if job.beliefs is None and not context.loss.terms:
+    if job.soft_labels is None and not context.loss.terms:
         return context.labels
     model, compute, rows = context.model, context.compute, job.rows
     if context.mirrored:
@@ -70,10 +70,10 @@ def targets_of(context: TrainContext, job: ClientJob) -> Tensor:
         for part in rows.split(inference_batch(compute.device)):
             with compute.autocast():
                 logits.append(model(compute.floats(context.inputs[part])).float())
-    if job.beliefs is None:
+    if job.soft_labels is None:
         public = logits[0].new_zeros(0, logits[0].shape[1])
     else:
-        public = job.beliefs.float()
+        public = job.soft_labels.float()
     targets = joined_targets(context.labels, public)
     if logits:
         targets[rows, 1:] = torch.cat(logits).softmax(dim=1)

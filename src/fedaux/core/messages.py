@@ -1,4 +1,4 @@
-"""What crosses the network, and the protocol of the clients that answer."""
+"""Messages between server and clients, and the protocol that clients implement."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class TrainRequest:
     """What clients minimise besides cross-entropy."""
     rehearsed: int = 0
     """Public examples that join each batch."""
-    beliefs: Tensor | None = None
-    """Soft labels of the public examples that clients rehearse, times their strength [M, C]."""
+    soft_labels: Tensor | None = None
+    """The soft labels that clients rehearse [M, C], times the strength of rehearsal."""
     mirror: bool = False
     """Whether clients train on half of the images mirrored, at random."""
     corrections: Mapping[int, Weights] = field(default_factory=dict)
@@ -82,9 +82,9 @@ class TrainRequest:
 
     def num_bytes(self, prototype: str, client: int = -1) -> int:
         """Return the size of the message to a client of this prototype."""
-        beliefs = {} if self.beliefs is None else {"beliefs": self.beliefs}
+        soft_labels = {} if self.soft_labels is None else {"soft labels": self.soft_labels}
         sent = (self.weights[prototype], self.corrections.get(client, {}))
-        return sum(num_bytes(own, wire=self.wire) for own in sent) + num_bytes(beliefs)
+        return sum(num_bytes(own, wire=self.wire) for own in sent) + num_bytes(soft_labels)
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ from fedaux.privacy.mechanisms import (
 if TYPE_CHECKING:
     from fedaux.privacy.classes import ClassEstimate
 
-Settle = Callable[[dict[str, Public], Certainty], dict[str, Public]]
-"""Takes the new public maps of a release and returns those to use: of an interrupted attempt, if
-there are any. On a GPU they can differ in the last bit, and clients would pay again for a release
-under the new map."""
+ChoosePublic = Callable[[dict[str, Public], Certainty], dict[str, Public]]
+"""Takes the new public maps of a release and returns the maps to use: the maps of an interrupted
+attempt, if there are any. On a GPU new maps can differ in the last bit, and clients would pay again
+for a release under them."""
 
 
 def keep_new(public: dict[str, Public], section: Certainty) -> dict[str, Public]:
@@ -62,12 +62,13 @@ def publish(
 ) -> dict[str, Public]:
     """Return the public map of each prototype, from public examples and numbers alone.
 
-    Sums of features have no use for negatives as such: their map follows from all public examples.
+    The map of a mechanism that releases sums follows from all public examples, not from negatives
+    alone.
     """
     mechanism, public = MECHANISMS[section.mechanism](section), dict[str, Public]()
     examples = [task.negatives] if mechanism.reads_features else []
     if examples and mechanism.is_sum:
-        examples.append(task.distill_images)
+        examples.append(task.distill_set)
     for name in extractors:
         found = [extract(task, name, extractors[name], own) for own in examples]
         negatives = torch.cat(found) if found else torch.zeros(0, device=task.device)
@@ -86,7 +87,8 @@ def request_releases(
     extractors: Mapping[str, Weights],
     public: Mapping[str, Public],
 ) -> tuple[dict[int, ClientRelease], list[LedgerEntry], int, int]:
-    """Ask clients for releases; return usable ones by id, what others cost, and bytes down and up.
+    """Ask clients for releases; return the usable ones by id, the ledger entries of the others, and
+    bytes down and up.
 
     An unusable release causes a warning. The client is asked again when it is selected to train.
     """
@@ -124,7 +126,7 @@ def release_limits(section: Certainty, public: Public, *, num_examples: int) -> 
 
 
 def release_width(task: Task, prototype: str, public: Public, section: Certainty) -> int:
-    """Return the length of a release, from one of two made-up examples."""
+    """Return the length of a release: the length of one that is made from two blank examples."""
 
     def release() -> int:
         features = torch.zeros(2, build_models(task)[prototype].feature_width, device=task.device)
@@ -189,7 +191,7 @@ def stacked(
 
 
 class Scorer:
-    """What the clients' releases tell about the distill set, and about the classes they hold."""
+    """Computes certainty scores, and estimates of the clients' classes, from releases."""
 
     def __init__(self, task: Task, preparation: Preparation) -> None:
         self._task = task
@@ -210,7 +212,7 @@ class Scorer:
     def projected(self) -> dict[str, Tensor]:
         """The projected features [N, k] of the distill set, by prototype."""
         return {
-            name: self.project(name, self._task.distill_images) for name in self._preparation.public
+            name: self.project(name, self._task.distill_set) for name in self._preparation.public
         }
 
     def project(self, prototype: str, images: Tensor) -> Tensor:
@@ -221,7 +223,7 @@ class Scorer:
         return mechanism.project(features, prepared.public[prototype])
 
     def class_estimates(self, releases: Mapping[int, ClientRelease]) -> ClassEstimates:
-        """Return what class sums tell; kept, because it is asked for in every round."""
+        """Return the estimates of `class_estimates`, computed once for the same releases."""
         if self._estimated is None or self._estimated[0] is not releases:
             public, section = self._preparation.public, self._section
             found = class_estimates(self._task, releases, public, section)

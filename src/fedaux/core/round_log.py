@@ -110,7 +110,7 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a phase; work on a GPU is waited for, so that it is booked where it belongs."""
+        """Time a phase; wait for the GPU, so that its work counts in the phase that started it."""
         self._callback.phase(self._task, self._round, name)
         began, before = time.perf_counter(), self._task.compute.shared_seconds
         yield

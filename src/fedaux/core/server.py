@@ -1,8 +1,8 @@
-"""The server: the verbs of which methods are made, and the frame of a round.
+"""The server: the verbs that methods call, and the frame of a run around them.
 
-A method (`core/algorithms`) is a program over these verbs. Each verb times itself, counts bytes,
-checks what clients answer, and logs whom it drops and why. A method sees no device, no network, no
-ledger and no clock.
+`Server.prepare` and `Server.play_round` are the frame: they call the method's `prepare` and
+`round`, which call the verbs. Each verb times itself, counts bytes, checks the clients' answers,
+and logs whom it drops and why. A method sees no device, no network and no clock.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from fedaux.core.messages import (
 from fedaux.core.metrics import information, measure_models
 from fedaux.core.objectives import strength_of
 from fedaux.core.releases import (
+    ChoosePublic,
     Collected,
     Scorer,
-    Settle,
     keep_new,
     publish,
     request_releases,
@@ -67,18 +67,18 @@ NONFINITE = "its model predicts NaN or infinity on public examples"
 LARGEST_HALF = torch.finfo(torch.float16).max
 """Remembered predictions are kept in half precision."""
 FIRST_RELEASES = 1000
-"""Clients that release before the first round: at most so many, drawn at random, or as many as a
-round asks. The others release when they are first selected, if they train at all."""
+"""At most this many clients, drawn at random, release before the first round, or as many as a round
+asks if that is more. Where clients train, the others release when they are first selected."""
 NO_CLIENT = -1
 """The client of a member that belongs to no client: a drawn model, or an average."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method: a program over the verbs of a server.
+    """A federated method: `prepare` is the paper's Algorithm 1, `round` one round of its
+    Algorithm 2, both written with the verbs of `Server`.
 
-    Subclasses are frozen dataclasses, so `dataclasses.replace` varies them. `prepare` is the
-    paper's Algorithm 1, `round` one round of its Algorithm 2.
+    Subclasses are frozen dataclasses, so `dataclasses.replace` varies them.
     """
 
     name: str
@@ -127,12 +127,12 @@ def prepare(
     *,
     extractor: Callable[[str, SplitModel], Weights],
     callback: Callback,
-    settle: Settle = keep_new,
+    choose_public: ChoosePublic = keep_new,
 ) -> tuple[State, Preparation]:
-    """Run a method's preparation. `extractor(prototype, model)` returns the pretrained h0; `settle`
-    may replace a new public map by that of an interrupted attempt, see `Settle`."""
+    """Run a method's preparation. `extractor(prototype, model)` returns the pretrained h0.
+    `choose_public` may replace new public maps by the maps of an interrupted attempt."""
     server = Server(task, Preparation(), clients, callback=callback)
-    state = server.prepare(extractor=extractor, settle=settle)
+    state = server.prepare(extractor=extractor, choose_public=choose_public)
     return state, server.preparation
 
 
@@ -150,7 +150,7 @@ class Server:
         self._method = task.method
         self._clients = clients
         self._callback = callback
-        self._settle: Settle = keep_new
+        self._choose_public: ChoosePublic = keep_new
 
     @cached_property
     def server_models(self) -> dict[str, ServerModel]:
@@ -159,15 +159,17 @@ class Server:
 
     @cached_property
     def scorer(self) -> Scorer:
-        """What the clients' releases tell."""
+        """Computes scores from the clients' releases."""
         return Scorer(self.task, self.preparation)
 
     # The frame: preparation, rounds, evaluation.
 
-    def prepare(self, *, extractor: Callable[[str, SplitModel], Weights], settle: Settle) -> State:
-        """Run the method's preparation; afterwards `preparation` says what it left behind."""
+    def prepare(
+        self, *, extractor: Callable[[str, SplitModel], Weights], choose_public: ChoosePublic
+    ) -> State:
+        """Run the method's preparation, which leaves h0 and public maps in `self.preparation`."""
         task, log = self.task, self.log
-        self._extractor, self._settle = extractor, settle
+        self._extractor, self._choose_public = extractor, choose_public
         log.present = self._clients.present()
         state = self._method.prepare(self)
         sent = self._bytes_sent_once(log.present)
@@ -178,10 +180,10 @@ class Server:
         self.preparation = replace(
             self.preparation, seconds=dict(log.seconds), bytes_up=up, bytes_down=down
         )
-        return replace(state, ledger=tuple(log.ledger))
+        return replace(state, ledger=(*state.ledger, *log.ledger))
 
     def play_round(self, state: State) -> tuple[State, dict[str, Any]]:
-        """Play one round of the method; return the state after it and its metrics."""
+        """Run one round of the method; return the state after it and the round's metrics."""
         log = self.log = RoundLog(self.task, state.round + 1, self._callback)
         state = self._with_newcomers(state, self._select(state))
         try:
@@ -211,7 +213,8 @@ class Server:
         if not newcomers or not self.task.asks.releases:
             return state
         section = self.task.asks.releases[0]
-        late = self._request(section, newcomers, self.preparation.public).releases
+        kept = self.preparation
+        late = self._request(section, newcomers, kept.public, kept.extractors).releases
         reasons = self._clients.reasons()
         for client in newcomers:
             if client not in late:
@@ -279,39 +282,46 @@ class Server:
         return State(round=0, models={name: snapshot(model) for name, model in trained.items()})
 
     def collect(
-        self, section: Certainty, *, extractors: Mapping[str, Weights] | None = None
+        self,
+        section: Certainty,
+        *,
+        extractors: Mapping[str, Weights] | None = None,
+        among: Sequence[int] | None = None,
     ) -> Collected:
-        """Ask clients for a release under h0 or other extractors: all that are present or, if they
-        train, at most `FIRST_RELEASES`. Return the usable releases and their public maps.
+        """Ask the clients that are present, or those in `among`, for a release under h0 or other
+        extractors; where clients train, ask at most `FIRST_RELEASES`. Return the usable releases
+        and their public maps.
 
         The public maps of a method's first release are kept, for clients that come later.
         """
-        own = self.preparation.extractors if extractors is None else extractors
-        present, log, task = self.log.present, self.log, self.task
-        chosen = present
-        if task.asks.trains:
-            count = max(FIRST_RELEASES, clients_per_round(task.experiment))
-            chosen = select(present, count=count, generator=self.generator("first releases"))
-        with log.phase("release"):
-            public = publish(task, self._clients, section, own, present)
-            public = self._settle(public, section)
+        extractors = self.preparation.extractors if extractors is None else extractors
+        asked, task = self.log.present if among is None else among, self.task
+        with self.log.phase("release"):
+            public = publish(task, self._clients, section, extractors, asked)
+            public = self._choose_public(public, section)
         if task.asks.releases[:1] == (section,):
             self.preparation = replace(self.preparation, public=public)
-        return self._request(section, chosen, public, extractors=own)
+        if task.asks.trains:
+            count = max(FIRST_RELEASES, clients_per_round(task.experiment))
+            asked = select(asked, count=count, generator=self.generator("first releases"))
+        return self._request(section, asked, public, extractors)
 
     def _request(
         self,
         section: Certainty,
         chosen: Sequence[int],
         public: Mapping[str, Public],
-        *,
-        extractors: Mapping[str, Weights] | None = None,
+        extractors: Mapping[str, Weights],
     ) -> Collected:
-        """Ask clients for releases; an unusable one is paid for all the same."""
-        own = self.preparation.extractors if extractors is None else extractors
+        """Ask clients for releases; log the price of the unusable ones."""
         with self.log.phase("release"):
             found, wasted, down, up = request_releases(
-                self.task, self._clients, chosen, section=section, extractors=own, public=public
+                self.task,
+                self._clients,
+                chosen,
+                section=section,
+                extractors=extractors,
+                public=public,
             )
         self.log.count(down=down, up=up)
         self.log.ledger += wasted
@@ -329,7 +339,7 @@ class Server:
             extractors = self.preparation.extractors  # clients that release something have h0
             total = sum(num_bytes(extractors[task.prototype_of[client]]) for client in present)
         if task.asks.trains and not task.asks.is_bound and "rehearsal" in task.objectives:
-            first = task.distill_images[:1]  # features are sent in half precision
+            first = task.distill_set[:1]  # features are sent in half precision
             one = num_bytes({"one": first.half() if first.is_floating_point() else first})
             total += len(present) * one * len(rehearsed_rows(task))
         return total
@@ -377,7 +387,7 @@ class Server:
                 wire=task.experiment.federation.wire,
                 objectives=objectives,
                 rehearsed=0 if soft_labels is None else task.experiment.rehearsal.batch_size,
-                beliefs=soft_labels,
+                soft_labels=soft_labels,
                 mirror=task.mirrors,
                 corrections={} if corrections is None else corrections,
             )
@@ -445,16 +455,16 @@ class Server:
         return [member for member, fine in pairs if fine]
 
     def absent(self, state: State, members: Sequence[Member]) -> list[Member]:
-        """Return the clients that are remembered from earlier rounds, without these members."""
+        """Return the remembered answers of clients that are not among these members."""
         task, answered = self.task, {member.client for member in members}
         found = []
         for client, kept in sorted(state.memory.items()):
             if client not in answered:
-                own, logits = own_weights(kept), kept.tensors.get("logits")
+                weights, logits = own_weights(kept), kept.tensors.get("logits")
                 share = task.experiment.memory.discount ** (self.log.round - kept.round)
-                examples = int(kept.tensors["num_examples"]) if own else 0
+                examples = int(kept.tensors["num_examples"]) if weights else 0
                 logits = None if logits is None else logits.float()
-                member = Member(client, task.prototype_of[client], examples, own, share, logits)
+                member = Member(client, task.prototype_of[client], examples, weights, share, logits)
                 found.append(member)
         return found
 
@@ -466,9 +476,9 @@ class Server:
         with self.log.phase("teach"):
             logits: dict[int, Tensor] = {}  # by identity: drawn models share a client number
             for name, model in self.server_models.items():
-                own = [member for member in new if member.prototype == name]
-                outputs = ranks.spread(model.all_logits, [member.weights for member in own])
-                logits |= {id(one): output for one, output in zip(own, outputs, strict=True)}
+                group = [member for member in new if member.prototype == name]
+                outputs = ranks.spread(model.all_logits, [member.weights for member in group])
+                logits |= {id(one): output for one, output in zip(group, outputs, strict=True)}
             flags = [torch.isfinite(logits[id(member)]).all() for member in new]
             finite = torch.stack(flags).tolist() if flags else []
             fine = {id(member) for member in self._without(new, finite)}
@@ -494,8 +504,8 @@ class Server:
         """Return q(c | x) on the distill set [N, C]: the mean of the models' probabilities."""
         with self.log.phase("beliefs"):
             sides = self.server_models.items()
-            logits = [side.logits(models[name]) for name, side in sides]
-            return torch.stack([own.softmax(dim=1) for own in logits]).mean(dim=0)
+            every = [side.logits(models[name]).softmax(dim=1) for name, side in sides]
+            return torch.stack(every).mean(dim=0)
 
     def log_scores(self, state: State, members: Sequence[Member]) -> Tensor:
         """Return the log certainty scores log s_i(x) of members on the distill set [K, N]."""
@@ -519,11 +529,11 @@ class Server:
     def distill(self, models: Mapping[str, Weights], labels: Tensor) -> dict[str, Weights]:
         """Return the models after distillation on soft labels [N, C] of the distill set.
 
-        Raises ValueError if these are no distributions.
+        Raises ValueError if the labels are not distributions.
         """
         task, log = self.task, self.log
         with log.phase("teach"):
-            shape = (len(task.distill_images), task.num_classes)
+            shape = (len(task.distill_set), task.num_classes)
             if (problem := problem_of_labels(labels, shape=shape)) is not None:
                 raise ValueError(f"method {task.method.name}: its soft labels {problem}")
             log.weight_by_class = labels.mean(dim=0).tolist()
@@ -547,8 +557,8 @@ class Server:
         self, prototype: str, images: Tensor, *, extractors: Mapping[str, Weights] | None = None
     ) -> Tensor:
         """Return the features [n, F] of public examples under h0 or other extractors."""
-        own = self.preparation.extractors if extractors is None else extractors
-        return extract(self.task, prototype, own[prototype], images)
+        extractors = self.preparation.extractors if extractors is None else extractors
+        return extract(self.task, prototype, extractors[prototype], images)
 
 
 def kept_logits(members: Iterable[Member], answered: Iterable[int]) -> dict[int, dict[str, Tensor]]:

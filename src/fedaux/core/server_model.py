@@ -86,8 +86,8 @@ def server_models(task: Task, extractors: Mapping[str, Weights]) -> dict[str, Se
             experiment=task.experiment,
             backend=task.backend,
             architecture=task.architecture(name),
-            distill_inputs=inputs(name, task.distill_images),
-            mirrored_inputs=inputs(name, task.distill_images.flip(-1)) if task.mirrors else None,
+            distill_inputs=inputs(name, task.distill_set),
+            mirrored_inputs=inputs(name, task.distill_set.flip(-1)) if task.mirrors else None,
             test_inputs=inputs(name, task.test_images),
         )
         for name, model in trainable_models(task).items()

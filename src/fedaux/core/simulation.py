@@ -87,11 +87,11 @@ class SimulatedClients:
             client: as_received(own, wire=request.wire)
             for client, own in request.corrections.items()
         }
-        beliefs = request.beliefs
-        if beliefs is not None and request.mirror:
-            beliefs = beliefs.repeat(2, 1)
+        soft_labels = request.soft_labels
+        if soft_labels is not None and request.mirror:
+            soft_labels = soft_labels.repeat(2, 1)
         received_request = replace(
-            request, weights=received, corrections=corrections, beliefs=beliefs
+            request, weights=received, corrections=corrections, soft_labels=soft_labels
         )
         own = ranks.share(clients)
         updates = (
@@ -148,12 +148,11 @@ class SimulatedClients:
 
     def _keep(self, client: int, state: ClientState) -> None:
         """Keep a client's optimizer state, unless it holds NaN or infinity."""
-        self._kept[client] = state
         tensors = list(state.tensors.values())
-        if not surely_finite(tensors) and not all(
-            bool(torch.isfinite(tensor).all()) for tensor in tensors
-        ):
-            del self._kept[client]
+        if surely_finite(tensors) or all(bool(torch.isfinite(one).all()) for one in tensors):
+            self._kept[client] = state
+        else:
+            self._kept.pop(client, None)
 
     def _by_prototype(self, clients: Sequence[int]) -> dict[str, list[int]]:
         groups: dict[str, list[int]] = {}
@@ -174,7 +173,9 @@ class SimulatedClients:
             )
         state = {} if kept is None else kept.tensors
         correction = request.corrections.get(client, {})
-        return ClientJob(client, rows, generator, state, adjustment, request.beliefs, correction)
+        return ClientJob(
+            client, rows, generator, state, adjustment, request.soft_labels, correction
+        )
 
     def _client(self, client: int, inputs: Tensor) -> Client:
         """Return one client with its rows of the shared inputs."""
@@ -196,8 +197,8 @@ class SimulatedClients:
                 return task.compute.place_inputs(images if rows is None else images[rows])
 
             groups: list[tuple[Tensor, Tensor | None]] = [(self._images, None)]
-            if request.beliefs is not None:
-                groups.append((task.distill_images, rehearsed_rows(task)))
+            if request.soft_labels is not None:
+                groups.append((task.distill_set, rehearsed_rows(task)))
             parts = []
             for images, rows in groups:
                 parts.append(inputs(images, rows))

@@ -1,4 +1,4 @@
-"""Soft labels: how predictions on the distill set [N, C] become targets of distillation."""
+"""Soft labels: predictions on the distill set [N, C] are combined into targets of distillation."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ def problem_of_labels(labels: object, *, shape: tuple[int, int]) -> str | None:
         return f"are {list(labels.shape)}, should be {list(shape)}: public examples, classes"
     off = (labels.sum(dim=1) - 1).abs().amax() + (-labels).clamp_min(0).amax()
     error = float(off)  # the one wait for the device
-    return None if error < 1e-2 else f"have rows that are no distributions (off by {error:g})"
+    return None if error < 1e-2 else f"have rows that are not distributions (off by {error:g})"

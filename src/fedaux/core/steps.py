@@ -79,7 +79,7 @@ class Stepping(Protocol):
 
 
 class Steps:
-    """One model, its optimizer and the data they look at. Each step is eager."""
+    """Eager training steps of one model."""
 
     def __init__(
         self,
@@ -102,10 +102,8 @@ class Steps:
         self._corrections = [correction[name] for name in self._names] if correction else []
         self.optimizer = optimizer(self.parameters)
         self.total = torch.zeros((), device=targets.device)
-        """Sum of the loss over the examples seen, without the proximal term.
-
-        `uncounted` rows of each batch are not examples in this sense.
-        """
+        """Sum of the loss over the examples seen, without the proximal term and without the last
+        `uncounted` rows of each batch, which are public."""
         self.constants = tuple(constants)
         """Further arguments of the loss, which may be changed in place."""
         self._uncounted = uncounted
@@ -153,7 +151,7 @@ class Steps:
             self.step(size)
 
     def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with statistics_of(self.model, batch_size=len(targets)):
+        with running_statistics_for_one(self.model, batch_size=len(targets)):
             with self._compute.autocast():
                 logits = self.model(inputs)
             return self._loss(logits.float(), targets, *self.constants)
@@ -214,7 +212,7 @@ def add_to_gradients(
 
 
 @contextmanager
-def statistics_of(model: nn.Module, *, batch_size: int) -> Iterator[None]:
+def running_statistics_for_one(model: nn.Module, *, batch_size: int) -> Iterator[None]:
     """Use running statistics of batch normalisation, unchanged, for a batch of one."""
     layers = layers_without_variance(model, batch_size=batch_size)
     for module in layers:

@@ -1,4 +1,4 @@
-"""A task: one method and one seed, with what the server works on; its state and its models."""
+"""A task (one method and one seed), its state, and its models."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 Fields = TypeVar("Fields", bound=ExperimentFields)
 MAP_EXAMPLES = 20_000
-"""Public examples that give the map of standardised features, at most."""
+"""Most public examples from which the map of standardised features is computed."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One method and one seed of an experiment, with everything public that the server works on."""
+    """One method and one seed of an experiment, with all public data of the server."""
 
     experiment: ExperimentFields
     method: Asking
@@ -42,12 +42,13 @@ class Task:
     prototype_of: tuple[str, ...]
     """The prototype of each client."""
     negatives: Tensor
-    """Public examples, as all others here uint8 images [N, C, H, W] or token ids, int32 [N, L]."""
-    distill_images: Tensor
+    """Like the distill set and the test data: uint8 images [N, C, H, W], token ids int32 [N, L], or
+    features [N, F]."""
+    distill_set: Tensor
     test_images: Tensor
     test_labels: Tensor
     backend: Backend = field(compare=False)
-    """Computes what clients and server ask for."""
+    """Trains, predicts and distills."""
     validation: tuple[Tensor, Tensor] | None = None
     """Images and labels at the server, for methods that need some."""
 
@@ -69,7 +70,7 @@ class Task:
     @property
     def device(self) -> torch.device:
         """Where the work is done."""
-        return self.distill_images.device
+        return self.distill_set.device
 
     @cached_property
     def initial_models(self) -> dict[str, SplitModel]:
@@ -109,18 +110,18 @@ class State:
     releases: Mapping[int, ClientRelease] = field(default_factory=dict)
     """What clients have released; no client is asked twice."""
     ledger: tuple[LedgerEntry, ...] = ()
-    """What private updates have cost the clients."""
+    """The privacy cost of updates, and of releases that are not in `releases`."""
     memory: Mapping[int, ClientState] = field(default_factory=dict)
     """What the server keeps of each client's last answer: "logits", "weights/NAME", ..."""
     own: Mapping[str, Tensor] = field(default_factory=dict)
-    """What else a method carries, as KIND/PROTOTYPE/NAME: see `carry`."""
+    """Other tensors of the method, as KIND/PROTOTYPE/NAME: see `carry`."""
 
     def next(self, models: Mapping[str, Weights]) -> State:
         """Return the state with the models of this round."""
         return replace(self, models=models)
 
     def remember(self, kept: Mapping[int, Mapping[str, Tensor]]) -> State:
-        """Return the state with tensors of clients that have answered in this round."""
+        """Return the state with tensors to keep of clients that have answered in this round."""
         stamped = {client: ClientState(self.round + 1, tensors) for client, tensors in kept.items()}
         return replace(self, memory={**self.memory, **stamped})
 
@@ -152,7 +153,7 @@ class State:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What the preparation phase leaves behind."""
+    """Results of the preparation phase that stay as they are."""
 
     extractors: Mapping[str, Weights] = field(default_factory=dict)
     """h0 of each prototype, if clients release something or train heads on features."""
@@ -177,7 +178,7 @@ class Callback(Protocol):
 
 def rehearsed_rows(task: Task) -> Tensor:
     """Return which examples of the distill set clients rehearse, the same in all rounds [M]."""
-    size = len(task.distill_images)
+    size = len(task.distill_set)
     chosen = seeding.generator(task.seed, "rehearsal").permutation(size)
     count = task.experiment.rehearsal.examples or size
     return torch.from_numpy(np.sort(chosen[:count])).to(task.device)
@@ -206,8 +207,8 @@ def assign_prototypes(experiment: ExperimentFields) -> tuple[str, ...]:
 def population(experiment: Fields, method: Asking) -> tuple[Fields, tuple[str, ...]]:
     """Return the experiment as a method's clients see it, and the prototype of each client.
 
-    Clients that share no models train in every round. Of pooled data, each prototype has one
-    client, which holds all of it.
+    Clients that share no models train in every round. Pooled data belong to one client per
+    prototype.
     """
     shares = method.asks(experiment).shares
     if shares == "models":
@@ -271,7 +272,7 @@ def standardised_by_public(task: Task, prototype: str, weights: Weights) -> Weig
     if standardised(model) is model:
         return weights
     features = []
-    for examples in (task.negatives, task.distill_images):
+    for examples in (task.negatives, task.distill_set):
         rows = torch.arange(min(len(examples), MAP_EXAMPLES), device=examples.device)
         features.append(extract(task, prototype, weights, examples, rows=rows))
     return with_map(weights, public_map(torch.cat(features)[:MAP_EXAMPLES]))

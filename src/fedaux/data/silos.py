@@ -25,7 +25,8 @@ def joined(
 ) -> LabelledData:
     """Concatenate the clients' data; classes are the union by name, texts are padded.
 
-    The test data is that of all clients, or `shared_test` of the first. Raises ValueError if images
+    The test data are all clients' test data, or `shared_test` of the first. Raises ValueError if
+    images
     differ in shape.
     """
     if silos[0].vocabulary is not None:

@@ -257,7 +257,7 @@ def load_auxiliary(
 ) -> Tensor:
     """Load the public unlabeled images, uint8 [N, C, H, W], texts, int32 [N, L], or features.
 
-    `shape` [C, H, W] is that of the clients' images, for sources that generate public images.
+    `shape` [C, H, W] is the shape of the clients' images, for sources that generate public images.
     """
     source = SOURCES[section.source]
     load = source.load_auxiliary

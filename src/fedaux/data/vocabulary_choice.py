@@ -26,7 +26,7 @@ OpenPublic = Callable[[Auxiliary], Table]
 
 
 def vocabulary_of(experiment: ExperimentFields, *, open_public: OpenPublic | None) -> Vocabulary:
-    """Return the given vocabulary, that of the data or a checkpoint, or a learned one.
+    """Return the given vocabulary, the vocabulary of the data or a checkpoint, or a learned one.
 
     `open_public` opens the public texts; None for a source without texts.
     """

@@ -93,7 +93,7 @@ class BatchedTraining:
         steps.load(weights)
         steps.reset()
         if not context.loss.plain:
-            steps.set_objective([job.adjustment for job in wave], wave[0].beliefs)
+            steps.set_objective([job.adjustment for job in wave], wave[0].soft_labels)
         for number, job in enumerate(wave):
             if job.state:
                 steps.restore_optimizer(number, job.state)

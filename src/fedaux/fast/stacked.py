@@ -103,7 +103,7 @@ class StackedTraining:
         totals = torch.zeros(len(jobs))
         found = [job.adjustment for job in jobs if job.adjustment is not None]
         adjustments = torch.stack(found) if found else None
-        beliefs = None if jobs[0].beliefs is None else jobs[0].beliefs.float()
+        soft_labels = None if jobs[0].soft_labels is None else jobs[0].soft_labels.float()
         corrections = [
             torch.cat([job.correction[name].flatten() for name in self._shapes])
             for job in jobs
@@ -137,8 +137,8 @@ class StackedTraining:
             ).view_as(present)
             sums = (losses * present).sum(dim=1)
             sizes = present.sum(dim=1)
-            if beliefs is not None:
-                targets = beliefs[rows[:, width:] - first]
+            if soft_labels is not None:
+                targets = soft_labels[rows[:, width:] - first]
                 sums = sums + sizes * weighted_divergence(logits[:, width:], targets).mean(dim=1)
             gradients = torch.autograd.grad(
                 (sums / sizes).sum(), list(leaves.values()), allow_unused=True

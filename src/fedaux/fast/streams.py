@@ -69,8 +69,8 @@ class StreamTraining:
 
     def _slot(self, job: ClientJob) -> CapturedSteps:
         context, section = self._context, self._context.section
-        if job.beliefs is not None and self._targets is None:
-            self._targets = joined_targets(context.labels, job.beliefs.float())
+        if job.soft_labels is not None and self._targets is None:
+            self._targets = joined_targets(context.labels, job.soft_labels.float())
         how = {"fused": True} | ({"capturable": True} if section.optimizer == "adam" else {})
         return CapturedSteps(
             context.compute.place(copy.deepcopy(context.model)),
@@ -95,8 +95,8 @@ class StreamTraining:
         here = torch.cuda.current_stream(context.compute.device)
         slots = self._slots[: len(wave)]
         queues = [list(client_batches(context, job)) for job in wave]
-        if self._targets is not None and wave[0].beliefs is not None:
-            self._targets[len(context.labels) :, 1:] = wave[0].beliefs.to(self._targets)
+        if self._targets is not None and wave[0].soft_labels is not None:
+            self._targets[len(context.labels) :, 1:] = wave[0].soft_labels.to(self._targets)
         for slot, job in zip(slots, wave, strict=True):
             load(slot.model, weights)
             slot.reset()

@@ -234,7 +234,7 @@ def _images(generator: np.random.Generator, count: int) -> Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Refusals that are asked for are no errors to log."""
+    """Do not log the refusals that the audit provokes."""
     logger = logging.getLogger("fedaux.node")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

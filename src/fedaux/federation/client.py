@@ -105,12 +105,12 @@ def train(message: Message, context: Context) -> Message:
             extractor = records.tensors(message.content["extractor"], frozen)
         rehearsal = None
         if terms.rehearsal is not None:
-            soft_labels, public = expected_tensors(terms, most_bytes=limit)
-            beliefs = records.tensors(message.content.get("beliefs"), soft_labels)["beliefs"]
+            expected_labels, public = expected_tensors(terms, most_bytes=limit)
+            labels = records.tensors(message.content.get("beliefs"), expected_labels)
             images = None
             if "rehearsed" in message.content:
                 images = records.tensors(message.content["rehearsed"], public)["images"]
-            rehearsal = Received(beliefs, images)
+            rehearsal = Received(labels["beliefs"], images)
         correction = None
         if terms.corrected:
             parameters = records.expected_of(dict(trained.named_parameters()))

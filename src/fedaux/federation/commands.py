@@ -167,7 +167,7 @@ def register(
         bool, typer.Option("--replace", help="Give a client's number to a new key.")
     ] = False,
 ) -> None:
-    """Register a node's public key as that of a client, while the server runs.
+    """Register a node's public key for a client, while the server runs.
 
     No other key can then speak for this client, in any run.
     """

@@ -108,9 +108,9 @@ class FlowerClients:
         }
         frozen = {name: records.arrays(own) for name, own in request.extractors.items()}
         digests = {name: digest_of("extractor", own) for name, own in request.extractors.items()}
-        rehearsal, beliefs, public = self._rehearsal(request), None, None
-        if request.beliefs is not None:
-            beliefs = records.arrays({"beliefs": request.beliefs})
+        rehearsal, soft_labels, public = self._rehearsal(request), None, None
+        if request.soft_labels is not None:
+            soft_labels = records.arrays({"beliefs": request.soft_labels})
         contents: dict[int, RecordDict] = {}
         for client in clients:
             name = self._task.prototype_of[client]
@@ -135,8 +135,8 @@ class FlowerClients:
             held = self._have.get(client, set())
             if name in digests and digests[name] not in held:
                 contents[client]["extractor"] = frozen[name]
-            if rehearsal is not None and beliefs is not None:
-                contents[client]["beliefs"] = beliefs
+            if rehearsal is not None and soft_labels is not None:
+                contents[client]["beliefs"] = soft_labels
                 if rehearsal.digest not in held:
                     public = records.arrays(self._public_images()) if public is None else public
                     contents[client]["rehearsed"] = public
@@ -157,10 +157,10 @@ class FlowerClients:
 
     def _rehearsal(self, request: TrainRequest) -> RehearsalTerms | None:
         """Return the terms of rehearsal, if clients rehearse."""
-        if request.beliefs is None:
+        if request.soft_labels is None:
             return None
         return RehearsalTerms(
-            examples=len(request.beliefs),
+            examples=len(request.soft_labels),
             batch_size=request.rehearsed,
             digest=self._public_digest,
         )
@@ -172,7 +172,7 @@ class FlowerClients:
     def _public_images(self) -> dict[str, Tensor]:
         """Return the images that clients rehearse, the same in all rounds; features in half
         precision, in which they are stored."""
-        images = self._task.distill_images[rehearsed_rows(self._task)]
+        images = self._task.distill_set[rehearsed_rows(self._task)]
         return {"images": images.half() if images.is_floating_point() else images}
 
     def reasons(self) -> Mapping[int, str]:
@@ -342,7 +342,7 @@ class FlowerClients:
         return replace(update, weights=weights, num_examples=counted)
 
     def _counted(self, client: int, stated: int) -> int:
-        """Return as how many examples a client counts that states so many."""
+        """Return the number of examples credited to a client that states `stated`."""
         counted = min(stated, self._members.plausible_examples(client))
         if counted < stated:
             LOGGER.warning(

@@ -32,7 +32,7 @@ ROUNDING_NEAR_ZERO = 2.0**-24
 class Received:
     """The rehearsal part of a message, in the right types and shapes."""
 
-    beliefs: Tensor
+    soft_labels: Tensor
     """The server's soft labels, times their strength; half precision [M, C]."""
     images: Tensor | None
     """The public images, uint8 [M, C, H, W], or features, half precision [M, F]; None if they were
@@ -65,7 +65,7 @@ def public_images(guard: Guard, terms: TrainTerms, received: Received | None) ->
         raise Refusal("rehearsal: should be given with the objective of this name, and only then")
     if wanted is None or received is None:
         return None
-    check_beliefs(received.beliefs, strength=strength_of("rehearsal", terms.local))
+    check_soft_labels(received.soft_labels, strength=strength_of("rehearsal", terms.local))
     sent = None if received.images is None else {"images": received.images}
     if sent is not None:
         if digest_of("rehearsed", sent) != wanted.digest:
@@ -84,10 +84,10 @@ def public_images(guard: Guard, terms: TrainTerms, received: Received | None) ->
     return images.float()
 
 
-def check_beliefs(beliefs: Tensor, *, strength: float) -> None:
+def check_soft_labels(soft_labels: Tensor, *, strength: float) -> None:
     """Raise Refusal unless soft labels [M, C] are finite and non-negative, and each row sums to at
     most the strength, up to rounding."""
-    rows = beliefs.double()
+    rows = soft_labels.double()
     if not bool((rows >= 0).all()):  # NaN is not, either
         raise Refusal("the soft labels hold negative numbers or NaN")
     most = strength * (1 + ROUNDING) + rows.shape[1] * ROUNDING_NEAR_ZERO
@@ -119,7 +119,7 @@ def rehearsal_of(
     [2M, ...]."""
     if terms.rehearsal is None or received is None or inputs is None:
         return None
-    beliefs = received.beliefs.to(inputs.device)
+    soft_labels = received.soft_labels.to(inputs.device)
     if terms.mirror:
-        beliefs = beliefs.repeat(2, 1)
-    return Rehearsal(inputs, beliefs, terms.rehearsal.batch_size)
+        soft_labels = soft_labels.repeat(2, 1)
+    return Rehearsal(inputs, soft_labels, terms.rehearsal.batch_size)

@@ -54,7 +54,7 @@ class Terms(Section):
     image_shape: tuple[Count, Count, Count] | tuple[Count]
     """(channels, height, width), or (width,) of feature vectors."""
     encoder: Digest | None = None
-    """Of the encoder that makes features of the node's images: the node has its file."""
+    """Digest of the encoder for the node's images; the node has its file."""
     classes: Annotated[tuple[str, ...], Field(min_length=1, max_length=100_000)]
     channel_mean: tuple[float, ...] = ()
     channel_deviation: tuple[Positive, ...] = ()
@@ -77,7 +77,7 @@ class RehearsalTerms(Section):
     batch_size: Count
     """How many join each batch."""
     digest: Digest
-    """Of the images: the node has them, or they come with the message."""
+    """Digest of the images, which the node has, or which come with the message."""
 
 
 class TrainTerms(Terms):

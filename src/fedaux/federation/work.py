@@ -74,7 +74,7 @@ def prepare(
     """Release certainty for h0 and the public map, within the node's policy; repeats return the
     stored release."""
     if terms.certainty not in terms.plan.certainty:
-        raise Refusal("certainty: not that of the plan of this run")
+        raise Refusal("certainty: not the settings in the plan of this run")
     guard.check_release(terms.certainty)  # before any work is done for it
     check_declared(config, terms)
     examples = own_examples(config, terms.classes)
@@ -130,7 +130,7 @@ def train(
     """Train one round within the node's policy; answers that must be unique are stored and
     repeated. A correction is added to the gradients."""
     if _as_planned(terms.local) != _as_planned(terms.plan.local):
-        raise Refusal("local: not that of the plan of this run")
+        raise Refusal("local: not the settings in the plan of this run")
     if not set(terms.objectives) <= set(terms.plan.objectives):
         raise Refusal("local.objectives: differ from the plan of this run")
     guard.check_update(terms.local, terms.objectives)  # before any work is done for it
@@ -149,7 +149,7 @@ def train(
             raise Refusal("h0 is missing here; it must be sent with the message")
     # A private update has a cost, and kept moments change with it: neither may happen twice.
     once = terms.local.privacy is not None or terms.local.optimizer_state == "kept"
-    groups = [weights] if rehearsal is None else [weights, {"beliefs": rehearsal.beliefs}]
+    groups = [weights] if rehearsal is None else [weights, {"beliefs": rehearsal.soft_labels}]
     groups += [] if correction is None else [correction]
     key = digest_of(terms.model_dump_json(exclude={"version", "plan"}), *groups)
     if once and (stored := guard.stored_answer(key)) is not None:
@@ -299,7 +299,7 @@ def check_declared(config: NodeConfig, terms: Terms) -> None:
     encoder = None if config.encoder is None else encoder_of(config.encoder).digest
     if terms.encoder != encoder:
         raise Refusal(
-            "the encoder of this node is not that of the server's terms",
+            "the encoder of this node is not the encoder in the server's terms",
             detail=f"{config.encoder} has the digest {encoder}, the terms name {terms.encoder}",
         )
     shape = declared_shape(config)

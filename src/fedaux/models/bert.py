@@ -282,7 +282,7 @@ def _own_name(name: str) -> str:
 
 
 def _shape_of(config: Mapping[str, Any], *, where: str) -> dict[str, int]:
-    """Return the shape in a checkpoint's config.json. Raises ValueError if it is no BERT."""
+    """Return the shape in a checkpoint's config.json. Raises ValueError if it is not a BERT."""
     wanted = {
         "model_type": ("bert",),
         "hidden_act": ("gelu",),

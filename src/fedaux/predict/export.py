@@ -29,7 +29,7 @@ EXAMPLES = 2, 3
 
 
 def format_of(out: Path | None, format: str | None) -> str:
-    """Return the format that is given, or else that of the file's ending.
+    """Return the given format, or the format of the file's ending.
 
     Raises ValueError if the two contradict each other.
     """

@@ -33,7 +33,7 @@ def keeps_model(method: str) -> bool:
 
 
 def read_model(path: Path) -> tuple[dict[str, Tensor], Card, dict[str, str]]:
-    """Return weights, card and metadata of a file. Raises ValueError if it is no model."""
+    """Return weights, card and metadata of a file. Raises ValueError if it is not a model."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -73,7 +73,7 @@ def _parsed(path: Path, metadata: Mapping[str, str]) -> Card:
 def find_model(
     place: Path, *, method: str | None = None, seed: int | None = None, prototype: str | None = None
 ) -> Path:
-    """Return the file of a model: the given one, or that of a run's method, seed and prototype.
+    """Return the file of a model: the given one, or the file of a run's method, seed and prototype.
 
     Raises ValueError with a list of the run's models if several or none match.
     """

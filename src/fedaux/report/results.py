@@ -376,7 +376,7 @@ def results_table(
 
 
 def is_bound(method: str) -> bool:
-    """Return whether a method is no federated one, but a bound: training alone, or pooled data."""
+    """Return whether a method is a bound: training alone, or on pooled data."""
     return method in METHODS and asks_of(method).is_bound
 
 

@@ -16,7 +16,7 @@ LEAST_PUBLIC_SHARE = 0.3
 """Public examples that tell less of their class than this share of what test examples tell: with
 digits, letters have 0.4 to 0.5, noise and patches of photographs 0.1 to 0.2 (alpha = 0.01)."""
 LEAST_INFORMATION = 0.1
-"""A model that sees less in test examples is no judge of public data."""
+"""Of models with less information about test examples, public data are not judged."""
 MOST_WARNINGS = 12
 """Warnings of a folder of runs that are listed; each run's page has its own."""
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LINE_SECONDS = 2.0
-"""Minimum time between two lines of progress if the output is no terminal."""
+"""Minimum time between two lines of progress if the output is not a terminal."""
 MOST_CLASSES = 20
 """Of more classes than this, a table of a split has no columns."""
 

@@ -356,7 +356,7 @@ class ExperimentRunner:
                 clients,
                 extractor=self.extractor(task),
                 callback=self._callback,
-                settle=lambda public, section: ranks.of_first(
+                choose_public=lambda public, section: ranks.of_first(
                     lambda: self._shared_public(public, section, seed)
                 ),
             )
@@ -443,7 +443,7 @@ class ExperimentRunner:
             num_classes=len(self._data.classes),
             prototype_of=prototype_of,
             negatives=parts[0],
-            distill_images=parts[1],
+            distill_set=parts[1],
             test_images=placed(self._data.test_images),
             test_labels=self._data.test_labels,
             backend=best_backend(self._compute, features=features),
@@ -583,7 +583,7 @@ def describe_scores(
     scores = scorer.log_scores(state.releases, chosen)
     top = scores.topk(min(TOP_IMAGES, scores.shape[1]), dim=1).indices
     words = {"method": task.method.name, "seed": str(task.seed), "clients": json.dumps(chosen)}
-    shown = task.distill_images[top]
+    shown = task.distill_set[top]
     if shown.ndim == 3 and vocabulary is None:  # features, which nobody can look at
         return {"weights_by_class": by_class.float()}, words
     if vocabulary is None:

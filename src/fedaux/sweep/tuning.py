@@ -23,7 +23,7 @@ ADAM_FACTORS = (0.1, 0.3, 1.0, 3.0)
 """Candidates, in units of the recipe's learning rate, or the default where the recipe has SGD."""
 SGD_RATES = (0.03, 0.1, 0.3)
 HELD_OUT = 5
-"""One in so many training examples is held out for validation."""
+"""One of this many training examples is held out for validation."""
 RECIPE = "tuned.toml"
 
 

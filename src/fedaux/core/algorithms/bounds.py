@@ -1,4 +1,4 @@
-"""Bounds, which are no federated methods: training alone, and training on pooled data."""
+"""Reference points, not federated methods: each client alone, and all data pooled."""
 
 from __future__ import annotations
 

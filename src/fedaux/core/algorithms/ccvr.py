@@ -40,7 +40,7 @@ class Ccvr(FedAvg):
         return replace(super().asks(settings), last_releases=(class_sums(settings),))
 
     def prepare(self, server: Server) -> State:
-        """Start as FedAVG does. Raises ValueError for a head that is no linear layer."""
+        """Start as FedAVG does. Raises ValueError if a head is not a linear layer."""
         for name, model in server.task.initial_models.items():
             require_linear(model.head, prototype=name)
         return super().prepare(server)

@@ -1,4 +1,20 @@
-"""FedAUX (Sattler et al. 2021): start from h0, weight the ensemble by private certainty scores."""
+"""FedAUX (Sattler et al. 2021): start from h0, weight the ensemble by private certainty scores.
+
+Where the steps of the paper are, in order:
+
+    Algorithm 1                          `FedAux.prepare`
+      D_aux into D- and D_distill        running/run.py, `ExperimentRunner.task`
+      h_0 by self-supervision            pretrain/, called by `Server.start`
+      w_i + noise, at the client         core/client.py, `Client.release`, by a mechanism of
+                                         privacy/: mean.py by default, paper.py as printed
+      s_i(x) on D_distill                core/releases.py, `Scorer.log_scores`
+    Algorithm 2                          `FedDF.round`, which calls `soft_labels` below
+      select S_t                         core/server.py, `Server._select`
+      theta_i <- train(theta, D_i)       core/local_training.py, called by `Server.train`
+      theta <- mean of theta_i           core/weights.py, `average`
+      soft labels (Eq. 3)                core/soft_labels.py, `score_weights` and `mixture`
+      distillation (Eq. 1)               core/distillation.py, `distill`
+"""
 
 from __future__ import annotations
 
@@ -18,7 +34,7 @@ from fedaux.core.task import State
 
 @dataclass(frozen=True)
 class FedAux(FedDF):
-    """FedAUX: Algorithm 1 is `prepare`, Algorithm 2 is `round`, which it shares with FedDF."""
+    """FedDF that starts from h0 and weights its teacher by certainty scores."""
 
     mix: Mix = "probabilities"
     """The paper's Eq. 3 averages "logits"; its theory is about probabilities."""

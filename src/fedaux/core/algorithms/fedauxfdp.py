@@ -1,7 +1,7 @@
 """FedAUXfdp (Hoech et al. 2022): each client releases a linear head on h0's features, with noise.
 
-The server keeps the heads as what it remembers of the clients. They teach on public data in every
-round, and the student starts at their average.
+The server remembers the heads. In every round they teach on public data, and the student starts at
+their average.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class FedAuxFdp(FedAux):
     def prepare(self, server: Server) -> State:
         """Collect scores and heads; start from the average of the heads.
 
-        Raises ValueError for a head that is no linear layer, and if no client releases one.
+        Raises ValueError if a head is not a linear layer, or no client releases one.
         """
         task, state = server.task, super().prepare(server)
         for name, model in task.initial_models.items():
             require_linear(model.head, prototype=name)
-        server.log.present = list(state.releases)
-        found = server.collect(head_section(task.experiment.certainty))
+        section, scored = head_section(task.experiment.certainty), list(state.releases)
+        found = server.collect(section, among=scored)
         if not found.releases:
             raise ValueError(f"no client released a head{server.reasons()}")
         members = []
@@ -47,10 +47,10 @@ class FedAuxFdp(FedAux):
             layer = layer_of(one.vector.to(task.device), found.public[name])
             head = dict(zip(("head.weight", "head.bias"), layer, strict=True))
             members.append(Member(client, name, one.entry.num_examples, head))
-        server.log.ledger += [one.entry for one in found.releases.values()]
+        spent = tuple(one.entry for one in found.releases.values())
         averages = average_by_prototype(members)
         models = {name: {**own, **averages.get(name, {})} for name, own in state.models.items()}
-        return state.next(models).remember(kept_weights(members))
+        return replace(state.next(models).remember(kept_weights(members)), ledger=spent)
 
     def round(self, server: Server, state: State) -> State:
         """Distill the heads."""

@@ -78,7 +78,7 @@ def start_with_head(server: Server, *, share: Shares) -> State:
         models = {}
         for name, model in build_models(task).items():
             targets, own = of_prototype(logits, name), float(of_prototype(shares, name))
-            features = server.features(name, task.distill_images)
+            features = server.features(name, task.distill_set)
             set_head(model.head, features, targets, share=own, prototype=name)
             head = {f"head.{key}": tensor for key, tensor in model.head.state_dict().items()}
             models[name] = {**state.models[name], **head}

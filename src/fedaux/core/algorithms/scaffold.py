@@ -116,7 +116,7 @@ def private_problems(name: str, settings: ExperimentFields) -> list[str]:
 
 @dataclass(frozen=True)
 class Controls:
-    """The control variates g_i of the clients that have answered once; those of others are zero."""
+    """The control variates g_i of clients that have answered before; all others have zeros."""
 
     known: Mapping[int, Weights]
     asked: Sequence[int]
@@ -126,7 +126,7 @@ class Controls:
 
     @classmethod
     def of(cls, server: Server, state: State) -> Controls:
-        """Return those that the state remembers."""
+        """Return the control variates that the state remembers."""
         log, known = server.log, {one: stored_control(kept) for one, kept in state.memory.items()}
         population = {*log.present, *known}
         return cls(known, log.asked, population, server.task.prototype_of, state.models)
@@ -184,7 +184,7 @@ def mean_gradient(own: Weights, mean: Weights, moved: Weights, steps: int, local
 
 
 def stored(controls: Mapping[int, Weights]) -> dict[int, Weights]:
-    """Return control variates under the names by which the server remembers them."""
+    """Return control variates under the names that the server stores."""
     return {
         client: {f"{PREFIX}{name}": tensor for name, tensor in own.items()}
         for client, own in controls.items()
@@ -192,7 +192,7 @@ def stored(controls: Mapping[int, Weights]) -> dict[int, Weights]:
 
 
 def stored_control(state: ClientState) -> Weights:
-    """Return the control variate in what is remembered of a client."""
+    """Return a client's control variate from its remembered tensors."""
     return {
         key.removeprefix(PREFIX): tensor
         for key, tensor in state.tensors.items()

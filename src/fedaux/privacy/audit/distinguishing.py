@@ -21,7 +21,7 @@ from fedaux.privacy.audit.neighbours import Neighbours
 from fedaux.privacy.mechanisms import SimulatedNoise
 
 CONFIDENCE = 1 - 1e-6
-"""Of the bound on epsilon."""
+"""Confidence of the bound on epsilon."""
 Floats = NDArray[np.float64]
 
 
